@@ -1,0 +1,246 @@
+"""The connection: publish, subscribe, call, serve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg as NatsMsg
+from nats.aio.subscription import Subscription
+from nats.errors import ConnectionClosedError, NoRespondersError
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js import JetStreamContext
+from opentelemetry import trace
+from pydantic import ValidationError
+
+from turboserve import logs
+from turboserve.config import Settings
+from turboserve.contracts.base import Contract
+from turboserve.contracts.errors import (
+    DeadlineError,
+    ErrorBody,
+    InvalidInputError,
+    TurboServeError,
+    UnavailableError,
+    error_from,
+)
+from turboserve.subjects import Endpoint, Topic, inbox_prefix
+from turboserve.telemetry import context_of, inject_context, tracer
+
+ERROR_HEADER = "Ts-Error"
+META_HEADER = "Ts-Meta"
+
+Req = TypeVar("Req", bound=Contract)
+Resp = TypeVar("Resp", bound=Contract)
+Message = TypeVar("Message", bound=Contract)
+
+log = logs.get("bus")
+_trace = tracer("bus")
+
+
+class NoServerError(UnavailableError):
+    """Nobody serves this endpoint at the moment: the request was not seen by anyone."""
+
+    code = "no_server"
+
+
+class Bus:
+    """One service's connection to the broker. Reconnects for ever; subscriptions survive a reconnect."""
+
+    def __init__(self, client: Client, service: str, settings: Settings) -> None:
+        self.client = client
+        self.service = service
+        self._deadline_s = settings.request_deadline_s
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def connect(cls, service: str, settings: Settings) -> Bus:
+        """Connect as `service`, waiting for the broker as long as it takes."""
+
+        async def disconnected() -> None:
+            log.warning("broker disconnected")
+
+        async def reconnected() -> None:
+            log.info("broker reconnected")
+
+        async def failed(error: Exception) -> None:
+            log.debug("broker error", error=repr(error))
+
+        while True:
+            try:
+                client = await nats.connect(
+                    settings.nats_url.split(","),
+                    name=service,
+                    user=settings.nats_user or service if settings.nats_password else None,
+                    password=settings.nats_password.get_secret_value() if settings.nats_password else None,
+                    inbox_prefix=inbox_prefix(service).encode(),
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.2,
+                    connect_timeout=2,
+                    ping_interval=5,
+                    max_outstanding_pings=2,
+                    disconnected_cb=disconnected,
+                    reconnected_cb=reconnected,
+                    error_cb=failed,
+                )
+                return cls(client, service, settings)
+            except (TimeoutError, OSError, nats.errors.Error) as error:
+                log.warning("broker not reachable yet", url=settings.nats_url, error=repr(error))
+                await asyncio.sleep(0.5)
+
+    @property
+    def connected(self) -> bool:
+        return self.client.is_connected
+
+    def jetstream(self, timeout_s: float = 2.0) -> JetStreamContext:
+        return self.client.jetstream(timeout=timeout_s)
+
+    async def close(self) -> None:
+        """Finish what is being answered, then leave."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2.0)
+        try:
+            await asyncio.wait_for(self.client.drain(), 3.0)
+        except (TimeoutError, nats.errors.Error, OSError):
+            await self.client.close()
+
+    # Topics
+
+    async def publish(self, topic: Topic[Message], token: str, message: Message, data: bytes = b"") -> None:
+        """Send and forget. With `data`, the message travels in a header and `data` is the raw body."""
+        headers = inject_context({})
+        if data:
+            headers[META_HEADER] = message.to_bytes().decode()
+            await self.client.publish(topic.of(token), data, headers=headers)
+        else:
+            await self.client.publish(topic.of(token), message.to_bytes(), headers=headers or None)
+
+    async def subscribe(
+        self,
+        topic: Topic[Message],
+        token: str,
+        handler: Callable[[Message, bytes], Awaitable[None]],
+        *,
+        queue: str = "",
+    ) -> Subscription:
+        """Call `handler(message, raw body)` for each message on `topic` about `token` (`*`: any), in order.
+
+        What cannot be read, and what the handler raises, is logged and does not end the subscription.
+        """
+
+        async def receive(raw: NatsMsg) -> None:
+            try:
+                meta = (raw.headers or {}).get(META_HEADER)
+                message = topic.message.from_bytes(meta.encode() if meta else raw.data)
+                await handler(message, raw.data if meta else b"")
+            except ValidationError as error:
+                log.warning("unreadable message", subject=raw.subject, error=str(error))
+            except Exception:
+                log.exception("handler failed", subject=raw.subject)
+
+        return await self.client.subscribe(topic.of(token), queue=queue, cb=receive)
+
+    # Endpoints
+
+    async def call(
+        self, endpoint: Endpoint[Req, Resp], request: Req, *, deadline_s: float | None = None
+    ) -> Resp:
+        """Ask and wait. Raises the server's typed error, `DeadlineError`, or `NoServerError`."""
+        reply = await self._request(endpoint, request, deadline_s)
+        return endpoint.response.from_bytes(reply.data)
+
+    async def call_raw(
+        self, endpoint: Endpoint[Req, Resp], request: Req, *, deadline_s: float | None = None
+    ) -> tuple[Resp, bytes]:
+        """As `call`, for endpoints whose answer has a raw body beside its message."""
+        reply = await self._request(endpoint, request, deadline_s)
+        meta = (reply.headers or {}).get(META_HEADER, "")
+        return endpoint.response.from_bytes(meta.encode()), reply.data
+
+    async def _request(
+        self, endpoint: Endpoint[Any, Any], request: Contract, deadline_s: float | None
+    ) -> NatsMsg:
+        wait_s = self._deadline_s if deadline_s is None else deadline_s
+        with _trace.start_as_current_span(endpoint.subject, kind=trace.SpanKind.CLIENT):
+            try:
+                reply = await self.client.request(
+                    endpoint.subject, request.to_bytes(), timeout=wait_s, headers=inject_context({}) or None
+                )
+            except NoRespondersError:
+                raise NoServerError(
+                    f"{endpoint.server} does not answer {endpoint.subject}", retry_after_s=0.5
+                ) from None
+            except (TimeoutError, NatsTimeoutError):
+                raise DeadlineError(
+                    f"no answer to {endpoint.subject} within {wait_s} s", limit=wait_s, retry_after_s=0.5
+                ) from None
+            except (ConnectionClosedError, OSError, nats.errors.Error) as error:
+                raise UnavailableError(f"the broker is not reachable: {error!r}", retry_after_s=0.5) from None
+        problem = (reply.headers or {}).get(ERROR_HEADER)
+        if problem:
+            raise error_from(ErrorBody.from_bytes(problem.encode()))
+        return reply
+
+    async def serve(
+        self, endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[Resp]]
+    ) -> Subscription:
+        """Answer `endpoint` together with this service's other instances; requests run concurrently."""
+
+        async def answer(request: Req) -> tuple[Resp, bytes | None]:
+            return await handler(request), None
+
+        return await self._serve(endpoint, answer)
+
+    async def serve_raw(
+        self, endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[tuple[Resp, bytes]]]
+    ) -> Subscription:
+        """As `serve`, for answers with a raw body."""
+
+        async def answer(request: Req) -> tuple[Resp, bytes | None]:
+            return await handler(request)
+
+        return await self._serve(endpoint, answer)
+
+    async def _serve(
+        self, endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[tuple[Resp, bytes | None]]]
+    ) -> Subscription:
+        async def run(raw: NatsMsg) -> None:
+            headers: dict[str, str] = {}
+            body = b""
+            try:
+                with _trace.start_as_current_span(
+                    endpoint.subject, context=context_of(raw.headers), kind=trace.SpanKind.SERVER
+                ):
+                    response, data = await handler(endpoint.request.from_bytes(raw.data))
+                if data is None:
+                    body = response.to_bytes()
+                else:
+                    headers[META_HEADER], body = response.to_bytes().decode(), data
+            except ValidationError as error:
+                headers[ERROR_HEADER] = _invalid(error).body().to_bytes().decode()
+            except TurboServeError as error:
+                headers[ERROR_HEADER] = error.body().to_bytes().decode()
+            except Exception:
+                log.exception("request failed", subject=endpoint.subject)
+                problem = TurboServeError(f"{endpoint.server} failed at {endpoint.subject}")
+                headers[ERROR_HEADER] = problem.body().to_bytes().decode()
+            try:
+                await self.client.publish(raw.reply, body, headers=headers or None)
+            except (nats.errors.Error, OSError) as error:
+                log.warning("reply not sent", subject=endpoint.subject, error=repr(error))
+
+        async def receive(raw: NatsMsg) -> None:
+            task = asyncio.create_task(run(raw))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        return await self.client.subscribe(endpoint.subject, queue=endpoint.server, cb=receive)
+
+
+def _invalid(error: ValidationError) -> InvalidInputError:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or None
+    return InvalidInputError(f"{where or 'request'}: {first['msg']}", field=where)

@@ -1,0 +1,157 @@
+"""Logs in JetStream: fenced appends, reads by sequence, and following one subject without gaps.
+
+A reader takes history by direct gets and the present from the stream's republished messages. Each of those
+names the sequence before it on its subject, so a lost one is noticed and fetched: no consumer to keep alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+import nats
+from nats.aio.msg import Msg as NatsMsg
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
+
+from turboserve.bus.client import Bus
+from turboserve.contracts.errors import DeadlineError, FencedError, UnavailableError
+from turboserve.telemetry import inject_context
+
+WRONG_LAST_SEQUENCE = 10071
+QUIET_S = 1.0
+"""After this much silence a follower asks whether it missed something."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One accepted message."""
+
+    subject: str
+    sequence: int
+    data: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ack:
+    """The broker has the message; `duplicate`: it had it before."""
+
+    sequence: int
+    duplicate: bool
+
+
+async def append(
+    bus: Bus,
+    subject: str,
+    data: bytes,
+    *,
+    message_id: str,
+    headers: Mapping[str, str] | None = None,
+    expect: tuple[str, int] | None = None,
+    ttl_s: int | None = None,
+    deadline_s: float = 2.0,
+) -> Ack:
+    """Append to the log; a repeat under the same `message_id` is answered with the first one's sequence.
+
+    `expect` is the fence: (subject, sequence of its newest message). Raises `FencedError` if that is no
+    longer so, `DeadlineError` if the outcome is unknown (append again), `UnavailableError` if the stream is
+    not there.
+    """
+    all_headers = inject_context({**(headers or {}), "Nats-Msg-Id": message_id})
+    if expect is not None:
+        all_headers["Nats-Expected-Last-Subject-Sequence"] = str(expect[1])
+        if expect[0] != subject:
+            all_headers["Nats-Expected-Last-Subject-Sequence-Subject"] = expect[0]
+    if ttl_s is not None:
+        all_headers["Nats-TTL"] = f"{ttl_s}s"
+    try:
+        ack = await bus.jetstream(deadline_s).publish(subject, data, timeout=deadline_s, headers=all_headers)
+    except (NoStreamResponseError, ServiceUnavailableError) as error:
+        raise UnavailableError(f"no stream takes {subject}: {error}", retry_after_s=0.5) from None
+    except APIError as error:
+        if error.err_code == WRONG_LAST_SEQUENCE:
+            raise FencedError(
+                f"{subject}: {error.description}", field=expect[0] if expect else None
+            ) from None
+        raise UnavailableError(f"{subject}: {error}", retry_after_s=0.5) from None
+    except (TimeoutError, nats.errors.TimeoutError):
+        raise DeadlineError(
+            f"no ack for {subject} within {deadline_s} s", limit=deadline_s, retry_after_s=0.2
+        ) from None
+    except (nats.errors.Error, OSError) as error:
+        raise UnavailableError(f"the broker is not reachable: {error!r}", retry_after_s=0.5) from None
+    return Ack(ack.seq, bool(ack.duplicate))
+
+
+async def last_entry(bus: Bus, stream: str, subject: str) -> Entry | None:
+    """The newest message on `subject`, or None."""
+    return await _get(bus, stream, subject, None)
+
+
+async def next_entry(bus: Bus, stream: str, subject: str, sequence: int) -> Entry | None:
+    """The first message on `subject` at or after stream `sequence`, or None."""
+    return await _get(bus, stream, subject, max(sequence, 1))
+
+
+async def _get(bus: Bus, stream: str, subject: str, sequence: int | None) -> Entry | None:
+    try:
+        raw = await bus.jetstream().get_msg(
+            stream, seq=sequence, subject=subject, direct=True, next=sequence is not None
+        )
+    except NotFoundError:
+        return None
+    except (TimeoutError, nats.errors.Error, OSError) as error:
+        raise UnavailableError(f"{stream} does not answer: {error!r}", retry_after_s=0.5) from None
+    assert raw.seq is not None
+    return Entry(subject, raw.seq, raw.data or b"", raw.headers or {})
+
+
+async def follow(
+    bus: Bus, stream: str, subject: str, live: str, *, after_sequence: int = 0
+) -> AsyncIterator[Entry]:
+    """All messages on `subject` after stream sequence `after_sequence`, each once, in order, for ever.
+
+    Survives broker restarts and lost live messages. Messages that the stream no longer keeps are skipped:
+    readers of chunks check that indices are contiguous.
+    """
+    queue: asyncio.Queue[Entry] = asyncio.Queue()
+
+    async def receive(raw: NatsMsg) -> None:
+        headers = raw.headers or {}
+        queue.put_nowait(Entry(subject, int(headers["Nats-Sequence"]), raw.data, headers))
+
+    subscription = await bus.client.subscribe(live, cb=receive)
+    position = after_sequence
+    try:
+        caught_up = False
+        while True:
+            if not caught_up:
+                try:
+                    entry = await next_entry(bus, stream, subject, position + 1)
+                except UnavailableError:
+                    await asyncio.sleep(0.2)
+                    continue
+                if entry is None:
+                    caught_up = True
+                    continue
+                position = entry.sequence
+                yield entry
+                continue
+            try:
+                entry = await asyncio.wait_for(queue.get(), QUIET_S)
+            except TimeoutError:
+                caught_up = False
+                continue
+            if entry.sequence <= position:
+                continue
+            if int(entry.headers.get("Nats-Last-Sequence", "0")) > position:
+                # One before this was lost on the way (or the stream dropped it): read on from the log.
+                caught_up = False
+                continue
+            position = entry.sequence
+            yield entry
+    finally:
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await subscription.unsubscribe()

@@ -1,0 +1,37 @@
+"""Settings that all services share, read from `TURBOSERVE_…` variables. Each service adds its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """What every service needs to join the others."""
+
+    model_config = SettingsConfigDict(env_prefix="TURBOSERVE_", extra="ignore", frozen=True)
+
+    nats_url: str = "nats://127.0.0.1:4222"
+    """The broker; several, separated by commas."""
+    nats_user: str | None = None
+    """Defaults to the service's name: the broker has a user per service."""
+    nats_password: SecretStr | None = None
+    log_format: Literal["text", "json"] = "text"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    otlp_endpoint: str | None = None
+    """Where traces and metrics go (OTLP over HTTP); none: metrics at `/metrics` only."""
+    health_host: str = "127.0.0.1"
+    health_port: int = Field(default=0, ge=0, le=65_535)
+    """Port for /healthz, /readyz and /metrics; 0: none."""
+    request_deadline_s: Seconds = 3.0
+    """How long a service waits for another's answer."""
+    heartbeat_s: Seconds = 1.0
+    """A worker reports and renews this often."""
+    lease_s: Seconds = 8.0
+    """A worker that has not renewed for this long stops generating."""
+    worker_timeout_s: Seconds = 12.0
+    """A worker not heard of for this long is taken for dead; more than `lease_s`, by a margin."""

@@ -1,0 +1,41 @@
+"""What every message shares: it is frozen, it carries a schema version, it ignores what it does not know."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+ID_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
+"""What may stand as one token of a NATS subject: no dot, no space, no wildcard."""
+
+Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
+UnixSeconds = Annotated[float, Field(ge=0)]
+"""Wall-clock time, seconds since the epoch. Only shown to people and never compared across machines."""
+
+_ID = re.compile(ID_PATTERN)
+
+
+class Contract(BaseModel):
+    """Base of all events, commands, records and requests that cross a process boundary.
+
+    Unknown fields are ignored, so that a newer service may add one before the older ones are replaced.
+    A change that an old reader would misread raises `VERSION`, and readers refuse what they cannot read.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="null")
+
+    VERSION: ClassVar[int] = 1
+
+    def to_bytes(self) -> bytes:
+        return self.model_dump_json(exclude_none=True).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        return cls.model_validate_json(data)
+
+
+def is_id(text: str) -> bool:
+    """Whether `text` can stand as a session, worker or event id."""
+    return _ID.match(text) is not None

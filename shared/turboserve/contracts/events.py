@@ -1,0 +1,110 @@
+"""Session and worker events: what happened, in the order of the state store's commits.
+
+Only the state store publishes them, through an outbox: an event is in the log if and only if its change was
+committed. Every event carries the row as it was right after.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from turboserve.contracts.base import Contract, Id, UnixSeconds
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.workers import WorkerRecord
+
+
+class _Event(Contract):
+    id: Id
+    """Unique; also the message id that makes the publication idempotent."""
+    at: UnixSeconds
+
+
+class _SessionEvent(_Event):
+    record: SessionRecord
+
+
+class SessionCreated(_SessionEvent):
+    """Someone asks for video; the scheduler places it."""
+
+    type: Literal["session.created"] = "session.created"
+
+
+class SessionPlaced(_SessionEvent):
+    """A worker owns it under a new epoch: first placement, resumption, recovery or migration."""
+
+    type: Literal["session.placed"] = "session.placed"
+    kind: str
+    previous_worker: Id | None = None
+
+
+class SessionSuspended(_SessionEvent):
+    """Paused, or nobody watches: its slot is free, its state is in host memory."""
+
+    type: Literal["session.suspended"] = "session.suspended"
+
+
+class SessionResumeRequested(_SessionEvent):
+    """The user is back; the scheduler places it again."""
+
+    type: Literal["session.resume_requested"] = "session.resume_requested"
+
+
+class SessionEnded(_SessionEvent):
+    """Terminated by its user, or failed; `record.reason` says why."""
+
+    type: Literal["session.ended"] = "session.ended"
+
+
+class PromptAccepted(_SessionEvent):
+    type: Literal["prompt.accepted"] = "prompt.accepted"
+    event_id: Id
+    control_seq: int
+    prompt: str
+
+
+class PromptApplied(_SessionEvent):
+    """The first chunk made under the prompt is in the log."""
+
+    type: Literal["prompt.applied"] = "prompt.applied"
+    event_id: Id
+    control_seq: int
+    prompt: str
+    chunk_index: int
+
+
+SessionEvent = (
+    SessionCreated
+    | SessionPlaced
+    | SessionSuspended
+    | SessionResumeRequested
+    | SessionEnded
+    | PromptAccepted
+    | PromptApplied
+)
+
+
+class WorkerJoined(_Event):
+    """A worker renewed for the first time."""
+
+    type: Literal["worker.joined"] = "worker.joined"
+    worker: WorkerRecord
+
+
+class WorkerLeft(_Event):
+    """A worker was declared gone; its sessions need another."""
+
+    type: Literal["worker.left"] = "worker.left"
+    worker: WorkerRecord
+
+
+WorkerEvent = WorkerJoined | WorkerLeft
+Event = SessionEvent | WorkerEvent
+
+_ANY: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="type")])
+
+
+def event_from_bytes(data: bytes) -> Event:
+    """Read any event; a type that this version does not know raises pydantic's ValidationError."""
+    return _ANY.validate_json(data)

@@ -1,0 +1,135 @@
+"""Requests to the state store, and their answers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from turboserve.contracts.base import Contract, Id
+from turboserve.contracts.sessions import (
+    METADATA_KEYS_LIMIT,
+    METADATA_VALUE_LIMIT,
+    SEED_LIMIT,
+    Decision,
+    Phase,
+    Prompt,
+    SessionRecord,
+)
+from turboserve.contracts.workers import LoadReport, WorkerRecord
+
+MetadataValue = Annotated[str, Field(max_length=METADATA_VALUE_LIMIT)]
+
+
+class CreateSession(Contract):
+    """gateway → state store. Refused with `no_capacity` (pool full) or `unknown_model` (no worker serves it)."""
+
+    id: Id
+    """Chosen by the gateway, so that a repeated request creates one session."""
+    tenant: Id
+    model: Id
+    prompt: Prompt
+    seed: int = Field(ge=0, le=SEED_LIMIT)
+    metadata: dict[str, MetadataValue] = Field(default={}, max_length=METADATA_KEYS_LIMIT)
+
+
+class SessionRef(Contract):
+    """A session as its tenant names it; `tenant` None is for services, which see all."""
+
+    session: Id
+    tenant: Id | None = None
+
+
+class ListSessions(Contract):
+    tenant: Id | None = None
+    phases: tuple[Phase, ...] = ()
+    """Empty: any."""
+    limit: int = Field(default=100, ge=1, le=1_000)
+    after: str | None = None
+    """The `next` of the page before."""
+
+
+class SessionPage(Contract):
+    sessions: tuple[SessionRecord, ...]
+    next: str | None = None
+
+
+class SubmitPrompt(SessionRef):
+    event_id: Id
+    """Chosen by the gateway: a repeated request is answered with the first one's receipt."""
+    prompt: Prompt
+
+
+class EndSession(SessionRef):
+    reason: str = "ended by its user"
+
+
+class FailSession(Contract):
+    """worker → state store: this session cannot go on, and here is why."""
+
+    session: Id
+    epoch: int
+    worker: Id
+    reason: str
+
+
+class PlaceSession(Contract):
+    """scheduler → state store: one compare-and-set that changes the owner and raises the epoch.
+
+    Refused with `conflict` if the row's version is not `expected_version`, with `no_capacity` if the worker
+    is full, with `worker_gone` if it is not alive.
+    """
+
+    session: Id
+    expected_version: int
+    worker: Id
+    decision: Decision
+
+
+class SuspendIdle(Contract):
+    """scheduler → state store: nobody has watched for `idle_after`; suspend if the row is unchanged."""
+
+    session: Id
+    expected_version: int
+
+
+class Renew(Contract):
+    """worker → state store, every `heartbeat_s`: I live, this is what I hold. Answered with `Renewal`."""
+
+    load: LoadReport
+
+
+class WorkerGone(Contract):
+    """scheduler, autoscaler → state store: this worker is dead or released."""
+
+    worker: Id
+    reason: str
+
+
+class DrainWorker(Contract):
+    """autoscaler → state store: place nothing more on this worker."""
+
+    worker: Id
+
+
+class ListWorkers(Contract):
+    include_gone: bool = False
+
+
+class WorkerPage(Contract):
+    workers: tuple[WorkerRecord, ...]
+
+
+class DecisionPage(Contract):
+    decisions: tuple[Decision, ...]
+
+
+class GetLatents(Contract):
+    """worker → state store: the kept latents of chunk `index`; answered with `LatentsHeader`, raw bytes."""
+
+    session: Id
+    index: int
+
+
+class Done(Contract):
+    """It is done, and there is nothing to say about it."""

@@ -1,0 +1,116 @@
+"""Sessions: their row, the phases it goes through, and the controls that people apply to them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from turboserve.contracts.base import Contract, Id, UnixSeconds
+
+PROMPT_LIMIT = 2_000
+"""Characters in a prompt, at most."""
+METADATA_KEYS_LIMIT = 16
+METADATA_VALUE_LIMIT = 512
+SEED_LIMIT = 2**63 - 1
+
+Prompt = Annotated[str, Field(min_length=1, max_length=PROMPT_LIMIT)]
+
+
+class Phase(StrEnum):
+    """Where a session is in its life (the design, "A session's life")."""
+
+    REQUESTED = "requested"
+    ACTIVE = "active"
+    MIGRATING = "migrating"
+    SUSPENDED = "suspended"
+    TERMINATED = "terminated"
+    FAILED = "failed"
+
+    @property
+    def ended(self) -> bool:
+        return self in (Phase.TERMINATED, Phase.FAILED)
+
+    @property
+    def holds_slot(self) -> bool:
+        """Whether a session in this phase counts against the capacity of its worker."""
+        return self in (Phase.ACTIVE, Phase.MIGRATING)
+
+
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.REQUESTED: frozenset({Phase.ACTIVE, Phase.SUSPENDED, Phase.TERMINATED, Phase.FAILED}),
+    Phase.ACTIVE: frozenset({Phase.ACTIVE, Phase.MIGRATING, Phase.SUSPENDED, Phase.TERMINATED, Phase.FAILED}),
+    Phase.MIGRATING: frozenset({Phase.ACTIVE, Phase.SUSPENDED, Phase.TERMINATED, Phase.FAILED}),
+    Phase.SUSPENDED: frozenset({Phase.SUSPENDED, Phase.ACTIVE, Phase.TERMINATED, Phase.FAILED}),
+    Phase.TERMINATED: frozenset(),
+    Phase.FAILED: frozenset(),
+}
+"""Every transition that the state store allows. ACTIVE → ACTIVE is a change of owner."""
+
+
+class Activity(StrEnum):
+    """What the user wants of the session, whatever its phase is at the moment."""
+
+    WATCHING = "watching"
+    PAUSED = "paused"
+    IDLE = "idle"
+    """Nobody has watched for `idle_after`."""
+
+
+class SessionRecord(Contract):
+    """One session's row: the truth about who runs it and from where."""
+
+    id: Id
+    tenant: Id
+    model: Id
+    prompt: str
+    """The newest accepted prompt."""
+    seed: int
+    metadata: dict[str, str] = {}
+    phase: Phase
+    activity: Activity = Activity.WATCHING
+    version: int
+    """Raised by every change; the compare-and-set is on it."""
+    epoch: int
+    """The number of the current ownership; 0 before the first."""
+    worker: Id | None = None
+    """Who owns it; for a suspended session, who holds its state in host memory."""
+    own_revision: int | None = None
+    """Stream sequence of the newest `own.<session>`: what the fence compares with."""
+    next_chunk: int = 0
+    """Index of the first chunk that has not been accepted into the log, as far as the store has read it."""
+    control_seq: int = 0
+    """Number of the newest accepted control; the prompt above is its result."""
+    applied_control_seq: int = 0
+    """Number of the newest control that an accepted chunk was made under."""
+    state_digest: str | None = None
+    playhead_s: float = 0.0
+    """Media time that playback had reached when last reported, seconds."""
+    reason: str | None = None
+    """Why it ended, or why it waits."""
+    created_at: UnixSeconds
+    updated_at: UnixSeconds
+
+
+class PromptReceipt(Contract):
+    """The first phase of a receipt: the prompt is accepted. `prompt.applied` follows with the chunk index."""
+
+    session: Id
+    event_id: Id
+    control_seq: int
+    prompt: str
+    accepted_at: UnixSeconds
+
+
+class Decision(Contract):
+    """One decision of the scheduler with its reason and its numbers."""
+
+    session: Id
+    epoch: int
+    worker: Id | None
+    kind: str
+    """place, resume, recover, migrate, wait."""
+    reason: str
+    numbers: dict[str, float] = {}
+    at: UnixSeconds = 0.0

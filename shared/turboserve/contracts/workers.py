@@ -1,0 +1,105 @@
+"""Workers: what they report, how they renew, what they are told."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from turboserve.contracts.base import Contract, Id, UnixSeconds
+from turboserve.contracts.sessions import SessionRecord
+
+
+class WorkerPhase(StrEnum):
+    """A worker's life as the pool sees it. A worker that is gone never comes back under the same id."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+class HeldSession(Contract):
+    """A session as the worker that holds it sees it."""
+
+    session: Id
+    epoch: int
+    next_chunk: int
+    resident: bool = True
+    """In a slab (True), or suspended to host memory (False)."""
+    lead_s: float = 0.0
+    """Media generated ahead of the playhead, seconds."""
+    control_seq: int = 0
+
+
+class Refusal(Contract):
+    """A worker will not run a session it was given."""
+
+    session: Id
+    epoch: int
+    reason: str
+
+
+class LoadReport(Contract):
+    """worker → scheduler, autoscaler, every `heartbeat_s` and at once on a change: what it runs."""
+
+    worker: Id
+    model: Id
+    capacity: int = Field(ge=0)
+    """Sessions that fit at once: K, from the byte budget and the configured limit."""
+    phase: WorkerPhase = WorkerPhase.READY
+    sessions: tuple[HeldSession, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    """Repeated in every report until the row names another owner."""
+    chunk_latency_s: dict[int, float] = {}
+    """Measured latency of a chunk, seconds, by the number of sessions in the batch: the profile L(b)."""
+    device: str = "cpu"
+    pid: int | None = None
+    pool_slot: str | None = None
+    """The pool's name for the place it runs in; None for a worker nobody's pool started."""
+    started_at: UnixSeconds = 0.0
+
+
+class Renewal(Contract):
+    """state store → worker: all sessions whose rows name this worker. What is held beyond it is let go."""
+
+    worker: Id
+    assigned: tuple[SessionRecord, ...] = ()
+    drain: bool = False
+
+
+class WorkerRecord(Contract):
+    """One worker's row."""
+
+    id: Id
+    model: Id
+    phase: WorkerPhase
+    capacity: int
+    sessions: int = 0
+    """Sessions that hold a slot."""
+    suspended: int = 0
+    device: str = "cpu"
+    pid: int | None = None
+    pool_slot: str | None = None
+    chunk_latency_s: dict[int, float] = {}
+    started_at: UnixSeconds
+    renewed_at: UnixSeconds
+    reason: str | None = None
+
+
+class Assignment(Contract):
+    """state store → worker, at once after every commit to a row that names or named it.
+
+    A hint that saves waiting for the next renewal; losing it costs that wait and nothing else.
+    """
+
+    record: SessionRecord
+
+
+class Playhead(Contract):
+    """gateway → worker, state store: where playback of a session is (several times a second)."""
+
+    session: Id
+    playhead_s: float = Field(ge=0)
+    viewers: int = Field(ge=0)
+    at: UnixSeconds = 0.0

@@ -1,0 +1,104 @@
+"""Running a service: logs, telemetry, health, broker, signals, supervised tasks, orderly stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from turboserve import lifeline, logs, telemetry
+from turboserve.bus import Bus
+from turboserve.clock import Clock, SystemClock
+from turboserve.config import Settings
+from turboserve.health import HealthServer
+
+log = logs.get("service")
+
+
+class Runtime:
+    """What a service is given: its bus, the clock, a place for tasks, and how to say that it is ready."""
+
+    def __init__(self, name: str, settings: Settings, bus: Bus) -> None:
+        self.name = name
+        self.settings = settings
+        self.bus = bus
+        self.clock: Clock = SystemClock()
+        self.stopping = asyncio.Event()
+        self._checks: dict[str, Callable[[], bool]] = {"broker": lambda: bus.connected}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closers: list[Callable[[], Awaitable[None]]] = []
+        self._failed: BaseException | None = None
+        self._started = False
+
+    def check(self, name: str, condition: Callable[[], bool]) -> None:
+        """Add a condition of readiness."""
+        self._checks[name] = condition
+
+    def checks(self) -> dict[str, bool]:
+        return {"started": self._started, **{name: bool(test()) for name, test in self._checks.items()}}
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Run `work` until the service stops. If it raises, the process ends and is started again."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+
+        def ended(done: asyncio.Task[Any]) -> None:
+            self._tasks.discard(done)
+            if not done.cancelled() and done.exception() is not None and not self.stopping.is_set():
+                self._failed = done.exception()
+                log.error("task failed", task=name, exc_info=self._failed)
+                self.stopping.set()
+
+        task.add_done_callback(ended)
+        return task
+
+    def on_stop(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Call `close` when the service stops; the last one added is called first."""
+        self._closers.append(close)
+
+
+async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Awaitable[None]]) -> int:
+    bus = await Bus.connect(name, settings)
+    runtime = Runtime(name, settings, bus)
+    loop = asyncio.get_running_loop()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sign, runtime.stopping.set)
+    health = HealthServer(settings.health_host, settings.health_port, runtime.checks)
+    if settings.health_port:
+        await health.start()
+    try:
+        await start(runtime)
+        runtime._started = True
+        log.info("ready")
+        await runtime.stopping.wait()
+    finally:
+        runtime.stopping.set()
+        log.info("stopping")
+        for close in reversed(runtime._closers):
+            try:
+                await asyncio.wait_for(close(), 5.0)
+            except Exception:
+                log.exception("close failed")
+        for task in list(runtime._tasks):
+            task.cancel()
+        await asyncio.gather(*runtime._tasks, return_exceptions=True)
+        await health.stop()
+        await bus.close()
+    return 1 if runtime._failed else 0
+
+
+def run(name: str, settings: Settings, start: Callable[[Runtime], Awaitable[None]]) -> None:
+    """The body of every service's `__main__`: runs until a signal, then exits 0; after a failure, 1."""
+    logs.setup(name, settings)
+    telemetry.setup(name, settings)
+    lifeline.watch()
+    try:
+        code = asyncio.run(_serve(name, settings, start))
+    except KeyboardInterrupt:
+        code = 0
+    except Exception:
+        log.exception("service failed")
+        code = 1
+    sys.exit(code)

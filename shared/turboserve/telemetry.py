@@ -1,0 +1,60 @@
+"""OpenTelemetry: traces over OTLP when an endpoint is set, metrics for Prometheus always."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from opentelemetry import metrics, trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.propagate import extract, inject
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from prometheus_client import generate_latest
+
+from turboserve.config import Settings
+
+
+def setup(service: str, settings: Settings) -> None:
+    """Install the providers; called once at the start of a process."""
+    resource = Resource.create({"service.name": f"turboserve-{service}", "process.pid": os.getpid()})
+    readers: list[MetricReader] = [PrometheusMetricReader()]
+    tracer_provider = TracerProvider(resource=resource)
+    if settings.otlp_endpoint:
+        # Imported here: the exporter pulls in an HTTP client that a stack without a collector does not need.
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        base = settings.otlp_endpoint.rstrip("/")
+        tracer_provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{base}/v1/traces")))
+        readers.append(PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=f"{base}/v1/metrics")))
+    trace.set_tracer_provider(tracer_provider)
+    metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=readers))
+
+
+def meter(name: str) -> metrics.Meter:
+    return metrics.get_meter(f"turboserve.{name}")
+
+
+def tracer(name: str) -> trace.Tracer:
+    return trace.get_tracer(f"turboserve.{name}")
+
+
+def prometheus_text() -> bytes:
+    """All metrics of this process in Prometheus' text format."""
+    return generate_latest()
+
+
+def inject_context(headers: dict[str, str]) -> dict[str, str]:
+    """Add the current trace context to message headers."""
+    inject(headers)
+    return headers
+
+
+def context_of(headers: Mapping[str, str] | None) -> Context:
+    """The trace context that message headers carry."""
+    return extract(dict(headers or {}))
