@@ -1,0 +1,1 @@
+"""The causal Wan transformer, its noise schedule, and how checkpoints become one."""

@@ -1,0 +1,177 @@
+"""Every size and setting of one causal video transformer. No other module knows a model's numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Rotation = Literal["absolute", "window"]
+
+
+class ModelConfigError(ValueError):
+    """A model's configuration is malformed: names the field and the limit. Not worth a retry."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the transformer and how it is sampled. Frames are latent frames, unless named pixel frames."""
+
+    dim: int
+    ffn_dim: int
+    num_heads: int
+    num_layers: int
+    text_dim: int
+    text_len: int
+    """Tokens per prompt. Shorter prompts are padded with zero vectors, which attention does not mask."""
+    latent_height: int
+    latent_width: int
+    in_dim: int = 16
+    out_dim: int = 16
+    freq_dim: int = 256
+    """Width of the sinusoidal embedding of a timestep."""
+    patch_size: tuple[int, int, int] = (1, 2, 2)
+    eps: float = 1e-6
+
+    local_attn_size: int = -1
+    """Frames a token may attend to, its own chunk and the sink included; -1: every earlier frame."""
+    sink_size: int = 0
+    """First frames of a session that are never evicted; counted in `local_attn_size`."""
+    max_frames: int = 21
+    """Frames a session may generate at most where there is no window."""
+    frames_per_chunk: int = 3
+
+    rotation: Rotation = "absolute"
+    """`absolute`: keys carry their absolute frame index (Self-Forcing, LongLive 1). `window`: the sink is
+    read as if it stood just before the rolling frames (LongLive's "infinity"): a session never ends."""
+    rotation_frames: int = 1024
+    """Absolute rotation is defined for this many frames; a session ends there. `window` ignores it."""
+    rotation_theta: float = 10000.0
+
+    timestep_shift: float = 5.0
+    denoising_steps: tuple[int, ...] = (1000, 750, 500, 250)
+    """Unwarped timesteps of a chunk's denoising forwards; `Schedule` warps them."""
+    context_noise: float = 0.0
+    """Timestep of the clean pass that writes a chunk's final keys and values."""
+    num_train_timesteps: int = 1000
+
+    pixels_per_latent: int = 8
+    frames_per_latent: int = 4
+    """Pixel frames decoded from each latent frame; a session's first gives one."""
+    fps: int = 16
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or (field.type == "int" and not isinstance(value, int)):
+                raise ModelConfigError(f"{field.name}: {value!r} is not an integer")
+            if field.name not in {"local_attn_size", "sink_size", "context_noise"} and isinstance(
+                value, int | float
+            ):
+                _require(value > 0, field.name, value, "greater than 0")
+        _require(
+            self.dim % self.num_heads == 0, "dim", self.dim, f"a multiple of num_heads ({self.num_heads})"
+        )
+        _require(self.head_dim % 2 == 0, "dim", self.dim, "an even number of channels per head")
+        _require(self.freq_dim % 2 == 0, "freq_dim", self.freq_dim, "even")
+        _require(len(self.patch_size) == 3, "patch_size", self.patch_size, "three sizes: time, height, width")
+        _require(self.patch_size[0] == 1, "patch_size", self.patch_size, "1 in time: a frame is a ring slot")
+        _require(
+            self.latent_height % self.patch_size[1] == 0, "latent_height", self.latent_height, "in patches"
+        )
+        _require(self.latent_width % self.patch_size[2] == 0, "latent_width", self.latent_width, "in patches")
+        _require(self.sink_size >= 0, "sink_size", self.sink_size, "0 or more")
+        _require(bool(self.denoising_steps), "denoising_steps", self.denoising_steps, "at least one step")
+        for step in self.denoising_steps:
+            _require(
+                0 < step <= self.num_train_timesteps,
+                "denoising_steps",
+                step,
+                f"in 1..{self.num_train_timesteps}",
+            )
+        _require(self.rotation in ("absolute", "window"), "rotation", self.rotation, "absolute or window")
+        if self.local_attn_size != -1:
+            room = self.local_attn_size - self.sink_size
+            _require(
+                room >= self.frames_per_chunk,
+                "local_attn_size",
+                self.local_attn_size,
+                f"at least sink_size + frames_per_chunk ({self.sink_size} + {self.frames_per_chunk})",
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one attention head."""
+        return self.dim // self.num_heads
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches of one frame: rows, columns."""
+        return self.latent_height // self.patch_size[1], self.latent_width // self.patch_size[2]
+
+    @property
+    def tokens_per_frame(self) -> int:
+        """Tokens of one latent frame."""
+        rows, columns = self.grid
+        return rows * columns
+
+    @property
+    def window_frames(self) -> int:
+        """Frame slots one session needs: the window, or every frame it may generate where there is none."""
+        return self.max_frames if self.local_attn_size == -1 else self.local_attn_size
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int, int]:
+        """Shape of one chunk's latents: frames, channels, height, width."""
+        return self.frames_per_chunk, self.in_dim, self.latent_height, self.latent_width
+
+    def pixel_frames(self, chunk: int) -> int:
+        """Pixel frames that chunk number `chunk` (from 0) decodes to."""
+        frames = self.frames_per_chunk * self.frames_per_latent
+        return frames - (self.frames_per_latent - 1) if chunk == 0 else frames
+
+    def media_start(self, chunk: int) -> float:
+        """Seconds of video before chunk number `chunk`."""
+        if chunk == 0:
+            return 0.0
+        frames = chunk * self.frames_per_chunk * self.frames_per_latent - (self.frames_per_latent - 1)
+        return frames / self.fps
+
+    def to_json(self) -> str:
+        """The configuration as JSON, for a weights file's metadata."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str, *, ignore: frozenset[str] = frozenset()) -> ModelConfig:
+        """Read a configuration; see `from_mapping`."""
+        value = json.loads(text)
+        if not isinstance(value, dict):
+            raise ModelConfigError("config: not a JSON object")
+        return cls.from_mapping(value, ignore=ignore)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], *, ignore: frozenset[str] = frozenset()) -> ModelConfig:
+        """Build a configuration from decoded JSON; keys in `ignore` may be there and mean nothing to a model.
+
+        Raises `ModelConfigError` for unknown or missing keys and for values out of range.
+        """
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        unknown = sorted(values.keys() - fields.keys() - ignore)
+        if unknown:
+            raise ModelConfigError(f"config: unknown keys {', '.join(unknown)}")
+        needed = {name for name, field in fields.items() if field.default is dataclasses.MISSING}
+        missing = sorted(needed - values.keys())
+        if missing:
+            raise ModelConfigError(f"config: missing keys {', '.join(missing)}")
+        known: dict[str, Any] = {name: value for name, value in values.items() if name in fields}
+        for name in ("patch_size", "denoising_steps"):
+            if name in known:
+                known[name] = tuple(known[name])
+        return cls(**known)
+
+
+def _require(holds: bool, name: str, value: object, limit: str) -> None:
+    if not holds:
+        raise ModelConfigError(f"{name}: {value!r} must be {limit}")

@@ -1,0 +1,220 @@
+"""The causal Wan transformer (Wan 2.1 T2V as Self-Forcing and LongLive run it), apart from its memory.
+
+Parameter names are those of the public checkpoints. What a token may attend to is not decided here: the model
+asks a `Memory`, which training fills with a mask and the engine with its KV ring.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.model.rope import Rotation, rotate
+
+
+class Memory(Protocol):
+    """What the rows of one forward remember: earlier frames and a prompt. One call of each per layer."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Self-attention. q, k, v: [B, F·T, heads, head_dim], q and k already rotated. Returns q's shape."""
+        ...
+
+    def attend_text(self, layer: int, q: Tensor) -> Tensor:
+        """Attention over each row's prompt. q: [B, F·T, heads, head_dim]. Returns q's shape."""
+        ...
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the whole width, not per head."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., dim] → [..., dim]."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Projections of one attention; who attends to what is the memory's business."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads = config.num_heads
+        self.q = nn.Linear(config.dim, config.dim)
+        self.k = nn.Linear(config.dim, config.dim)
+        self.v = nn.Linear(config.dim, config.dim)
+        self.o = nn.Linear(config.dim, config.dim)
+        self.norm_q = RMSNorm(config.dim, config.eps)
+        self.norm_k = RMSNorm(config.dim, config.eps)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """[B, S, dim] → normed queries [B, S, heads, head_dim]."""
+        return self._heads(self.norm_q(self.q(x)))
+
+    def keys(self, x: Tensor) -> Tensor:
+        """[B, S, dim] → normed keys [B, S, heads, head_dim], not rotated."""
+        return self._heads(self.norm_k(self.k(x)))
+
+    def values(self, x: Tensor) -> Tensor:
+        """[B, S, dim] → values [B, S, heads, head_dim]."""
+        return self._heads(self.v(x))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], self.heads, -1)
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention over the prompt, feed-forward; modulated per frame by the timestep."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.width = (config.dim,)
+        self.eps = config.eps
+        self.self_attn = Attention(config)
+        self.norm3 = nn.LayerNorm(config.dim, config.eps)
+        self.cross_attn = Attention(config)
+        self.ffn = nn.Sequential(
+            nn.Linear(config.dim, config.ffn_dim),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(config.ffn_dim, config.dim),
+        )
+        self.modulation = nn.Parameter(torch.randn(1, 6, config.dim) / config.dim**0.5)
+
+    def forward(self, layer: int, x: Tensor, modulation: Tensor, rotation: Tensor, memory: Memory) -> Tensor:
+        """x [B, F, T, dim], modulation [6, B, F, 1, dim] with 1 already added to both scales → x's shape."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = modulation.unbind(0)
+
+        h = torch.addcmul(shift1, F.layer_norm(x, self.width, eps=self.eps), scale1).flatten(1, 2)
+        q = rotate(self.self_attn.queries(h), rotation)
+        k = rotate(self.self_attn.keys(h), rotation)
+        h = memory.attend(layer, q, k, self.self_attn.values(h))
+        x = torch.addcmul(x, self.self_attn.o(h.flatten(2)).view_as(x), gate1)
+
+        h = memory.attend_text(layer, self.cross_attn.queries(self.norm3(x).flatten(1, 2)))
+        x = x + self.cross_attn.o(h.flatten(2)).view_as(x)
+
+        h = self.ffn(torch.addcmul(shift2, F.layer_norm(x, self.width, eps=self.eps), scale2))
+        return torch.addcmul(x, h, gate2)
+
+
+class Head(nn.Module):
+    """Final norm, modulation and projection to one patch's channels."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.width = (config.dim,)
+        self.eps = config.eps
+        self.head = nn.Linear(config.dim, math.prod(config.patch_size) * config.out_dim)
+        self.modulation = nn.Parameter(torch.randn(1, 2, config.dim) / config.dim**0.5)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        """x [B, F, T, dim], time [B, F, dim] → [B, F, T, patch channels]."""
+        shift, scale = (time[:, :, None] + self.modulation).unsqueeze(3).unbind(2)
+        x = torch.addcmul(shift, F.layer_norm(x, self.width, eps=self.eps), 1 + scale)
+        return F.linear(x, self.head.weight, self.head.bias)
+
+
+class CausalWanTransformer(nn.Module):
+    """Predicts the flow (noise − x0) of latent frames, each at its own timestep and frame index."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim = config.dim
+        self.patch_embedding = nn.Conv3d(config.in_dim, dim, config.patch_size, config.patch_size)
+        self.text_embedding = nn.Sequential(
+            nn.Linear(config.text_dim, dim), nn.GELU(approximate="tanh"), nn.Linear(dim, dim)
+        )
+        self.time_embedding = nn.Sequential(nn.Linear(config.freq_dim, dim), nn.SiLU(), nn.Linear(dim, dim))
+        self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.head = Head(config)
+        self.rotation = Rotation(config)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initial weights for training, as Wan's: Xavier for linear layers, the head at zero."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+        nn.init.xavier_uniform_(self.patch_embedding.weight.flatten(1))
+        for embedding in (self.text_embedding, self.time_embedding):
+            for module in embedding:
+                if isinstance(module, nn.Linear):
+                    nn.init.normal_(module.weight, std=0.02)
+        nn.init.zeros_(self.head.head.weight)
+
+    def forward(self, latents: Tensor, timesteps: Tensor, frame_index: Tensor, memory: Memory) -> Tensor:
+        """One forward over rows that may differ in everything but their number of frames.
+
+        latents [B, F, C, H, W]; timesteps [B, F] float in 0..1000; frame_index [B, F] long, absolute in the
+        row's session. Returns the flow [B, F, C, H, W] in the latents' dtype.
+        """
+        x = self._patchify(latents)
+        time = self.time_embedding(self._sinusoid(timesteps).to(x.dtype))
+        modulations = self._modulations(time)
+        rotation = self.rotation.at(frame_index)
+        for layer, block in enumerate(self._blocks):
+            x = block(layer, x, modulations[layer], rotation, memory)
+        return self._unpatchify(self.head(x, time))
+
+    def project_text(self, text: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Prompt embeddings [B, L, text_dim], L ≤ text_len → per layer its cross-attention keys and values.
+
+        Each is [B, text_len, heads, head_dim]. Padding tokens are zero vectors before the projection, and are
+        attended to like any other (as the references do).
+        """
+        limit = self.config.text_len
+        if text.shape[1] > limit:
+            raise ValueError(f"text: {text.shape[1]} tokens exceed the model's text_len of {limit}")
+        x = self.text_embedding(F.pad(text, (0, 0, 0, limit - text.shape[1])))
+        return [(block.cross_attn.keys(x), block.cross_attn.values(x)) for block in self._blocks]
+
+    @property
+    def _blocks(self) -> list[Block]:
+        return cast(list[Block], list(self.blocks))
+
+    def _modulations(self, time: Tensor) -> Tensor:
+        """Time embedding [B, F, dim] → [layers, 6, B, F, 1, dim], 1 already added to the scales."""
+        shared = self.time_projection(time).view(*time.shape[:2], 6, -1)
+        own = torch.cat([block.modulation for block in self._blocks])
+        # Adding the scales' 1 to the small table of parameters saves an addition per layer over all tokens.
+        own[:, 1::3] += 1
+        batch, frames = time.shape[:2]
+        table = own.view(self.config.num_layers, 6, 1, 1, 1, -1)
+        return table + shared.permute(2, 0, 1, 3).view(1, 6, batch, frames, 1, -1)
+
+    def _patchify(self, latents: Tensor) -> Tensor:
+        """[B, F, C, H, W] → tokens [B, F, T, dim]."""
+        batch, frames, channels = latents.shape[:3]
+        rows, columns = self.config.grid
+        _, height, width = self.config.patch_size
+        patches = latents.view(batch, frames, channels, rows, height, columns, width)
+        patches = patches.permute(0, 1, 3, 5, 2, 4, 6).reshape(batch, frames, rows * columns, -1)
+        tokens: Tensor = F.linear(patches, self.patch_embedding.weight.flatten(1), self.patch_embedding.bias)
+        return tokens
+
+    def _unpatchify(self, x: Tensor) -> Tensor:
+        """Patch channels [B, F, T, ·] → [B, F, C, H, W]."""
+        rows, columns = self.config.grid
+        _, height, width = self.config.patch_size
+        batch, frames = x.shape[:2]
+        x = x.view(batch, frames, rows, columns, height, width, self.config.out_dim)
+        x = x.permute(0, 1, 6, 2, 4, 3, 5)
+        return x.reshape(batch, frames, self.config.out_dim, rows * height, columns * width)
+
+    def _sinusoid(self, timesteps: Tensor) -> Tensor:
+        """[B, F] → cosines then sines [B, F, freq_dim], in float64: timesteps near 1000 need it."""
+        half = self.config.freq_dim // 2
+        steps = torch.arange(half, dtype=torch.float64, device=timesteps.device)
+        angles = timesteps.to(torch.float64).unsqueeze(-1) * torch.pow(10000.0, -steps / half)
+        return torch.cat([angles.cos(), angles.sin()], dim=-1)
