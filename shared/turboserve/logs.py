@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
-from collections.abc import MutableMapping
 from typing import Any
 
 import structlog
+from structlog.types import EventDict, Processor
 
 from turboserve.config import Settings
 
 
 def setup(service: str, settings: Settings) -> None:
     """Send structlog and the standard library's logging through one formatter to stderr."""
-    shared: list[Any] = [
+    shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -27,7 +27,7 @@ def setup(service: str, settings: Settings) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(settings.log_level)),
         cache_logger_on_first_use=True,
     )
-    last: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    last: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
     if settings.log_format == "json":
         last += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
@@ -48,19 +48,19 @@ def get(name: str) -> Any:
     return structlog.get_logger(name)
 
 
-def _with(service: str) -> Any:
-    def add(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def _with(service: str) -> Processor:
+    def add(_logger: Any, _method: str, event: EventDict) -> EventDict:
         return {**event, "service": service}
 
     return add
 
 
-def _foreign_extras(_logger: Any, _method: str, event: dict[str, Any]) -> dict[str, Any]:
+def _foreign_extras(_logger: Any, _method: str, event: EventDict) -> EventDict:
     record = event.get("_record")
     return {**event, "logger": record.name} if record is not None else event
 
 
-def _plain(_logger: Any, _method: str, event: dict[str, Any]) -> str:
+def _plain(_logger: Any, _method: str, event: EventDict) -> str:
     """Time, level, event, then key=value; the supervisor puts the service's name in front."""
     event = dict(event)
     event.pop("service", None)

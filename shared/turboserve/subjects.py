@@ -1,4 +1,4 @@
-"""Every NATS subject in one table: who sends, who reads, what travels. The broker's permissions come from it."""
+"""Every NATS subject in one table: who sends, who reads, what travels. Broker permissions come from it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MetadataValue = Annotated[str, Field(max_length=METADATA_VALUE_LIMIT)]
 
 
 class CreateSession(Contract):
-    """gateway → state store. Refused with `no_capacity` (pool full) or `unknown_model` (no worker serves it)."""
+    """gateway → state store. Refused with `no_capacity` (pool full) or `unknown_model`."""
 
     id: Id
     """Chosen by the gateway, so that a repeated request creates one session."""
