@@ -1,0 +1,216 @@
+"""Runs one server and sees to it that the server never outlives the supervisor.
+
+Started as a file with `python -I -S`, so that it needs nothing but the standard library and starts in tens of
+milliseconds. It ends the server when the lifeline closes or on SIGTERM, first gently, then by force; when the
+guard itself is killed, the kernel signals the server (PR_SET_PDEATHSIG). When the server ends, so does the guard,
+with the server's status.
+
+A lock file is held by guard *and* server (they share the open file), so a successor starts only when the last
+process of its predecessor is gone, whatever was killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import stat
+import struct
+import sys
+import time
+from types import FrameType
+
+PR_SET_PDEATHSIG = 1
+PR_SET_SECUREBITS = 28
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_RAISE = 2
+SECBIT_NO_SETUID_FIXUP = 1 << 2
+CAP_DAC_OVERRIDE = 1
+CAPABILITY_VERSION_3 = 0x20080522
+LOCK_PATIENCE_S = 5.0
+LOCK_LIMIT_S = 15.0
+STATUS_BUSY = 75
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become(uid: int, gid: int) -> None:
+    """Give up root for `uid`, keeping only the right to reach files below directories closed to others.
+
+    Postgres refuses to run as root, yet root's data directory usually lies below a closed home. Keeping
+    CAP_DAC_OVERRIDE avoids opening those directories. Where it cannot be kept, file permissions decide.
+    """
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    # Without this bit access(2) ignores the capability, and Postgres uses access(2) to find its own binary.
+    _libc.prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
+    os.setresuid(uid, uid, uid)
+    header = struct.pack("Ii", CAPABILITY_VERSION_3, 0)
+    mask = 1 << CAP_DAC_OVERRIDE
+    if _libc.capset(header, struct.pack("6I", mask, mask, mask, 0, 0, 0)) != 0:
+        _libc.capset(header, struct.pack("6I", 0, 0, 0, 0, 0, 0))
+        return
+    _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_DAC_OVERRIDE, 0, 0)
+
+
+def take_lock(path: str, pid_file: str | None, program: str) -> int:
+    """Wait until no process of an earlier run is left; after `LOCK_PATIENCE_S` kill what its pid file names."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    started = time.monotonic()
+    killed = False
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except BlockingIOError:
+            waited = time.monotonic() - started
+        if waited > LOCK_PATIENCE_S and not killed and pid_file:
+            killed = True
+            kill_leftover(pid_file, program)
+        if waited > LOCK_LIMIT_S:
+            print(f"guard: {path} is still held by another process after {LOCK_LIMIT_S:.0f} s", flush=True)
+            sys.exit(STATUS_BUSY)
+        time.sleep(0.02)
+
+
+def kill_leftover(pid_file: str, program: str) -> None:
+    """Kill the process that `pid_file` names, provided it still runs our program and is not a namesake."""
+    try:
+        with open(pid_file, encoding="ascii") as file:  # noqa: PTH123 (pathlib would triple the start-up time)
+            pid = int(file.read())
+        if os.path.realpath(f"/proc/{pid}/exe") == os.path.realpath(program):
+            print(f"guard: killing process {pid}, left over from an earlier run", flush=True)
+            os.kill(pid, signal.SIGKILL)
+    except (OSError, ValueError):
+        return
+
+
+class Guard:
+    """One server process and the reasons to end it."""
+
+    def __init__(self, options: argparse.Namespace, lifeline: int | None) -> None:
+        self.options = options
+        self.lifeline = lifeline
+        self.kill_at: float | None = None
+        self.wake_read, self.wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.child = 0
+
+    def run(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, self._note)
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
+        lock = None
+        if self.options.lock:
+            lock = take_lock(self.options.lock, self.options.pid_file, self.options.command[0])
+        for stale in self.options.remove:
+            try:
+                os.unlink(stale)
+            except FileNotFoundError:
+                pass
+        self.child = self._spawn(lock)
+        if self.options.pid_file:
+            write_pid(self.options.pid_file, self.child)
+        return self._watch()
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self.kill_at is None:
+            self.kill_at = time.monotonic() + self.options.grace
+            if self.child:
+                self._signal(self.options.stop_signal)
+
+    def _signal(self, number: int) -> None:
+        try:
+            os.kill(self.child, number)
+        except ProcessLookupError:
+            pass
+
+    def _spawn(self, lock: int | None) -> int:
+        guard = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            os.setsid()
+            if lock is not None:
+                os.set_inheritable(lock, True)
+            if self.lifeline is not None:
+                os.close(self.lifeline)
+            if self.options.uid is not None:
+                become(self.options.uid, self.options.gid)
+            # After the change of user, which would clear it.
+            _libc.prctl(PR_SET_PDEATHSIG, self.options.death_signal, 0, 0, 0)
+            if os.getppid() != guard:
+                os._exit(1)
+            os.execv(self.options.command[0], self.options.command)
+        except BaseException as error:  # A fork must never run on into its parent's code.
+            print(f"guard: {self.options.command[0]}: {error}", flush=True)
+        os._exit(127)
+
+    def _watch(self) -> int:
+        if self.kill_at is not None:
+            self._signal(self.options.stop_signal)
+        while True:
+            pid, status = os.waitpid(self.child, os.WNOHANG)
+            if pid:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+            wait_s = None
+            if self.kill_at is not None:
+                wait_s = max(0.0, self.kill_at - time.monotonic())
+                if wait_s == 0.0:
+                    self._signal(signal.SIGKILL)
+                    wait_s = 0.1
+            watched = [self.wake_read] + ([self.lifeline] if self.lifeline is not None else [])
+            readable, _, _ = select.select(watched, [], [], wait_s)
+            if self.wake_read in readable:
+                os.read(self.wake_read, 4096)
+            if self.lifeline in readable and not os.read(self.lifeline, 1):
+                self.lifeline = None
+                self._stop()
+
+
+def write_pid(path: str, pid: int) -> None:
+    """Write the pid file in one piece: a reader sees the old one or the new one."""
+    with open(f"{path}.new", "w", encoding="ascii") as file:  # noqa: PTH123
+        file.write(f"{pid}\n")
+    os.replace(f"{path}.new", path)  # noqa: PTH105
+
+
+def lifeline() -> int | None:
+    """The lifeline's reading end, if it was really handed down and not just named in the environment."""
+    value = os.environ.get("TURBOSERVE_LIFELINE_FD", "")
+    try:
+        return int(value) if stat.S_ISFIFO(os.fstat(int(value)).st_mode) else None
+    except (OSError, ValueError):
+        return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="guard", description="Run a server that ends with its supervisor.")
+    parser.add_argument("--lock", help="file locked while any process of this server lives")
+    parser.add_argument("--pid-file", help="where the server's process id is written")
+    parser.add_argument("--remove", action="append", default=[], help="file to remove once the lock is held")
+    parser.add_argument("--stop-signal", type=int, default=int(signal.SIGTERM))
+    parser.add_argument("--death-signal", type=int, default=int(signal.SIGKILL))
+    parser.add_argument("--grace", type=float, default=5.0, help="seconds between the stop signal and SIGKILL")
+    parser.add_argument("--uid", type=int)
+    parser.add_argument("--gid", type=int)
+    parser.add_argument("command", nargs="+")
+    options = parser.parse_args()
+    if os.environ.get("TURBOSERVE_LIFELINE_PARENT") == str(os.getppid()):
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    return Guard(options, lifeline()).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

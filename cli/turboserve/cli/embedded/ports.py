@@ -1,0 +1,77 @@
+"""Free loopback ports, chosen once and remembered, so that whatever restarts comes back where it was."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+from pathlib import Path
+
+from turboserve.cli.embedded.layout import read_json, write_private_json
+
+HOST = "127.0.0.1"
+# Below the range from which the kernel takes ports for outgoing connections: one of those could otherwise sit on
+# the port of a server that is being restarted.
+LOWEST, HIGHEST = 20_000, 32_000
+
+
+class PortTaken(Exception):
+    """Another program listens on the port that was asked for."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(f"port {port} on {HOST} is already in use: stop what listens there or choose another")
+        self.port = port
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on `port` now. A closed connection's remains (TIME_WAIT) do not count."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+            probe.listen(1)
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return False
+            raise
+    return True
+
+
+def next_free(port: int, attempts: int = 100) -> int:
+    """`port`, or the next free one after it; raises PortTaken when there is none among `attempts`."""
+    for candidate in range(port, min(port + attempts, 65_536)):
+        if is_free(candidate):
+            return candidate
+    raise PortTaken(port)
+
+
+class Ports:
+    """The ports of one stack by name, kept in a file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._ports: dict[str, int] = {
+            name: int(port) for name, port in read_json(file).items() if str(port).isdigit()
+        }
+        self._settled: set[str] = set()
+
+    def get(self, name: str) -> int:
+        """The port remembered for `name` while it is free, else a new one; the same for this object's life."""
+        if name in self._settled:
+            return self._ports[name]
+        port = self._ports.get(name)
+        if port is None or not is_free(port):
+            port = self._choose()
+            self._ports[name] = port
+            write_private_json(self._file, self._ports)
+        self._settled.add(name)
+        return port
+
+    def _choose(self) -> int:
+        taken = set(self._ports.values())
+        generator = random.SystemRandom()
+        for _ in range(1000):
+            port = generator.randrange(LOWEST, HIGHEST)
+            if port not in taken and is_free(port):
+                return port
+        raise PortTaken(LOWEST)

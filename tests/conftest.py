@@ -1,0 +1,109 @@
+"""Real servers for every test: NATS with JetStream, Redis and Postgres, started once from their wheels.
+
+Each starts only when a test asks for it. A module gets them empty: no streams, no keys, a new database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import nats
+import pytest
+import redis
+from nats.js.errors import NotFoundError
+from turboserve import subjects
+from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
+from turboserve.cli.embedded.postgres import ensure_database
+from turboserve.cli.embedded.running import running
+
+# Torch and its like would otherwise use every core for matrices that fit in a cache.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+NO_DURABILITY = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+
+
+@pytest.fixture(scope="session")
+def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
+    layout = Layout(tmp_path_factory.mktemp("servers"))
+    layout.create()
+    return layout
+
+
+@pytest.fixture(scope="session")
+def ports(layout: Layout) -> Ports:
+    return Ports(layout.ports)
+
+
+@pytest.fixture(scope="session")
+def nats_server(layout: Layout, ports: Ports) -> Iterator[NatsServer]:
+    """The broker; `nats_server.url(service)` connects as that service, with its permissions."""
+    server = NatsServer(
+        layout.server("nats"),
+        ports.get("nats"),
+        ports.get("nats_monitor"),
+        {user: layout.secret(f"nats.{user}") for user in (*subjects.SERVICES, "admin")},
+        subjects.permissions,
+    )
+    with running([server], layout.logs / "nats.log"):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server(layout: Layout, ports: Ports) -> Iterator[RedisServer]:
+    server = RedisServer(layout.server("redis"), ports.get("redis"), layout.secret("redis"))
+    with running([server], layout.logs / "redis.log"):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server(layout: Layout, ports: Ports) -> Iterator[PostgresServer]:
+    server = PostgresServer(
+        layout.server("postgres"), ports.get("postgres"), layout.secret("postgres"), NO_DURABILITY
+    )
+    with running([server], layout.logs / "postgres.log"):
+        yield server
+
+
+@pytest.fixture(scope="module")
+def nats_url(nats_server: NatsServer) -> str:
+    """The broker without streams, for a user who may do everything."""
+    asyncio.run(_without_streams(nats_server.url()))
+    return nats_server.url()
+
+
+@pytest.fixture(scope="module")
+def redis_url(redis_server: RedisServer) -> str:
+    """Redis without keys."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture(scope="module")
+def postgres_url(postgres_server: PostgresServer) -> str:
+    """A database of the module's own, with nothing in it."""
+    database = f"test_{uuid.uuid4().hex[:12]}"
+    asyncio.run(ensure_database(postgres_server.url("postgres"), database))
+    return postgres_server.url(database)
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """A place for a stack of the test's own."""
+    return tmp_path / "data"
+
+
+async def _without_streams(url: str) -> None:
+    client = await nats.connect(url)
+    try:
+        jetstream = client.jetstream()
+        for stream in await jetstream.streams_info():
+            with suppress(NotFoundError):
+                await jetstream.delete_stream(stream.config.name or "")
+    finally:
+        await client.close()
