@@ -185,10 +185,10 @@ class CausalWanTransformer(nn.Module):
 
     def _modulations(self, time: Tensor) -> Tensor:
         """Time embedding [B, F, dim] → [layers, 6, B, F, 1, dim], 1 already added to the scales."""
-        shared = self.time_projection(time).view(*time.shape[:2], 6, -1)
-        own = torch.cat([block.modulation for block in self._blocks])
+        shared: Tensor = self.time_projection(time).view(*time.shape[:2], 6, -1)
+        own: Tensor = torch.cat([block.modulation for block in self._blocks])
         # Adding the scales' 1 to the small table of parameters saves an addition per layer over all tokens.
-        own[:, 1::3] += 1
+        own[:, 1::3].add_(1)
         batch, frames = time.shape[:2]
         table = own.view(self.config.num_layers, 6, 1, 1, 1, -1)
         return table + shared.permute(2, 0, 1, 3).view(1, 6, batch, frames, 1, -1)
