@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from turboserve.contracts import chunks, requests, sessions, workers
+from turboserve.contracts import chunks, pool, requests, sessions, workers
 from turboserve.contracts.base import Contract
 
 SERVICES = ("gateway", "scheduler", "autoscaler", "worker", "state-store")
@@ -83,9 +83,13 @@ LOGS = (OWN, CHUNK, EVENT, WORKER_EVENT)
 
 LOAD = Topic("load.{id}", workers.LoadReport, ("worker",), ("scheduler", "autoscaler"))
 ASSIGN = Topic("assign.{id}", workers.Assignment, ("state-store",), ("worker",))
-PLAYHEAD = Topic("playhead.{id}", workers.Playhead, ("gateway",), ("worker", "state-store"))
+PLAYHEAD = Topic("playhead.{id}", workers.Playhead, ("gateway",), ("worker", "state-store", "scheduler"))
 LATENTS = Topic("latents.{id}", chunks.LatentsHeader, ("worker",), ("state-store",))
-TOPICS: tuple[Topic[Contract], ...] = (LOAD, ASSIGN, PLAYHEAD, LATENTS)  # type: ignore[assignment]
+FEEDBACK = Topic("feedback.{id}", pool.LoadFeedback, ("scheduler",), ("autoscaler",))
+"""`id` is the model."""
+POOL = Topic("pool.{id}", pool.PoolStatus, ("autoscaler",), ("gateway", "scheduler"))
+"""`id` is always `status`."""
+TOPICS: tuple[Topic[Contract], ...] = (LOAD, ASSIGN, PLAYHEAD, LATENTS, FEEDBACK, POOL)  # type: ignore[assignment]
 
 _STORE = "state-store"
 CREATE_SESSION = Endpoint(
@@ -117,6 +121,7 @@ FAIL_SESSION = Endpoint(
 PLACE_SESSION = Endpoint(
     "state.session.place", requests.PlaceSession, sessions.SessionRecord, _STORE, ("scheduler",)
 )
+NOTE_DECISION = Endpoint("state.session.note", requests.NoteDecision, requests.Done, _STORE, ("scheduler",))
 SUSPEND_IDLE = Endpoint(
     "state.session.suspend-idle", requests.SuspendIdle, sessions.SessionRecord, _STORE, ("scheduler",)
 )
@@ -148,6 +153,7 @@ ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignme
     END_SESSION,
     FAIL_SESSION,
     PLACE_SESSION,
+    NOTE_DECISION,
     SUSPEND_IDLE,
     LIST_DECISIONS,
     RENEW,

@@ -86,6 +86,12 @@ class PlaceSession(Contract):
     decision: Decision
 
 
+class NoteDecision(Contract):
+    """scheduler → state store: a decision that changes no row (to wait), kept beside those that do."""
+
+    decision: Decision
+
+
 class SuspendIdle(Contract):
     """scheduler → state store: nobody has watched for `idle_after`; suspend if the row is unchanged."""
 

@@ -1,0 +1,97 @@
+"""The pool: what the scheduler tells the autoscaler, and what the autoscaler tells everybody."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from turboserve.contracts.base import Contract, Id, UnixSeconds
+
+
+class LoadFeedback(Contract):
+    """scheduler → autoscaler, after every decision and every second: the state of one model's workers.
+
+    Source: TurboServe, 5.2.2 (the load signal of the placement controller).
+    """
+
+    model: Id
+    rho_max: float = Field(ge=0)
+    """Largest (used + reserved) / K over workers that are ready; 0 if there is none."""
+    required: int = Field(ge=0)
+    """N_req: sessions that need a worker, whether they have one or wait for one."""
+    waiting: int = Field(ge=0)
+    """Of these, the ones without a worker."""
+    capacity: int = Field(ge=0)
+    """Sum of K over workers that are ready."""
+    workers: int = Field(ge=0)
+    """Workers that are ready."""
+    decisions: int = Field(default=0, ge=0)
+    """Placements this scheduler process has decided; a smaller number than before means that it restarted."""
+    at: UnixSeconds = 0.0
+
+
+class SlotPhase(StrEnum):
+    """Where a slot of the pool is between empty and serving (the design, "Scheduling")."""
+
+    VACANT = "vacant"
+    RESERVING = "reserving"
+    LAUNCHING = "launching"
+    """Its process was started, and nobody has heard from it yet."""
+    LOADING = "loading"
+    """It has registered and loads its model."""
+    READY = "ready"
+    DRAINING = "draining"
+    RELEASING = "releasing"
+    BACKING_OFF = "backing_off"
+    """It failed; it is tried again at `retry_in_s`."""
+
+
+class PoolSlot(Contract):
+    """One place in which a worker runs."""
+
+    slot: Id
+    phase: SlotPhase
+    wanted: bool = True
+    """Whether the pool's size asks for a worker here; a slot that is not wanted drains."""
+    worker: Id | None = None
+    pid: int | None = None
+    since: UnixSeconds = 0.0
+    """When it came into this phase."""
+    sessions: int = 0
+    """Sessions that hold a slot of this worker."""
+    suspended: int = 0
+    """Sessions whose state is in this worker's host memory."""
+    failures: int = 0
+    """Failures in a row."""
+    retry_in_s: float | None = None
+    reason: str | None = None
+    """Why it is where it is."""
+
+
+class PoolAction(Contract):
+    """Something the autoscaler did, and why."""
+
+    at: UnixSeconds
+    slot: Id | None = None
+    worker: Id | None = None
+    action: str
+    """target, reserve, launch, adopt, ready, drain, extend, release, gone, fail."""
+    reason: str
+
+
+class PoolStatus(Contract):
+    """autoscaler → gateway, scheduler, every second and at once on a change: for operators."""
+
+    provider: str
+    target: int | None = None
+    """Workers wanted; None where workers are started by someone else."""
+    ready: int = 0
+    starting: int = 0
+    draining: int = 0
+    slots: tuple[PoolSlot, ...] = ()
+    actions: tuple[PoolAction, ...] = ()
+    """The last ones, newest last."""
+    reason: str | None = None
+    """Why the pool is not as it should be; None if it is."""
+    at: UnixSeconds = 0.0
