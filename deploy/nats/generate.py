@@ -1,0 +1,76 @@
+"""Write the broker's configuration for containers: a user per service, allowed what the table of subjects says.
+
+    python deploy/nats/generate.py          write nats.conf beside this file
+    python deploy/nats/generate.py --check  fail if it is not what would be written
+
+Passwords are not in the file: nats-server reads them from its environment.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from turboserve.subjects import SERVICES, permissions
+
+FILE = Path(__file__).with_name("nats.conf")
+
+HEAD = """\
+# Made by deploy/nats/generate.py from turboserve.subjects: change that table, then run it again.
+# A value that starts with $ comes from the environment of nats-server.
+server_name: "turboserve"
+port: 4222
+http_port: 8222
+# A chunk at 720p is well below this; latents travel raw.
+max_payload: 8388608
+jetstream {
+  store_dir: "/data"
+  max_file_store: 17179869184
+}
+"""
+
+
+def password_variable(service: str) -> str:
+    """The environment variable that holds the password of `service`'s user."""
+    return f"NATS_{service.upper().replace('-', '_')}_PASSWORD"
+
+
+def config() -> str:
+    """The configuration file's text. Strings are quoted as JSON, which NATS reads as well."""
+    return HEAD + "authorization {\n  users = [\n" + "".join(_user(name) for name in SERVICES) + "  ]\n}\n"
+
+
+def _user(service: str) -> str:
+    allowed = permissions(service)
+    lists = {
+        key: "".join(f"          {json.dumps(subject)}\n" for subject in allowed[key]) for key in allowed
+    }
+    # allow_responses: a service may answer a request without being allowed to write to inboxes at will.
+    return f"""\
+    {{
+      user: {json.dumps(service)}
+      password: ${password_variable(service)}
+      permissions: {{
+        publish: {{allow: [
+{lists["publish"]}        ]}}
+        subscribe: {{allow: [
+{lists["subscribe"]}        ]}}
+        allow_responses: {{max: 1000, expires: "60s"}}
+      }}
+    }}
+"""
+
+
+def main() -> int:
+    if sys.argv[1:] == ["--check"]:
+        if FILE.exists() and FILE.read_text() == config():
+            return 0
+        print(f"{FILE} is out of date: run python {Path(__file__).name}", file=sys.stderr)
+        return 1
+    FILE.write_text(config())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

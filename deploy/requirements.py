@@ -1,0 +1,45 @@
+"""Print what distributions need from others, so that images install it in a layer of its own.
+
+    requirements.py [--without NAME]… FOLDER…
+
+TurboServe's own distributions are left out: they change with every edit, what they need seldom does.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+OWN = "turboserve-"
+
+
+def third_party(folders: Iterable[Path], without: Iterable[str] = ()) -> list[str]:
+    """The requirements in the `pyproject.toml` of each folder, sorted, each once."""
+    left_out = set(without)
+    found: set[str] = set()
+    for folder in folders:
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        for requirement in project.get("dependencies", []):
+            name = re.split(r"[^A-Za-z0-9_.-]", requirement, maxsplit=1)[0]
+            if not name.startswith(OWN) and name not in left_out:
+                found.add(requirement)
+    return sorted(found)
+
+
+def main(arguments: Sequence[str]) -> None:
+    folders: list[Path] = []
+    without: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--without":
+            without.append(next(words))
+        else:
+            folders.append(Path(word))
+    print("\n".join(third_party(folders, without)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
