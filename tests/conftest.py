@@ -16,6 +16,7 @@ import nats
 import pytest
 import redis
 from nats.js.errors import NotFoundError
+
 from turboserve import subjects
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
 from turboserve.cli.embedded.postgres import ensure_database

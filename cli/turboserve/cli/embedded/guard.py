@@ -1,9 +1,9 @@
 """Runs one server and sees to it that the server never outlives the supervisor.
 
-Started as a file with `python -I -S`, so that it needs nothing but the standard library and starts in tens of
-milliseconds. It ends the server when the lifeline closes or on SIGTERM, first gently, then by force; when the
-guard itself is killed, the kernel signals the server (PR_SET_PDEATHSIG). When the server ends, so does the guard,
-with the server's status.
+Started as a file with `python -I -S`, so that it needs nothing but the standard library and starts in tens
+of milliseconds. It ends the server when the lifeline closes or on SIGTERM, first gently, then by force; when
+the guard itself is killed, the kernel signals the server (PR_SET_PDEATHSIG). When the server ends, the guard
+ends with the server's status.
 
 A lock file is held by guard *and* server (they share the open file), so a successor starts only when the last
 process of its predecessor is gone, whatever was killed.
@@ -57,7 +57,7 @@ def become(uid: int, gid: int) -> None:
 
 
 def take_lock(path: str, pid_file: str | None, program: str) -> int:
-    """Wait until no process of an earlier run is left; after `LOCK_PATIENCE_S` kill what its pid file names."""
+    """Wait until no process of an earlier run is left; later kill what `pid_file` names."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     started = time.monotonic()
     killed = False
@@ -79,7 +79,7 @@ def take_lock(path: str, pid_file: str | None, program: str) -> int:
 def kill_leftover(pid_file: str, program: str) -> None:
     """Kill the process that `pid_file` names, provided it still runs our program and is not a namesake."""
     try:
-        with open(pid_file, encoding="ascii") as file:  # noqa: PTH123 (pathlib would triple the start-up time)
+        with open(pid_file, encoding="ascii") as file:
             pid = int(file.read())
         if os.path.realpath(f"/proc/{pid}/exe") == os.path.realpath(program):
             print(f"guard: killing process {pid}, left over from an earlier run", flush=True)
@@ -181,9 +181,9 @@ class Guard:
 
 def write_pid(path: str, pid: int) -> None:
     """Write the pid file in one piece: a reader sees the old one or the new one."""
-    with open(f"{path}.new", "w", encoding="ascii") as file:  # noqa: PTH123
+    with open(f"{path}.new", "w", encoding="ascii") as file:
         file.write(f"{pid}\n")
-    os.replace(f"{path}.new", path)  # noqa: PTH105
+    os.replace(f"{path}.new", path)
 
 
 def lifeline() -> int | None:
@@ -202,7 +202,9 @@ def main() -> int:
     parser.add_argument("--remove", action="append", default=[], help="file to remove once the lock is held")
     parser.add_argument("--stop-signal", type=int, default=int(signal.SIGTERM))
     parser.add_argument("--death-signal", type=int, default=int(signal.SIGKILL))
-    parser.add_argument("--grace", type=float, default=5.0, help="seconds between the stop signal and SIGKILL")
+    parser.add_argument(
+        "--grace", type=float, default=5.0, help="seconds between the stop signal and SIGKILL"
+    )
     parser.add_argument("--uid", type=int)
     parser.add_argument("--gid", type=int)
     parser.add_argument("command", nargs="+")

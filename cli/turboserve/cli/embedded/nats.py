@@ -102,7 +102,7 @@ authorization {{
         # allow_responses: a service may answer a request without being allowed to write to inboxes at will.
         return (
             f"{{{entry}, permissions: {{publish: {{allow: {publish}}}, subscribe: {{allow: {subscribe}}}, "
-            "allow_responses: {max: 1000, expires: \"60s\"}}}"
+            'allow_responses: {max: 1000, expires: "60s"}}}'
         )
 
 

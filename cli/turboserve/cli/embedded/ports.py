@@ -10,8 +10,8 @@ from pathlib import Path
 from turboserve.cli.embedded.layout import read_json, write_private_json
 
 HOST = "127.0.0.1"
-# Below the range from which the kernel takes ports for outgoing connections: one of those could otherwise sit on
-# the port of a server that is being restarted.
+# Below the range from which the kernel takes ports for outgoing connections: one of those could otherwise sit
+# on the port of a server that is being restarted.
 LOWEST, HIGHEST = 20_000, 32_000
 
 
@@ -19,7 +19,7 @@ class PortTaken(Exception):
     """Another program listens on the port that was asked for."""
 
     def __init__(self, port: int) -> None:
-        super().__init__(f"port {port} on {HOST} is already in use: stop what listens there or choose another")
+        super().__init__(f"port {port} on {HOST} is in use: stop what listens there or choose another")
         self.port = port
 
 
@@ -56,7 +56,7 @@ class Ports:
         self._settled: set[str] = set()
 
     def get(self, name: str) -> int:
-        """The port remembered for `name` while it is free, else a new one; the same for this object's life."""
+        """The port remembered for `name` while it is free, else a new one; the same ever after."""
         if name in self._settled:
             return self._ports[name]
         port = self._ports.get(name)

@@ -50,7 +50,7 @@ class PostgresServer(EmbeddedServer):
         return entry.pw_uid, entry.pw_gid
 
     def stale_files(self) -> Sequence[Path]:
-        # Its process id may by now belong to somebody else, which Postgres would take for itself still running.
+        # Its process id may by now be somebody else's, which Postgres would take for itself still running.
         return (self.cluster / "postmaster.pid",)
 
     def program(self) -> list[str]:
@@ -73,7 +73,7 @@ class PostgresServer(EmbeddedServer):
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         if (self.cluster / "PG_VERSION").exists():
             return
-        # In a place of its own first: a cluster whose making was interrupted must not be taken for a whole one.
+        # In a place of its own first: half a cluster must not be taken for a whole one.
         fresh = self.directory / "initdb"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()

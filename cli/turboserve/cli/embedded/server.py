@@ -23,8 +23,8 @@ class ServerFailed(Exception):
 class EmbeddedServer(abc.ABC):
     """One server: how to prepare its files, start it under a guard, and ask whether it serves.
 
-    `prepare` is repeated before every start and leaves existing data alone. `command` is the whole command line,
-    guard included. `probe` makes a real connection and raises NotReady until the server does its work.
+    `prepare` is repeated before every start and leaves existing data alone. `command` is the whole command
+    line, guard included. `probe` makes a real connection and raises NotReady until the server does its work.
     """
 
     name: str

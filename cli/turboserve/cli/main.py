@@ -1,0 +1,19 @@
+"""The root of the `turboserve` command. What is heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import typer
+
+from turboserve.cli.up import status, up
+
+app = typer.Typer(
+    name="turboserve",
+    help="Serve streaming video generation.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
+app.command()(up)
+app.command()(status)
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""The embedded stack: which servers and services there are, and how they are wired."""

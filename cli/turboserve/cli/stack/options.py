@@ -1,0 +1,72 @@
+"""What `turboserve up` can be told, on its command line and by environment variables."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+DEFAULT_PORT = 8080
+MODULES = {
+    "state-store": "turboserve.state_store",
+    "scheduler": "turboserve.scheduler",
+    "autoscaler": "turboserve.autoscaler",
+    "gateway": "turboserve.gateway",
+}
+"""Service → the module that `python -m` runs. Workers are started by the autoscaler."""
+
+MOST_WORKERS = 256
+
+
+class InvalidOption(ValueError):
+    """An option that cannot be used; the message names it and the limit."""
+
+
+class External(BaseSettings):
+    """Servers that run elsewhere: the embedded ones are started only for what is not set here."""
+
+    model_config = SettingsConfigDict(env_prefix="TURBOSERVE_", extra="ignore", frozen=True)
+
+    nats_url: str | None = None
+    redis_url: SecretStr | None = None
+    postgres_url: SecretStr | None = None
+
+
+@dataclass(frozen=True)
+class Workers:
+    """How many workers: `low` to begin with and at least, `high` at most."""
+
+    low: int = 1
+    high: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Workers:
+        """`3` or `1..4`. Raises InvalidOption."""
+        match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text.strip())
+        if match is None:
+            raise InvalidOption(f"--workers: {text!r} is neither a number nor a range such as 1..4")
+        low = int(match[1])
+        high = int(match[2]) if match[2] else low
+        if not 0 <= low <= high <= MOST_WORKERS:
+            raise InvalidOption(f"--workers: {text!r} must go up, within 0 to {MOST_WORKERS}")
+        return cls(low, high)
+
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}..{self.high}"
+
+
+@dataclass(frozen=True)
+class Options:
+    """One `turboserve up`."""
+
+    data: Path = Path(".turboserve")
+    workers: Workers = field(default_factory=Workers)
+    port: int | None = None
+    """None: 8080, or the next free port after it."""
+    log_format: Literal["text", "json"] = "text"
+    external: External = field(default_factory=External)
+    modules: dict[str, str] = field(default_factory=lambda: dict(MODULES))

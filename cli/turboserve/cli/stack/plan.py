@@ -1,0 +1,174 @@
+"""Which processes a stack consists of, in which order they start and stop, and what each is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+
+from turboserve import subjects
+from turboserve.cli.embedded import (
+    EmbeddedServer,
+    Layout,
+    NatsServer,
+    Ports,
+    PortTaken,
+    PostgresServer,
+    RedisServer,
+)
+from turboserve.cli.embedded.nats import ADMIN
+from turboserve.cli.embedded.ports import HOST, is_free, next_free
+from turboserve.cli.stack.options import DEFAULT_PORT, Options
+from turboserve.cli.supervisor.core import Member
+from turboserve.cli.supervisor.probe import readyz
+from turboserve.cli.supervisor.spec import ProcessSpec
+
+SERVER_WAVE, STORE_WAVE, SERVICE_WAVE = range(3)
+STOP_ORDER = ("gateway", "autoscaler", "workers", "scheduler", "state-store", "servers")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The processes of one stack. Ports are chosen when the plan is first read."""
+
+    options: Options
+    layout: Layout
+
+    @cached_property
+    def port(self) -> int:
+        """The gateway's. Raises PortTaken when the one asked for is in use."""
+        wanted = self.options.port
+        if wanted is None:
+            return next_free(DEFAULT_PORT)
+        if not is_free(wanted):
+            raise PortTaken(wanted)
+        return wanted
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    @cached_property
+    def nats(self) -> NatsServer | None:
+        if self.options.external.nats_url is not None:
+            return None
+        passwords = {user: self.layout.secret(f"nats.{user}") for user in (*subjects.SERVICES, ADMIN)}
+        return NatsServer(
+            self.layout.server("nats"),
+            self._ports.get("nats"),
+            self._ports.get("nats_monitor"),
+            passwords,
+            subjects.permissions,
+        )
+
+    @cached_property
+    def redis(self) -> RedisServer | None:
+        if self.options.external.redis_url is not None:
+            return None
+        return RedisServer(self.layout.server("redis"), self._ports.get("redis"), self.layout.secret("redis"))
+
+    @cached_property
+    def postgres(self) -> PostgresServer | None:
+        if self.options.external.postgres_url is not None:
+            return None
+        return PostgresServer(
+            self.layout.server("postgres"), self._ports.get("postgres"), self.layout.secret("postgres")
+        )
+
+    @property
+    def nats_url(self) -> str:
+        """For tools and tests: a user who may do everything, where the broker is ours."""
+        return self.nats.url() if self.nats is not None else self.options.external.nats_url or ""
+
+    @property
+    def redis_url(self) -> str:
+        external = self.options.external.redis_url
+        return self.redis.url if self.redis is not None else external.get_secret_value() if external else ""
+
+    @property
+    def postgres_url(self) -> str:
+        external = self.options.external.postgres_url
+        if self.postgres is not None:
+            return self.postgres.url()
+        return external.get_secret_value() if external else ""
+
+    @property
+    def workers_rank(self) -> int:
+        return STOP_ORDER.index("workers")
+
+    def processes(self) -> list[ProcessSpec]:
+        servers = [server for server in (self.nats, self.redis, self.postgres) if server is not None]
+        return [
+            *(self._server(server) for server in servers),
+            *(self._service(name, module) for name, module in self.options.modules.items()),
+        ]
+
+    @cached_property
+    def _ports(self) -> Ports:
+        return Ports(self.layout.ports)
+
+    def _server(self, server: EmbeddedServer) -> ProcessSpec:
+        return ProcessSpec(
+            # The guard has its own grace; ours is for a guard that hangs.
+            member=Member(
+                server.name,
+                wave=SERVER_WAVE,
+                rank=STOP_ORDER.index("servers"),
+                grace_s=server.stop_grace_s + 2.0,
+            ),
+            kind="server",
+            command=server.command(),
+            probe=server.probe,
+            prepare=server.prepare,
+            port=server.port,
+            pid_file=server.pid_file,
+        )
+
+    def _service(self, name: str, module: str) -> ProcessSpec:
+        health_port = self._ports.get(f"health.{name}")
+        return ProcessSpec(
+            member=Member(
+                name,
+                wave=STORE_WAVE if name == "state-store" else SERVICE_WAVE,
+                rank=STOP_ORDER.index(name),
+                grace_s=10.0,
+            ),
+            kind="service",
+            command=[sys.executable, "-m", module],
+            probe=readyz(health_port),
+            environment={**self._common(name), **self._own(name), "TURBOSERVE_HEALTH_PORT": str(health_port)},
+            port=health_port,
+        )
+
+    def _common(self, name: str) -> dict[str, str]:
+        common = {
+            "PYTHONUNBUFFERED": "1",
+            # The supervisor renders text itself: it knows which worker a line came from.
+            "TURBOSERVE_LOG_FORMAT": "json",
+            "TURBOSERVE_DATA_DIR": str(self.layout.data),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
+        if self.nats is not None:
+            common["TURBOSERVE_NATS_URL"] = self.nats.address
+            common["TURBOSERVE_NATS_USER"] = name
+            common["TURBOSERVE_NATS_PASSWORD"] = self.nats.passwords[name]
+        return common
+
+    def _own(self, name: str) -> dict[str, str]:
+        """What only this service is told."""
+        if name == "gateway":
+            return {"TURBOSERVE_GATEWAY_HOST": HOST, "TURBOSERVE_GATEWAY_PORT": str(self.port)}
+        if name == "state-store":
+            return {"TURBOSERVE_POSTGRES_URL": self.postgres_url, "TURBOSERVE_REDIS_URL": self.redis_url}
+        if name == "autoscaler":
+            workers = self.options.workers
+            own = {
+                "TURBOSERVE_POOL_SIZE": str(workers.low),
+                "TURBOSERVE_POOL_MIN": str(workers.low),
+                "TURBOSERVE_POOL_MAX": str(workers.high),
+            }
+            if self.nats is not None:
+                own["TURBOSERVE_WORKER_NATS_PASSWORD"] = self.nats.passwords["worker"]
+            return own
+        return {}

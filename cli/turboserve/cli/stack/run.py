@@ -1,0 +1,83 @@
+"""Runs a stack in the foreground until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from turboserve.cli.embedded import Layout
+from turboserve.cli.stack import record
+from turboserve.cli.stack.options import Options
+from turboserve.cli.stack.plan import Plan
+from turboserve.cli.supervisor.core import Policy
+from turboserve.cli.supervisor.logs import LogHub
+from turboserve.cli.supervisor.shell import Supervisor
+
+
+class AlreadyRunning(Exception):
+    """Another `turboserve up` uses this data directory."""
+
+    def __init__(self, layout: Layout, pid: str) -> None:
+        where = ""
+        with suppress(record.NoStack):
+            where = f" at {record.read(layout.data).url}"
+        who = f" (process {pid})" if pid else ""
+        super().__init__(
+            f"a stack is already running{where}{who} on {layout.data}: "
+            "stop it with Ctrl-C first, or use another directory with --data"
+        )
+
+
+def run(options: Options, policy: Policy | None = None) -> int:
+    """Returns the exit status. Raises AlreadyRunning, PortTaken, BinaryMissing, OSError before any start."""
+    layout = Layout(options.data)
+    layout.create()
+    with _only_one(layout):
+        plan = Plan(options, layout)
+        # Chosen now, so that a port that is taken is told before anything is started.
+        url, processes = plan.url, plan.processes()
+        hub = LogHub(layout.logs, options.log_format)
+        try:
+            supervisor = Supervisor(
+                processes,
+                hub,
+                workers_rank=plan.workers_rank,
+                policy=policy,
+                on_change=lambda: record.write(plan, supervisor.describe(), supervisor.ready),
+                on_ready=lambda: _announce(hub, url),
+            )
+            hub.say("starting", data=str(layout.data), workers=str(options.workers))
+            status = asyncio.run(supervisor.run())
+            hub.say("stopped")
+            if status:
+                hub.plain(f"\nThe stack did not start; the logs are in {layout.logs}\n")
+            return status
+        finally:
+            layout.stack.unlink(missing_ok=True)
+            hub.close()
+
+
+def _announce(hub: LogHub, url: str) -> None:
+    hub.say("stack is up", url=f"{url}/")
+    line = f"  TurboServe is up:  {url}/  "
+    bar = "─" * len(line)
+    hub.plain(f"\n╭{bar}╮\n│{line}│\n╰{bar}╯\n  Ctrl-C stops everything.\n")
+
+
+@contextmanager
+def _only_one(layout: Layout) -> Iterator[None]:
+    """Holds the lock of the data directory; the kernel lets go of it when this process ends, however."""
+    descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunning(layout, os.read(descriptor, 32).decode().strip()) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,241 @@
+"""Decides what to start, restart and stop, and when. Told of events and the time; answers with commands."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process under supervision."""
+
+    name: str
+    wave: int = 0
+    """Started once every member of the waves before it has been ready."""
+    rank: int = 0
+    """Stopped once every member of the ranks before it has ended."""
+    grace_s: float = 5.0
+    """Between the request to end and the kill."""
+    start_limit_s: float = 120.0
+    """Killed, and so restarted, when not ready by then."""
+    launched: bool = True
+    """False for processes that others start (the workers): they are only stopped here."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When to restart what crashed."""
+
+    first_delay_s: float = 0.1
+    factor: float = 2.0
+    longest_delay_s: float = 10.0
+    settled_after_s: float = 20.0
+    """Up for this long: its earlier crashes no longer count."""
+    attempts_to_start: int = 5
+    """A member that was never ready and failed this often will not come up by trying again."""
+
+
+class State(enum.Enum):
+    WAITING = "waiting"
+    STARTING = "starting"
+    READY = "ready"
+    BACKOFF = "restarting"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class Launch:
+    name: str
+
+
+@dataclass(frozen=True)
+class Terminate:
+    name: str
+
+
+@dataclass(frozen=True)
+class Kill:
+    name: str
+
+
+@dataclass(frozen=True)
+class AllReady:
+    """Everything has been ready; said once."""
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """For the log: `name` ended by itself and is started again after `delay_s`."""
+
+    name: str
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class GaveUp:
+    """`name` never came up; the stack stops."""
+
+    name: str
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """Everything has ended; said once, last."""
+
+
+Command = Launch | Terminate | Kill | AllReady | Crashed | GaveUp | Done
+
+
+@dataclass
+class _Life:
+    member: Member
+    state: State = State.WAITING
+    ever_ready: bool = False
+    crashes: int = 0
+    restarts: int = 0
+    since_s: float = 0.0
+    """When the current state began."""
+    due_s: float | None = None
+    """When the current state ends by itself."""
+
+
+class Supervision:
+    """The state of one stack. Every method takes the monotonic time and returns what to do, in order."""
+
+    def __init__(self, members: Iterable[Member], policy: Policy | None = None) -> None:
+        self.policy = policy or Policy()
+        self._lives = {member.name: _Life(member) for member in members}
+        self._stopping = False
+        self._said_ready = False
+        self._said_done = False
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    @property
+    def said_ready(self) -> bool:
+        """Whether everything has been ready once."""
+        return self._said_ready
+
+    def state(self, name: str) -> State:
+        return self._lives[name].state
+
+    def restarts(self, name: str) -> int:
+        """How often `name` was started again."""
+        return self._lives[name].restarts
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do, if nothing else happens before."""
+        return min((life.due_s for life in self._lives.values() if life.due_s is not None), default=None)
+
+    def start(self, now_s: float) -> list[Command]:
+        return self._start_wave(now_s)
+
+    def ready(self, name: str, now_s: float) -> list[Command]:
+        """`name` answered that it serves. Late answers of a process that has ended change nothing."""
+        life = self._lives[name]
+        if life.state is not State.STARTING:
+            return []
+        self._enter(life, State.READY, now_s)
+        life.ever_ready = True
+        return self._start_wave(now_s)
+
+    def exited(self, name: str, now_s: float) -> list[Command]:
+        """The process of `name` has ended, for whatever reason."""
+        life = self._lives[name]
+        if life.state not in (State.STARTING, State.READY, State.STOPPING):
+            return []
+        if self._stopping:
+            # Also what ends by itself before its turn comes.
+            self._enter(life, State.STOPPED, now_s)
+            return self._stop_rank(now_s)
+        if life.state is State.READY and now_s - life.since_s >= self.policy.settled_after_s:
+            life.crashes = 0
+        life.crashes += 1
+        if not life.ever_ready and life.crashes >= self.policy.attempts_to_start:
+            self._enter(life, State.STOPPED, now_s)
+            return [GaveUp(name, life.crashes), *self.stop(now_s)]
+        delay_s = self._delay(life.crashes)
+        self._enter(life, State.BACKOFF, now_s, now_s + delay_s)
+        return [Crashed(name, delay_s)]
+
+    def tick(self, now_s: float) -> list[Command]:
+        """Do what is due."""
+        commands: list[Command] = []
+        for life in self._lives.values():
+            if life.due_s is None or life.due_s > now_s:
+                continue
+            if life.state is State.BACKOFF:
+                life.restarts += 1
+                commands.append(self._launch(life, now_s))
+            elif life.state is State.STARTING:
+                life.due_s = None
+                commands.append(Kill(life.member.name))
+            elif life.state is State.STOPPING:
+                # Again and again: whoever may have started meanwhile below it is killed too.
+                life.due_s = now_s + 1.0
+                commands.append(Kill(life.member.name))
+        return commands
+
+    def stop(self, now_s: float) -> list[Command]:
+        """End everything, rank by rank. A second call ends all that is left at once, with little grace."""
+        if not self._stopping:
+            self._stopping = True
+            for life in self._lives.values():
+                if life.state is State.BACKOFF or (life.state is State.WAITING and life.member.launched):
+                    self._enter(life, State.STOPPED, now_s)
+            return self._stop_rank(now_s)
+        commands: list[Command] = []
+        for life in self._lives.values():
+            if life.state is State.STOPPED:
+                continue
+            if life.state is not State.STOPPING:
+                commands.append(Terminate(life.member.name))
+            self._enter(life, State.STOPPING, now_s, now_s + min(life.member.grace_s, 1.0))
+        return commands
+
+    def _start_wave(self, now_s: float) -> list[Command]:
+        if self._stopping:
+            return []
+        commands: list[Command] = []
+        launched = [life for life in self._lives.values() if life.member.launched]
+        open_waves = {life.member.wave for life in launched if not life.ever_ready}
+        for life in launched:
+            if life.state is State.WAITING and life.member.wave == min(open_waves):
+                commands.append(self._launch(life, now_s))
+        if not open_waves and not self._said_ready:
+            self._said_ready = True
+            commands.append(AllReady())
+        return commands
+
+    def _stop_rank(self, now_s: float) -> list[Command]:
+        alive = [life for life in self._lives.values() if life.state is not State.STOPPED]
+        if not alive:
+            if self._said_done:
+                return []
+            self._said_done = True
+            return [Done()]
+        rank = min(life.member.rank for life in alive)
+        commands: list[Command] = []
+        for life in alive:
+            if life.member.rank == rank and life.state is not State.STOPPING:
+                self._enter(life, State.STOPPING, now_s, now_s + life.member.grace_s)
+                commands.append(Terminate(life.member.name))
+        return commands
+
+    def _launch(self, life: _Life, now_s: float) -> Command:
+        self._enter(life, State.STARTING, now_s, now_s + life.member.start_limit_s)
+        return Launch(life.member.name)
+
+    def _delay(self, crashes: int) -> float:
+        exponent = min(crashes - 1, 32)
+        return min(self.policy.first_delay_s * self.policy.factor**exponent, self.policy.longest_delay_s)
+
+    @staticmethod
+    def _enter(life: _Life, state: State, now_s: float, due_s: float | None = None) -> None:
+        life.state, life.since_s, life.due_s = state, now_s, due_s

@@ -1,0 +1,182 @@
+"""All output in one stream, each line under its service's name; and in one file per service."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import re
+import sys
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+LogFormat = Literal["text", "json"]
+
+FILE_BYTES = 10 * 2**20
+FILES_KEPT = 3
+QUEUED_LINES = 10_000
+NAME_WIDTH = 11
+SUPERVISOR = "up"
+SERVERS = frozenset({"nats", "redis", "postgres"})
+
+_COLOURS = {
+    SUPERVISOR: "1;37",
+    "gateway": "36",
+    "scheduler": "33",
+    "autoscaler": "35",
+    "worker": "32",
+    "state-store": "34",
+}
+_LEVEL_COLOURS = {"warning": "33", "error": "31", "critical": "1;31"}
+_SERVER_TROUBLE = re.compile(r"\[(ERR|FTL)\]|^(ERROR|FATAL|PANIC|WARNING):|^\d+:[A-Z] .* # |^guard: ")
+_SERVER_HARMLESS = re.compile(r"overcommit_memory|ready to exit|User requested shutdown")
+
+
+class LogHub:
+    """Takes lines from every process; writes files at once and the console from a thread of its own.
+
+    A console that does not keep up loses lines (their number is told) and never holds up the stack.
+    """
+
+    def __init__(self, directory: Path, log_format: LogFormat, console: TextIO | None = None) -> None:
+        self._directory = directory
+        self._format = log_format
+        self._console = console or sys.stdout
+        self._coloured = log_format == "text" and wants_colour(self._console, os.environ)
+        self._files: dict[str, RotatingFileHandler] = {}
+        self._queue: queue.Queue[str | None] = queue.Queue(QUEUED_LINES)
+        self._lost = 0
+        self._thread = threading.Thread(target=self._write, name="console", daemon=True)
+        self._thread.start()
+
+    def line(self, name: str, text: str) -> None:
+        """One line of output of process `name`."""
+        record = parse(text)
+        if record is not None and isinstance(record.get("service"), str):
+            # A worker's lines come through the pipe of the autoscaler that started it.
+            name = record["service"]
+        self._to_file(name, text)
+        if self._format == "json":
+            self._to_console(
+                text if record is not None else json.dumps(_record(name, server_level(text), text))
+            )
+        elif record is not None:
+            self._to_console(self._render(name, record))
+        elif name not in SERVERS or server_level(text) != "info":
+            self._to_console(self._prefix(name) + text)
+
+    def say(self, event: str, level: str = "info", **fields: Any) -> None:
+        """Something the supervisor itself has to say."""
+        self.line(SUPERVISOR, json.dumps(_record(SUPERVISOR, level, event, **fields)))
+
+    def plain(self, text: str) -> None:
+        """Text for people, as it is; nothing when the console carries JSON."""
+        if self._format == "text":
+            self._to_console(text)
+
+    def close(self) -> None:
+        """Write what is waiting, for at most two seconds."""
+        self._queue.put(None)
+        self._thread.join(2.0)
+        for handler in self._files.values():
+            handler.close()
+
+    def _render(self, name: str, record: Mapping[str, Any]) -> str:
+        shown = {
+            k: v for k, v in record.items() if k not in ("event", "level", "timestamp", "service", "logger")
+        }
+        trouble = shown.pop("exception", None)
+        level = str(record.get("level", "info"))
+        parts = [clock(record["timestamp"])] if record.get("timestamp") else []
+        if level not in ("info", "debug"):
+            parts.append(self._colour(level.upper(), _LEVEL_COLOURS.get(level, "0")))
+        parts.append(str(record.get("event", "")))
+        parts += [f"{self._colour(key, '2')}={value}" for key, value in shown.items()]
+        lines = [" ".join(parts)]
+        if trouble:
+            lines += str(trouble).splitlines()
+        return "\n".join(self._prefix(name) + line for line in lines)
+
+    def _prefix(self, name: str) -> str:
+        return self._colour(f"{name:<{NAME_WIDTH}} │ ", _COLOURS.get(name, "2"))
+
+    def _colour(self, text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self._coloured else text
+
+    def _to_file(self, name: str, text: str) -> None:
+        handler = self._files.get(name)
+        if handler is None:
+            handler = _File(
+                self._directory / f"{Path(name).name}.log", maxBytes=FILE_BYTES, backupCount=FILES_KEPT
+            )
+            self._files[name] = handler
+        handler.emit(logging.LogRecord(name, logging.INFO, "", 0, text, None, None))
+
+    def _to_console(self, text: str) -> None:
+        try:
+            if self._lost:
+                self._queue.put_nowait(f"({self._lost} lines were not shown: the console did not keep up)")
+                self._lost = 0
+            self._queue.put_nowait(text)
+        except queue.Full:
+            self._lost += 1
+
+    def _write(self) -> None:
+        while (text := self._queue.get()) is not None:
+            try:
+                self._console.write(text + "\n")
+                if self._queue.empty():
+                    self._console.flush()
+            except (OSError, ValueError):
+                # Whoever read the console is gone; the files go on.
+                continue
+
+
+def parse(text: str) -> dict[str, Any] | None:
+    """The structured record in a line, if it is one."""
+    if not text.startswith("{"):
+        return None
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    return record if isinstance(record, dict) and "event" in record else None
+
+
+def server_level(text: str) -> str:
+    """How serious a server's own line is; their everyday lines go to files only."""
+    return "warning" if _SERVER_TROUBLE.search(text) and not _SERVER_HARMLESS.search(text) else "info"
+
+
+def clock(timestamp: object) -> str:
+    """An ISO time as local hours, minutes, seconds and milliseconds; unreadable ones as they are."""
+    try:
+        return datetime.fromisoformat(str(timestamp)).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    except ValueError:
+        return str(timestamp)
+
+
+def wants_colour(console: TextIO, environment: Mapping[str, str]) -> bool:
+    if environment.get("NO_COLOR"):
+        return False
+    return bool(environment.get("FORCE_COLOR")) or (console.isatty() and environment.get("TERM") != "dumb")
+
+
+def _record(service: str, level: str, event: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "timestamp": datetime.now(UTC).isoformat(),
+        "level": level,
+        "service": service,
+        "event": event,
+        **fields,
+    }
+
+
+class _File(RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A full disk must not fill the console as well."""

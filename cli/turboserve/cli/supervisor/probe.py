@@ -1,0 +1,28 @@
+"""How the supervisor asks a service whether it is ready."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from turboserve.cli.embedded.ports import HOST
+from turboserve.cli.supervisor.spec import NotReady
+
+
+def readyz(port: int) -> Callable[[], Awaitable[None]]:
+    """A probe that is content once GET /readyz on `port` answers 200."""
+
+    async def probe() -> None:
+        try:
+            reader, writer = await asyncio.wait_for(asyncio.open_connection(HOST, port), 2.0)
+            try:
+                writer.write(f"GET /readyz HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode())
+                status = await asyncio.wait_for(reader.readline(), 5.0)
+            finally:
+                writer.close()
+        except (OSError, TimeoutError) as error:
+            raise NotReady(str(error)) from error
+        if status.split(b" ")[1:2] != [b"200"]:
+            raise NotReady(status.decode("latin-1").strip())
+
+    return probe

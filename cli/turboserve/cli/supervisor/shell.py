@@ -1,0 +1,241 @@
+"""Runs what the core decides: processes, probes, timers and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import psutil
+
+from turboserve.cli.supervisor import core, kernel
+from turboserve.cli.supervisor.logs import LogHub
+from turboserve.cli.supervisor.process import Process
+from turboserve.cli.supervisor.spec import NotReady, ProcessSpec
+from turboserve.lifeline import FD_VARIABLE, PARENT_VARIABLE
+
+WORKERS = "workers"
+PROBE_EVERY_S = 0.05
+LOOK_AROUND_EVERY_S = 1.0
+
+
+class Supervisor:
+    """Keeps `specs` running until a signal. `run` returns 0, or 1 when something never came up.
+
+    `on_change` is called after every start, readiness and end; `on_ready` once, when everything is ready.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ProcessSpec],
+        hub: LogHub,
+        *,
+        workers_rank: int,
+        policy: core.Policy | None = None,
+        on_change: Callable[[], None] = lambda: None,
+        on_ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._specs = {spec.name: spec for spec in specs}
+        self._hub = hub
+        self._on_change, self._on_ready = on_change, on_ready
+        workers = core.Member(WORKERS, rank=workers_rank, grace_s=8.0, launched=False)
+        self._core = core.Supervision([*(spec.member for spec in specs), workers], policy)
+        self._processes: dict[str, Process] = {}
+        self._ended: deque[Process] = deque(maxlen=64)
+        """Their children may still write to their pipes."""
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._reaper = kernel.Reaper()
+        self._status = 0
+        self._lifeline = (-1, -1)
+
+    @property
+    def ready(self) -> bool:
+        """Whether everything has been ready once."""
+        return self._core.said_ready
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Every process: pid, kind, port, state, restarts; for servers also the guard's pid."""
+        return {name: self._describe(spec) for name, spec in self._specs.items()}
+
+    async def run(self) -> int:
+        self._loop = asyncio.get_running_loop()
+        self._finished = asyncio.Event()
+        kernel.adopt_orphans()
+        self._lifeline = os.pipe()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._loop.add_signal_handler(number, self.stop)
+        self._loop.add_signal_handler(signal.SIGCHLD, self._look_for_exits)
+        around = asyncio.create_task(self._look_around())
+        self._obey(self._core.start(self._loop.time()))
+        await self._finished.wait()
+        around.cancel()
+        for process in self._ended:
+            process.close()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            self._loop.remove_signal_handler(number)
+        for descriptor in self._lifeline:
+            os.close(descriptor)
+        return self._status
+
+    def stop(self) -> None:
+        """Stop everything in order; when called again, in a hurry."""
+        self._hub.say("stopping at once" if self._core.stopping else "stopping (Ctrl-C again to hurry)")
+        self._obey(self._core.stop(self._loop.time()))
+
+    def _obey(self, commands: Sequence[core.Command]) -> None:
+        for command in commands:
+            match command:
+                case core.Launch(name):
+                    self._start_task(name, self._launch(self._specs[name]))
+                case core.Terminate(name) | core.Kill(name) if name == WORKERS:
+                    self._end_workers(kill=isinstance(command, core.Kill))
+                case core.Terminate(name):
+                    self._end(name, signal.SIGTERM)
+                case core.Kill(name):
+                    self._hub.say("killing", "warning", process=name)
+                    self._end(name, signal.SIGKILL)
+                case core.Crashed(name, delay_s):
+                    self._hub.say("restarting", "warning", process=name, in_s=round(delay_s, 1))
+                case core.GaveUp(name, attempts):
+                    self._status = 1
+                    self._hub.say("giving up", "error", process=name, failed_starts=attempts)
+                case core.AllReady():
+                    self._on_ready()
+                case core.Done():
+                    self._finished.set()
+        self._on_change()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        due_s = self._core.next_deadline()
+        self._timer = None if due_s is None else self._loop.call_at(due_s, self._tick)
+
+    def _tick(self) -> None:
+        self._obey(self._core.tick(self._loop.time()))
+
+    def _start_task(self, name: str, work: Any) -> None:
+        self._cancel(name)
+        self._tasks[name] = asyncio.create_task(work)
+
+    def _cancel(self, name: str) -> None:
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            task.cancel()
+
+    async def _launch(self, spec: ProcessSpec) -> None:
+        try:
+            if spec.prepare is not None:
+                await spec.prepare()
+            self._processes[spec.name] = Process(
+                spec.command,
+                self._environment(spec.environment),
+                [self._lifeline[0]],
+                lambda text: self._hub.line(spec.name, text),
+            )
+        except Exception as error:
+            self._hub.say("could not start", "error", process=spec.name, error=str(error))
+            self._obey(self._core.exited(spec.name, self._loop.time()))
+            return
+        self._on_change()
+        began_s = self._loop.time()
+        while not await self._serves(spec):
+            await asyncio.sleep(PROBE_EVERY_S)
+        self._hub.say("ready", process=spec.name, after_s=round(self._loop.time() - began_s, 2))
+        self._obey(self._core.ready(spec.name, self._loop.time()))
+
+    async def _serves(self, spec: ProcessSpec) -> bool:
+        try:
+            await spec.probe()
+        except NotReady:
+            return False
+        except Exception as error:
+            self._hub.say("probe failed", "error", process=spec.name, error=repr(error))
+            await asyncio.sleep(1.0)
+            return False
+        return True
+
+    def _environment(self, added: Mapping[str, str]) -> dict[str, str]:
+        lifeline = {FD_VARIABLE: str(self._lifeline[0]), PARENT_VARIABLE: str(os.getpid())}
+        return {**os.environ, **added, **lifeline}
+
+    def _end(self, name: str, number: signal.Signals) -> None:
+        process = self._processes.get(name)
+        if process is not None:
+            process.send(number)
+        elif name in self._tasks:
+            # Still being prepared: there is nothing to signal.
+            self._cancel(name)
+            self._loop.call_soon(lambda: self._obey(self._core.exited(name, self._loop.time())))
+
+    def _look_for_exits(self) -> None:
+        for name, process in list(self._processes.items()):
+            status = process.poll()
+            if status is None:
+                continue
+            self._ended.append(self._processes.pop(name))
+            self._cancel(name)
+            if not self._core.stopping:
+                self._hub.say("ended", "error", process=name, pid=process.pid, status=status_text(status))
+            self._obey(self._core.exited(name, self._loop.time()))
+
+    async def _look_around(self) -> None:
+        """Reap adopted orphans, and see whether the last workers have ended."""
+        while True:
+            await asyncio.sleep(LOOK_AROUND_EVERY_S)
+            self._reaper.reap(self._known())
+            self._look_for_exits()
+
+    def _known(self) -> list[int]:
+        return [process.pid for process in self._processes.values()]
+
+    def _workers(self) -> list[psutil.Process]:
+        guards = [
+            self._processes[spec.name].pid
+            for spec in self._specs.values()
+            if spec.kind == "server" and spec.name in self._processes
+        ]
+        return kernel.strangers(self._known(), guards)
+
+    def _end_workers(self, kill: bool) -> None:
+        for worker in self._workers():
+            with suppress(psutil.NoSuchProcess):
+                worker.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        if WORKERS not in self._tasks:
+            self._start_task(WORKERS, self._wait_for_workers())
+
+    async def _wait_for_workers(self) -> None:
+        while self._workers():
+            await asyncio.sleep(0.05)
+        self._obey(self._core.exited(WORKERS, self._loop.time()))
+
+    def _describe(self, spec: ProcessSpec) -> dict[str, Any]:
+        process = self._processes.get(spec.name)
+        pid = process.pid if process is not None else None
+        described: dict[str, Any] = {
+            "kind": spec.kind,
+            "state": self._core.state(spec.name).value,
+            "restarts": self._core.restarts(spec.name),
+            "port": spec.port,
+            "pid": pid,
+        }
+        if spec.pid_file is not None:
+            described["guard_pid"] = pid
+            with suppress(OSError, ValueError):
+                described["pid"] = int(spec.pid_file.read_text())
+        return described
+
+
+def status_text(status: int) -> str:
+    """`0`, or for a process ended by a signal its name; a guard reports its server's as 128 + number."""
+    number = -status if status < 0 else status - 128
+    with suppress(ValueError):
+        if number > 0:
+            return signal.Signals(number).name
+    return str(status)

@@ -1,0 +1,72 @@
+"""`turboserve up`, `turboserve status`: the whole stack on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from pydantic import ValidationError
+
+DATA = typer.Option("--data", envvar="TURBOSERVE_DATA", help="Where the stack keeps its data.")
+
+
+def up(
+    workers: Annotated[str, typer.Option(help="How many workers: a number, or a range such as 1..4.")] = "1",
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65_535, help="The gateway's port; without it 8080, or the next free one."),
+    ] = None,
+    data: Annotated[Path, DATA] = Path(".turboserve"),
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="How logs are written.")] = "text",
+) -> None:
+    """Start NATS, Redis, Postgres and the five services; stop them all with Ctrl-C."""
+    from turboserve.cli.embedded import PortTaken
+    from turboserve.cli.embedded.binaries import BinaryMissing
+    from turboserve.cli.stack.options import External, InvalidOption, Options, Workers
+    from turboserve.cli.stack.run import AlreadyRunning, run
+
+    try:
+        options = Options(data, Workers.parse(workers), port, log_format, External())
+        status = run(options)
+    except ValidationError as error:
+        fields = "; ".join(f"TURBOSERVE_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
+        raise _failure(fields) from None
+    except (AlreadyRunning, PortTaken, InvalidOption, BinaryMissing, OSError) as error:
+        raise _failure(str(error)) from None
+    raise typer.Exit(status)
+
+
+def status(
+    data: Annotated[Path, DATA] = Path(".turboserve"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the whole record, passwords included.")
+    ] = False,
+) -> None:
+    """Show the running stack: its address and its processes."""
+    from turboserve.cli.stack import record
+
+    try:
+        stack = record.read(data)
+    except record.NoStack as error:
+        raise _failure(str(error)) from None
+    if as_json:
+        typer.echo(json.dumps(vars(stack), indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("process", "state", "pid", "port", "restarts", title=stack.url, title_justify="left")
+    for name, process in stack.processes.items():
+        table.add_row(
+            name, *(str(process[key] or "–") for key in ("state", "pid", "port")), str(process["restarts"])
+        )
+    for pid in stack.worker_pids():
+        table.add_row("worker", "running", str(pid), "–", "–")
+    Console().print(table)
+
+
+def _failure(message: str) -> typer.Exit:
+    typer.secho(f"turboserve: {message}", err=True, fg="red")
+    return typer.Exit(1)

@@ -1,0 +1,54 @@
+"""A stand-in for every service, for tests of the supervisor: ready at once, gone on SIGTERM.
+
+As `autoscaler` it starts workers, as the real one does; as `worker` it only lives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+from turboserve import lifeline
+
+
+class Health(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        return None
+
+
+def say(event: str, service: str) -> None:
+    print(json.dumps({"service": service, "event": event, "level": "info", "pid": os.getpid()}), flush=True)
+
+
+def main() -> None:
+    lifeline.watch()
+    if "turboserve.worker" in sys.argv:
+        say("worker lives", "worker")
+        signal.sigwait({signal.SIGTERM})
+        say("worker stops", "worker")
+        return
+    service = os.environ["TURBOSERVE_NATS_USER"]
+    if os.environ.get("DUMMY_FAILS") == service:
+        sys.exit(3)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    if service == "autoscaler":
+        for _ in range(int(os.environ["TURBOSERVE_POOL_SIZE"])):
+            subprocess.Popen([sys.executable, __file__, "turboserve.worker"], pass_fds=lifeline.pass_fds())
+    server = HTTPServer(("127.0.0.1", int(os.environ["TURBOSERVE_HEALTH_PORT"])), Health)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    say("service lives", service)
+    signal.sigwait({signal.SIGTERM})
+    say("service stops", service)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""`turboserve up` with stand-ins for the services: `up_with_dummies.py DATA [--workers N] [--port P]`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from turboserve.cli.stack import options
+from turboserve.cli.up import up
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    options.MODULES.update(dict.fromkeys(options.MODULES, "dummy_service"))
+    typer.run(up)
