@@ -1,0 +1,141 @@
+"""Carries out the core's commands against the state store, and says what became of them."""
+
+from __future__ import annotations
+
+import nats.errors
+from pydantic import ValidationError
+
+from turboserve import logs, subjects
+from turboserve.bus import Bus
+from turboserve.bus.client import NoServerError
+from turboserve.clock import Clock
+from turboserve.contracts import requests
+from turboserve.contracts.errors import (
+    ConflictError,
+    NoCapacityError,
+    NotFoundError,
+    SessionNotFoundError,
+    TransitionError,
+    TurboServeError,
+    UnavailableError,
+    WorkerGoneError,
+)
+from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.workers import WorkerRecord
+from turboserve.scheduler.messages import (
+    AllListed,
+    Answered,
+    Command,
+    DeclareGone,
+    Event,
+    ListAll,
+    ListWorkers,
+    Note,
+    Place,
+    ReadSession,
+    Refused,
+    Report,
+    SuspendIdle,
+    WorkersListed,
+)
+
+log = logs.get("scheduler")
+
+LIVE_PHASES = tuple(phase for phase in Phase if not phase.ended)
+PAGE = 1_000
+
+
+class Executor:
+    """One command in, one event out. Raises nothing that the broker or the store can cause."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus, self._clock = bus, clock
+
+    async def run(self, command: Command) -> Event | None:
+        """The event that answers `command`; None for those that are not answered."""
+        ticket = getattr(command, "ticket", None)
+        try:
+            return await self._run(command)
+        except TurboServeError as error:
+            refused = refusal(error, command)
+            if refused is Refused.UNKNOWN and not isinstance(error, UnavailableError):
+                log.error("command failed", command=command, code=error.code, error=error.detail)
+            else:
+                log.info(
+                    "command refused", command=type(command).__name__, code=error.code, error=error.detail
+                )
+        except ValidationError as error:
+            log.error("answer not understood", command=command, error=str(error))
+            refused = Refused.UNKNOWN
+        except (nats.errors.Error, OSError) as error:
+            log.warning("not published", command=type(command).__name__, error=repr(error))
+            refused = Refused.NOT_SENT
+        return None if ticket is None else Answered(ticket, refused=refused)
+
+    async def _run(self, command: Command) -> Event | None:
+        call = self._bus.call
+        match command:
+            case Place(ticket, version, decision):
+                request = requests.PlaceSession(
+                    session=command.session,
+                    expected_version=version,
+                    worker=command.worker,
+                    decision=decision.model_copy(update={"at": self._clock.wall()}),
+                )
+                return Answered(ticket, await call(subjects.PLACE_SESSION, request))
+            case SuspendIdle(ticket, session, version):
+                idle = requests.SuspendIdle(session=session, expected_version=version)
+                return Answered(ticket, await call(subjects.SUSPEND_IDLE, idle))
+            case ReadSession(ticket, session):
+                return Answered(
+                    ticket, await call(subjects.GET_SESSION, requests.SessionRef(session=session))
+                )
+            case DeclareGone(ticket, worker, reason):
+                await call(subjects.WORKER_GONE, requests.WorkerGone(worker=worker, reason=reason))
+                return Answered(ticket)
+            case ListWorkers(ticket):
+                return WorkersListed(ticket, await self._workers())
+            case ListAll(ticket):
+                # Sessions first: whoever owns one of them and is not among the workers afterwards is gone.
+                sessions = await self._sessions()
+                return AllListed(ticket, await self._workers(), sessions)
+            case Note(decision):
+                stamped = decision.model_copy(update={"at": self._clock.wall()})
+                await call(subjects.NOTE_DECISION, requests.NoteDecision(decision=stamped))
+            case Report(feedback):
+                stamped_feedback = feedback.model_copy(update={"at": self._clock.wall()})
+                await self._bus.publish(subjects.FEEDBACK, feedback.model, stamped_feedback)
+        return None
+
+    async def _workers(self) -> tuple[WorkerRecord, ...]:
+        return (await self._bus.call(subjects.LIST_WORKERS, requests.ListWorkers())).workers
+
+    async def _sessions(self) -> tuple[SessionRecord, ...]:
+        found: list[SessionRecord] = []
+        after: str | None = None
+        while True:
+            request = requests.ListSessions(phases=LIVE_PHASES, limit=PAGE, after=after)
+            page = await self._bus.call(subjects.LIST_SESSIONS, request)
+            found.extend(page.sessions)
+            if page.next is None:
+                return tuple(found)
+            after = page.next
+
+
+def refusal(error: TurboServeError, command: Command) -> Refused:
+    """What an error means for what comes next. An outcome that is in doubt is UNKNOWN, never a refusal."""
+    match error:
+        case NoServerError():
+            return Refused.NOT_SENT
+        case ConflictError() | TransitionError():
+            return Refused.CONFLICT
+        case NoCapacityError():
+            return Refused.NO_CAPACITY
+        case WorkerGoneError():
+            return Refused.WORKER_GONE
+        case SessionNotFoundError():
+            return Refused.NOT_FOUND
+        case NotFoundError():
+            return Refused.WORKER_GONE if isinstance(command, Place) else Refused.NOT_FOUND
+        case _:
+            return Refused.UNKNOWN

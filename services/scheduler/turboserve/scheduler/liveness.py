@@ -1,0 +1,70 @@
+"""Time as far as the scheduler was listening, and what it means for workers that were not heard of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from turboserve.scheduler.view import WorkerView
+
+LONGEST_GAP_S = 1.0
+"""Two events further apart than this: the scheduler itself was held up, and may have missed as much."""
+SUSPECT_AFTER = 1 / 3
+"""Part of the time-out after which a silent worker is only given sessions if there is no other."""
+LOOK_AFTER = 1 / 2
+"""Part of the time-out after which a silent worker's row is read."""
+LOOK_EVERY = 1 / 4
+
+
+class ListeningTime:
+    """Seconds during which this process was able to hear its workers.
+
+    It stands still while the broker is not connected, and a gap between two events counts for at most
+    `LONGEST_GAP_S`. So a pause of the scheduler, however long, lets nobody time out: lost metrics are not
+    dead workers. It never runs faster than real time, so a worker's lease has always ended before.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._last: float | None = None
+        self._connected = False
+
+    def advance(self, now: float, connected: bool | None = None) -> None:
+        """`connected` None: as before."""
+        if self._last is not None and self._connected:
+            self.now += min(max(now - self._last, 0.0), LONGEST_GAP_S)
+        self._last = now if self._last is None else max(now, self._last)
+        if connected is not None:
+            self._connected = connected
+
+
+def note_renewal(worker: WorkerView, renewed_at: float, listened: float) -> None:
+    """Its row was read. If it renewed since the read before, it was alive then, though we did not hear it.
+
+    The store's wall clock is compared with itself only.
+    """
+    if renewed_at > worker.renewed_at:
+        worker.renewed_at = renewed_at
+        worker.heard_at = max(worker.heard_at, worker.looked_at)
+    worker.looked_at = listened
+
+
+def is_suspect(worker: WorkerView, listened: float, timeout_s: float) -> bool:
+    return listened - worker.heard_at > timeout_s * SUSPECT_AFTER
+
+
+def is_dead(worker: WorkerView, listened: float, timeout_s: float) -> bool:
+    """Not heard of for the time-out, and a look at its row after that did not show a renewal either."""
+    return listened - worker.heard_at >= timeout_s and worker.looked_at >= worker.heard_at + timeout_s
+
+
+def wants_look(workers: Iterable[WorkerView], listened: float, timeout_s: float) -> bool:
+    """Whether the rows should be read because of a silent worker."""
+    for worker in workers:
+        silent_s = listened - worker.heard_at
+        if silent_s < timeout_s * LOOK_AFTER:
+            continue
+        if silent_s >= timeout_s and worker.looked_at < worker.heard_at + timeout_s:
+            return True
+        if listened - worker.looked_at >= timeout_s * LOOK_EVERY:
+            return True
+    return False

@@ -1,0 +1,162 @@
+"""What the scheduler's core is told, and what it asks for: plain values that can be logged and replayed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from turboserve.contracts.pool import LoadFeedback
+from turboserve.contracts.sessions import Decision, SessionRecord
+from turboserve.contracts.workers import LoadReport, WorkerRecord
+
+# Events
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passes. `connected`: whether the scheduler can hear its workers at the moment."""
+
+    connected: bool = True
+
+
+@dataclass(frozen=True)
+class SessionChanged:
+    """An event of the log says what a session's row was right after a commit. May come late or twice."""
+
+    record: SessionRecord
+
+
+@dataclass(frozen=True)
+class WorkerChanged:
+    """An event of the log says what a worker's row was right after a commit. May come late or twice."""
+
+    record: WorkerRecord
+
+
+@dataclass(frozen=True)
+class LoadReported:
+    """A worker speaks for itself. May be lost."""
+
+    report: LoadReport
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A gateway says how many viewers a session has. May be lost."""
+
+    session: str
+    viewers: int
+
+
+@dataclass(frozen=True)
+class WorkersListed:
+    """All workers that are not gone, as the store had them at some time after command `ticket`."""
+
+    ticket: int
+    workers: tuple[WorkerRecord, ...]
+
+
+@dataclass(frozen=True)
+class AllListed:
+    """All workers that are not gone, and all sessions that have not ended, read after command `ticket`."""
+
+    ticket: int
+    workers: tuple[WorkerRecord, ...]
+    sessions: tuple[SessionRecord, ...]
+
+
+class Refused(Enum):
+    """How a command failed, as far as it matters for what comes next."""
+
+    CONFLICT = "conflict"
+    """The row is not what it was thought to be; nothing was changed."""
+    NO_CAPACITY = "no_capacity"
+    """The store knows of more sessions there than we do; nothing was changed."""
+    WORKER_GONE = "worker_gone"
+    NOT_FOUND = "not_found"
+    """No such session, or no such worker."""
+    NOT_SENT = "not_sent"
+    """Nobody serves it at the moment; nothing was changed."""
+    UNKNOWN = "unknown"
+    """No answer in time, or none that can be understood. It may or may not have been done."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What became of command `ticket`: a row, a refusal, or (both None) done."""
+
+    ticket: int
+    record: SessionRecord | None = None
+    refused: Refused | None = None
+
+
+Event = Tick | SessionChanged | WorkerChanged | LoadReported | Watched | WorkersListed | AllListed | Answered
+
+# Commands. Every one with a ticket is answered exactly once.
+
+
+@dataclass(frozen=True)
+class Place:
+    """One compare-and-set that gives the session to `decision.worker`."""
+
+    ticket: int
+    expected_version: int
+    decision: Decision
+
+    @property
+    def session(self) -> str:
+        return self.decision.session
+
+    @property
+    def worker(self) -> str:
+        assert self.decision.worker is not None
+        return self.decision.worker
+
+
+@dataclass(frozen=True)
+class SuspendIdle:
+    ticket: int
+    session: str
+    expected_version: int
+
+
+@dataclass(frozen=True)
+class ReadSession:
+    """The truth about one session. A session that has ended may be answered with its row or NOT_FOUND."""
+
+    ticket: int
+    session: str
+
+
+@dataclass(frozen=True)
+class DeclareGone:
+    ticket: int
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ListWorkers:
+    ticket: int
+
+
+@dataclass(frozen=True)
+class ListAll:
+    ticket: int
+
+
+@dataclass(frozen=True)
+class Note:
+    """Keep a decision that changes no row. Not answered."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tell the autoscaler. Not answered."""
+
+    feedback: LoadFeedback
+
+
+Command = Place | SuspendIdle | ReadSession | DeclareGone | ListWorkers | ListAll | Note | Report

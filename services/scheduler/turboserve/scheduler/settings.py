@@ -1,0 +1,22 @@
+"""The scheduler's settings."""
+
+from __future__ import annotations
+
+from turboserve.config import Seconds, Settings
+from turboserve.scheduler.core import Policy
+
+
+class SchedulerSettings(Settings):
+    """Read from `TURBOSERVE_…`."""
+
+    idle_after_s: Seconds = 60.0
+    """A session that nobody has watched for this long is suspended."""
+    resync_s: Seconds = 15.0
+    """The view is compared with the state store this often."""
+    tick_s: Seconds = 0.25
+    """Silent workers, idle sessions and repeats are looked for this often."""
+
+    def policy(self) -> Policy:
+        return Policy(
+            worker_timeout_s=self.worker_timeout_s, idle_after_s=self.idle_after_s, resync_s=self.resync_s
+        )
