@@ -139,6 +139,11 @@ class ModelConfig:
         frames = chunk * self.frames_per_chunk * self.frames_per_latent - (self.frames_per_latent - 1)
         return frames / self.fps
 
+    @classmethod
+    def field_names(cls) -> frozenset[str]:
+        """Keys of a configuration."""
+        return frozenset(field.name for field in dataclasses.fields(cls))
+
     def to_json(self) -> str:
         """The configuration as JSON, for a weights file's metadata."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)

@@ -38,6 +38,13 @@ class Rotation:
         rotation[..., self._split[0] :] = space
         return rotation.view(batch, frames * tokens, 1, -1)
 
+    def by_frames(self, frames: int, device: torch.device) -> Tensor:
+        """The rotation that moves keys `frames` frames later: complex64 [1, 1, head_dim/2]."""
+        time_frequencies, space = self._tables(device)
+        angles = frames * time_frequencies
+        turn = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+        return torch.cat([turn, torch.ones_like(space[0])]).view(1, 1, -1)
+
     def _tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if device not in self._by_device:
             rows, columns = self._grid

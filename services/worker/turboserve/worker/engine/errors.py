@@ -1,0 +1,95 @@
+"""What the engine refuses, and why. Each error names the thing and the limit, and says whether to retry."""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Root of the engine's errors."""
+
+    code = "engine_error"
+    """Stable name for logs, metrics and replies."""
+    retryable = False
+    """Whether the same call may succeed later without a change by the caller."""
+
+
+class SlabsExhausted(EngineError):
+    """No KV slab is free: admission is refused until a session ends or is suspended."""
+
+    code = "slabs_exhausted"
+    retryable = True
+
+    def __init__(self, slots: int, slab_bytes: int) -> None:
+        super().__init__(f"slabs: all {slots} of {slab_bytes} bytes each are in use")
+        self.slots = slots
+        self.slab_bytes = slab_bytes
+
+
+class BudgetTooSmall(EngineError):
+    """The memory budget does not hold the model and one session."""
+
+    code = "budget_too_small"
+
+    def __init__(self, needed_bytes: int, budget_bytes: int) -> None:
+        super().__init__(f"memory: {needed_bytes} bytes needed for one session, {budget_bytes} in the budget")
+        self.needed_bytes = needed_bytes
+        self.budget_bytes = budget_bytes
+
+
+class HostPoolFull(EngineError):
+    """Suspended sessions fill the host memory set aside for them; the session stays active."""
+
+    code = "host_pool_full"
+    retryable = True
+
+    def __init__(self, needed_bytes: int, free_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"host pool: {needed_bytes} bytes needed, {free_bytes} of {limit_bytes} free")
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+        self.limit_bytes = limit_bytes
+
+
+class UnknownSession(EngineError):
+    """No session of this name is here, in the state that the call needs."""
+
+    code = "unknown_session"
+
+    def __init__(self, session: str, wanted: str) -> None:
+        super().__init__(f"session {session!r}: no {wanted} session of this name")
+        self.session = session
+
+
+class DuplicateSession(EngineError):
+    """A session of this name is already here."""
+
+    code = "duplicate_session"
+
+    def __init__(self, session: str) -> None:
+        super().__init__(f"session {session!r}: already admitted")
+        self.session = session
+
+
+class FramesExhausted(EngineError):
+    """The model cannot represent more frames in one session."""
+
+    code = "frames_exhausted"
+
+    def __init__(self, wanted: int, limit: int) -> None:
+        super().__init__(f"frames: {wanted} wanted, the model's limit is {limit}")
+        self.wanted = wanted
+        self.limit = limit
+
+
+class SnapshotRejected(EngineError):
+    """A snapshot does not fit this model, or is not what was exported."""
+
+    code = "snapshot_rejected"
+
+    def __init__(self, field: str, found: object, wanted: object) -> None:
+        super().__init__(f"snapshot {field}: {found!r}, need {wanted!r}")
+        self.field = field
+
+
+class BadRebuild(EngineError):
+    """The latents given to rebuild a cache do not reach the next chunk, or have the wrong shape."""
+
+    code = "bad_rebuild"

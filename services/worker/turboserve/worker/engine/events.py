@@ -1,0 +1,92 @@
+"""What the engine tells the service, in the order in which it happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ChunkTimings:
+    """Monotonic seconds on the engine's clock."""
+
+    due_s: float
+    """The session was allowed to generate the chunk."""
+    started_s: float
+    """Its first forward was gathered."""
+    denoised_s: float
+    """Its latents were clean."""
+    ready_s: float
+    """Its frames were decoded."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkReady:
+    """A chunk is generated and decoded. The service encodes and publishes it."""
+
+    session: str
+    index: int
+    latents: Tensor
+    """Clean latents [F, C, H, W] on the host: what a rebuild elsewhere needs."""
+    frames: Tensor
+    """Pixel frames, uint8 [N, H, W, 3] on the host."""
+    control_seq: int
+    """The last control applied before this chunk."""
+    media_start_s: float
+    """Seconds of video before the chunk's first frame."""
+    timings: ChunkTimings
+
+
+@dataclass(frozen=True)
+class ControlApplied:
+    """A control took effect; `chunk` is the first chunk that shows it."""
+
+    session: str
+    control_seq: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class SessionReady:
+    """An admitted or resumed session has its prompt and cache, and will generate `next_chunk` when it is
+    due."""
+
+    session: str
+    next_chunk: int
+
+
+@dataclass(frozen=True)
+class Suspended:
+    """A session's state is on the host and its slab is free. `host_bytes` is what it takes there."""
+
+    session: str
+    next_chunk: int
+    host_bytes: int
+
+
+@dataclass(frozen=True)
+class SuspendRefused:
+    """The host pool has no room: the session stays as it was."""
+
+    session: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class SessionEnded:
+    """The model cannot represent more frames in this session. It keeps its slab until evicted."""
+
+    session: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class SessionFailed:
+    """Computing for this session alone raised an error; the engine has evicted it. Others are not harmed."""
+
+    session: str
+    error: str
+
+
+Event = ChunkReady | ControlApplied | SessionReady | Suspended | SuspendRefused | SessionEnded | SessionFailed

@@ -1,0 +1,133 @@
+"""Reference files: the results of public implementations, reproduced through this engine's own ring and
+recache."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from turboserve.worker.engine.pool import SlabPool
+from turboserve.worker.engine.ring import KVRing
+from turboserve.worker.engine.rows import forward_rows
+from turboserve.worker.engine.slab import SlabLayout
+from turboserve.worker.engine.state import SessionState
+from turboserve.worker.engine.work import ChunkWork, RecacheWork, Work
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.model.load import load_state
+from turboserve.worker.model.schedule import Schedule
+from turboserve.worker.model.transformer import CausalWanTransformer
+
+_WEIGHTS = "weights."
+
+
+class GoldenError(ValueError):
+    """A reference file is malformed: names what is missing or wrong in it."""
+
+
+@dataclass(frozen=True)
+class GoldenReport:
+    """How far this engine is from a reference."""
+
+    per_chunk: tuple[float, ...]
+    """Largest absolute error of each chunk's latents; infinite where one is not a number."""
+    tolerance: float
+
+    @property
+    def max_abs_error(self) -> float:
+        """The largest of all chunks."""
+        return max(self.per_chunk)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every chunk is within the tolerance."""
+        return self.max_abs_error <= self.tolerance
+
+
+@dataclass(frozen=True, eq=False)
+class _File:
+    config: ModelConfig
+    switches: tuple[int, ...]
+    weights: dict[str, Tensor]
+    text: Tensor
+    noise: Tensor
+    latents: Tensor
+
+
+@torch.inference_mode()
+def check_file(
+    path: Path, tolerance: float = 1e-4, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> GoldenReport:
+    """Generate every chunk of a reference file with its noise and prompts, and compare.
+
+    Raises `GoldenError` or `ModelConfigError` for a malformed file, and what `load_state` raises for its
+    weights.
+    """
+    file = _read(path)
+    config = file.config
+    with torch.device("meta"):
+        model = CausalWanTransformer(config)
+    load_state(model, file.weights)
+    model.to(device, dtype)
+    schedule = Schedule(config)
+    layout = SlabLayout.of(config, dtype)
+    slab = SlabPool(layout, layout.total_bytes, torch.device(device)).acquire()
+    ring = KVRing(slab, config, model.rotation)
+    state = SessionState("golden", slab, ring, torch.Generator(device), seed=0, prompt="")
+
+    errors = []
+    prompt = 0
+    for chunk in range(file.latents.shape[0]):
+        if chunk == 0 or chunk in file.switches:
+            prompt += chunk in file.switches
+            text = file.text[prompt : prompt + 1].to(device, dtype)
+            ring.set_text(model.project_text(text), row=0)
+            if chunk:
+                _run(model, RecacheWork(state, config, schedule))
+        noise = file.noise[chunk].to(device)
+        work = ChunkWork(state, config, schedule, noise.__getitem__)
+        _run(model, work)
+        assert work.clean is not None
+        state.remember(work.clean, config)
+        state.next_chunk += 1
+        error = (work.clean.cpu() - file.latents[chunk]).abs().max()
+        errors.append(float(error) if bool(error.isfinite()) else float("inf"))
+    return GoldenReport(tuple(errors), tolerance)
+
+
+def _run(model: CausalWanTransformer, work: Work) -> None:
+    while work.done < work.total:
+        work.advance(forward_rows(model, [work.row()])[0])
+
+
+def _read(path: Path) -> _File:
+    with safe_open(path, "pt") as file:
+        header = json.loads((file.metadata() or {}).get("config", "null"))
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if not isinstance(header, dict):
+        raise GoldenError(f"{path}: no config in the header's metadata")
+    for name in ("text", "noise", "latents"):
+        if name not in tensors:
+            raise GoldenError(f"{path}: tensor {name} is missing")
+    weights = {n.removeprefix(_WEIGHTS): t for n, t in tensors.items() if n.startswith(_WEIGHTS)}
+    chunks, frames = tensors["latents"].shape[:2]
+    fields = ModelConfig.field_names()
+    # A file without a window says nothing of a session's length: it needs as many frames as it has.
+    values = {"max_frames": chunks * frames} | {n: v for n, v in header.items() if n in fields}
+    config = ModelConfig.from_mapping(values)
+    switches = tuple(int(chunk) for chunk in header.get("switches", ()))
+    shape = (chunks, len(config.denoising_steps), *config.latent_shape)
+    _require(path, "noise", tuple(tensors["noise"].shape), shape)
+    _require(path, "latents", tuple(tensors["latents"].shape), (chunks, *config.latent_shape))
+    if tensors["text"].shape[0] < 1 + len(switches):
+        raise GoldenError(f"{path}: {len(switches)} switches need {1 + len(switches)} prompts")
+    return _File(config, switches, weights, tensors["text"], tensors["noise"], tensors["latents"])
+
+
+def _require(path: Path, name: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        raise GoldenError(f"{path}: {name} has shape {found}, need {wanted}")

@@ -1,0 +1,75 @@
+"""Measured latency of a stage as a function of its batch size, L(b) (NeuStream, 4.1), refined while it
+runs."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping
+
+_OUTLIER = 3.0
+"""A sample this many times above or below what is expected says something about the machine, not the
+stage."""
+_WEIGHT = 0.1
+"""Share of a new sample in the running mean."""
+_WARM_UP = 2
+"""First samples of a batch size that only warm caches, allocators and compilers."""
+
+
+class LatencyProfile:
+    """Seconds that a stage takes for a batch of b. Between measured sizes it is linear, beyond them
+    proportional."""
+
+    def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
+        """`seconds` are measurements by batch size; without any, every size is unknown (0 seconds)."""
+        self._seconds = dict(sorted((seconds or {}).items()))
+        self._seen: dict[int, int] = {}
+
+    def __call__(self, batch: int) -> float:
+        """L(batch) in seconds; 0.0 while nothing is known."""
+        sizes = list(self._seconds)
+        if not sizes or batch < 1:
+            return 0.0
+        at = bisect.bisect_left(sizes, batch)
+        if at < len(sizes) and sizes[at] == batch:
+            return self._seconds[batch]
+        if at == 0:
+            return self._seconds[sizes[0]]
+        if at < len(sizes):
+            low, high = sizes[at - 1], sizes[at]
+            share = (batch - low) / (high - low)
+            return self._seconds[low] + share * (self._seconds[high] - self._seconds[low])
+        last = sizes[-1]
+        slope = self._seconds[last] / last
+        if len(sizes) > 1:
+            slope = max(0.0, (self._seconds[last] - self._seconds[sizes[-2]]) / (last - sizes[-2]))
+        return self._seconds[last] + slope * (batch - last)
+
+    def observe(self, batch: int, seconds: float) -> None:
+        """Take a sample into account, unless it is one of a size's first or an outlier."""
+        self._seen[batch] = self._seen.get(batch, 0) + 1
+        if self._seen[batch] <= _WARM_UP:
+            return
+        known = self._seconds.get(batch)
+        if known is None:
+            self._seconds[batch] = seconds
+            self._seconds = dict(sorted(self._seconds.items()))
+        elif known / _OUTLIER <= seconds <= known * _OUTLIER:
+            self._seconds[batch] = known + _WEIGHT * (seconds - known)
+
+    def best_batch(self, limit: int, gain: float = 0.05) -> int:
+        """Largest size up to `limit` where each further row still raises throughput by `gain` of a row's
+        share.
+
+        A batch of b + 1 pays when (b + 1) / L(b + 1) exceeds b / L(b) by more than `gain` / (b + 1) of it.
+        """
+        best = 1
+        while best < limit:
+            now, then = self(best), self(best + 1)
+            if now > 0 and (best + 1) / then < best / now * (1 + gain / (best + 1)):
+                break
+            best += 1
+        return best
+
+    def to_mapping(self) -> dict[int, float]:
+        """Seconds by batch size, for a profile file."""
+        return dict(self._seconds)

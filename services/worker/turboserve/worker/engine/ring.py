@@ -1,0 +1,163 @@
+"""The KV frame-slot ring: one session's window of keys and values, never copied and never shifted.
+
+Attention does not care about the order of keys once they carry their rotation, so a new frame overwrites in
+place the slot of the frame it evicts. Slots fill from 0, and a full ring stays full: what attention reads is
+always one contiguous prefix of the slab, without a mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from turboserve.worker.engine.errors import FramesExhausted
+from turboserve.worker.engine.slab import Slab
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.model.rope import Rotation, rotate
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the tokens of one forward go: runs of (slab position, offset in the forward, count), in
+    tokens."""
+
+    runs: tuple[tuple[int, int, int], ...]
+    visible: int
+    """Tokens that attention reads: the filled prefix of the slab."""
+
+
+class KVRing:
+    """Frame slots of one slab. Bookkeeping is on the host; no call waits for the device."""
+
+    def __init__(self, slab: Slab, config: ModelConfig, rotation: Rotation) -> None:
+        self._slab = slab
+        self._windowed = config.local_attn_size != -1
+        self._capacity = config.window_frames
+        self._sink = config.sink_size if self._windowed else 0
+        self._tokens = config.tokens_per_frame
+        self._rotation = rotation
+        self._keys = slab.keys.flatten(1, 2).unbind(0)
+        self._values = slab.values.flatten(1, 2).unbind(0)
+        self._kept = slab.sink_keys.flatten(1, 2).unbind(0)
+        self._kept_tokens = slab.sink_keys.shape[1] * self._tokens
+        self.slots: list[int] = []
+        """Frame index in each filled slot."""
+        self._next = self._sink
+        self._shift = 0
+
+    @property
+    def end(self) -> int:
+        """Index after the newest frame, or 0."""
+        return max(self.slots) + 1 if self.slots else 0
+
+    def place(self, first: int, count: int) -> Placement:
+        """Slots for frames first … first+count−1: their own if they have them, else the oldest's, evicting
+        those.
+
+        The sink is never evicted. Raises `FramesExhausted` where there is no window and no slot is left.
+        """
+        if first >= self.end:
+            if not self._windowed and len(self.slots) + count > self._capacity:
+                raise FramesExhausted(first + count, self._capacity)
+            for frame in range(first, first + count):
+                self._insert(frame)
+            self._follow()
+        return self.resident(first, count)
+
+    def resident(self, first: int, count: int, *, keep_sink: bool = False) -> Placement:
+        """Slots of those of the frames first … first+count−1 that the ring holds; with `keep_sink`, not the
+        sink's.
+
+        Frames without a slot are read by nobody later: their keys and values are not written.
+        """
+        where = {
+            frame: slot
+            for slot, frame in enumerate(self.slots)
+            if first <= frame < first + count and not (keep_sink and slot < self._sink)
+        }
+        runs: list[tuple[int, int, int]] = []
+        for frame in sorted(where):
+            slot, offset = where[frame] * self._tokens, (frame - first) * self._tokens
+            if runs and runs[-1][0] + runs[-1][2] == slot and runs[-1][1] + runs[-1][2] == offset:
+                runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + self._tokens)
+            else:
+                runs.append((slot, offset, self._tokens))
+        return Placement(tuple(runs), len(self.slots) * self._tokens)
+
+    def attend(self, layer: int, placement: Placement, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write this forward's keys and values, then attend over all visible ones.
+
+        q, k, v: [S, heads, head_dim]; returns [1, S, heads, head_dim].
+        """
+        keys, values = self._keys[layer], self._values[layer]
+        for position, offset, count in placement.runs:
+            keys[position : position + count] = k[offset : offset + count]
+            values[position : position + count] = v[offset : offset + count]
+            if position < self._kept_tokens:
+                kept = self._kept[layer][position : position + count]
+                kept.copy_(k[offset : offset + kept.shape[0]])
+        return attention(q, keys[: placement.visible], values[: placement.visible])
+
+    def attend_text(self, layer: int, q: Tensor) -> Tensor:
+        """Attend over the prompt. q: [S, heads, head_dim]; returns [1, S, heads, head_dim]."""
+        return attention(q, self._slab.text_keys[layer], self._slab.text_values[layer])
+
+    def set_text(self, layers: list[tuple[Tensor, Tensor]], row: int) -> None:
+        """Replace the prompt by row `row` of what the transformer's `project_text` gave."""
+        for layer, (keys, values) in enumerate(layers):
+            self._slab.text_keys[layer] = keys[row]
+            self._slab.text_values[layer] = values[row]
+
+    def bookkeeping(self) -> dict[str, object]:
+        """What the tensors do not say, as JSON."""
+        return {"slots": list(self.slots), "next": self._next, "shift": self._shift}
+
+    def restore(self, slots: list[int], next_slot: int, shift: int) -> None:
+        """Undo `bookkeeping`; the caller has filled the slab."""
+        self.slots, self._next, self._shift = list(slots), next_slot, shift
+
+    def filled(self) -> dict[str, Tensor]:
+        """Views of every part of the slab that holds something, by name; writing to them restores a ring."""
+        frames = len(self.slots)
+        sink = min(frames, self._slab.sink_keys.shape[1])
+        return {
+            "keys": self._slab.keys[:, :frames],
+            "values": self._slab.values[:, :frames],
+            "text_keys": self._slab.text_keys,
+            "text_values": self._slab.text_values,
+            "sink_keys": self._slab.sink_keys[:, :sink],
+        }
+
+    def _insert(self, frame: int) -> None:
+        if len(self.slots) < self._capacity:
+            self.slots.append(frame)
+            return
+        self.slots[self._next] = frame
+        self._next = self._next + 1 if self._next + 1 < self._capacity else self._sink
+
+    def _follow(self) -> None:
+        """Under window rotation, turn the sink's keys so that it stands just before the oldest rolling frame.
+
+        Rotation is relative, so this equals reading the whole window with indices that start at its first
+        frame (LongLive's "infinity"), for the price of the sink alone. The turned keys come from the kept
+        ones each time: turning them in place would add up rounding errors over a long session.
+        """
+        kept = self._slab.sink_keys.shape[1]
+        if not kept or len(self.slots) <= kept:
+            return
+        shift = min(self.slots[kept:]) - self.slots[kept - 1] - 1
+        if shift != self._shift:
+            self._shift = shift
+            turn = self._rotation.by_frames(shift, self._slab.keys.device)
+            self._slab.keys[:, :kept] = rotate(self._slab.sink_keys, turn)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax attention. q: [S, heads, head_dim]; k, v: [N, heads, head_dim]; returns [1, S, heads,
+    head_dim]."""
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1).unsqueeze(0), k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
+    )
+    return out.transpose(1, 2)

@@ -1,0 +1,132 @@
+"""A session's state as host tensors and a small header: for suspending, moving and comparing sessions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turboserve.worker.engine.errors import SnapshotRejected
+from turboserve.worker.engine.ring import KVRing
+from turboserve.worker.engine.slab import Slab
+from turboserve.worker.engine.state import SessionState
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.model.rope import Rotation
+
+VERSION = 1
+_DECODER = "decoder."
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """One session between two chunks. `header` is JSON; `tensors` are contiguous and on the host."""
+
+    header: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def session(self) -> str:
+        """The session's name."""
+        return str(self.header["session"])
+
+    @property
+    def next_chunk(self) -> int:
+        """The chunk that a worker continues with."""
+        return int(self.header["next_chunk"])
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+    def digest(self) -> str:
+        """BLAKE2b over header and tensors, hexadecimal: equal exactly when the states are bit-equal."""
+        hasher = hashlib.blake2b(json.dumps(self.header, sort_keys=True).encode(), digest_size=32)
+        for name in sorted(self.tensors):
+            tensor = self.tensors[name]
+            hasher.update(f"\0{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+            if tensor.numel():
+                hasher.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        return hasher.hexdigest()
+
+
+def fingerprint(config: ModelConfig) -> str:
+    """Short digest of a model's configuration: snapshots move between equal ones only."""
+    return hashlib.blake2b(config.to_json().encode(), digest_size=8).hexdigest()
+
+
+@torch.inference_mode()
+def export(state: SessionState, config: ModelConfig) -> Snapshot:
+    """Copy a session's state to the host. The session must be between two chunks."""
+    tensors = dict(state.ring.filled())
+    tensors["generator"] = state.generator.get_state()
+    if state.text is not None:
+        tensors["text"] = state.text
+    if state.recent:
+        tensors["recent"] = torch.cat(state.recent)
+    for name, tensor in (state.decoder_cache or {}).items():
+        tensors[_DECODER + name] = tensor
+    header = {
+        "version": VERSION,
+        "model": fingerprint(config),
+        "session": state.session,
+        "seed": state.seed,
+        "prompt": state.prompt,
+        "control_seq": state.control_seq,
+        "next_chunk": state.next_chunk,
+        "decoding": state.decoder_cache is not None,
+        "ring": state.ring.bookkeeping(),
+    }
+    host = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+    return Snapshot(header, host)
+
+
+@torch.inference_mode()
+def restore(
+    snapshot: Snapshot, slab: Slab, config: ModelConfig, rotation: Rotation, device: torch.device
+) -> SessionState:
+    """Fill a slab and build the state that `export` saw, bit for bit.
+
+    Raises `SnapshotRejected` when the snapshot is of another model or version, or its tensors do not fit.
+    """
+    header, tensors = snapshot.header, snapshot.tensors
+    _require("version", header.get("version"), VERSION)
+    _require("model", header.get("model"), fingerprint(config))
+    ring = KVRing(slab, config, rotation)
+    marks = header["ring"]
+    ring.restore(marks["slots"], marks["next"], marks["shift"])
+    for name, view in ring.filled().items():
+        found = tensors.get(name)
+        _require(
+            name,
+            None if found is None else (tuple(found.shape), found.dtype),
+            (tuple(view.shape), view.dtype),
+        )
+        view.copy_(tensors[name])
+    generator = torch.Generator(device)
+    generator.set_state(tensors["generator"])
+    recent = tensors.get("recent")
+    decoder = {n.removeprefix(_DECODER): t.to(device) for n, t in tensors.items() if n.startswith(_DECODER)}
+    return SessionState(
+        session=snapshot.session,
+        slab=slab,
+        ring=ring,
+        generator=generator,
+        seed=int(header["seed"]),
+        prompt=str(header["prompt"]),
+        text=tensors["text"].to(device) if "text" in tensors else None,
+        control_seq=int(header["control_seq"]),
+        next_chunk=snapshot.next_chunk,
+        recent=[] if recent is None else list(torch.split(recent.to(device), config.frames_per_chunk)),
+        decoder_cache=decoder if header["decoding"] else None,
+    )
+
+
+def _require(field: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        raise SnapshotRejected(field, found, wanted)

@@ -1,0 +1,53 @@
+"""Everything that one session is, on its worker: what is moved when it moves, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from turboserve.worker.engine.ring import KVRing
+from turboserve.worker.engine.slab import Slab
+from turboserve.worker.model.config import ModelConfig
+
+
+@dataclass(eq=False)
+class SessionState:
+    """State of one session between two chunks. The design, "What is moved"."""
+
+    session: str
+    slab: Slab
+    ring: KVRing
+    generator: torch.Generator
+    seed: int
+    prompt: str
+    text: Tensor | None = None
+    """Embedding of `prompt`, [L, text_dim], once the text stage gave it."""
+    control_seq: int = 0
+    """Number of the last control applied."""
+    next_chunk: int = 0
+    recent: list[Tensor] = field(default_factory=list)
+    """Clean latents of the newest chunks, [frames, C, H, W] each: at least the window, if generated."""
+    decoder_cache: dict[str, Tensor] | None = None
+    """The decoder's own business; None before the first latent frame."""
+
+    def first_frame(self, config: ModelConfig) -> int:
+        """Absolute index of the next chunk's first latent frame."""
+        return self.next_chunk * config.frames_per_chunk
+
+    def remember(self, latents: Tensor, config: ModelConfig) -> None:
+        """Add a finished chunk's clean latents and drop those that no window reaches any more."""
+        self.recent.append(latents)
+        chunks = -(-config.window_frames // config.frames_per_chunk)
+        del self.recent[:-chunks]
+
+    def reseed(self, chunk: int) -> None:
+        """Set the generator to where chunk `chunk`'s noise begins.
+
+        The noise of a chunk depends on the session's seed and the chunk's number alone, so a session whose
+        state was lost continues with the noise it would have had.
+        """
+        digest = hashlib.blake2b(f"{self.seed}:{chunk}".encode(), digest_size=8).digest()
+        self.generator.manual_seed(int.from_bytes(digest, "big") >> 1)

@@ -1,0 +1,160 @@
+"""The forwards that a session needs next: a chunk's steps, a recache after a prompt switch, a rebuild's
+replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from turboserve.worker.engine.rows import Row
+from turboserve.worker.engine.state import SessionState
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.model.schedule import Schedule, add_noise, to_clean
+
+Noise = Callable[[int], Tensor]
+"""Noise before denoising step i, float32 [F, C, H, W]."""
+
+
+class Work(Protocol):
+    """A sequence of forwards of one session."""
+
+    done: int
+    """Forwards done."""
+    total: int
+    """Forwards in all."""
+
+    @property
+    def frames(self) -> int:
+        """Latent frames of the next forward."""
+        ...
+
+    def row(self) -> Row:
+        """The next forward; asking again gives the same."""
+        ...
+
+    def advance(self, flow: Tensor) -> None:
+        """Take the forward's result, [F, C, H, W]."""
+        ...
+
+
+class ChunkWork:
+    """Denoising forwards of one chunk, then the clean pass that writes its final keys and values."""
+
+    def __init__(
+        self, state: SessionState, config: ModelConfig, schedule: Schedule, noise: Noise | None = None
+    ) -> None:
+        """Takes the chunk's frame slots, evicting. `noise` defaults to the session's generator."""
+        self.index = state.next_chunk
+        self.done = 0
+        self.total = len(schedule.steps) + 1
+        self.clean: Tensor | None = None
+        """The chunk's clean latents, float32 [F, C, H, W], once the denoising forwards are done."""
+        self._schedule = schedule
+        self._ring = state.ring
+        self._first = state.first_frame(config)
+        self._placement = state.ring.place(self._first, config.frames_per_chunk)
+        self._frames = config.frames_per_chunk
+        self._noise = noise or self._drawn(state, config)
+        self._noisy = self._noise(0)
+
+    @property
+    def frames(self) -> int:
+        """See `Work.frames`."""
+        return self._frames
+
+    def row(self) -> Row:
+        """See `Work.row`."""
+        if self.clean is None:
+            return self._row(self._noisy, self._schedule.steps[self.done])
+        return self._row(self.clean, self._schedule.context_timestep)
+
+    def advance(self, flow: Tensor) -> None:
+        """See `Work.advance`. The clean pass predicts a flow too, which nobody needs."""
+        if self.clean is None:
+            sigmas = self._schedule.step_sigmas
+            estimate = to_clean(self._noisy, flow, sigmas[self.done])
+            if self.done + 1 < len(sigmas):
+                self._noisy = add_noise(estimate, self._noise(self.done + 1), sigmas[self.done + 1])
+            else:
+                self.clean = estimate
+        self.done += 1
+
+    def _row(self, latents: Tensor, timestep: float) -> Row:
+        return Row(self._ring, self._placement, latents, timestep, self._first)
+
+    @staticmethod
+    def _drawn(state: SessionState, config: ModelConfig) -> Noise:
+        state.reseed(state.next_chunk)
+        device = state.slab.keys.device
+
+        def draw(step: int) -> Tensor:
+            return torch.randn(config.latent_shape, generator=state.generator, device=device)
+
+        return draw
+
+
+class RecacheWork:
+    """One forward over the newest clean latents under a new prompt (LongLive 1, KV recache).
+
+    It rewrites the rolling frames' keys and values in their slots. The sink keeps the old prompt's, unless
+    the pass begins at the session's first frame: then it rewrites that too, as the reference does.
+    """
+
+    def __init__(self, state: SessionState, config: ModelConfig, schedule: Schedule) -> None:
+        """The new prompt must already be in the slab."""
+        end = state.first_frame(config)
+        latents = torch.cat(state.recent)[-config.window_frames :]
+        self._frames = latents.shape[0]
+        self.done = 0
+        self.total = 1
+        first = end - self._frames
+        placement = state.ring.resident(first, self._frames, keep_sink=first > 0)
+        self._row = Row(state.ring, placement, latents, schedule.context_timestep, first)
+
+    @property
+    def frames(self) -> int:
+        """See `Work.frames`."""
+        return self._frames
+
+    def row(self) -> Row:
+        """See `Work.row`."""
+        return self._row
+
+    def advance(self, flow: Tensor) -> None:
+        """See `Work.advance`."""
+        self.done += 1
+
+
+class ReplayWork:
+    """Clean passes over kept latents, chunk by chunk, into an empty ring.
+
+    For a session no longer than its window this gives the lost keys and values again; for a longer one, what
+    they would be had the session begun with the kept latents.
+    """
+
+    def __init__(
+        self, state: SessionState, config: ModelConfig, schedule: Schedule, parts: list[tuple[int, Tensor]]
+    ) -> None:
+        """`parts`: first frame and latents [F, C, H, W] of each pass, in order."""
+        self.done = 0
+        self.total = len(parts)
+        self._ring = state.ring
+        self._parts = parts
+        self._timestep = schedule.context_timestep
+
+    @property
+    def frames(self) -> int:
+        """See `Work.frames`."""
+        return self._parts[min(self.done, self.total - 1)][1].shape[0]
+
+    def row(self) -> Row:
+        """See `Work.row`."""
+        first, latents = self._parts[self.done]
+        return Row(self._ring, self._ring.place(first, self.frames), latents, self._timestep, first)
+
+    def advance(self, flow: Tensor) -> None:
+        """See `Work.advance`."""
+        self.done += 1

@@ -1,0 +1,101 @@
+"""Checkpoints: public names and files, loaded strictly. What does not fit is listed, never skipped."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+_PREFIXES = ("model.", "_fsdp_wrapped_module.")
+_CONTAINERS = ("generator_ema", "generator", "model")
+_SHOWN = 8
+
+
+class CheckpointError(ValueError):
+    """A checkpoint does not fit the model: lists every missing, extra and mis-shaped tensor. Not worth a
+    retry."""
+
+    def __init__(
+        self,
+        missing: list[str],
+        extra: list[str],
+        misshaped: list[tuple[str, tuple[int, ...], tuple[int, ...]]],
+    ) -> None:
+        self.missing = missing
+        self.extra = extra
+        self.misshaped = misshaped
+        """Name, shape found, shape needed."""
+        shapes = [f"{name} {found} instead of {needed}" for name, found, needed in misshaped]
+        parts = [
+            f"{len(names)} {what}: {', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''}"
+            for what, names in (("missing", missing), ("extra", extra), ("mis-shaped", shapes))
+            if names
+        ]
+        super().__init__("checkpoint: " + "; ".join(parts))
+
+
+class UnreadableCheckpoint(ValueError):
+    """A checkpoint file holds no state dict that is known here."""
+
+
+def read_checkpoint(path: Path, container: str | None = None) -> dict[str, Tensor]:
+    """Tensors of a `.safetensors` or `.pt` file, with the prefixes of public checkpoints stripped.
+
+    `container`: which dictionary of a `.pt` file to take; by default the first there is of generator_ema,
+    generator, model, else the file itself. Raises `UnreadableCheckpoint`.
+    """
+    if path.suffix == ".safetensors":
+        try:
+            return strip_prefixes(load_file(path))
+        except SafetensorError as error:
+            raise UnreadableCheckpoint(f"{path}: {error}") from error
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise UnreadableCheckpoint(f"{path}: {error}") from error
+    if not isinstance(loaded, dict):
+        raise UnreadableCheckpoint(f"{path}: not a dictionary")
+    if container is not None and container not in loaded:
+        raise UnreadableCheckpoint(f"{path}: no {container}, but {', '.join(map(str, loaded))}")
+    found: Any = loaded
+    for name in (container,) if container else _CONTAINERS:
+        if name in loaded:
+            found = loaded[name]
+            break
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise UnreadableCheckpoint(f"{path}: no state dict in it")
+    return strip_prefixes(found)
+
+
+def strip_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Remove `model.` and `_fsdp_wrapped_module.` wherever wrappers put them in a name."""
+    stripped = {}
+    for name, tensor in state.items():
+        bare = name.replace(_PREFIXES[1], "")
+        while bare.startswith(_PREFIXES[0]):
+            bare = bare.removeprefix(_PREFIXES[0])
+        stripped[bare] = tensor
+    return stripped
+
+
+def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Give a module, which may be on the meta device, its weights. Raises `CheckpointError` and changes
+    nothing."""
+    needed = module.state_dict()
+    missing = sorted(needed.keys() - state.keys())
+    extra = sorted(state.keys() - needed.keys())
+    misshaped = [
+        (name, tuple(state[name].shape), tuple(needed[name].shape))
+        for name in sorted(needed.keys() & state.keys())
+        if state[name].shape != needed[name].shape
+    ]
+    if missing or extra or misshaped:
+        raise CheckpointError(missing, extra, misshaped)
+    module.load_state_dict(dict(state), assign=True)
+    module.requires_grad_(False).eval()
