@@ -1,0 +1,148 @@
+"""H.264 in closed fMP4 fragments: one chunk, one group of pictures, one fragment, nothing carried over."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from fractions import Fraction
+
+import av
+import numpy as np
+from av.codec.context import Flags
+from av.video.reformatter import (
+    ColorPrimaries,
+    ColorRange,
+    Colorspace,
+    ColorTrc,
+    Interpolation,
+    VideoReformatter,
+)
+from numpy.typing import NDArray
+
+from turboserve.worker.media.boxes import codec_string, split
+from turboserve.worker.media.errors import FrameFormatError
+
+TIMESCALE = 48_000
+"""Ticks per second; a frame lasts a whole number of them at 16, 24, 25, 30, 48, 50 and 60 fps."""
+_AVCOL_SPC_BT709 = 1
+_MUXER_BITEXACT = 0x400
+_SIDE_LIMIT = 4_096
+_MUX = {
+    "movflags": "empty_moov+default_base_moof+frag_custom+frag_discont+skip_trailer",
+    "video_track_timescale": str(TIMESCALE),
+    # Without these two the muxer shifts every fragment to decode time 0.
+    "use_editlist": "0",
+    "avoid_negative_ts": "disabled",
+}
+
+
+@dataclass(frozen=True)
+class EncoderSettings:
+    """Everything that the init segment depends on besides size and rate: all workers must agree on it."""
+
+    crf: int = 18
+    """Constant rate factor: 0 lossless, 51 worst; 18 is hard to tell from the original."""
+    preset: str = "veryfast"
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """One chunk, ready to be published."""
+
+    init: bytes
+    """ftyp and moov: the same bytes for every chunk of the same size, rate and settings."""
+    fragment: bytes
+    """moof and mdat, at its own absolute decode time."""
+    codec: str
+    """RFC 6381, e.g. `avc1.64000a`."""
+    width: int
+    height: int
+    frames: int
+
+
+class FragmentEncoder:
+    """Packages chunks. It keeps no state between calls: any instance may package any chunk of any session."""
+
+    def __init__(self, settings: EncoderSettings | None = None) -> None:
+        self._settings = settings or EncoderSettings()
+        self._reformat = VideoReformatter()
+
+    def encode(self, frames: NDArray[np.uint8], *, index: int, first_frame: int, fps: float) -> Packaged:
+        """frames uint8 [F, H, W, 3], RGB → a closed fragment: an IDR frame first, no B frames.
+
+        `index` is the chunk's and becomes sequence number index + 1; `first_frame` counts video frames from
+        the session's start and sets the decode time. Raises `FrameFormatError` for empty chunks, odd sizes
+        (4:2:0 halves both), and rates at which a frame is not a whole number of ticks.
+        """
+        step = self._check(frames, index, first_frame, fps)
+        count, height, width, _ = frames.shape
+        target = io.BytesIO()
+        options = {**_MUX, "fragment_index": str(index + 1)}
+        with av.open(target, "w", format="mp4", options=options) as container:
+            container.flags |= _MUXER_BITEXACT
+            stream = container.add_stream("libx264", rate=Fraction(TIMESCALE, step))
+            self._configure(stream, width, height)
+            for offset in range(count):
+                picture = self._picture(frames[offset])
+                picture.pts = (first_frame + offset) * step
+                picture.time_base = Fraction(1, TIMESCALE)
+                container.mux(stream.encode(picture))
+            container.mux(stream.encode(None))
+        init, fragment = split(target.getvalue())
+        return Packaged(init, fragment, codec_string(init), width, height, count)
+
+    def _configure(self, stream: av.VideoStream, width: int, height: int) -> None:
+        codec = stream.codec_context
+        codec.width, codec.height, codec.pix_fmt = width, height, "yuv420p"
+        codec.time_base = stream.time_base = Fraction(1, TIMESCALE)
+        codec.thread_count = 1
+        codec.gop_size = 1_000_000
+        codec.max_b_frames = 0
+        codec.colorspace = _AVCOL_SPC_BT709
+        codec.color_range = ColorRange.MPEG
+        codec.color_primaries = ColorPrimaries.BT709
+        codec.color_trc = ColorTrc.BT709
+        codec.flags |= Flags.global_header | Flags.bitexact
+        codec.options = {
+            "preset": self._settings.preset,
+            "tune": "zerolatency",
+            "crf": str(self._settings.crf),
+            # A scene cut after a prompt switch must not start a second group of pictures.
+            "x264-params": "scenecut=0:keyint=infinite",
+        }
+
+    def _picture(self, frame: NDArray[np.uint8]) -> av.VideoFrame:
+        source = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
+        # Said on both ends: swscale's own default for RGB is BT.601, which turns greens.
+        return self._reformat.reformat(
+            source,
+            format="yuv420p",
+            dst_colorspace=Colorspace.ITU709,
+            src_color_range=ColorRange.JPEG,
+            dst_color_range=ColorRange.MPEG,
+            interpolation=Interpolation.AREA,
+        )
+
+    @staticmethod
+    def _check(frames: NDArray[np.uint8], index: int, first_frame: int, fps: float) -> int:
+        if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or frames.shape[0] == 0:
+            raise FrameFormatError(
+                f"frames: {frames.dtype} {list(frames.shape)} is not uint8 [F ≥ 1, H, W, 3]",
+                field="frames",
+                limit="uint8 [F, H, W, 3]",
+            )
+        for name, side in (("height", frames.shape[1]), ("width", frames.shape[2])):
+            if side % 2 or not 2 <= side <= _SIDE_LIMIT:
+                raise FrameFormatError(
+                    f"{name}: {side} is not even and in 2..{_SIDE_LIMIT}", field=name, limit=_SIDE_LIMIT
+                )
+        if index < 0 or first_frame < 0:
+            raise FrameFormatError("index, first_frame: below 0", field="first_frame", limit=0)
+        step = round(TIMESCALE / fps) if fps > 0 else 0
+        if step == 0 or step * fps != TIMESCALE:
+            raise FrameFormatError(
+                f"fps: a frame at {fps} fps is not a whole number of ticks of 1/{TIMESCALE} s",
+                field="fps",
+                limit=TIMESCALE,
+            )
+        return step
