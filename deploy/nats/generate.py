@@ -1,4 +1,4 @@
-"""Write the broker's configuration for containers: a user per service, allowed what the table of subjects says.
+"""Write the broker's configuration for containers: a user per service, by the table of subjects.
 
     python deploy/nats/generate.py          write nats.conf beside this file
     python deploy/nats/generate.py --check  fail if it is not what would be written
@@ -42,10 +42,7 @@ def config() -> str:
 
 
 def _user(service: str) -> str:
-    allowed = permissions(service)
-    lists = {
-        key: "".join(f"          {json.dumps(subject)}\n" for subject in allowed[key]) for key in allowed
-    }
+    publish, subscribe = (_list(permissions(service)[key]) for key in ("publish", "subscribe"))
     # allow_responses: a service may answer a request without being allowed to write to inboxes at will.
     return f"""\
     {{
@@ -53,13 +50,17 @@ def _user(service: str) -> str:
       password: ${password_variable(service)}
       permissions: {{
         publish: {{allow: [
-{lists["publish"]}        ]}}
+{publish}        ]}}
         subscribe: {{allow: [
-{lists["subscribe"]}        ]}}
+{subscribe}        ]}}
         allow_responses: {{max: 1000, expires: "60s"}}
       }}
     }}
 """
+
+
+def _list(allowed: list[str]) -> str:
+    return "".join(f"          {json.dumps(subject)}\n" for subject in allowed)
 
 
 def main() -> int:

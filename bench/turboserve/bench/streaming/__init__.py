@@ -1,0 +1,1 @@
+"""Viewers of a running stack: a virtual player, the client that feeds it, and what they measured."""

@@ -1,0 +1,117 @@
+"""What one run of `turboserve bench stream` noted, and the figures made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from turboserve.bench.streaming.figures import percentile, summary
+from turboserve.bench.streaming.viewer import Received, Switch, Viewer
+
+
+@dataclass
+class Watched:
+    """One session of the run and what was noted about it. Times are monotonic seconds."""
+
+    viewer: Viewer
+    asked_s: float
+    switch: Switch | None = None
+    applied_s: float | None = None
+    applied_chunk: int | None = None
+    visible_s: float | None = None
+    """When the playhead reached the first chunk made under the new prompt."""
+
+
+@dataclass
+class Measurement:
+    """Everything that one run noted."""
+
+    seconds: float
+    watched: list[Watched] = field(default_factory=list)
+    broker_at: dict[tuple[str, int], float] | None = None
+    """(session, chunk index) → wall time at which it came from the broker itself."""
+
+    def report(self) -> dict[str, Any]:
+        """The JSON object: seconds unless a key says otherwise; null where nothing was measured."""
+        players = [one.viewer.player for one in self.watched]
+        chunks = sum(player.chunks for player in players)
+        return {
+            "bench": "stream",
+            "sessions": len(self.watched),
+            "seconds": self.seconds,
+            "ttfc_s": summary(
+                one.viewer.player.arrivals_s[0] - one.asked_s
+                for one in self.watched
+                if one.viewer.player.arrivals_s
+            ),
+            "interarrival_s": summary(
+                (
+                    later - earlier
+                    for player in players
+                    for earlier, later in zip(player.arrivals_s, player.arrivals_s[1:], strict=False)
+                ),
+                largest=True,
+            ),
+            "gateway_overhead_s": summary(late for late, _ in self._delays()),
+            "prompt_applied_s": summary(
+                one.applied_s - one.switch.submitted_s
+                for one in self.watched
+                if one.switch is not None and one.applied_s is not None
+            ),
+            "prompt_applied_chunks": summary(
+                one.applied_chunk - one.switch.next_chunk
+                for one in self.watched
+                if one.switch is not None and one.applied_chunk is not None
+            ),
+            "prompt_visible_s": summary(
+                one.visible_s - one.switch.submitted_s
+                for one in self.watched
+                if one.switch is not None and one.visible_s is not None
+            ),
+            "prompts_submitted": sum(one.switch is not None for one in self.watched),
+            "prompts_applied": sum(one.applied_s is not None for one in self.watched),
+            "stalls": sum(player.stalls for player in players),
+            "stall_s": round(sum(player.stall_s for player in players), 3),
+            "chunks": chunks,
+            "chunks_lost": sum(player.lost for player in players),
+            "chunks_repeated": sum(player.repeated for player in players),
+            "connections": sum(one.viewer.connections for one in self.watched),
+            "baseline": self._baseline(),
+        }
+
+    def _live(self) -> list[tuple[Watched, Received]]:
+        """Chunks that were made while their viewer was connected: what came before waited for the viewer."""
+        return [
+            (one, chunk)
+            for one in self.watched
+            for chunk in one.viewer.chunks
+            if chunk.published_at >= one.viewer.greeted_at
+        ]
+
+    def _delays(self) -> list[tuple[float, float | None]]:
+        """For each live chunk: worker to viewer, and worker to a plain reader of the broker."""
+        known = self.broker_at or {}
+        delays = []
+        for one, chunk in self._live():
+            broker_at = known.get((one.viewer.session, chunk.index))
+            delays.append(
+                (
+                    chunk.received_at - chunk.published_at,
+                    None if broker_at is None else broker_at - chunk.published_at,
+                )
+            )
+        return delays
+
+    def _baseline(self) -> dict[str, Any] | None:
+        """What the gateway adds to the broker's own delay; a ratio, so that it holds on a busy machine."""
+        pairs = [(viewer_s, broker_s) for viewer_s, broker_s in self._delays() if broker_s is not None]
+        if not pairs:
+            return None
+        viewer_p50 = percentile([viewer_s for viewer_s, _ in pairs], 0.5) or 0.0
+        broker_p50 = percentile([broker_s for _, broker_s in pairs], 0.5) or 0.0
+        return {
+            "broker_s": summary(broker_s for _, broker_s in pairs),
+            "gateway_share_s": summary(viewer_s - broker_s for viewer_s, broker_s in pairs),
+            "ratio_p50": round(viewer_p50 / broker_p50, 3) if broker_p50 > 0 else None,
+            "chunks": len(pairs),
+        }

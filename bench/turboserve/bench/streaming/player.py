@@ -1,0 +1,93 @@
+"""A virtual player: what a viewer with a screen would have seen, from when each chunk arrived.
+
+A core: it is told the time and decodes nothing. Times are monotonic seconds; positions are seconds of media.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+START_BUFFER_S = 1.0
+"""Playback starts once this much video is there, as in the player page."""
+RESUME_BUFFER_S = 0.25
+"""After a stall, playback goes on once this much is there."""
+
+
+@dataclass
+class Player:
+    """Plays one session from its first chunk on; call `tick` before reading what depends on the time."""
+
+    start_buffer_s: float = START_BUFFER_S
+    resume_buffer_s: float = RESUME_BUFFER_S
+    position_s: float = 0.0
+    """The playhead."""
+    end_s: float = 0.0
+    """How far the video reaches that has arrived without a gap."""
+    next_chunk: int = 0
+    """The index that has to arrive next."""
+    chunks: int = 0
+    lost: int = 0
+    """Chunks that were skipped: a later one arrived first."""
+    repeated: int = 0
+    """Chunks that arrived once more."""
+    stalls: int = 0
+    """How often playback stopped because the next chunk was not there."""
+    stall_s: float = 0.0
+    """How long that lasted, seconds; a stall that goes on counts up to the last `tick`."""
+    started: bool = False
+    arrivals_s: list[float] = field(default_factory=list)
+    """When each new chunk arrived."""
+    _stalled: bool = False
+    _paused: bool = False
+    _now_s: float | None = None
+
+    @property
+    def buffered_s(self) -> float:
+        return max(self.end_s - self.position_s, 0.0)
+
+    @property
+    def stalled(self) -> bool:
+        return self._stalled
+
+    def arrived(self, index: int, start_s: float, end_s: float, now_s: float) -> bool:
+        """Chunk `index` is here; returns whether it is new. The first one may have any index."""
+        self.tick(now_s)
+        if self.chunks == 0:
+            self.next_chunk = index
+            self.position_s = start_s
+        if index < self.next_chunk:
+            self.repeated += 1
+            return False
+        self.lost += index - self.next_chunk
+        self.next_chunk = index + 1
+        self.chunks += 1
+        self.end_s = max(self.end_s, end_s)
+        self.arrivals_s.append(now_s)
+        if not self.started and self.buffered_s >= self.start_buffer_s:
+            self.started = True
+        if self._stalled and self.buffered_s >= self.resume_buffer_s:
+            self._stalled = False
+        return True
+
+    def pause(self, paused: bool, now_s: float) -> None:
+        """The viewer's own pause: the playhead stands and nothing counts as a stall."""
+        self.tick(now_s)
+        self._paused = paused
+        if paused:
+            self._stalled = False
+
+    def tick(self, now_s: float) -> None:
+        """Let time pass: move the playhead up to the end of what is there, and account for stalls."""
+        elapsed_s = 0.0 if self._now_s is None else max(now_s - self._now_s, 0.0)
+        self._now_s = now_s
+        if not self.started or self._paused:
+            return
+        if self._stalled:
+            self.stall_s += elapsed_s
+            return
+        played_s = min(elapsed_s, self.buffered_s)
+        self.position_s += played_s
+        if played_s < elapsed_s:
+            self.stalls += 1
+            self.stall_s += elapsed_s - played_s
+            self._stalled = True

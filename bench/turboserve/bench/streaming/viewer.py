@@ -1,0 +1,297 @@
+"""One viewer of one session, as a client outside would write it: REST to control, WebSocket to watch.
+
+It reconnects with `?after=` for as long as it watches: whatever fails, the gateway included, shows only as a
+later chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus, WebSocketException
+
+from turboserve.bench.streaming.player import Player
+
+MESSAGE_LIMIT_BYTES = 16 * 2**20
+REPORT_INTERVAL_S = 0.25
+RECONNECT_S = 0.2
+REQUEST_S = 10.0
+
+
+class ProblemError(Exception):
+    """The gateway refused a request; `problem` is its RFC 9457 body, which says what to change."""
+
+    def __init__(self, status: int, problem: dict[str, Any]) -> None:
+        super().__init__(f"{status}: {problem.get('detail') or problem.get('title') or problem}")
+        self.status = status
+        self.problem = problem
+
+
+@dataclass(frozen=True)
+class Received:
+    """One chunk as it reached the viewer. Wall times are comparable on one machine only."""
+
+    index: int
+    epoch: int
+    worker: str
+    control_seq: int
+    start_s: float
+    end_s: float
+    published_at: float
+    """Wall time at which the worker handed it to the broker."""
+    received_at: float
+    """Wall time at which its last byte was here."""
+    size_bytes: int
+    init: bytes
+    fragment: bytes
+    """Both empty unless the viewer keeps video."""
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A prompt on its way from being submitted to being seen. Times are monotonic seconds."""
+
+    event_id: str
+    control_seq: int
+    submitted_s: float
+    accepted_s: float
+    next_chunk: int
+    """What would have arrived next when it was submitted."""
+
+
+@dataclass
+class Viewer:
+    """Watches `session`. `keep_video`: keep every init segment and fragment, for decoding."""
+
+    api: httpx.AsyncClient
+    session: str
+    keep_video: bool = False
+    on_chunk: Callable[[Received], None] | None = None
+    player: Player = field(default_factory=Player)
+    chunks: list[Received] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    """What the gateway complained about on the WebSocket."""
+    connections: int = 0
+    greeted_at: float = math.inf
+    """Wall time of the first connection's greeting: chunks made since then arrive as they are made."""
+    ended: dict[str, Any] | None = None
+    """The stream's last message, once the session is over."""
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _init: bytes = b""
+    _socket: ClientConnection | None = None
+
+    @classmethod
+    async def create(
+        cls, api: httpx.AsyncClient, prompt: str, *, keep_video: bool = False, **more: Any
+    ) -> Viewer:
+        """Open a session; `more`: model, seed, metadata. Raises ProblemError."""
+        answer = await request(api, "POST", "/v1/sessions", json={"prompt": prompt, **more})
+        return cls(api, answer["id"], keep_video=keep_video)
+
+    @property
+    def last(self) -> int:
+        """Index of the newest chunk that arrived, -1 before the first."""
+        return self.chunks[-1].index if self.chunks else -1
+
+    def video(self) -> bytes:
+        """Everything that arrived as one MP4; empty unless video is kept."""
+        return (
+            b"".join([self.chunks[0].init, *(chunk.fragment for chunk in self.chunks)])
+            if self.chunks
+            else b""
+        )
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[Viewer]:
+        """Watch in the background for as long as the block runs."""
+        task = asyncio.create_task(self.watch())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def watch(self) -> None:
+        """Watch until the session ends, whatever happens to connections. Raises ProblemError if refused."""
+        while self.ended is None:
+            try:
+                async with connect(
+                    self._stream_url(), max_size=MESSAGE_LIMIT_BYTES, open_timeout=5
+                ) as socket:
+                    self.connections += 1
+                    self._socket = socket
+                    reports = asyncio.create_task(self._report(socket))
+                    try:
+                        await self._read(socket)
+                    finally:
+                        self._socket = None
+                        reports.cancel()
+            except InvalidStatus as refused:
+                status = refused.response.status_code
+                if status < 500:
+                    raise ProblemError(status, _json(bytes(refused.response.body or b""))) from None
+            except (OSError, TimeoutError, WebSocketException):
+                pass
+            if self.ended is None:
+                await asyncio.sleep(RECONNECT_S)
+
+    async def drop_connection(self) -> None:
+        """Cut the connection as a network would: without a closing handshake."""
+        if self._socket is not None:
+            self._socket.transport.abort()
+
+    async def until(self, condition: Callable[[], bool], limit_s: float, what: str = "the condition") -> None:
+        """Wait for what arriving messages make true; raises TimeoutError that says what was missing."""
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(condition), limit_s)
+            except TimeoutError:
+                raise TimeoutError(
+                    f"session {self.session}: no {what} within {limit_s} s; newest chunk {self.last}, "
+                    f"{self.connections} connections, events {[event['type'] for event in self.events]}"
+                ) from None
+
+    async def more_chunks(self, count: int, limit_s: float) -> None:
+        """Wait until `count` further chunks have arrived."""
+        wanted = len(self.chunks) + count
+        await self.until(lambda: len(self.chunks) >= wanted, limit_s, f"{count} further chunks")
+
+    async def event(self, kind: str, limit_s: float, **having: Any) -> dict[str, Any]:
+        """Wait for an event of this type with these values."""
+
+        def found() -> dict[str, Any] | None:
+            for event in self.events:
+                if event["type"] == kind and all(event.get(key) == value for key, value in having.items()):
+                    return event
+            return None
+
+        await self.until(lambda: found() is not None, limit_s, f"event {kind} {having or ''}".rstrip())
+        event = found()
+        assert event is not None
+        return event
+
+    # Control, over REST
+
+    async def get(self) -> dict[str, Any]:
+        return await request(self.api, "GET", f"/v1/sessions/{self.session}")
+
+    async def submit(self, prompt: str) -> Switch:
+        """Ask for another prompt; `prompt.applied` follows as an event with the same event id."""
+        submitted_s, next_chunk = time.monotonic(), self.player.next_chunk
+        receipt = await request(
+            self.api, "POST", f"/v1/sessions/{self.session}/prompts", json={"prompt": prompt}
+        )
+        return Switch(receipt["event_id"], receipt["control_seq"], submitted_s, time.monotonic(), next_chunk)
+
+    async def pause(self) -> dict[str, Any]:
+        answer = await request(self.api, "POST", f"/v1/sessions/{self.session}/pause")
+        self.player.pause(True, time.monotonic())
+        return answer
+
+    async def resume(self) -> dict[str, Any]:
+        answer = await request(self.api, "POST", f"/v1/sessions/{self.session}/resume")
+        self.player.pause(False, time.monotonic())
+        return answer
+
+    async def delete(self) -> dict[str, Any]:
+        return await request(self.api, "DELETE", f"/v1/sessions/{self.session}")
+
+    # The stream
+
+    def _stream_url(self) -> str:
+        base = str(self.api.base_url).rstrip("/").replace("http", "ws", 1)
+        after = f"?after={self.last}" if self.chunks else ""
+        return f"{base}/v1/sessions/{self.session}/stream{after}"
+
+    async def _read(self, socket: ClientConnection) -> None:
+        announced: dict[str, Any] | None = None
+        async for message in socket:
+            if isinstance(message, bytes):
+                if announced is not None:
+                    self._binary(announced, message)
+                announced = None
+            else:
+                announced = self._text(json.loads(message))
+            async with self._changed:
+                self._changed.notify_all()
+
+    def _text(self, message: dict[str, Any]) -> dict[str, Any] | None:
+        """Takes in one JSON message; returns it if it announces a binary one."""
+        match message["type"]:
+            case "chunk" | "init":
+                return message
+            case "hello":
+                self.greeted_at = min(self.greeted_at, time.time())
+            case "end":
+                self.ended = message
+            case "error":
+                self.errors.append(message)
+            case kind if "." in kind:
+                self.events.append({**message, "received_s": time.monotonic()})
+        return None
+
+    def _binary(self, announced: dict[str, Any], data: bytes) -> None:
+        if announced["type"] == "init":
+            self._init = data
+            return
+        received_at, now_s = time.time(), time.monotonic()
+        start_s = announced["start_s"]
+        end_s = start_s + announced["duration_s"]
+        if not self.player.arrived(announced["index"], start_s, end_s, now_s):
+            return
+        received = Received(
+            index=announced["index"],
+            epoch=announced["epoch"],
+            worker=announced["worker"],
+            control_seq=announced["control_seq"],
+            start_s=start_s,
+            end_s=end_s,
+            published_at=announced["published_at"],
+            received_at=received_at,
+            size_bytes=len(data),
+            init=self._init if self.keep_video else b"",
+            fragment=data if self.keep_video else b"",
+        )
+        self.chunks.append(received)
+        if self.on_chunk is not None:
+            self.on_chunk(received)
+
+    async def _report(self, socket: ClientConnection) -> None:
+        with suppress(WebSocketException, OSError):
+            while True:
+                self.player.tick(time.monotonic())
+                report = {
+                    "type": "playhead",
+                    "playhead_s": round(self.player.position_s, 3),
+                    "buffered_s": round(self.player.buffered_s, 3),
+                }
+                await socket.send(json.dumps(report))
+                await asyncio.sleep(REPORT_INTERVAL_S)
+
+
+async def request(api: httpx.AsyncClient, method: str, path: str, **more: Any) -> dict[str, Any]:
+    """One call of the REST API; returns its JSON. Raises ProblemError."""
+    answer = await api.request(method, path, timeout=REQUEST_S, **more)
+    if answer.is_error:
+        raise ProblemError(answer.status_code, _json(answer.content))
+    body: dict[str, Any] = answer.json() if answer.content else {}
+    return body
+
+
+def _json(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body or b"{}")
+    except ValueError:
+        return {"detail": body.decode(errors="replace")}
+    return value if isinstance(value, dict) else {"detail": str(value)}

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from turboserve.bench.stream import NoStackError, Target, prompts
+from turboserve.bench.streaming.figures import percentile, summary
+from turboserve.bench.streaming.measurement import Measurement, Watched
+from turboserve.bench.streaming.viewer import Received, Switch, Viewer
+
+
+def test_percentiles_interpolate() -> None:
+    assert percentile([], 0.5) is None
+    assert percentile([4.0], 0.95) == 4.0
+    assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.5
+    assert summary([3.0, 1.0, 2.0], largest=True) == {"p50": 2.0, "p95": 2.9, "max": 3.0}
+
+
+def watched(session: str, delays_s: list[float], greeted_at: float) -> Watched:
+    viewer = Viewer(httpx.AsyncClient(), session, greeted_at=greeted_at)
+    for index, delay_s in enumerate(delays_s):
+        start_s = index * 0.75
+        viewer.player.arrived(index, start_s, start_s + 0.75, 10.0 + start_s)
+        viewer.chunks.append(
+            Received(
+                index, 1, "w", 0, start_s, start_s + 0.75, 100 + start_s, 100 + start_s + delay_s, 9, b"", b""
+            )
+        )
+    switch = Switch("event", 1, 11.0, 11.1, 2)
+    return Watched(viewer, 9.5, switch, applied_s=12.0, applied_chunk=4, visible_s=13.0)
+
+
+def test_the_report_tells_the_gateways_share_from_the_brokers() -> None:
+    # Chunk 0 was made before the viewer was there: it says nothing about the way.
+    one = watched("s", [5.0, 0.03, 0.03, 0.03], greeted_at=100.5)
+    measurement = Measurement(10.0, [one], {("s", index): 100 + index * 0.75 + 0.02 for index in range(4)})
+    report = measurement.report()
+    assert report["gateway_overhead_s"] == {"p50": 0.03, "p95": 0.03}
+    assert report["baseline"]["broker_s"]["p50"] == 0.02
+    assert report["baseline"]["gateway_share_s"]["p50"] == 0.01
+    assert report["baseline"]["ratio_p50"] == 1.5
+    assert report["baseline"]["chunks"] == 3
+    assert report["ttfc_s"]["p50"] == 0.5
+    assert report["interarrival_s"] == {"p50": 0.75, "p95": 0.75, "max": 0.75}
+    assert report["prompt_applied_s"]["p50"] == 1.0
+    assert report["prompt_applied_chunks"]["p50"] == 2
+    assert report["prompt_visible_s"]["p50"] == 2.0
+    assert (report["sessions"], report["chunks"], report["chunks_lost"]) == (1, 4, 0)
+    json.dumps(report, allow_nan=False)
+
+
+def test_a_report_of_nothing_is_still_an_object() -> None:
+    report = Measurement(1.0).report()
+    assert report["ttfc_s"] == {"p50": None, "p95": None}
+    assert report["baseline"] is None
+    json.dumps(report, allow_nan=False)
+
+
+def test_neighbouring_sessions_differ_in_both_prompts() -> None:
+    everything = [prompt for number in range(8) for prompt in prompts(number)]
+    assert len(set(everything)) == len(everything)
+    for first, second in map(prompts, range(8)):
+        assert first.split()[1] != second.split()[1]
+
+
+def test_the_stack_is_found_in_its_data_directory(tmp_path: Path) -> None:
+    (tmp_path / "stack.json").write_text(json.dumps({"url": "http://127.0.0.1:1", "nats_url": "nats://x"}))
+    assert Target.find(tmp_path) == Target("http://127.0.0.1:1", "nats://x")
+    with pytest.raises(NoStackError, match="turboserve up"):
+        Target.find(tmp_path / "elsewhere")
