@@ -21,6 +21,7 @@ from turboserve import subjects
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
 from turboserve.cli.embedded.postgres import ensure_database
 from turboserve.cli.embedded.running import running
+from turboserve.cli.stack.background import BackgroundStack
 
 # Torch and its like would otherwise use every core for matrices that fit in a cache.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -91,6 +92,13 @@ def postgres_url(postgres_server: PostgresServer) -> str:
     database = f"test_{uuid.uuid4().hex[:12]}"
     asyncio.run(ensure_database(postgres_server.url("postgres"), database))
     return postgres_server.url(database)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]:
+    """The whole stack with two workers: `stack.url`, `stack.record`, `stack.kill("gateway")`."""
+    with BackgroundStack(tmp_path_factory.mktemp("stack") / "data", "--workers", "2") as stack:
+        yield stack
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ class Health(BaseHTTPRequestHandler):
 
 
 def say(event: str, service: str) -> None:
-    print(json.dumps({"service": service, "event": event, "level": "info", "pid": os.getpid()}), flush=True)
+    print(json.dumps({"service": service, "event": event, "level": "info"}), flush=True)
 
 
 def main() -> None:

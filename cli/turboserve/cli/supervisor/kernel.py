@@ -45,6 +45,13 @@ class Reaper:
         self._seen = zombies
 
 
+def reap_all() -> None:
+    """Collect every child that has ended; for when nobody else waits for any."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue
+
+
 def _children() -> set[int]:
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():

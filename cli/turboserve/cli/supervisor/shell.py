@@ -76,6 +76,7 @@ class Supervisor:
         around.cancel()
         for process in self._ended:
             process.close()
+        kernel.reap_all()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             self._loop.remove_signal_handler(number)
         for descriptor in self._lifeline:

@@ -1,0 +1,133 @@
+"""A whole stack as a child process, for tests and benchmarks that need one of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from turboserve.cli.stack import record
+from turboserve.cli.stack.record import NoStack, StackRecord
+
+START_LIMIT_S = 180.0
+STOP_LIMIT_S = 60.0
+UP = (sys.executable, "-m", "turboserve.cli.main", "up")
+
+
+class DidNotStart(Exception):
+    """`turboserve up` ended or hung; the message carries the end of its output."""
+
+
+class BackgroundStack:
+    """`turboserve up` on the directory `data`, started on entry, stopped on exit; output goes to `log`."""
+
+    def __init__(
+        self,
+        data: Path,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        command: Sequence[str] = UP,
+    ) -> None:
+        self.data = data
+        self.log = data.with_name(f"{data.name}.log")
+        self._command = [*command, "--data", str(data), *options]
+        self._environment = {**os.environ, **(environment or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> BackgroundStack:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def record(self) -> StackRecord:
+        """What stack.json says now."""
+        return record.read(self.data)
+
+    @property
+    def url(self) -> str:
+        return self.record.url
+
+    @property
+    def output(self) -> str:
+        """Everything the stack has printed so far."""
+        return self.log.read_text(errors="replace")
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The supervisor."""
+        assert self._process is not None, "the stack has not been started"
+        return self._process
+
+    def start(self) -> None:
+        """Start, and wait until everything is ready; raises DidNotStart."""
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+            )
+        try:
+            self.wait(self._is_ready, START_LIMIT_S)
+        except TimeoutError:
+            self.stop()
+            raise DidNotStart(self.output[-4000:]) from None
+
+    def stop(self) -> int:
+        """Ask it to stop, as Ctrl-C does, and return its exit status."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+    def kill(self, name: str) -> int:
+        """`kill -9` the service or server `name` (`worker`: the first one) and return its process id."""
+        pid = self.record.worker_pids()[0] if name == "worker" else self.record.pid(name)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def wait_until_back(self, name: str, killed_pid: int, limit_s: float = 60.0) -> int:
+        """Wait until `name` is ready again as another process; returns the new process id."""
+
+        def back() -> bool:
+            described = self.record.processes[name]
+            return described["state"] == "ready" and described["pid"] not in (None, killed_pid)
+
+        self.wait(back, limit_s)
+        return self.record.pid(name)
+
+    def descendants(self) -> list[psutil.Process]:
+        """Every living process below the supervisor."""
+        found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        return found
+
+    def wait(self, condition: Callable[[], bool], limit_s: float) -> None:
+        """Look until `condition` holds; raises TimeoutError with the end of the output."""
+        deadline_s = time.monotonic() + limit_s
+        while not condition():
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"not so after {limit_s:.0f} s; the stack said:\n{self.output[-4000:]}")
+            time.sleep(0.05)
+
+    def _is_ready(self) -> bool:
+        if self.process.poll() is not None:
+            raise DidNotStart(self.output[-4000:])
+        try:
+            return self.record.ready
+        except NoStack:
+            return False

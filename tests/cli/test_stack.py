@@ -1,0 +1,235 @@
+"""The whole supervisor with real servers and stand-ins for the services."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import nats
+import psutil
+import pytest
+
+from turboserve.cli.stack.background import BackgroundStack
+
+HERE = Path(__file__).parent / "stack"
+UP = (sys.executable, str(HERE / "up_with_dummies.py"))
+ENVIRONMENT = {"PYTHONPATH": str(HERE)}
+SERVERS = ("nats", "redis", "postgres")
+SERVICES = ("state-store", "scheduler", "autoscaler", "gateway")
+
+
+def dummy_stack(data: Path, *options: str, **environment: str) -> BackgroundStack:
+    return BackgroundStack(data, *options, environment={**ENVIRONMENT, **environment}, command=UP)
+
+
+def up(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*UP, "--data", str(data), *options],
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def gone(pid: int) -> bool:
+    """Whether the process has ended; its parent may not have collected it yet."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture(scope="module")
+def dummies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]:
+    with dummy_stack(tmp_path_factory.mktemp("stack") / "data", "--workers", "2") as stack:
+        yield stack
+
+
+def test_everything_is_ready_and_on_record(dummies: BackgroundStack) -> None:
+    record = dummies.record
+    assert set(record.processes) == {*SERVERS, *SERVICES}
+    assert all(process["state"] == "ready" for process in record.processes.values())
+    assert len(record.worker_pids()) == 2
+    assert f"TurboServe is up:  {record.url}/" in dummies.output
+    assert (dummies.data / "stack.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_lines_carry_the_name_of_their_service_also_a_workers(dummies: BackgroundStack) -> None:
+    dummies.wait(lambda: dummies.output.count("worker lives") == 2, 10)
+    lines = dummies.output.splitlines()
+    assert sum(line.startswith("worker ") and "worker lives" in line for line in lines) == 2
+    assert any(line.startswith("gateway ") and "service lives" in line for line in lines)
+    assert (dummies.data / "logs" / "worker.log").read_text().count("worker lives") == 2
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_killed_server_comes_back_on_its_port_with_its_data(dummies: BackgroundStack, name: str) -> None:
+    before = dummies.record
+    others = {n: p["pid"] for n, p in before.processes.items() if n != name}
+    asyncio.run(_write(before.nats_url, before.postgres_url))
+    dummies.wait_until_back(name, dummies.kill(name))
+    after = dummies.record
+    assert after.processes[name]["port"] == before.processes[name]["port"]
+    assert {n: p["pid"] for n, p in after.processes.items() if n != name} == others
+    assert asyncio.run(_read(after.nats_url, after.postgres_url)) == (1, 7)
+
+
+@pytest.mark.parametrize("name", ["nats", "redis"])
+def test_a_killed_guard_is_restarted_with_its_server(dummies: BackgroundStack, name: str) -> None:
+    described = dummies.record.processes[name]
+    os.kill(described["guard_pid"], signal.SIGKILL)
+    dummies.wait_until_back(name, described["pid"])
+    assert gone(described["pid"])
+
+
+def test_a_killed_service_comes_back(dummies: BackgroundStack) -> None:
+    restarts = dummies.record.processes["gateway"]["restarts"]
+    dummies.wait_until_back("gateway", dummies.kill("gateway"))
+    assert dummies.record.processes["gateway"]["restarts"] == restarts + 1
+    assert "status" in dummies.output
+    assert "SIGKILL" in dummies.output
+
+
+def test_a_second_up_on_the_same_data_says_so(dummies: BackgroundStack) -> None:
+    second = up(dummies.data)
+    assert second.returncode == 1
+    assert f"already running at {dummies.url}" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_status_shows_every_process_and_no_password(dummies: BackgroundStack) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "turboserve.cli.main", "status", "--data", str(dummies.data)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert all(name in shown for name in (*SERVERS, *SERVICES, "worker", dummies.url))
+    assert not any(
+        secret in shown for secret in json.loads((dummies.data / "secrets.json").read_text()).values()
+    )
+
+
+def test_workers_outlive_their_autoscaler_but_not_the_stack(data_dir: Path) -> None:
+    stack = dummy_stack(data_dir, "--workers", "2")
+    with stack:
+        workers = stack.record.worker_pids()
+        stack.wait_until_back("autoscaler", stack.kill("autoscaler"))
+        assert set(workers) <= set(stack.record.worker_pids())
+        processes = stack.descendants()
+    assert not [process for process in processes if process.is_running()]
+
+
+def test_stop_is_in_order_and_leaves_status_0(data_dir: Path) -> None:
+    stack = dummy_stack(data_dir)
+    stack.start()
+    processes = stack.descendants()
+    assert stack.stop() == 0
+    stopped = [line.split()[0] for line in stack.output.splitlines() if line.endswith("stops")]
+    assert stopped == ["gateway", "autoscaler", "worker", "scheduler", "state-store"]
+    assert not [process for process in processes if process.is_running()]
+    assert not (data_dir / "stack.json").exists()
+    assert "killing" not in stack.output
+
+
+def test_kill_9_of_the_supervisor_leaves_no_orphan_and_the_next_start_works(data_dir: Path) -> None:
+    stack = dummy_stack(data_dir, "--workers", "2")
+    stack.start()
+    # Workers whose autoscaler died are not below any direct child of the supervisor when it dies.
+    stack.wait_until_back("autoscaler", stack.kill("autoscaler"))
+    processes = stack.descendants()
+    assert len(processes) > 10
+    ports = {name: process["port"] for name, process in stack.record.processes.items()}
+    stack.process.kill()
+    stack.process.wait()
+    _, left = psutil.wait_procs(processes, timeout=20)
+    assert not left
+    with dummy_stack(data_dir) as again:
+        assert {name: process["port"] for name, process in again.record.processes.items()} == ports
+
+
+def test_the_next_start_does_not_wait_for_the_end_of_what_was_killed(data_dir: Path) -> None:
+    """Started at once, while the guards of a killed stack still stop their servers."""
+    first = dummy_stack(data_dir)
+    first.start()
+    first.process.kill()
+    first.process.wait()
+    with dummy_stack(data_dir) as second:
+        assert second.record.ready
+
+
+def test_what_never_comes_up_ends_the_stack_with_status_1(data_dir: Path) -> None:
+    result = subprocess.run(
+        [*UP, "--data", str(data_dir)],
+        env={**os.environ, **ENVIRONMENT, "DUMMY_FAILS": "scheduler"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "giving up process=scheduler" in result.stdout
+    assert f"the logs are in {data_dir / 'logs'}" in result.stdout
+
+
+def test_json_format_prints_only_json(data_dir: Path) -> None:
+    stack = dummy_stack(data_dir, "--log-format", "json")
+    stack.start()
+    stack.stop()
+    records = [json.loads(line) for line in stack.output.splitlines()]
+    assert {"up", "gateway", "worker", "postgres", "nats"} <= {record["service"] for record in records}
+    assert any(record["event"] == "stack is up" and record["url"] for record in records)
+
+
+def test_a_taken_port_that_was_asked_for_is_an_error(data_dir: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = up(data_dir, "--port", str(port))
+    assert result.returncode == 1
+    assert f"port {port} on 127.0.0.1 is in use" in result.stderr
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "x"])
+def test_an_impossible_port_is_refused(data_dir: Path, port: str) -> None:
+    result = up(data_dir, "--port", port)
+    assert result.returncode == 2
+    assert "--port" in result.stderr
+
+
+@pytest.mark.parametrize("workers", ["", "-1", "3..1", "1..1000", "two"])
+def test_impossible_workers_are_refused(data_dir: Path, workers: str) -> None:
+    result = up(data_dir, f"--workers={workers}")
+    assert result.returncode == 1
+    assert "--workers" in result.stderr
+
+
+async def _write(nats_url: str, postgres_url: str) -> None:
+    client = await nats.connect(nats_url)
+    jetstream = client.jetstream()
+    await jetstream.add_stream(name="KEPT", subjects=["kept"])
+    await jetstream.purge_stream("KEPT")
+    await jetstream.publish("kept", b"x")
+    await client.close()
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute(
+        "create table if not exists kept (x int); truncate kept; insert into kept values (7)"
+    )
+    await connection.close()
+
+
+async def _read(nats_url: str, postgres_url: str) -> tuple[int, int]:
+    client = await nats.connect(nats_url)
+    messages = (await client.jetstream().stream_info("KEPT")).state.messages
+    await client.close()
+    connection = await asyncpg.connect(postgres_url)
+    value: int = await connection.fetchval("select x from kept")
+    await connection.close()
+    return messages, value
