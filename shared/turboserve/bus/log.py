@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 
 import nats
@@ -22,6 +22,8 @@ from turboserve.telemetry import inject_context
 WRONG_LAST_SEQUENCE = 10071
 QUIET_S = 1.0
 """After this much silence a follower asks whether it missed something."""
+BACKLOG = 4
+"""Live messages that a follower holds for a reader who is busy; what comes on top is read from the log."""
 
 
 @dataclass(frozen=True)
@@ -110,16 +112,22 @@ async def _get(bus: Bus, stream: str, subject: str, sequence: int | None) -> Ent
 
 async def follow(
     bus: Bus, stream: str, subject: str, live: str, *, after_sequence: int = 0
-) -> AsyncIterator[Entry]:
+) -> AsyncGenerator[Entry, None]:
     """All messages on `subject` after stream sequence `after_sequence`, each once, in order, for ever.
 
     Survives broker restarts and lost live messages. Messages that the stream no longer keeps are skipped:
-    readers of chunks check that indices are contiguous.
+    readers of chunks check that indices are contiguous. A reader who takes long between two messages costs
+    at most `BACKLOG` of them in memory.
     """
-    queue: asyncio.Queue[Entry] = asyncio.Queue()
+    queue: asyncio.Queue[Entry] = asyncio.Queue(BACKLOG)
+    dropped = False
 
     async def receive(raw: NatsMsg) -> None:
+        nonlocal dropped
         headers = raw.headers or {}
+        if queue.full():
+            dropped = True
+            return
         queue.put_nowait(Entry(subject, int(headers["Nats-Sequence"]), raw.data, headers))
 
     subscription = await bus.client.subscribe(live, cb=receive)
@@ -138,6 +146,9 @@ async def follow(
                     continue
                 position = entry.sequence
                 yield entry
+                continue
+            if dropped and queue.empty():
+                dropped = caught_up = False
                 continue
             try:
                 entry = await asyncio.wait_for(queue.get(), QUIET_S)

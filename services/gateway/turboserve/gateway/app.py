@@ -1,0 +1,105 @@
+"""The gateway's application: wiring only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from turboserve.bus import Bus
+from turboserve.clock import Clock
+from turboserve.gateway.auth.service import Keys
+from turboserve.gateway.context import Gateway
+from turboserve.gateway.events.endpoints import router as events
+from turboserve.gateway.health.endpoints import router as health
+from turboserve.gateway.limits import BodyLimit
+from turboserve.gateway.page import endpoints as page_endpoints
+from turboserve.gateway.pool.endpoints import router as pool
+from turboserve.gateway.problems import handlers
+from turboserve.gateway.problems.schemas import Problem
+from turboserve.gateway.sessions.endpoints import router as sessions
+from turboserve.gateway.sessions.service import Sessions
+from turboserve.gateway.settings import Settings, tenants_by_key
+from turboserve.gateway.stream.chunks import ChunkLog
+from turboserve.gateway.stream.endpoints import router as stream
+from turboserve.gateway.stream.registry import Streams
+from turboserve.gateway.timeline.service import TimelineService
+
+VERSION = "1"
+
+
+def create_gateway(
+    settings: Settings, bus: Bus, clock: Clock, checks: Callable[[], dict[str, bool]]
+) -> Gateway:
+    """The process's services. The caller runs `timeline.run()` and calls `streams.close()` at the end."""
+    return Gateway(
+        settings=settings,
+        bus=bus,
+        clock=clock,
+        checks=checks,
+        keys=Keys(tenants_by_key(settings.api_keys)),
+        sessions=Sessions(bus, clock, settings.default_model),
+        chunks=ChunkLog(bus),
+        timeline=TimelineService(bus, clock, settings.playhead_interval_s, settings.report_timeout_s),
+        streams=Streams(settings.stream_limit),
+    )
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """The ASGI application over `gateway`."""
+    # No /docs: its page loads scripts from elsewhere. /openapi.json is what tools read.
+    app = FastAPI(
+        title="TurboServe",
+        version=VERSION,
+        summary="Streaming video generation: sessions, live video, controls.",
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.gateway = gateway
+    handlers.install(app)
+    for router in (sessions, stream, events, pool, health):
+        app.include_router(router)
+    page_endpoints.install(app)
+    app.add_middleware(BodyLimit, limit_bytes=gateway.settings.body_limit_bytes)
+    if gateway.settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(gateway.settings.cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["Location", "Retry-After"],
+        )
+    app.add_middleware(_NoSniff)
+    _with_problem_schema(app)
+    return app
+
+
+class _NoSniff:
+    """Browsers take every answer for what its Content-Type says."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [*message.get("headers", ()), (b"x-content-type-options", b"nosniff")]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._app(scope, receive, marked if scope["type"] == "http" else send)
+
+
+def _with_problem_schema(app: FastAPI) -> None:
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = make()
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

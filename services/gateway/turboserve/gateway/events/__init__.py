@@ -1,0 +1,1 @@
+"""Session events as server-sent events."""

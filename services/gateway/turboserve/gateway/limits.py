@@ -1,0 +1,53 @@
+"""The limit of a request's body, held before anything reads it."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from turboserve.contracts.errors import BodyTooLargeError
+from turboserve.gateway.problems.handlers import problem_response
+
+
+class BodyLimit:
+    """ASGI middleware: reads at most `limit_bytes` of body, chunked or not; more is answered 413."""
+
+    def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
+        self._app = app
+        self._limit_bytes = limit_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self._app(scope, receive, send)
+            return
+        length = dict(scope["headers"]).get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._limit_bytes:
+            await self._refuse(scope, receive, send)
+            return
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            if len(body) > self._limit_bytes:
+                await self._refuse(scope, receive, send)
+                return
+            if not message.get("more_body", False):
+                break
+        whole: Message | None = {"type": "http.request", "body": bytes(body), "more_body": False}
+
+        async def replay() -> Message:
+            nonlocal whole
+            if whole is None:
+                return await receive()
+            first, whole = whole, None
+            return first
+
+        await self._app(scope, replay, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = BodyTooLargeError(
+            f"the body is over {self._limit_bytes} bytes", field="body", limit=self._limit_bytes
+        )
+        # The rest of the body is not read, so the connection cannot carry another request.
+        await problem_response(error, scope["path"], {"Connection": "close"})(scope, receive, send)

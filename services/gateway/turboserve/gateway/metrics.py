@@ -1,0 +1,57 @@
+"""What the gateway measures. Durations in seconds, sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from opentelemetry.metrics import CallbackOptions, Observation
+
+from turboserve.telemetry import meter
+
+_meter = meter("gateway")
+_LATENCY = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]
+_WAIT = [0.1, 0.2, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30]
+
+sessions_created = _meter.create_counter(
+    "turboserve_gateway_sessions_created", description="Sessions created here."
+)
+viewers = _meter.create_up_down_counter("turboserve_gateway_viewers", description="Open video streams.")
+chunks = _meter.create_counter(
+    "turboserve_gateway_chunks_delivered", description="Chunks sent, counted per viewer."
+)
+video_bytes = _meter.create_counter("turboserve_gateway_video_bytes", description="Video sent, bytes.")
+stalls = _meter.create_counter(
+    "turboserve_gateway_stalls", description="Times a viewer ran out of video while it should play."
+)
+stall_seconds = _meter.create_histogram(
+    "turboserve_gateway_stall_seconds",
+    description="Length of a stall.",
+    explicit_bucket_boundaries_advisory=_WAIT,
+)
+delivery_seconds = _meter.create_histogram(
+    "turboserve_gateway_delivery_seconds",
+    description="From the worker's publication of a chunk to the end of its sending (wall clocks).",
+    explicit_bucket_boundaries_advisory=_LATENCY,
+)
+ttfc_seconds = _meter.create_histogram(
+    "turboserve_gateway_ttfc_seconds",
+    description="From the request for a session to its first chunk sent to a viewer.",
+    explicit_bucket_boundaries_advisory=_WAIT,
+)
+gaps = _meter.create_counter(
+    "turboserve_gateway_gaps", description="Times a viewer needed a chunk that the log no longer keeps."
+)
+
+
+def observe_slack(slacks: Callable[[], list[float]]) -> None:
+    """Export the smallest playout slack of the sessions watched here; `slacks` gives all of them."""
+
+    def smallest(_options: CallbackOptions) -> Iterable[Observation]:
+        found = slacks()
+        return [Observation(min(found))] if found else []
+
+    _meter.create_observable_gauge(
+        "turboserve_gateway_slack_min_seconds",
+        callbacks=[smallest],
+        description="Smallest playout slack of all sessions watched here.",
+    )

@@ -1,0 +1,1 @@
+"""Models and workers, as the pool has them now."""

@@ -1,0 +1,48 @@
+"""REST: /v1/models and /v1/workers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+
+from turboserve.contracts.requests import ListWorkers
+from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.gateway.auth.dependency import Tenant
+from turboserve.gateway.context import Gateway, gateway_of
+from turboserve.gateway.pool.schemas import Model, ModelList, Worker, WorkerList
+from turboserve.gateway.problems.schemas import problems
+from turboserve.subjects import LIST_WORKERS
+
+router = APIRouter(prefix="/v1", tags=["pool"])
+
+
+@router.get("/models", summary="Models that can be asked for now", responses=problems(401))
+async def models(_tenant: Tenant, gateway: Annotated[Gateway, Depends(gateway_of)]) -> ModelList:
+    page = await gateway.bus.call(LIST_WORKERS, ListWorkers())
+    serving: dict[str, list[WorkerRecord]] = {}
+    for worker in page.workers:
+        if worker.phase is WorkerPhase.READY:
+            serving.setdefault(worker.model, []).append(worker)
+    return ModelList(
+        models=[
+            Model(
+                id=name,
+                default=name == gateway.settings.default_model,
+                workers=len(workers),
+                capacity=sum(worker.capacity for worker in workers),
+                sessions=sum(worker.sessions for worker in workers),
+            )
+            for name, workers in sorted(serving.items())
+        ]
+    )
+
+
+@router.get("/workers", summary="The pool", responses=problems(401, 422))
+async def workers(
+    _tenant: Tenant,
+    gateway: Annotated[Gateway, Depends(gateway_of)],
+    include_gone: Annotated[bool, Query(description="Also those that are gone.")] = False,
+) -> WorkerList:
+    page = await gateway.bus.call(LIST_WORKERS, ListWorkers(include_gone=include_gone))
+    return WorkerList(workers=[Worker.of(record) for record in page.workers])

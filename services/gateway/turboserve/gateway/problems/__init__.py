@@ -1,0 +1,1 @@
+"""RFC 9457 problems: the one form that every error takes."""

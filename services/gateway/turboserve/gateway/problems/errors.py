@@ -1,0 +1,47 @@
+"""Errors of the HTTP edge itself."""
+
+from __future__ import annotations
+
+from turboserve.contracts.errors import InvalidInputError, NoCapacityError, TurboServeError
+
+
+class MalformedRequestError(TurboServeError):
+    """The request cannot be read at all."""
+
+    code, status, title = "malformed_request", 400, "Malformed request"
+
+
+class MethodNotAllowedError(TurboServeError):
+    """The path exists, the method on it does not."""
+
+    code, status, title = "method_not_allowed", 405, "Method not allowed"
+
+
+class ForbiddenOriginError(TurboServeError):
+    """A page of a foreign origin may not open a socket here."""
+
+    code, status, title = "forbidden_origin", 403, "Forbidden origin"
+
+
+class ChunkGoneError(TurboServeError):
+    """The log no longer keeps this chunk; `limit` is the index of the oldest that it keeps."""
+
+    code, status, title = "chunk_gone", 410, "Chunk gone"
+
+
+class ChunkNotMadeError(InvalidInputError):
+    """Nobody can have seen this chunk yet; `limit` is the index of the newest."""
+
+    code, title = "chunk_not_made", "Chunk not made yet"
+
+
+class TooManyStreamsError(NoCapacityError):
+    """This gateway serves as many streams as it is allowed to."""
+
+    code, title = "too_many_streams", "Too many streams"
+
+
+class KeyReusedError(InvalidInputError):
+    """The same Idempotency-Key came with a different request."""
+
+    code, title = "idempotency_key_reused", "Idempotency key reused"

@@ -1,0 +1,56 @@
+"""Every exception becomes a problem."""
+
+from __future__ import annotations
+
+import math
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from turboserve.contracts.errors import NotFoundError, TurboServeError
+from turboserve.gateway.problems.errors import MalformedRequestError, MethodNotAllowedError
+from turboserve.gateway.problems.schemas import MEDIA_TYPE, problem_of
+from turboserve.gateway.problems.validation import invalid_input
+
+
+def problem_response(
+    error: TurboServeError, instance: str, headers: dict[str, str] | None = None
+) -> Response:
+    """The error as `application/problem+json`, with Retry-After if a retry makes sense."""
+    headers = dict(headers or {})
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    body = problem_of(error, instance).model_dump_json(exclude_none=True)
+    return Response(body, error.status, headers, media_type=MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    @app.exception_handler(TurboServeError)
+    async def typed(request: Request, error: TurboServeError) -> Response:
+        return problem_response(error, request.url.path)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return problem_response(
+            invalid_input(error.errors(), skip=("body", "query", "path", "header")), request.url.path
+        )
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        path = request.url.path
+        problem: TurboServeError
+        if error.status_code == 404:
+            problem = NotFoundError(f"there is nothing at {path}", field="path")
+        elif error.status_code == 405:
+            problem = MethodNotAllowedError(f"{path} does not take {request.method}", field="method")
+        else:
+            problem = MalformedRequestError(str(error.detail), field="body")
+        return problem_response(problem, path, dict(error.headers or {}))
+
+    @app.exception_handler(Exception)
+    async def crash(request: Request, _error: Exception) -> Response:
+        return problem_response(TurboServeError("something in the gateway broke"), request.url.path)

@@ -1,0 +1,66 @@
+"""The body of every error (RFC 9457), and how OpenAPI says so."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from turboserve.contracts.errors import TurboServeError
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class Problem(BaseModel):
+    """An RFC 9457 problem. `code` is stable and for programs; `detail` is for people."""
+
+    type: str = Field(description="URN of the kind of problem: `urn:turboserve:problem:` and the code.")
+    title: str
+    status: int
+    detail: str
+    instance: str = Field(description="Path of the request.")
+    code: str
+    field: str | None = Field(None, description="The input or thing at fault.")
+    limit: str | None = Field(None, description="The bound that it met.")
+    retry_after_s: float | None = Field(None, description="When to try again, seconds; also in Retry-After.")
+
+
+def problem_of(error: TurboServeError, instance: str) -> Problem:
+    return Problem(
+        type=f"urn:turboserve:problem:{error.code}",
+        title=error.title,
+        status=error.status,
+        detail=error.detail,
+        instance=instance,
+        code=error.code,
+        field=error.field,
+        limit=error.limit,
+        retry_after_s=error.retry_after_s,
+    )
+
+
+_MEANING = {
+    401: "No API key, or one that nobody was given.",
+    404: "No such thing, or it belongs to someone else.",
+    409: "The session's phase does not allow this.",
+    410: "The stream no longer keeps this chunk; `limit` is the index of the oldest it keeps.",
+    413: "The body is over the limit.",
+    422: "An input has the wrong type or lies outside its limit.",
+    429: "No room; Retry-After says when to try again.",
+}
+_ALWAYS = (500, 503, 504)
+_RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds until a retry makes sense."}}
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI responses of a route that may answer with these statuses, beside those any route may."""
+    found: dict[int | str, dict[str, Any]] = {}
+    for status in (*statuses, *_ALWAYS):
+        found[status] = {
+            "description": _MEANING.get(status, HTTPStatus(status).phrase),
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+        if status in (429, 503, 504):
+            found[status]["headers"] = _RETRY
+    return found

@@ -1,0 +1,26 @@
+"""From pydantic's validation errors to one error that names the field and the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turboserve.contracts.errors import InvalidInputError
+
+_LIMITS = ("max_length", "min_length", "le", "lt", "ge", "gt", "pattern", "expected", "expected_tags")
+
+
+def invalid_input(errors: Sequence[Mapping[str, Any]], skip: Sequence[str] = ()) -> InvalidInputError:
+    """The first of pydantic's `errors`; `skip` are places that say nothing to people (`body`, `query`)."""
+    first = errors[0]
+    where = [str(part) for part in first["loc"]]
+    while where and where[0] in skip and (len(where) > 1 or first["type"] != "missing"):
+        where.pop(0)
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", "invalid")
+        return InvalidInputError(f"the body is not JSON: {reason}", field="body", limit="JSON")
+    field = ".".join(where) or "body"
+    context = first.get("ctx", {})
+    limit = next((context[name] for name in _LIMITS if name in context), None)
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return InvalidInputError(f"{field}: {message}", field=field, limit=limit)

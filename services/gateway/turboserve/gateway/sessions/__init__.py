@@ -1,0 +1,1 @@
+"""Sessions over REST: create, read, list, prompt, pause, resume, end."""

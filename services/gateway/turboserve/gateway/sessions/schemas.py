@@ -1,0 +1,158 @@
+"""What REST takes and gives for sessions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, computed_field
+
+from turboserve.contracts.base import ID_PATTERN, UnixSeconds
+from turboserve.contracts.sessions import (
+    METADATA_KEYS_LIMIT,
+    METADATA_VALUE_LIMIT,
+    PROMPT_LIMIT,
+    SEED_LIMIT,
+    Activity,
+    Decision,
+    Phase,
+    PromptReceipt,
+    SessionRecord,
+)
+
+METADATA_KEY_LIMIT = 64
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not contain the character NUL")
+    return text
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be blank")
+    return _no_nul(text)
+
+
+PromptText = Annotated[
+    str,
+    Field(min_length=1, max_length=PROMPT_LIMIT, examples=["a red circle moving left"]),
+    AfterValidator(_not_blank),
+]
+_Key = Annotated[str, Field(min_length=1, max_length=METADATA_KEY_LIMIT), AfterValidator(_no_nul)]
+_Value = Annotated[str, Field(max_length=METADATA_VALUE_LIMIT), AfterValidator(_no_nul)]
+
+
+class _Input(BaseModel):
+    # The edge is strict: what a client misspells or mistypes should fail here, not be dropped.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class NewSession(_Input):
+    prompt: PromptText
+    model: Annotated[str, Field(pattern=ID_PATTERN)] | None = Field(
+        None, description="See /v1/models; none: the gateway's default."
+    )
+    seed: int | None = Field(
+        None, ge=0, le=SEED_LIMIT, description="Same model, prompt, seed: same video. None: random."
+    )
+    metadata: dict[_Key, _Value] = Field({}, max_length=METADATA_KEYS_LIMIT, description="Kept, not read.")
+
+
+class NewPrompt(_Input):
+    prompt: PromptText
+
+
+class Links(BaseModel):
+    """Paths of what belongs to the session; `stream` is a WebSocket."""
+
+    self: str
+    stream: str
+    video: str
+    events: str
+    prompts: str
+    pause: str
+    resume: str
+    decisions: str
+
+    @classmethod
+    def of(cls, session: str) -> Links:
+        base = f"/v1/sessions/{session}"
+        return cls(
+            self=base,
+            stream=f"{base}/stream",
+            video=f"{base}/stream.mp4",
+            events=f"{base}/events",
+            prompts=f"{base}/prompts",
+            pause=f"{base}/pause",
+            resume=f"{base}/resume",
+            decisions=f"{base}/decisions",
+        )
+
+
+class Session(BaseModel):
+    """One session as its tenant sees it."""
+
+    id: str
+    phase: Phase
+    activity: Activity
+    model: str
+    prompt: str = Field(description="The newest accepted prompt.")
+    seed: int
+    metadata: dict[str, str]
+    epoch: int = Field(description="Number of the current ownership; 0 before the first.")
+    worker: str | None
+    next_chunk: int = Field(description="Index of the first chunk not yet made, as far as is known.")
+    control_seq: int = Field(description="Number of the newest accepted prompt.")
+    applied_control_seq: int = Field(description="Number of the newest prompt that a chunk was made under.")
+    playhead_s: float
+    reason: str | None = Field(description="Why it ended, or why it waits.")
+    created_at: UnixSeconds
+    updated_at: UnixSeconds
+    links: Links
+
+    @computed_field(description="The same as `phase`.")  # type: ignore[prop-decorator]
+    @property
+    def state(self) -> Phase:
+        return self.phase
+
+    @classmethod
+    def of(cls, record: SessionRecord) -> Session:
+        return cls(**record.model_dump(include=set(cls.model_fields)), links=Links.of(record.id))
+
+
+class SessionList(BaseModel):
+    sessions: list[Session]
+    next: str | None = Field(description="Cursor of the next page (`?after=`); none: this is the last.")
+
+
+class Receipt(BaseModel):
+    """The prompt is accepted; the event `prompt.applied` with this id follows with the chunk's index."""
+
+    session: str
+    event_id: str
+    control_seq: int
+    accepted_at: UnixSeconds
+
+    @classmethod
+    def of(cls, receipt: PromptReceipt) -> Receipt:
+        return cls(**receipt.model_dump(include=set(cls.model_fields)))
+
+
+class DecisionView(BaseModel):
+    """One decision of the scheduler about the session, with its reason and its numbers."""
+
+    epoch: int
+    worker: str | None
+    kind: str
+    reason: str
+    numbers: dict[str, float]
+    at: UnixSeconds
+
+    @classmethod
+    def of(cls, decision: Decision) -> DecisionView:
+        return cls(**decision.model_dump(include=set(cls.model_fields)))
+
+
+class DecisionList(BaseModel):
+    decisions: list[DecisionView]

@@ -1,0 +1,176 @@
+"""Sessions, as the state store has them, for one tenant at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections import OrderedDict
+from typing import TypeVar
+
+from turboserve.bus import Bus
+from turboserve.clock import Clock
+from turboserve.contracts.base import is_id
+from turboserve.contracts.errors import SessionNotFoundError, UnavailableError
+from turboserve.contracts.requests import (
+    CreateSession,
+    DecisionPage,
+    EndSession,
+    ListSessions,
+    SessionPage,
+    SessionRef,
+    SubmitPrompt,
+)
+from turboserve.contracts.sessions import Phase, PromptReceipt, SessionRecord
+from turboserve.gateway import metrics
+from turboserve.gateway.problems.errors import KeyReusedError
+from turboserve.gateway.sessions.schemas import NewSession
+from turboserve.ids import new_id
+from turboserve.subjects import (
+    CREATE_SESSION,
+    END_SESSION,
+    GET_SESSION,
+    LIST_DECISIONS,
+    LIST_SESSIONS,
+    PAUSE_SESSION,
+    RESUME_SESSION,
+    SUBMIT_PROMPT,
+)
+
+T = TypeVar("T")
+
+SEED_BITS = 53
+"""Of a seed that we choose: JavaScript reads it exactly."""
+REMEMBERED = 4_096
+
+
+class Sessions:
+    """All methods raise the state store's typed errors, or UnavailableError while it is away."""
+
+    def __init__(self, bus: Bus, clock: Clock, default_model: str) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._default_model = default_model
+        self._known: OrderedDict[str, SessionRecord] = OrderedDict()
+        self._requested_at: OrderedDict[str, float] = OrderedDict()
+
+    async def create(self, tenant: str, request: NewSession, key: str | None) -> SessionRecord:
+        """A new session; with a `key` that was used before, the session that the first request made."""
+        seed = request.seed
+        if key is None:
+            session = new_id("ses")
+            seed = secrets.randbits(SEED_BITS) if seed is None else seed
+        else:
+            session = _derived("ses", tenant, key)
+            seed = int(_digest("seed", tenant, key), 16) >> (256 - SEED_BITS) if seed is None else seed
+        began = self._clock.monotonic()
+        record = await self._bus.call(
+            CREATE_SESSION,
+            CreateSession(
+                id=session,
+                tenant=tenant,
+                model=request.model or self._default_model,
+                prompt=request.prompt,
+                seed=seed,
+                metadata=request.metadata,
+            ),
+        )
+        if key is not None and not _same(record, request, seed, self._default_model):
+            raise KeyReusedError(
+                "this Idempotency-Key was used with a different request", field="Idempotency-Key"
+            )
+        metrics.sessions_created.add(1)
+        _keep(self._requested_at, session, began)
+        return self.remember(record)
+
+    async def get(self, tenant: str, session: str) -> SessionRecord:
+        return self.remember(await self._bus.call(GET_SESSION, _ref(tenant, session)))
+
+    async def get_or_remembered(self, tenant: str, session: str) -> SessionRecord:
+        """As `get`; while the state store is away, what is known here, so that viewers can come back."""
+        try:
+            return await self.get(tenant, session)
+        except UnavailableError:
+            record = self._known.get(session)
+            if record is None or record.tenant != tenant:
+                raise
+            return record
+
+    async def page(
+        self, tenant: str, phases: tuple[Phase, ...], limit: int, after: str | None
+    ) -> SessionPage:
+        return await self._bus.call(
+            LIST_SESSIONS, ListSessions(tenant=tenant, phases=phases, limit=limit, after=after)
+        )
+
+    async def prompt(self, tenant: str, session: str, prompt: str, key: str | None) -> PromptReceipt:
+        """Accepted from the next chunk on; a repeat under the same `key` gets the first one's receipt."""
+        ref = _ref(tenant, session)
+        event_id = new_id("evt") if key is None else _derived("evt", session, key)
+        return await self._bus.call(
+            SUBMIT_PROMPT,
+            SubmitPrompt(session=ref.session, tenant=ref.tenant, event_id=event_id, prompt=prompt),
+        )
+
+    async def pause(self, tenant: str, session: str) -> SessionRecord:
+        return self.remember(await self._bus.call(PAUSE_SESSION, _ref(tenant, session)))
+
+    async def resume(self, tenant: str, session: str) -> SessionRecord:
+        return self.remember(await self._bus.call(RESUME_SESSION, _ref(tenant, session)))
+
+    async def end(self, tenant: str, session: str) -> SessionRecord:
+        ref = _ref(tenant, session)
+        return self.remember(
+            await self._bus.call(END_SESSION, EndSession(session=ref.session, tenant=ref.tenant))
+        )
+
+    async def decisions(self, tenant: str, session: str) -> DecisionPage:
+        return await self._bus.call(LIST_DECISIONS, _ref(tenant, session))
+
+    def check_id(self, session: str) -> None:
+        """Raises SessionNotFoundError for what cannot be the id of any session."""
+        if not is_id(session):
+            raise SessionNotFoundError("no such session", field="session")
+
+    def remember(self, record: SessionRecord) -> SessionRecord:
+        """Keep what an answer or an event said of a session."""
+        known = self._known.get(record.id)
+        if known is None or known.version <= record.version:
+            _keep(self._known, record.id, record)
+        return record
+
+    def first_chunk_sent(self, session: str) -> None:
+        """A viewer has got chunk 0: its time to first chunk is known."""
+        began = self._requested_at.pop(session, None)
+        if began is not None:
+            metrics.ttfc_seconds.record(self._clock.monotonic() - began)
+
+
+def _ref(tenant: str, session: str) -> SessionRef:
+    if not is_id(session):
+        raise SessionNotFoundError("no such session", field="session")
+    return SessionRef(session=session, tenant=tenant)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _derived(prefix: str, *parts: str) -> str:
+    return f"{prefix}_{_digest(prefix, *parts)[:32]}"
+
+
+def _same(record: SessionRecord, request: NewSession, seed: int, default_model: str) -> bool:
+    """Whether `record` can be what `request` asked for. Its prompt may have been changed since."""
+    return (
+        record.model == (request.model or default_model)
+        and record.seed == seed
+        and record.metadata == request.metadata
+        and (record.prompt == request.prompt or record.control_seq > 1)
+    )
+
+
+def _keep(store: OrderedDict[str, T], key: str, value: T) -> None:
+    store[key] = value
+    store.move_to_end(key)
+    while len(store) > REMEMBERED:
+        store.popitem(last=False)

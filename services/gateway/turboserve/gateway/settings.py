@@ -1,0 +1,67 @@
+"""The gateway's settings."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import orjson
+from pydantic import Field, SecretStr, TypeAdapter, field_validator
+from pydantic_settings import NoDecode
+
+from turboserve.config import Seconds
+from turboserve.config import Settings as Shared
+from turboserve.contracts.base import Id
+
+_TENANTS: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, Id])
+
+
+class Settings(Shared):
+    """Read from `TURBOSERVE_…` variables, e.g. `TURBOSERVE_GATEWAY_PORT`."""
+
+    gateway_host: str = "127.0.0.1"
+    gateway_port: int = Field(default=8080, ge=0, le=65_535)
+    """0: any free port; the log says which."""
+    default_model: Id = "toyworld"
+    """For sessions that name none."""
+    api_keys: Annotated[SecretStr, NoDecode] = SecretStr("")
+    """`key=tenant,key=tenant` or a JSON object; none: everyone is the tenant `default`."""
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    """Other origins whose pages may call the API, separated by commas; `*`: any."""
+    body_limit_bytes: int = Field(default=64 * 1024, ge=1024)
+    """Of a request's body and of a WebSocket message."""
+    stream_limit: int = Field(default=1_000, ge=1)
+    """Video streams that this gateway serves at once."""
+    bad_message_limit: int = Field(default=32, ge=1)
+    """Broken WebSocket messages before the connection is closed."""
+    playhead_interval_s: Seconds = 0.25
+    """Playheads are published this often while someone watches."""
+    report_timeout_s: Seconds = 5.0
+    """A viewer who has not reported for this long no longer moves the playhead."""
+    events_keepalive_s: Seconds = 15.0
+    """A comment after this much silence keeps proxies from closing an event stream."""
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip().rstrip("/") for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("api_keys")
+    @classmethod
+    def _readable(cls, value: SecretStr) -> SecretStr:
+        tenants_by_key(value)
+        return value
+
+
+def tenants_by_key(keys: SecretStr) -> dict[str, str]:
+    """API key → tenant. Raises ValueError (never with a key in it) for what cannot be read."""
+    text = keys.get_secret_value().strip()
+    try:
+        if text.startswith("{"):
+            pairs = orjson.loads(text)
+        else:
+            pairs = dict(part.strip().split("=", 1) for part in text.split(",") if part.strip())
+        return _TENANTS.validate_python(pairs)
+    except ValueError:
+        raise ValueError("api_keys: neither key=tenant,key=tenant nor a JSON object of such") from None

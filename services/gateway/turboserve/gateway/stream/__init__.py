@@ -1,0 +1,1 @@
+"""Video to viewers, over WebSocket and plain HTTP."""

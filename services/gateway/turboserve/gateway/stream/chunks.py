@@ -1,0 +1,176 @@
+"""The chunk log of one session, read by chunk index.
+
+The stream CHUNKS is shared by all sessions, so an index says nothing about a sequence. What was seen is
+remembered; the rest is found by search, since both rise together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from turboserve.bus import Bus, Entry, follow, last_entry, next_entry
+from turboserve.contracts.chunks import ChunkHeader
+from turboserve.gateway.aio import until
+from turboserve.gateway.problems.errors import ChunkGoneError, ChunkNotMadeError
+from turboserve.subjects import CHUNK
+
+REMEMBERED = 65_536
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One chunk and its place in the stream."""
+
+    header: ChunkHeader
+    sequence: int
+    payload: bytes
+
+    @property
+    def init(self) -> bytes:
+        """fMP4 init segment."""
+        return self.payload[: self.header.init_bytes]
+
+    @property
+    def fragment(self) -> bytes:
+        """fMP4 fragment, closed, starting with a key frame."""
+        return self.payload[self.header.init_bytes :]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a viewer begins: chunk `index`, whose first frame is at `start_s`, behind stream `sequence`."""
+
+    index: int
+    start_s: float
+    sequence: int
+
+
+class ChunkLog:
+    """Reads; all methods raise UnavailableError while the broker does not answer."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._sequences: OrderedDict[tuple[str, int], int] = OrderedDict()
+
+    async def after(self, session: str, index: int) -> Start:
+        """The place right behind chunk `index` (-1: the beginning).
+
+        Raises ChunkGoneError if the chunk that follows is no longer kept, ChunkNotMadeError if `index` itself
+        was never made.
+        """
+        newest = await self._newest(session)
+        made = -1 if newest is None else newest.header.index
+        if index > made:
+            raise ChunkNotMadeError(
+                f"after: {index} is beyond the newest chunk, {made}", field="after", limit=made
+            )
+        if newest is None:
+            return Start(0, 0.0, 0)
+        if index == made:
+            return Start(index + 1, newest.header.end_s, newest.sequence)
+        found = await self._find(session, index + 1, newest)
+        return Start(found.header.index, found.header.start_s, found.sequence - 1)
+
+    async def at(self, session: str, playhead_s: float) -> Start:
+        """The chunk that contains `playhead_s`; if that is no longer kept, the oldest that is."""
+        newest = await self._newest(session)
+        if newest is None:
+            return Start(0, 0.0, 0)
+        header = newest.header
+        if playhead_s >= header.end_s:
+            return Start(header.index + 1, header.end_s, newest.sequence)
+        # All chunks but the first have one length, so this is exact for all of them.
+        behind = math.ceil(max(0.0, header.start_s - playhead_s) * header.fps / header.frames - 1e-6)
+        try:
+            found = await self._find(session, max(0, header.index - behind), newest)
+        except ChunkGoneError as gone:
+            found = await self._find(session, int(gone.limit or 0), newest)
+        return Start(found.header.index, found.header.start_s, found.sequence - 1)
+
+    async def follow(self, session: str, start: Start, ended: asyncio.Event) -> AsyncGenerator[Chunk, None]:
+        """Chunks from `start` on, each once, in order; over when `ended` is set and the log is read out.
+
+        Raises ChunkGoneError if the log dropped the next one before it was read.
+        """
+        expected = start.index
+        async with aclosing(self._entries(session, start.sequence, ended)) as entries:
+            async for entry in entries:
+                chunk = self._chunk(entry)
+                if chunk.header.index < expected:
+                    continue
+                if chunk.header.index > expected:
+                    raise _gone(expected, chunk.header.index)
+                expected += 1
+                yield chunk
+
+    async def _entries(
+        self, session: str, position: int, ended: asyncio.Event
+    ) -> AsyncGenerator[Entry, None]:
+        subject = CHUNK.of(session)
+        live = follow(self._bus, CHUNK.stream, subject, CHUNK.live(session), after_sequence=position)
+        async with aclosing(until(live, ended)) as entries:
+            async for entry in entries:
+                position = entry.sequence
+                yield entry
+        while (last := await next_entry(self._bus, CHUNK.stream, subject, position + 1)) is not None:
+            position = last.sequence
+            yield last
+
+    async def _newest(self, session: str) -> Chunk | None:
+        entry = await last_entry(self._bus, CHUNK.stream, CHUNK.of(session))
+        return None if entry is None else self._chunk(entry)
+
+    async def _from(self, session: str, sequence: int) -> Chunk | None:
+        entry = await next_entry(self._bus, CHUNK.stream, CHUNK.of(session), sequence)
+        return None if entry is None else self._chunk(entry)
+
+    async def _find(self, session: str, index: int, newest: Chunk) -> Chunk:
+        """Chunk `index`, which is at most `newest`. Raises ChunkGoneError."""
+        if index == newest.header.index:
+            return newest
+        known = self._sequences.get((session, index))
+        if known is not None:
+            chunk = await self._from(session, known)
+            if chunk is not None and chunk.header.index == index:
+                return chunk
+        oldest = await self._from(session, 1)
+        if oldest is None or index < oldest.header.index:
+            raise _gone(index, newest.header.index + 1 if oldest is None else oldest.header.index)
+        low, high_index, high = oldest, newest.header.index, newest.sequence
+        guess_evenly = True
+        while low.header.index < index:
+            # Chunk `index` lies in (low, high]. Chunks come at an even rate, so interpolation is mostly right
+            # at once; every second step halves instead, so that it is never slow.
+            width = high - low.sequence
+            share = (index - low.header.index) / (high_index - low.header.index) if guess_evenly else 0.5
+            guess_evenly = not guess_evenly
+            probe = low.sequence + max(1, min(width, math.floor(width * share)))
+            chunk = await self._from(session, probe)
+            if chunk is None:
+                raise _gone(index, newest.header.index)
+            if chunk.header.index <= index:
+                low = chunk
+            else:
+                high, high_index = probe, chunk.header.index
+        if low.header.index != index:
+            raise _gone(index, low.header.index)
+        return low
+
+    def _chunk(self, entry: Entry) -> Chunk:
+        header = ChunkHeader.from_headers(entry.headers)
+        self._sequences[header.session, header.index] = entry.sequence
+        self._sequences.move_to_end((header.session, header.index))
+        while len(self._sequences) > REMEMBERED:
+            self._sequences.popitem(last=False)
+        return Chunk(header, entry.sequence, entry.data)
+
+
+def _gone(index: int, oldest: int) -> ChunkGoneError:
+    return ChunkGoneError(
+        f"chunk {index} is no longer kept; the oldest that is kept is {oldest}", field="after", limit=oldest
+    )

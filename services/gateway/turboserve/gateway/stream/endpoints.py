@@ -1,0 +1,110 @@
+"""Video: WS /v1/sessions/{id}/stream and GET /v1/sessions/{id}/stream.mp4."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, Depends, Query
+from starlette.responses import Response
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from turboserve.contracts.errors import InvalidInputError, TurboServeError
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.gateway.auth.dependency import StreamTenant
+from turboserve.gateway.auth.service import bearer
+from turboserve.gateway.context import Gateway, gateway_of
+from turboserve.gateway.problems.errors import ForbiddenOriginError
+from turboserve.gateway.problems.schemas import problems
+from turboserve.gateway.stream.chunks import Start
+from turboserve.gateway.stream.mp4 import video
+from turboserve.gateway.stream.response import LiveResponse
+from turboserve.gateway.stream.socket import Connection, refuse
+from turboserve.gateway.stream.watch import newest_event
+
+router = APIRouter(prefix="/v1/sessions", tags=["video"])
+
+INDEX_LIMIT = 2**53
+
+
+async def _begin(
+    gateway: Gateway, tenant: str, session: str, after: int | None
+) -> tuple[SessionRecord, Start, int]:
+    gateway.sessions.check_id(session)
+    # The newest event is read before the row, so that no event between the two is missed.
+    events_after = await newest_event(gateway, session)
+    record = await gateway.sessions.get_or_remembered(tenant, session)
+    if after is not None:
+        return record, await gateway.chunks.after(session, after), events_after
+    view = gateway.timeline.view(session)
+    playhead_s = record.playhead_s if view is None else view.playhead_s
+    return record, await gateway.chunks.at(session, playhead_s), events_after
+
+
+@router.get(
+    "/{session}/stream.mp4",
+    summary="The video as one fragmented MP4 that lasts as long as the session",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "Init segment, then one fragment per chunk, as they are made.",
+            "content": {"video/mp4": {"schema": {"type": "string", "format": "binary"}}},
+        },
+        **problems(401, 404, 410, 422, 429),
+    },
+)
+async def stream_mp4(
+    session: str,
+    tenant: StreamTenant,
+    gateway: Annotated[Gateway, Depends(gateway_of)],
+    after: Annotated[
+        int | None,
+        Query(ge=-1, le=INDEX_LIMIT, description="Start right behind this chunk; none: at the playhead."),
+    ] = None,
+) -> Response:
+    gateway.streams.check()
+    record, start, events_after = await _begin(gateway, tenant, session, after)
+    return LiveResponse(video(gateway, record, start, events_after), gateway.streams.stopping, "video/mp4")
+
+
+@router.websocket("/{session}/stream")
+async def stream(socket: WebSocket, session: str) -> None:
+    """The video and everything that happens to the session; see docs/api.md for the messages."""
+    gateway = gateway_of(socket)
+    await socket.accept()
+    try:
+        _check_origin(socket, gateway.settings.cors_origins)
+        token = bearer(socket.headers.get("authorization")) or socket.query_params.get("access_token")
+        tenant = gateway.keys.tenant_of(token)
+        after = _index(socket.query_params.get("after"), "after", -1)
+        events = _index(socket.query_params.get("events_after"), "events_after", 0)
+        with gateway.streams.place():
+            record, start, newest = await _begin(gateway, tenant, session, after)
+            events_after = newest if events is None else min(events, newest)
+            await Connection(socket, gateway, record, start, events_after).run()
+    except TurboServeError as error:
+        await refuse(socket, error)
+    except WebSocketDisconnect:
+        return
+
+
+def _index(text: str | None, name: str, least: int) -> int | None:
+    if text is None:
+        return None
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 16 and int(text) >= least):
+        raise InvalidInputError(
+            f"{name}: must be a whole number, {least} or more", field=name, limit=f">= {least}"
+        )
+    return int(text)
+
+
+def _check_origin(socket: WebSocket, allowed: tuple[str, ...]) -> None:
+    # Browsers let any page open a socket anywhere and tell only the server where the page is from.
+    origin = socket.headers.get("origin")
+    if origin is None or "*" in allowed or origin in allowed:
+        return
+    if urlsplit(origin).netloc != socket.headers.get("host"):
+        raise ForbiddenOriginError(
+            f"pages of {origin[:200]} may not open streams here", field="Origin", limit=", ".join(allowed)
+        )

@@ -1,0 +1,45 @@
+"""A session's video as one endless MP4 over plain HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from turboserve import logs
+from turboserve.contracts.errors import TurboServeError
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.gateway.context import Gateway
+from turboserve.gateway.stream.chunks import Start
+from turboserve.gateway.stream.watch import Watch
+
+log = logs.get("stream")
+
+
+async def video(
+    gateway: Gateway, record: SessionRecord, start: Start, events_after: int
+) -> AsyncGenerator[bytes, None]:
+    """The init segment, then fragments; ends with the session.
+
+    A player of plain HTTP cannot be told of a new init segment or of a gap, so the stream ends at either.
+    """
+    init: bytes | None = None
+    with gateway.streams.place():
+        async with Watch(gateway, record, start, events_after, self_paced=True) as watch:
+            events = asyncio.create_task(watch.events())
+            try:
+                async with aclosing(watch.chunks()) as chunks:
+                    async for chunk in chunks:
+                        if init is None:
+                            init = chunk.init
+                            yield init
+                        if chunk.init != init:
+                            log.info("stream ended: the encoder changed", session=record.id)
+                            return
+                        yield chunk.fragment
+                        await watch.sent(chunk, len(chunk.fragment))
+            except TurboServeError as error:
+                log.info("stream ended early", session=record.id, problem=error.detail)
+            finally:
+                events.cancel()
+                await asyncio.gather(events, return_exceptions=True)

@@ -1,0 +1,246 @@
+"""The WebSocket's messages. Video is binary, each message right behind the JSON that announces it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from turboserve.contracts.chunks import ChunkHeader
+from turboserve.contracts.errors import InvalidInputError
+from turboserve.contracts.events import (
+    PromptAccepted,
+    PromptApplied,
+    SessionEnded,
+    SessionEvent,
+    SessionPlaced,
+)
+from turboserve.contracts.sessions import Activity, Phase
+from turboserve.gateway.problems.schemas import Problem
+from turboserve.gateway.problems.validation import invalid_input
+from turboserve.gateway.sessions.schemas import PromptText
+
+MEDIA_LIMIT_S = 1e9
+
+
+class _Out(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    def text(self) -> str:
+        return self.model_dump_json(exclude_none=True)
+
+
+class Hello(_Out):
+    """First message: the session now, and where this stream begins."""
+
+    type: Literal["hello"] = "hello"
+    session: str
+    phase: Phase
+    activity: Activity
+    prompt: str
+    model: str
+    seed: int
+    epoch: int
+    worker: str | None
+    control_seq: int
+    applied_control_seq: int
+    next: int
+    """Index of the first chunk that will come."""
+    start_s: float
+    """Media time of its first frame, seconds."""
+    events_after: int
+    """Events with a greater `sequence` follow."""
+    max_message_bytes: int
+    report_interval_s: float
+    """The client should report its playhead this often."""
+
+
+class Init(_Out):
+    """Before the first chunk, and again when it changes. One binary message follows."""
+
+    type: Literal["init"] = "init"
+    mime: str
+    bytes: int
+    width: int
+    height: int
+    fps: float
+
+
+class ChunkMessage(_Out):
+    """A chunk. One binary message follows: one closed fMP4 fragment."""
+
+    type: Literal["chunk"] = "chunk"
+    index: int
+    epoch: int
+    worker: str
+    start_s: float
+    duration_s: float
+    control_seq: int
+    compute_s: float
+    published_at: float
+    bytes: int
+
+    @classmethod
+    def of(cls, header: ChunkHeader, size: int) -> ChunkMessage:
+        return cls(
+            index=header.index,
+            epoch=header.epoch,
+            worker=header.worker,
+            start_s=header.start_s,
+            duration_s=header.frames / header.fps,
+            control_seq=header.control_seq,
+            compute_s=header.compute_s,
+            published_at=header.published_at,
+            bytes=size,
+        )
+
+
+class EventMessage(_Out):
+    """Something happened to the session; `type` is the event's: session.placed, prompt.applied, …"""
+
+    type: str
+    sequence: int
+    id: str
+    at: float
+    phase: Phase
+    activity: Activity
+    epoch: int
+    worker: str | None
+    control_seq: int
+    reason: str | None = None
+    kind: str | None = None
+    """session.placed: place, resume, recover or migrate."""
+    previous_worker: str | None = None
+    event_id: str | None = None
+    """prompt.accepted, prompt.applied: the receipt's id."""
+    prompt: str | None = None
+    chunk_index: int | None = None
+    """prompt.applied: the first chunk made under it."""
+
+    @classmethod
+    def of(cls, event: SessionEvent, sequence: int) -> EventMessage:
+        record = event.record
+        more: dict[str, object] = {}
+        if isinstance(event, PromptAccepted | PromptApplied):
+            more = {"event_id": event.event_id, "prompt": event.prompt, "control_seq": event.control_seq}
+        if isinstance(event, PromptApplied):
+            more["chunk_index"] = event.chunk_index
+        if isinstance(event, SessionPlaced):
+            more = {"kind": event.kind, "previous_worker": event.previous_worker}
+        if isinstance(event, SessionEnded):
+            more = {"reason": record.reason}
+        return cls.model_validate(
+            {
+                "type": event.type,
+                "sequence": sequence,
+                "id": event.id,
+                "at": event.at,
+                "phase": record.phase,
+                "activity": record.activity,
+                "epoch": record.epoch,
+                "worker": record.worker,
+                "control_seq": record.control_seq,
+                **more,
+            }
+        )
+
+
+class ReceiptMessage(_Out):
+    """Answer to the client's `prompt`: it is accepted."""
+
+    type: Literal["receipt"] = "receipt"
+    id: str | None
+    """The client's own id, if it gave one."""
+    event_id: str
+    control_seq: int
+    accepted_at: float
+
+
+class Pong(_Out):
+    type: Literal["pong"] = "pong"
+    id: str | None = None
+
+
+class End(_Out):
+    """Last message: the session has ended and all its video was sent. Then the socket closes with 1000."""
+
+    type: Literal["end"] = "end"
+    phase: Phase
+    reason: str | None
+    last: int
+    """Index of the last chunk; -1: there was none."""
+
+
+class ErrorMessage(Problem):
+    """A problem, as REST would answer it; `id`: of the message that caused it, if it had one."""
+
+    type: Literal["error"] = "error"
+    id: str | None = None
+
+    @classmethod
+    def of_problem(cls, problem: Problem, message_id: str | None = None) -> ErrorMessage:
+        return cls(**problem.model_dump(exclude={"type"}), id=message_id)
+
+    def text(self) -> str:
+        return self.model_dump_json(exclude_none=True)
+
+
+class _In(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    id: str | None = Field(None, max_length=64)
+
+
+_Media = Annotated[float, Field(ge=0, le=MEDIA_LIMIT_S, allow_inf_nan=False)]
+
+
+class PlayheadReport(_In):
+    """Where the viewer is, several times a second."""
+
+    type: Literal["playhead"]
+    playhead_s: _Media
+    buffered_s: _Media = 0.0
+    """Media that it can play on without another chunk."""
+
+
+class PromptRequest(_In):
+    type: Literal["prompt"]
+    prompt: PromptText
+
+
+class PauseRequest(_In):
+    type: Literal["pause"]
+
+
+class ResumeRequest(_In):
+    type: Literal["resume"]
+
+
+class Ping(_In):
+    type: Literal["ping"]
+
+
+ClientMessage = PlayheadReport | PromptRequest | PauseRequest | ResumeRequest | Ping
+_CLIENT: TypeAdapter[ClientMessage] = TypeAdapter(Annotated[ClientMessage, Field(discriminator="type")])
+_TAGS = ("playhead", "prompt", "pause", "resume", "ping")
+
+
+def read_message(text: str | None, limit_bytes: int) -> ClientMessage:
+    """A client's message. Raises InvalidInputError that names the field and the limit."""
+    if text is None:
+        raise InvalidInputError("binary messages are not taken here", field="message", limit="text")
+    if len(text) > limit_bytes or len(text.encode(errors="replace")) > limit_bytes:
+        raise InvalidInputError(
+            f"the message is over {limit_bytes} bytes", field="message", limit=limit_bytes
+        )
+    try:
+        return _CLIENT.validate_json(text)
+    except ValidationError as error:
+        problem = invalid_input(error.errors(), skip=_TAGS)
+        if problem.field == "body":
+            raise InvalidInputError(
+                problem.detail.replace("the body", "the message").replace("body:", "message:"),
+                field="message",
+                limit=problem.limit,
+            ) from None
+        raise problem from None

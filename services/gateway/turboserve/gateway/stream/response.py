@@ -1,0 +1,61 @@
+"""An HTTP response that lasts: ends with its source, with its client, or with the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+
+class LiveResponse(Response):
+    """Sends what `source` yields as it comes, chunked. A client that does not read holds `source` back."""
+
+    def __init__(
+        self,
+        source: AsyncGenerator[bytes, None],
+        stopping: asyncio.Event,
+        media_type: str,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.media_type = media_type
+        self.body = b""
+        self._source = source
+        self._stopping = stopping
+        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})})
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+        async def feed() -> None:
+            async with aclosing(self._source):
+                async for data in self._source:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+
+        async def gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        feeding = asyncio.create_task(feed())
+        others = [asyncio.create_task(gone()), asyncio.create_task(self._stopped())]
+        try:
+            await asyncio.wait([feeding, *others], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (feeding, *others):
+                task.cancel()
+            await asyncio.gather(feeding, *others, return_exceptions=True)
+        if others[0].done() and not others[0].cancelled():
+            return
+        if not feeding.cancelled() and (error := feeding.exception()) is not None:
+            if isinstance(error, OSError):
+                return
+            raise error
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _stopped(self) -> None:
+        await self._stopping.wait()

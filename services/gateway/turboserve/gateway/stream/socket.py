@@ -1,0 +1,219 @@
+"""One viewer's WebSocket: sends video and events, takes playheads and controls, and says why it closes."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, suppress
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from turboserve import logs
+from turboserve.contracts.errors import InvalidInputError, TurboServeError
+from turboserve.contracts.events import SessionEvent
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.gateway import metrics
+from turboserve.gateway.context import Gateway
+from turboserve.gateway.problems.errors import ChunkGoneError
+from turboserve.gateway.problems.schemas import problem_of
+from turboserve.gateway.stream import protocol
+from turboserve.gateway.stream.chunks import Start
+from turboserve.gateway.stream.watch import Watch
+
+log = logs.get("stream")
+
+ENDED = 1000
+"""The session ended and all of it was sent."""
+BAD_MESSAGES = 1008
+"""Too many messages that could not be read."""
+RESTART = 1012
+"""The gateway stops; come back with `?after=`."""
+TRY_LATER = 1013
+"""Something that the stream needs is away; come back after `retry_after_s`."""
+PROBLEM = 4000
+"""Plus the HTTP status of the problem that was sent before: 4401, 4404, 4410, 4422, …"""
+CLOSE_S = 1.0
+
+
+def close_code(error: TurboServeError) -> int:
+    """How a socket closes after `error`."""
+    return TRY_LATER if error.retryable else PROBLEM + error.status
+
+
+async def refuse(socket: WebSocket, error: TurboServeError) -> None:
+    """Say what is wrong and close. In the open socket, since browsers do not show a refused handshake."""
+    with suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
+        message = protocol.ErrorMessage.of_problem(problem_of(error, socket.url.path))
+        await asyncio.wait_for(socket.send_text(message.text()), CLOSE_S)
+        await asyncio.wait_for(socket.close(close_code(error), error.title), CLOSE_S)
+
+
+class _TooManyBadMessages(Exception):
+    pass
+
+
+class Connection:
+    """An accepted socket and what it watches."""
+
+    def __init__(
+        self, socket: WebSocket, gateway: Gateway, record: SessionRecord, start: Start, events_after: int
+    ) -> None:
+        self._socket = socket
+        self._gateway = gateway
+        self._record = record
+        self._start = start
+        self._events_after = events_after
+        self._limit_bytes = gateway.settings.body_limit_bytes
+        # A chunk is two messages; nothing may come between them.
+        self._sending = asyncio.Lock()
+        self._init: bytes | None = None
+        self._bad = 0
+        self._watch = Watch(gateway, record, start, events_after, self_paced=False, on_event=self._event)
+
+    async def run(self) -> None:
+        """Until the session ends, the viewer leaves, or the gateway stops."""
+        try:
+            async with self._watch:
+                await self._send(self._hello())
+                code, reason = await self._serve()
+            with suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
+                await asyncio.wait_for(self._socket.close(code, reason), CLOSE_S)
+        except (WebSocketDisconnect, RuntimeError) as error:
+            # Starlette raises RuntimeError for a send after the other side closed.
+            log.debug("viewer left", session=self._record.id, error=repr(error))
+
+    async def _serve(self) -> tuple[int, str]:
+        video = asyncio.create_task(self._video())
+        listening = asyncio.create_task(self._listen())
+        stopping = asyncio.create_task(self._gateway.streams.stopping.wait())
+        events = asyncio.create_task(self._watch.events())
+        tasks: set[asyncio.Task[object]] = {video, listening, stopping, events}
+        try:
+            deciding = set(tasks)
+            while True:
+                done, deciding = await asyncio.wait(deciding, return_when=asyncio.FIRST_COMPLETED)
+                if done != {events} or events.exception() is not None:
+                    break
+            for task in done:
+                task.result()
+            if video in done:
+                await self._send(
+                    protocol.End(
+                        phase=self._watch.record.phase,
+                        reason=self._watch.record.reason,
+                        last=self._watch.last,
+                    )
+                )
+                return ENDED, "session ended"
+            return RESTART, "gateway stops"
+        except _TooManyBadMessages:
+            return BAD_MESSAGES, "too many bad messages"
+        except TurboServeError as error:
+            if isinstance(error, ChunkGoneError):
+                metrics.gaps.add(1)
+            await self._problem(error)
+            return close_code(error), error.title
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _video(self) -> None:
+        async with aclosing(self._watch.chunks()) as chunks:
+            async for chunk in chunks:
+                header, fragment = chunk.header, chunk.fragment
+                async with self._sending:
+                    if chunk.init != self._init:
+                        self._init = chunk.init
+                        init = protocol.Init(
+                            mime=f'video/mp4; codecs="{header.codec}"',
+                            bytes=len(chunk.init),
+                            width=header.width,
+                            height=header.height,
+                            fps=header.fps,
+                        )
+                        await self._socket.send_text(init.text())
+                        await self._socket.send_bytes(chunk.init)
+                    await self._socket.send_text(protocol.ChunkMessage.of(header, len(fragment)).text())
+                    await self._socket.send_bytes(fragment)
+                await self._watch.sent(chunk, len(fragment))
+
+    async def _event(self, event: SessionEvent, sequence: int) -> None:
+        await self._send(protocol.EventMessage.of(event, sequence))
+
+    async def _listen(self) -> None:
+        while True:
+            raw = await self._socket.receive()
+            if raw["type"] == "websocket.disconnect":
+                raise WebSocketDisconnect(raw.get("code", 1005), raw.get("reason"))
+            message_id: str | None = None
+            try:
+                message = protocol.read_message(raw.get("text"), self._limit_bytes)
+                message_id = message.id
+                await self._do(message)
+            except InvalidInputError as error:
+                self._bad += 1
+                await self._problem(error, message_id)
+                if self._bad >= self._gateway.settings.bad_message_limit:
+                    raise _TooManyBadMessages from None
+            except TurboServeError as error:
+                await self._problem(error, message_id)
+
+    async def _do(self, message: protocol.ClientMessage) -> None:
+        tenant, session = self._record.tenant, self._record.id
+        match message:
+            case protocol.PlayheadReport():
+                await self._gateway.timeline.reported(
+                    session, self._watch.viewer, message.playhead_s, message.buffered_s
+                )
+            case protocol.PromptRequest():
+                receipt = await self._gateway.sessions.prompt(tenant, session, message.prompt, message.id)
+                await self._send(
+                    protocol.ReceiptMessage(
+                        id=message.id,
+                        event_id=receipt.event_id,
+                        control_seq=receipt.control_seq,
+                        accepted_at=receipt.accepted_at,
+                    )
+                )
+            case protocol.PauseRequest():
+                await self._gateway.sessions.pause(tenant, session)
+            case protocol.ResumeRequest():
+                await self._gateway.sessions.resume(tenant, session)
+            case protocol.Ping():
+                await self._send(protocol.Pong(id=message.id))
+
+    def _hello(self) -> protocol.Hello:
+        record = self._record
+        return protocol.Hello(
+            session=record.id,
+            phase=record.phase,
+            activity=record.activity,
+            prompt=record.prompt,
+            model=record.model,
+            seed=record.seed,
+            epoch=record.epoch,
+            worker=record.worker,
+            control_seq=record.control_seq,
+            applied_control_seq=record.applied_control_seq,
+            next=self._start.index,
+            start_s=self._start.start_s,
+            events_after=self._events_after,
+            max_message_bytes=self._limit_bytes,
+            report_interval_s=self._gateway.settings.playhead_interval_s,
+        )
+
+    async def _problem(self, error: TurboServeError, message_id: str | None = None) -> None:
+        problem = problem_of(error, self._socket.url.path)
+        await self._send(protocol.ErrorMessage.of_problem(problem, message_id))
+
+    async def _send(
+        self,
+        message: protocol.Hello
+        | protocol.EventMessage
+        | protocol.ReceiptMessage
+        | protocol.Pong
+        | protocol.End
+        | protocol.ErrorMessage,
+    ) -> None:
+        async with self._sending:
+            await self._socket.send_text(message.text())

@@ -1,0 +1,137 @@
+"""One viewer of one session: its chunks, its events, its place on the timeline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self
+
+from pydantic import ValidationError
+
+from turboserve import logs
+from turboserve.bus import follow, last_entry
+from turboserve.contracts.errors import TurboServeError
+from turboserve.contracts.events import SessionEvent, WorkerJoined, WorkerLeft, event_from_bytes
+from turboserve.contracts.sessions import Activity, SessionRecord
+from turboserve.gateway import metrics
+from turboserve.gateway.context import Gateway
+from turboserve.gateway.stream.chunks import Chunk, Start
+from turboserve.ids import new_id
+from turboserve.subjects import EVENT
+
+log = logs.get("stream")
+
+WAKE_RETRIES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+
+
+class Watch:
+    """Async context: on the timeline from enter to exit. An idle session is asked to resume."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        record: SessionRecord,
+        start: Start,
+        events_after: int,
+        *,
+        self_paced: bool,
+        on_event: Callable[[SessionEvent, int], Awaitable[None]] | None = None,
+    ) -> None:
+        self.record = record
+        self.start = start
+        self.viewer = new_id("view")
+        self.last = start.index - 1
+        """Index of the newest chunk that was sent."""
+        self.ended = asyncio.Event()
+        self._gateway = gateway
+        self._events_after = events_after
+        self._self_paced = self_paced
+        self._on_event = on_event
+        self._joined_at = gateway.clock.wall()
+        self._waking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._gateway.timeline.joined(
+            self.record.id, self.viewer, self.start.start_s, self_paced=self._self_paced
+        )
+        await self._learn(self.record)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._waking is not None:
+            self._waking.cancel()
+        await self._gateway.timeline.left(self.record.id, self.viewer)
+
+    def chunks(self) -> AsyncGenerator[Chunk, None]:
+        """See ChunkLog.follow; over when the session has ended and its video was read out."""
+        return self._gateway.chunks.follow(self.record.id, self.start, self.ended)
+
+    async def events(self) -> None:
+        """Follow the session's events until it ends."""
+        if self.ended.is_set():
+            return
+        session = self.record.id
+        async with aclosing(
+            follow(
+                self._gateway.bus,
+                EVENT.stream,
+                EVENT.of(session),
+                EVENT.live(session),
+                after_sequence=self._events_after,
+            )
+        ) as entries:
+            async for entry in entries:
+                try:
+                    event = event_from_bytes(entry.data)
+                except ValidationError:
+                    continue
+                if isinstance(event, WorkerJoined | WorkerLeft):
+                    continue
+                if self._on_event is not None:
+                    await self._on_event(event, entry.sequence)
+                if event.record.version >= self.record.version:
+                    await self._learn(event.record)
+                if self.ended.is_set():
+                    return
+
+    async def sent(self, chunk: Chunk, size: int) -> None:
+        """`chunk` went out to the viewer."""
+        header = chunk.header
+        self.last = header.index
+        metrics.chunks.add(1)
+        metrics.video_bytes.add(size)
+        if header.published_at >= self._joined_at:
+            metrics.delivery_seconds.record(max(0.0, self._gateway.clock.wall() - header.published_at))
+        if header.index == 0:
+            self._gateway.sessions.first_chunk_sent(header.session)
+        await self._gateway.timeline.delivered(header.session, self.viewer, header.end_s, header.compute_s)
+
+    async def _learn(self, record: SessionRecord) -> None:
+        self.record = self._gateway.sessions.remember(record)
+        watching = record.activity is Activity.WATCHING and not record.phase.ended
+        await self._gateway.timeline.playing(record.id, watching)
+        if record.phase.ended:
+            self.ended.set()
+        elif record.activity is Activity.IDLE and (self._waking is None or self._waking.done()):
+            self._waking = asyncio.create_task(self._wake())
+
+    async def _wake(self) -> None:
+        for pause_s in WAKE_RETRIES_S:
+            await asyncio.sleep(pause_s)
+            try:
+                await self._gateway.sessions.resume(self.record.tenant, self.record.id)
+                return
+            except TurboServeError as error:
+                log.info("idle session not resumed", session=self.record.id, problem=error.detail)
+                if not error.retryable:
+                    return
+
+
+async def newest_event(gateway: Gateway, session: str) -> int:
+    """Sequence of the session's newest event; 0: there is none."""
+    entry = await last_entry(gateway.bus, EVENT.stream, EVENT.of(session))
+    return 0 if entry is None else entry.sequence

@@ -1,0 +1,1 @@
+"""Where playback is, for every session that someone watches."""

@@ -1,0 +1,80 @@
+"""The timeline's shell: gives it the time, publishes what it says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+import nats.errors
+
+from turboserve import logs
+from turboserve.bus import Bus
+from turboserve.clock import Clock
+from turboserve.contracts.workers import Playhead
+from turboserve.gateway import metrics
+from turboserve.gateway.timeline.timeline import Command, Publish, Recovered, Stalled, Timeline, View
+from turboserve.subjects import PLAYHEAD
+
+log = logs.get("timeline")
+
+
+class TimelineService:
+    """One for the process. Its methods are the timeline's, without the time."""
+
+    def __init__(self, bus: Bus, clock: Clock, interval_s: float, timeout_s: float) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._interval_s = interval_s
+        self._timeline = Timeline(interval_s, timeout_s)
+        metrics.observe_slack(self._slacks)
+
+    async def joined(self, session: str, viewer: str, start_s: float, *, self_paced: bool) -> None:
+        metrics.viewers.add(1)
+        await self._do(
+            self._timeline.joined(session, viewer, start_s, self._clock.monotonic(), self_paced=self_paced)
+        )
+
+    async def left(self, session: str, viewer: str) -> None:
+        metrics.viewers.add(-1)
+        await self._do(self._timeline.left(session, viewer, self._clock.monotonic()))
+
+    async def delivered(self, session: str, viewer: str, end_s: float, compute_s: float) -> None:
+        await self._do(self._timeline.delivered(session, viewer, end_s, compute_s, self._clock.monotonic()))
+
+    async def reported(self, session: str, viewer: str, playhead_s: float, buffered_s: float) -> None:
+        await self._do(
+            self._timeline.reported(session, viewer, playhead_s, buffered_s, self._clock.monotonic())
+        )
+
+    async def playing(self, session: str, playing: bool) -> None:
+        await self._do(self._timeline.playing(session, playing, self._clock.monotonic()))
+
+    def view(self, session: str) -> View | None:
+        return self._timeline.view(session)
+
+    async def run(self) -> None:
+        """Publish every session's playhead several times a second; never returns."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self._do(self._timeline.tick(self._clock.monotonic()))
+
+    def _slacks(self) -> list[float]:
+        views = [self._timeline.view(session) for session in self._timeline.sessions()]
+        return [view.slack_s for view in views if view is not None]
+
+    async def _do(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case Publish(session, playhead_s, viewers):
+                    message = Playhead(
+                        session=session, playhead_s=playhead_s, viewers=viewers, at=self._clock.wall()
+                    )
+                    # Lost while the broker is away: the next one follows in a moment.
+                    with suppress(nats.errors.Error, OSError):
+                        await self._bus.publish(PLAYHEAD, session, message)
+                case Stalled(session):
+                    metrics.stalls.add(1)
+                    log.info("viewer stalled", session=session)
+                case Recovered(_, seconds):
+                    metrics.stall_seconds.record(seconds)

@@ -1,0 +1,204 @@
+"""The timeline: for every watched session, where playback is and how much slack that leaves.
+
+A core: told what happened and when, it says what to publish. Times are monotonic seconds, playheads and
+buffers are seconds of media.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+EMPTY_BUFFER_S = 0.2
+"""A viewer with less than this to play (about three frames) who does not advance has stalled."""
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Tell worker and state store. `viewers` 0: the last one left."""
+
+    session: str
+    playhead_s: float
+    viewers: int
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """A viewer of `session` ran out of video while it should play."""
+
+    session: str
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """It plays again, `seconds` after it stalled."""
+
+    session: str
+    seconds: float
+
+
+Command = Publish | Stalled | Recovered
+
+
+@dataclass(frozen=True)
+class View:
+    """A session as its viewers have it now."""
+
+    playhead_s: float
+    viewers: int
+    slack_s: float
+    """Playout slack: media delivered ahead of the playhead (SlackServe, 3.1: P)."""
+    credit_s: float
+    """Service credit: slack less the time that the next chunk takes (SlackServe, eq. 1, with R = 0)."""
+    stalls: int
+
+
+@dataclass
+class _Viewer:
+    playhead_s: float
+    delivered_s: float
+    """Media time up to which video was delivered to this viewer: no playhead lies beyond it."""
+    self_paced: bool
+    """It cannot report (plain HTTP): it is taken to play at speed 1 whatever it was sent."""
+    seen_at: float
+    started: bool = False
+    stalled_at: float | None = None
+
+
+@dataclass
+class _Session:
+    viewers: dict[str, _Viewer] = field(default_factory=dict)
+    playhead_s: float = 0.0
+    playing: bool = True
+    compute_s: float = 0.0
+    stalls: int = 0
+    published_at: float = float("-inf")
+
+
+class Timeline:
+    """All watched sessions. Published every `interval_s`; a viewer silent for `timeout_s` is stale."""
+
+    def __init__(self, interval_s: float, timeout_s: float) -> None:
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._sessions: dict[str, _Session] = {}
+
+    def joined(
+        self, session: str, viewer: str, start_s: float, now: float, *, self_paced: bool = False
+    ) -> list[Command]:
+        """`viewer` will be sent the video from media time `start_s` on; it has all before that."""
+        state = self._sessions.setdefault(session, _Session(playhead_s=start_s))
+        state.viewers[viewer] = _Viewer(start_s, start_s, self_paced, now)
+        return [self._publish(session, state, now)]
+
+    def left(self, session: str, viewer: str, now: float) -> list[Command]:
+        """Its connection is over. Says so once with `viewers` 0 if it was the last."""
+        state = self._sessions.get(session)
+        if state is None or state.viewers.pop(viewer, None) is None:
+            return []
+        if not state.viewers:
+            del self._sessions[session]
+            return [Publish(session, state.playhead_s, 0)]
+        return [self._publish(session, state, now)]
+
+    def delivered(
+        self, session: str, viewer: str, end_s: float, compute_s: float, now: float
+    ) -> list[Command]:
+        """A chunk that ends at media time `end_s` and took `compute_s` to make went out to `viewer`."""
+        state = self._sessions.get(session)
+        if state is None or viewer not in state.viewers:
+            return []
+        state.compute_s = compute_s
+        one = state.viewers[viewer]
+        commands = self._advance(session, state, one, now) if one.self_paced else []
+        one.delivered_s = max(one.delivered_s, end_s)
+        return commands
+
+    def reported(
+        self, session: str, viewer: str, playhead_s: float, buffered_s: float, now: float
+    ) -> list[Command]:
+        """The viewer says where it is and how much it can still play. Never beyond what it was sent."""
+        state = self._sessions.get(session)
+        one = state.viewers.get(viewer) if state else None
+        if state is None or one is None or one.self_paced:
+            return []
+        playhead_s = min(playhead_s, one.delivered_s)
+        advanced_s, elapsed_s = playhead_s - one.playhead_s, now - one.seen_at
+        one.playhead_s, one.seen_at = playhead_s, now
+        one.started = one.started or advanced_s > 0
+        starved = buffered_s < EMPTY_BUFFER_S and advanced_s < elapsed_s / 2
+        commands = self._judge(session, state, one, starved, now)
+        self._move(state, now)
+        if now - state.published_at >= self._interval_s:
+            commands.append(self._publish(session, state, now))
+        return commands
+
+    def playing(self, session: str, playing: bool, now: float) -> list[Command]:
+        """The session was paused or ended (False), or makes video again. Waiting while paused is no stall."""
+        state = self._sessions.get(session)
+        if state is None or state.playing == playing:
+            return []
+        commands: list[Command] = []
+        for one in state.viewers.values():
+            if one.self_paced:
+                commands += self._advance(session, state, one, now)
+            if not playing:
+                commands += self._judge(session, state, one, False, now)
+            one.seen_at = now
+        state.playing = playing
+        return commands
+
+    def tick(self, now: float) -> list[Command]:
+        """Call this every `interval_s`."""
+        commands: list[Command] = []
+        for session, state in self._sessions.items():
+            for one in state.viewers.values():
+                if one.self_paced:
+                    commands += self._advance(session, state, one, now)
+            self._move(state, now)
+            # Half an interval of tolerance: ticks and reports of the same rate must not beat.
+            if now - state.published_at >= self._interval_s / 2:
+                commands.append(self._publish(session, state, now))
+        return commands
+
+    def view(self, session: str) -> View | None:
+        """The session's timeline, or None if nobody watches."""
+        state = self._sessions.get(session)
+        if state is None:
+            return None
+        slack_s = min((one.delivered_s - one.playhead_s for one in state.viewers.values()), default=0.0)
+        return View(state.playhead_s, len(state.viewers), slack_s, slack_s - state.compute_s, state.stalls)
+
+    def sessions(self) -> list[str]:
+        """Every session that someone watches."""
+        return list(self._sessions)
+
+    def _advance(self, session: str, state: _Session, one: _Viewer, now: float) -> list[Command]:
+        target_s = one.playhead_s + (now - one.seen_at)
+        one.started = one.started or one.delivered_s > one.playhead_s
+        starved = target_s > one.delivered_s
+        one.playhead_s, one.seen_at = min(target_s, one.delivered_s), now
+        return self._judge(session, state, one, starved, now)
+
+    def _judge(self, session: str, state: _Session, one: _Viewer, starved: bool, now: float) -> list[Command]:
+        if starved and state.playing and one.started and one.stalled_at is None:
+            one.stalled_at = now
+            state.stalls += 1
+            return [Stalled(session)]
+        if not starved and one.stalled_at is not None:
+            began, one.stalled_at = one.stalled_at, None
+            return [Recovered(session, now - began)]
+        return []
+
+    def _move(self, state: _Session, now: float) -> None:
+        live = [
+            one.playhead_s
+            for one in state.viewers.values()
+            if one.self_paced or now - one.seen_at <= self._timeout_s
+        ]
+        if live:
+            state.playhead_s = max(live)
+
+    def _publish(self, session: str, state: _Session, now: float) -> Publish:
+        self._move(state, now)
+        state.published_at = now
+        return Publish(session, state.playhead_s, len(state.viewers))
