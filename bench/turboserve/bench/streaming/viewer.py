@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from turboserve.bench.streaming.player import Player
 
@@ -25,6 +25,8 @@ MESSAGE_LIMIT_BYTES = 16 * 2**20
 REPORT_INTERVAL_S = 0.25
 RECONNECT_S = 0.2
 REQUEST_S = 10.0
+CLOSED_FOR_GOOD = 4000
+"""From here on a close code is this and the HTTP status of a problem that trying again does not solve."""
 
 
 class ProblemError(Exception):
@@ -137,10 +139,8 @@ class Viewer:
                     finally:
                         self._socket = None
                         reports.cancel()
-            except InvalidStatus as refused:
-                status = refused.response.status_code
-                if status < 500:
-                    raise ProblemError(status, _json(bytes(refused.response.body or b""))) from None
+            except ConnectionClosed as closed:
+                self._check_closed(closed.rcvd.code if closed.rcvd is not None else 0)
             except (OSError, TimeoutError, WebSocketException):
                 pass
             if self.ended is None:
@@ -211,8 +211,16 @@ class Viewer:
 
     def _stream_url(self) -> str:
         base = str(self.api.base_url).rstrip("/").replace("http", "ws", 1)
-        after = f"?after={self.last}" if self.chunks else ""
-        return f"{base}/v1/sessions/{self.session}/stream{after}"
+        places = []
+        if self.chunks:
+            places.append(f"after={self.last}")
+        if self.events:
+            places.append(f"events_after={self.events[-1]['sequence']}")
+        return f"{base}/v1/sessions/{self.session}/stream?{'&'.join(places)}"
+
+    def _check_closed(self, code: int) -> None:
+        if code >= CLOSED_FOR_GOOD:
+            raise ProblemError(code - CLOSED_FOR_GOOD, self.errors[-1] if self.errors else {})
 
     async def _read(self, socket: ClientConnection) -> None:
         announced: dict[str, Any] | None = None
