@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from turboserve.bench.streaming.decode import decode
 from turboserve.worker.media import FragmentEncoder
 

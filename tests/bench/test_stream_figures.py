@@ -1,22 +1,30 @@
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console
 
-from turboserve.bench.stream import NoStackError, Target, prompts
-from turboserve.bench.streaming.figures import percentile, summary
+from turboserve.bench.report import BenchError
+from turboserve.bench.stream import Target, prompts, table
+from turboserve.bench.streaming.figures import summary
 from turboserve.bench.streaming.measurement import Measurement, Watched
 from turboserve.bench.streaming.viewer import Received, Switch, Viewer
 
 
-def test_percentiles_interpolate() -> None:
-    assert percentile([], 0.5) is None
-    assert percentile([4.0], 0.95) == 4.0
-    assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.5
+def test_summaries_interpolate() -> None:
+    assert summary([]) == {"p50": None, "p95": None}
     assert summary([3.0, 1.0, 2.0], largest=True) == {"p50": 2.0, "p95": 2.9, "max": 3.0}
+
+
+def shown(report: dict[str, Any]) -> str:
+    console = Console(record=True, width=120, file=io.StringIO())
+    console.print(table(report))
+    return console.export_text()
 
 
 def watched(session: str, delays_s: list[float], greeted_at: float) -> Watched:
@@ -50,6 +58,7 @@ def test_the_report_tells_the_gateways_share_from_the_brokers() -> None:
     assert report["prompt_visible_s"]["p50"] == 2.0
     assert (report["sessions"], report["chunks"], report["chunks_lost"]) == (1, 4, 0)
     json.dumps(report, allow_nan=False)
+    assert "the gateway's share, ms" in shown(report)
 
 
 def test_a_report_of_nothing_is_still_an_object() -> None:
@@ -57,6 +66,7 @@ def test_a_report_of_nothing_is_still_an_object() -> None:
     assert report["ttfc_s"] == {"p50": None, "p95": None}
     assert report["baseline"] is None
     json.dumps(report, allow_nan=False)
+    assert "chunks_lost" in shown(report)
 
 
 def test_neighbouring_sessions_differ_in_both_prompts() -> None:
@@ -69,5 +79,5 @@ def test_neighbouring_sessions_differ_in_both_prompts() -> None:
 def test_the_stack_is_found_in_its_data_directory(tmp_path: Path) -> None:
     (tmp_path / "stack.json").write_text(json.dumps({"url": "http://127.0.0.1:1", "nats_url": "nats://x"}))
     assert Target.find(tmp_path) == Target("http://127.0.0.1:1", "nats://x")
-    with pytest.raises(NoStackError, match="turboserve up"):
+    with pytest.raises(BenchError, match="turboserve up"):
         Target.find(tmp_path / "elsewhere")

@@ -9,12 +9,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import httpx
+import typer
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
 
+from turboserve.bench.report import BenchError
 from turboserve.bench.streaming.broker import BrokerTap
 from turboserve.bench.streaming.measurement import Measurement, Watched
 from turboserve.bench.streaming.viewer import ProblemError, Viewer
@@ -26,8 +33,66 @@ FIRST_CHUNK_LIMIT_S = 60.0
 APPLIED_LIMIT_S = 30.0
 
 
-class NoStackError(Exception):
-    """There is nothing to measure: no stack runs where it was looked for."""
+async def run(
+    sessions: Annotated[int, typer.Option(min=1, max=256, help="How many watch at once.")] = 4,
+    seconds: Annotated[float, typer.Option(min=2.0, help="How long each watches.")] = 60.0,
+    url: Annotated[str | None, typer.Option(help="The gateway; without it, the stack on --data.")] = None,
+    data: Annotated[
+        Path, typer.Option(envvar="TURBOSERVE_DATA", help="Data directory of a running `turboserve up`.")
+    ] = Path(".turboserve"),
+) -> dict[str, Any]:
+    """Watch a running stack with several virtual players: first chunk, chunk times, stalls, losses, prompts.
+
+    With a stack of `turboserve up`, the same chunks are also read straight from its broker, as a baseline for
+    what the gateway adds.
+    """
+    target = Target(url) if url is not None else Target.find(data)
+    try:
+        measurement = await measure(target, sessions, seconds)
+    except ProblemError as problem:
+        hint = (
+            ": start the stack with more workers, or measure fewer sessions" if problem.status == 429 else ""
+        )
+        raise BenchError(f"{target.url} answered {problem}{hint}") from None
+    except (httpx.HTTPError, OSError, TimeoutError) as error:
+        raise BenchError(f"{target.url}: {str(error) or type(error).__name__}") from error
+    return measurement.report()
+
+
+def table(result: Mapping[str, Any]) -> RenderableType:
+    """What `run` found, for people."""
+    shown = Table(
+        "",
+        "p50",
+        "p95",
+        "max",
+        title=f"{result['sessions']} sessions, {result['seconds']:g} s",
+        box=box.SIMPLE,
+    )
+    rows = {
+        "first chunk after POST, s": result["ttfc_s"],
+        "between chunks, s": result["interarrival_s"],
+        "worker → viewer, ms": _milli(result["gateway_overhead_s"]),
+        "prompt → applied, s": result["prompt_applied_s"],
+        "prompt → applied, chunks": result["prompt_applied_chunks"],
+        "prompt → on the screen, s": result["prompt_visible_s"],
+    }
+    if result["baseline"] is not None:
+        rows["worker → broker's own reader, ms"] = _milli(result["baseline"]["broker_s"])
+        rows["the gateway's share, ms"] = _milli(result["baseline"]["gateway_share_s"])
+    for name, figures in rows.items():
+        shown.add_row(name, *(_number(figures.get(key)) for key in ("p50", "p95", "max")))
+    for key in ("chunks", "chunks_lost", "chunks_repeated", "stalls", "stall_s"):
+        shown.add_row(key, str(result[key]), "", "")
+    return shown
+
+
+def _milli(figures: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {key: None if value is None else value * 1000 for key, value in figures.items()}
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
 
 
 @dataclass(frozen=True)
@@ -39,12 +104,12 @@ class Target:
 
     @classmethod
     def find(cls, data: Path) -> Target:
-        """The stack that `turboserve up` runs on the data directory `data`. Raises NoStackError."""
+        """The stack that `turboserve up` runs on the data directory `data`. Raises BenchError."""
         try:
             record = json.loads((data / "stack.json").read_text())
             return cls(record["url"], record.get("nats_url"))
         except (OSError, ValueError, KeyError):
-            raise NoStackError(
+            raise BenchError(
                 f"no stack is running on {data.absolute()}: start one with `turboserve up`, or give its --url"
             ) from None
 
@@ -109,10 +174,3 @@ def _note_visible(one: Watched) -> None:
         for chunk in reversed(one.viewer.chunks):
             if chunk.index == one.applied_chunk and player.position_s >= chunk.start_s:
                 one.visible_s = now_s
-
-
-def explain(error: Exception) -> str:
-    """What to tell a person when a run could not be made."""
-    if isinstance(error, ProblemError) and error.status == 429:
-        return f"{error}: start the stack with more workers, or measure fewer sessions"
-    return str(error) or type(error).__name__

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """The value below which `share` of `values` lie, interpolated; None for no values."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+from turboserve.bench.report import percentile
 
 
 def summary(values: Iterable[float], *, largest: bool = False) -> dict[str, float | None]:

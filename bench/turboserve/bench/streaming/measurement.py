@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from turboserve.bench.streaming.figures import percentile, summary
+from turboserve.bench.report import percentile
+from turboserve.bench.streaming.figures import summary
 from turboserve.bench.streaming.viewer import Received, Switch, Viewer
 
 
@@ -36,7 +37,6 @@ class Measurement:
         players = [one.viewer.player for one in self.watched]
         chunks = sum(player.chunks for player in players)
         return {
-            "bench": "stream",
             "sessions": len(self.watched),
             "seconds": self.seconds,
             "ttfc_s": summary(
