@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from turboserve.cli import model
+from turboserve.cli.bench import bench
 from turboserve.cli.up import status, up
 
 app = typer.Typer(
@@ -14,6 +16,10 @@ app = typer.Typer(
 )
 app.command()(up)
 app.command()(status)
+app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)(bench)
+app.add_typer(model.app, name="model")
 
 if __name__ == "__main__":
     app()

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 import typer
 from pydantic import ValidationError
 
+from turboserve.cli.say import failure
+
 DATA = typer.Option("--data", envvar="TURBOSERVE_DATA", help="Where the stack keeps its data.")
 
 
@@ -32,9 +34,9 @@ def up(
         status = run(options)
     except ValidationError as error:
         fields = "; ".join(f"TURBOSERVE_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
-        raise _failure(fields) from None
+        raise failure(fields) from None
     except (AlreadyRunning, PortTaken, InvalidOption, BinaryMissing, OSError) as error:
-        raise _failure(str(error)) from None
+        raise failure(str(error)) from None
     raise typer.Exit(status)
 
 
@@ -50,7 +52,7 @@ def status(
     try:
         stack = record.read(data)
     except record.NoStack as error:
-        raise _failure(str(error)) from None
+        raise failure(str(error)) from None
     if as_json:
         typer.echo(json.dumps(vars(stack), indent=2))
         return
@@ -65,8 +67,3 @@ def status(
     for pid in stack.worker_pids():
         table.add_row("worker", "running", str(pid), "–", "–")
     Console().print(table)
-
-
-def _failure(message: str) -> typer.Exit:
-    typer.secho(f"turboserve: {message}", err=True, fg="red")
-    return typer.Exit(1)

@@ -1,0 +1,1 @@
+"""Benchmarks: what `turboserve bench NAME` runs. `registry` lists them, `report` writes what they found."""

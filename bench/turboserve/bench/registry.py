@@ -1,0 +1,61 @@
+"""Every benchmark by name.
+
+A benchmark is a module with
+
+- `run(...) -> dict[str, Any]` (or a coroutine function): its parameters are the command's options, annotated
+  for typer; its docstring is the command's help; what it returns is written as JSON under the same keys. It
+  raises `report.BenchError` for what the person running it has to know, and leaves nothing running.
+- `table(result) -> RenderableType` (optional): what is shown; without it, `report.table`.
+
+Modules are imported only when they are run: some need torch, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One benchmark, as `turboserve bench` lists it."""
+
+    name: str
+    module: str
+    summary: str
+
+    def load(self) -> ModuleType:
+        return importlib.import_module(self.module)
+
+
+class UnknownBench(LookupError):
+    """There is no benchmark of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no benchmark is called {name!r}; there are: {', '.join(sorted(BENCHES))}")
+
+
+BENCHES: dict[str, Bench] = {
+    bench.name: bench
+    for bench in (
+        Bench(
+            "stream",
+            "turboserve.bench.stream",
+            "Several viewers of a running stack: first chunk, gaps between chunks, stalls, losses.",
+        ),
+        Bench(
+            "toyworld",
+            "turboserve.bench.toyworld_bench",
+            "How often the shipped model draws what its prompt says, before and after a switch.",
+        ),
+    )
+}
+
+
+def find(name: str) -> Bench:
+    """The benchmark `name`. Raises UnknownBench."""
+    try:
+        return BENCHES[name]
+    except KeyError:
+        raise UnknownBench(name) from None

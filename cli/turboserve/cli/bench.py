@@ -1,0 +1,89 @@
+"""`turboserve bench NAME`: runs a benchmark, shows what it found, writes it as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from turboserve.cli.say import failure
+
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="Write the results to this file, as one JSON object.")
+]
+HELP_NAMES = ("--help", "-h")
+
+
+def bench(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Which benchmark; none: list them.")] = None,
+) -> None:
+    """Run a benchmark: `turboserve bench NAME --json FILE`; `… NAME --help` tells its options."""
+    from rich.console import Console
+
+    from turboserve.bench import registry
+
+    if name is None or name in HELP_NAMES:
+        Console().print(_listing())
+        return
+    try:
+        found = registry.find(name)
+        module = found.load()
+    except (registry.UnknownBench, ImportError) as error:
+        raise failure(str(error)) from None
+    app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+    app.command()(command(name, module.run, getattr(module, "table", None)))
+    raise typer.Exit(typer.main.get_command(app)(context.args, f"turboserve bench {name}"))
+
+
+def command(name: str, run: Callable[..., Any], table: Callable[[Any], Any] | None) -> Callable[..., None]:
+    """A function with the parameters of `run` and `--json`, which runs it and reports."""
+    from rich.console import Console
+
+    from turboserve.bench import report
+
+    @functools.wraps(run)
+    def wrapped(json_file: Path | None = None, **options: Any) -> None:
+        started_s = time.monotonic()
+        try:
+            result = run(**options)
+            if inspect.isawaitable(result):
+                result = asyncio.run(_finish(result))
+            whole = report.compose(name, options, result, time.monotonic() - started_s)
+            Console().print((table or report.table)(result))
+            if json_file is not None:
+                report.write(json_file, whole)
+        except report.BenchError as error:
+            raise failure(str(error)) from None
+
+    signature = inspect.signature(run, eval_str=True)
+    json_parameter = inspect.Parameter(
+        "json_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=JsonFile
+    )
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in signature.parameters.values()
+    ]
+    wrapped.__signature__ = inspect.Signature([*parameters, json_parameter])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in [*parameters, json_parameter]}
+    return wrapped
+
+
+async def _finish(result: Any) -> Any:
+    return await result
+
+
+def _listing() -> Any:
+    from rich.table import Table
+
+    from turboserve.bench.registry import BENCHES
+
+    listing = Table("benchmark", "what it measures", box=None, pad_edge=False)
+    for known in BENCHES.values():
+        listing.add_row(known.name, known.summary)
+    return listing

@@ -1,0 +1,79 @@
+"""`turboserve model check FILE`: does this engine reproduce a reference?"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from turboserve.cli.say import failure
+
+app = typer.Typer(help="Look after models.", no_args_is_help=True)
+
+
+class Dtype(StrEnum):
+    """What to compute in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+@app.callback()
+def model() -> None:
+    """Look after models."""
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="A reference: weights, noise, prompts and expected latents.")],
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="Largest absolute error of a latent that still passes.")
+    ] = 1e-4,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1.")] = "cpu",
+    dtype: Annotated[Dtype, typer.Option(help="What to compute in.")] = Dtype.FLOAT32,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the result to this file, as one JSON object.")
+    ] = None,
+) -> None:
+    """Generate a reference's chunks with this engine and compare; exits 1 when one is further off."""
+    if not file.is_file():
+        raise failure(f"FILE: {file} does not exist")
+    # Torch takes seconds to import.
+    import torch
+    from safetensors import SafetensorError
+
+    from turboserve.bench import report
+    from turboserve.worker.engine.golden import check_file
+
+    try:
+        result = check_file(file, tolerance, device, getattr(torch, dtype.value))
+    except (ValueError, RuntimeError, SafetensorError) as error:
+        raise failure(f"{file}: {error}") from None
+    found = {
+        "file": file.name,
+        "passed": result.passed,
+        "max_abs_error": _finite(result.max_abs_error),
+        "tolerance": result.tolerance,
+        "per_chunk": [_finite(off) for off in result.per_chunk],
+        "device": device,
+        "dtype": dtype.value,
+    }
+    for index, off in enumerate(result.per_chunk):
+        typer.echo(f"chunk {index}: largest error {off:.2e}")
+    verdict = "passed" if result.passed else "FAILED"
+    typer.echo(f"{verdict}: largest error {result.max_abs_error:.2e}, tolerance {tolerance:.2e}")
+    if json_file is not None:
+        try:
+            report.write(json_file, found)
+        except report.BenchError as error:
+            raise failure(str(error)) from None
+    raise typer.Exit(0 if result.passed else 1)
+
+
+def _finite(value: float) -> float | None:
+    """JSON knows no infinity, which stands for a latent that is not a number."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,97 @@
+"""`turboserve bench` and what every benchmark shares."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from turboserve.bench import registry, report
+from turboserve.cli.main import app
+
+RUNNER = CliRunner()
+
+
+async def count(
+    sessions: Annotated[int, typer.Option(min=1, help="How many.")] = 2, full: bool = False
+) -> dict[str, Any]:
+    """Counts."""
+    if sessions == 13:
+        raise report.BenchError("thirteen is not possible: take fewer")
+    return {"counted": sessions, "full": full, "gaps_s": {"p50": 0.5}}
+
+
+@pytest.fixture(autouse=True)
+def counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("bench_count")
+    module.run = count  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "bench_count", module)
+    monkeypatch.setitem(registry.BENCHES, "count", registry.Bench("count", "bench_count", "Counts."))
+
+
+def test_the_results_are_one_json_object(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "results.json"
+    result = RUNNER.invoke(app, ["bench", "count", "--sessions", "4", "--full", "--json", str(file)])
+    assert result.exit_code == 0, result.output
+    written = json.loads(file.read_text())
+    assert written["counted"] == 4
+    assert written["bench"] == "count"
+    assert written["options"] == {"sessions": 4, "full": True}
+    assert written["machine"]["cores"] >= 1
+    assert "gaps_s.p50" in result.output
+
+
+def test_its_help_tells_its_options() -> None:
+    result = RUNNER.invoke(app, ["bench", "count", "--help"])
+    assert result.exit_code == 0
+    assert "--sessions" in result.output
+    assert "--json" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["nope"], 1, "no benchmark is called 'nope'"),
+        (["count", "--sessions", "0"], 2, "--sessions"),
+        (["count", "--sessions", "13"], 1, "take fewer"),
+        (["count", "--json", "/proc/nowhere/x.json"], 1, "--json"),
+    ],
+)
+def test_what_cannot_be_run_says_why(arguments: list[str], status: int, said: str) -> None:
+    result = RUNNER.invoke(app, ["bench", *arguments])
+    assert result.exit_code == status
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_without_a_name_all_are_listed(arguments: list[str]) -> None:
+    result = RUNNER.invoke(app, ["bench", *arguments])
+    assert result.exit_code == 0
+    assert all(name in result.output for name in registry.BENCHES)
+
+
+@pytest.mark.parametrize("name", sorted(registry.BENCHES))
+def test_every_registered_benchmark_can_be_loaded(name: str) -> None:
+    assert callable(registry.find(name).load().run)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 1))
+def test_percentiles_lie_within_the_values(values: list[float], share: float) -> None:
+    found = report.percentile(values, share)
+    assert found is not None
+    assert min(values) - 1e-6 <= found <= max(values) + 1e-6
+
+
+def test_percentiles_of_known_values() -> None:
+    assert report.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert report.percentile([1.0, 2.0], 0.25) == 1.25
+    assert report.percentile([], 0.5) is None
