@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+
 from turboserve.worker.engine.golden import GoldenError, check_file
 from turboserve.worker.model.load import CheckpointError
 
@@ -69,5 +70,5 @@ def test_malformed_files_name_what_is_wrong(tmp_path: Path) -> None:
         check_file(rewritten(source, tmp_path / "a.safetensors", noise=None))
     with pytest.raises(GoldenError, match="noise has shape"):
         check_file(rewritten(source, tmp_path / "b.safetensors", noise=torch.zeros(7, 3, 3, 16, 8, 12)))
-    with pytest.raises(CheckpointError, match="missing: head.modulation"):
+    with pytest.raises(CheckpointError, match=r"missing: head\.modulation"):
         check_file(rewritten(source, tmp_path / "c.safetensors", **{"weights.head.modulation": None}))

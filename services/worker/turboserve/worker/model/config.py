@@ -123,6 +123,16 @@ class ModelConfig:
         return self.max_frames if self.local_attn_size == -1 else self.local_attn_size
 
     @property
+    def session_frames(self) -> int | None:
+        """Frames that one session can have; None: no limit."""
+        limits = []
+        if self.local_attn_size == -1:
+            limits.append(self.max_frames)
+        if self.rotation == "absolute":
+            limits.append(self.rotation_frames)
+        return min(limits, default=None)
+
+    @property
     def latent_shape(self) -> tuple[int, int, int, int]:
         """Shape of one chunk's latents: frames, channels, height, width."""
         return self.frames_per_chunk, self.in_dim, self.latent_height, self.latent_width

@@ -1,0 +1,135 @@
+"""What happens between two chunks: finished work is booked, controls apply, sessions suspend, chunks
+begin."""
+
+from __future__ import annotations
+
+import torch
+
+from turboserve.worker.engine.admission import SessionTable
+from turboserve.worker.engine.errors import HostPoolFull
+from turboserve.worker.engine.events import (
+    ControlApplied,
+    Event,
+    SessionEnded,
+    SessionReady,
+    Suspended,
+    SuspendRefused,
+)
+from turboserve.worker.engine.pacing import Pacing
+from turboserve.worker.engine.session import PendingControl, Session
+from turboserve.worker.engine.work import ChunkWork, RecacheWork, ReplayWork
+from turboserve.worker.model.schedule import Schedule
+from turboserve.worker.model.transformer import CausalWanTransformer
+
+
+class Boundary:
+    """Moves a session over a chunk boundary as far as it goes without a forward."""
+
+    def __init__(
+        self, model: CausalWanTransformer, schedule: Schedule, table: SessionTable, pacing: Pacing
+    ) -> None:
+        self._model = model
+        self._config = model.config
+        self._schedule = schedule
+        self._table = table
+        self._pacing = pacing
+
+    def cross(self, session: Session, now: float) -> list[Event]:
+        """Book what is finished and begin what is due."""
+        events: list[Event] = []
+        if session.work is not None:
+            if session.forwarding or session.decoding:
+                return events
+            events += self._finish(session)
+        if session.work is None:
+            events += self._apply_controls(session)
+        if session.work is not None:
+            session.due_at_s = now
+            return events
+        if session.warming is not None or session.state.text is None or session.controls:
+            # A control that still waits for its prompt's embedding must not slip behind the next chunk.
+            return events
+        if not session.announced:
+            session.announced = True
+            events.append(SessionReady(session.name, session.state.next_chunk))
+        if session.suspending:
+            return events + self._suspend(session)
+        if self._due(session, now):
+            events += self._begin(session, now)
+        return events
+
+    def pending(self, session: Session, now: float) -> bool:
+        """Whether `cross` would do something."""
+        if session.work is not None:
+            return not (session.forwarding or session.decoding)
+        ready = bool(session.controls) and all(pending.ready for pending in session.controls)
+        return ready or session.suspending or not session.announced or self._due(session, now)
+
+    def _finish(self, session: Session) -> list[Event]:
+        chunk = session.chunk
+        session.work = None
+        if chunk is not None:
+            assert chunk.clean is not None
+            session.state.remember(chunk.clean.to(session.state.slab.keys.dtype), self._config)
+            session.state.next_chunk += 1
+        session.due_at_s = session.started_at_s = None
+        session.decoded = False
+        applied, session.applying = session.applying, []
+        return [ControlApplied(session.name, c.control_seq, session.state.next_chunk) for c in applied]
+
+    def _apply_controls(self, session: Session) -> list[Event]:
+        """Apply all waiting controls at once: of several prompts only the last is worth a recache."""
+        if not session.controls or not all(pending.ready for pending in session.controls):
+            return []
+        pending = list(session.controls)
+        session.controls.clear()
+        for each in pending:
+            control = each.control
+            session.state.control_seq = control.control_seq
+            session.paused = session.paused if control.paused is None else control.paused
+            session.state.seed = session.state.seed if control.seed is None else control.seed
+            session.max_lead_s = session.max_lead_s if control.max_lead_s is None else control.max_lead_s
+        prompts = [each for each in pending if each.text is not None]
+        # The first prompt of a session is how it begins, not a change that somebody waits to see applied.
+        first = session.state.text is None
+        session.applying = [each.control for each in (pending[1:] if first else pending)]
+        if prompts:
+            self._set_prompt(session, prompts[-1])
+        if prompts and session.replay:
+            session.work = ReplayWork(session.state, self._config, self._schedule, session.replay)
+            session.replay = []
+        elif prompts and session.state.recent:
+            session.work = RecacheWork(session.state, self._config, self._schedule)
+        return [] if session.work is not None else self._finish(session)
+
+    @torch.inference_mode()
+    def _set_prompt(self, session: Session, pending: PendingControl) -> None:
+        assert pending.text is not None
+        assert pending.control.prompt is not None
+        session.state.prompt, session.state.text = pending.control.prompt, pending.text
+        dtype = session.state.slab.keys.dtype
+        projected = self._model.project_text(pending.text.unsqueeze(0).to(dtype))
+        session.state.ring.set_text(projected, row=0)
+
+    def _due(self, session: Session, now: float) -> bool:
+        if session.work is not None or session.state.text is None or session.warming is not None or session.controls:
+            return False
+        return not (session.paused or session.ended) and self._pacing.may_generate(session, now)
+
+    def _begin(self, session: Session, now: float) -> list[Event]:
+        last = session.state.first_frame(self._config) + self._config.frames_per_chunk
+        limit = self._config.session_frames
+        if limit is not None and last > limit:
+            session.ended = True
+            return [SessionEnded(session.name, f"frames: {last} wanted, the model's limit is {limit}")]
+        session.due_at_s = now
+        session.work = ChunkWork(session.state, self._config, self._schedule)
+        return []
+
+    def _suspend(self, session: Session) -> list[Event]:
+        session.suspending = False
+        try:
+            snapshot = self._table.suspend(session)
+        except HostPoolFull as error:
+            return [SuspendRefused(session.name, str(error))]
+        return [Suspended(session.name, snapshot.next_chunk, snapshot.total_bytes)]

@@ -1,0 +1,81 @@
+"""When a session may generate its next chunk, and how urgent it is.
+
+Playout slack P is the video that a viewer has left. Service credit is P − R − T (SlackServe, 3.1): R the
+time to finish the chunk in work, T the time to make one more. Below zero, the viewer is about to see a stall.
+"""
+
+from __future__ import annotations
+
+from turboserve.worker.engine.gather import Candidate
+from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.session import Session
+from turboserve.worker.engine.spec import EngineOptions
+from turboserve.worker.model.config import ModelConfig
+
+_FIRST_CHUNK_SLACK = 4.0
+"""A viewer who has seen nothing yet is given this many times a chunk's time (SlackServe, Appendix C)."""
+
+
+class Pacing:
+    """Pure arithmetic over a session's playhead and the measured latencies."""
+
+    def __init__(
+        self, config: ModelConfig, options: EngineOptions, forward: LatencyProfile, decode: LatencyProfile
+    ) -> None:
+        self._config = config
+        self._options = options
+        self._forward = forward
+        self._decode = decode
+
+    @property
+    def chunk_seconds(self) -> float:
+        """Time to make one chunk alone."""
+        return self._forward(1) * (len(self._config.denoising_steps) + 1) + self._decode(1)
+
+    def playhead(self, session: Session, now: float) -> float:
+        """Where the viewer is by now, in seconds of video."""
+        return session.playhead.at(now, self._generated(session), self._options.playhead_trust_s)
+
+    def may_generate(self, session: Session, now: float) -> bool:
+        """Whether the next chunk starts less than the session's lead ahead of its playhead."""
+        start = self._config.media_start(session.state.next_chunk)
+        return start < self.playhead(session, now) + session.max_lead_s
+
+    def due_at(self, session: Session, now: float) -> float | None:
+        """When an idle session's next chunk becomes due, if its viewer's playing alone brings that about."""
+        if session.work is not None or session.paused or session.ended or not session.playhead.playing:
+            return None
+        start = self._config.media_start(session.state.next_chunk)
+        wait = start - session.max_lead_s - session.playhead.position_s
+        if wait >= self._options.playhead_trust_s:
+            return None
+        return max(now, session.playhead.reported_at_s + wait)
+
+    def slack(self, session: Session, now: float) -> float:
+        """Playout slack P in seconds."""
+        if session.state.next_chunk == 0 and not session.decoded:
+            waited = now - session.due_at_s if session.due_at_s is not None else 0.0
+            return _FIRST_CHUNK_SLACK * self.chunk_seconds - waited
+        return self._generated(session) - self.playhead(session, now)
+
+    def candidate(self, session: Session, now: float) -> Candidate:
+        """The session's next forward, for a gather policy."""
+        work = session.work
+        assert work is not None
+        left = work.total - work.done
+        slack = self.slack(session, now)
+        running = work.done > 0
+        remaining = self._forward(1) * left + self._decode(1) if running else 0.0
+        return Candidate(
+            session=session.name,
+            frames=work.frames,
+            step=work.done,
+            steps_left=left,
+            waiting_s=max(0.0, now - session.due_at_s) if session.due_at_s is not None else 0.0,
+            slack_s=slack,
+            credit_s=slack - remaining - self.chunk_seconds,
+        )
+
+    def _generated(self, session: Session) -> float:
+        """Seconds of video delivered."""
+        return self._config.media_start(session.state.next_chunk + (1 if session.decoded else 0))

@@ -1,0 +1,141 @@
+"""The engine's stages: each gathers a batch, computes, and scatters results (NeuStream's stream module).
+
+A stage knows nothing of the others; the engine decides whose turn it is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from turboserve.worker.engine.gather import Candidate, GatherPolicy
+from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.rows import forward_rows
+from turboserve.worker.engine.session import Session
+from turboserve.worker.engine.spec import Decoder, TextEncoder
+from turboserve.worker.model.transformer import CausalWanTransformer
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome(Generic[Item, Result]):
+    """What a stage made of one item: a result, or the error that this item alone raises."""
+
+    item: Item
+    result: Result | None
+    error: Exception | None = None
+
+
+class Stage(ABC, Generic[Item, Result]):
+    """A step of the pipeline with a measured latency per batch size."""
+
+    def __init__(self, clock: Clock, profile: LatencyProfile | None = None) -> None:
+        self.profile = profile or LatencyProfile()
+        self._clock = clock
+
+    @abstractmethod
+    def compute(self, batch: list[Item]) -> list[Result]:
+        """Results of a batch, in its order. Repeating a call must give the same."""
+
+    def run(self, batch: list[Item]) -> list[Outcome[Item, Result]]:
+        """Compute a batch. If it raises, each item is tried alone, so that one bad session harms no other."""
+        start = self._clock()
+        try:
+            results = self.compute(batch)
+        except Exception as error:
+            if len(batch) == 1:
+                return [Outcome(batch[0], None, error)]
+            return [outcome for item in batch for outcome in self.run([item])]
+        self.observe(batch, self._clock() - start)
+        return [Outcome(item, result) for item, result in zip(batch, results, strict=True)]
+
+    def observe(self, batch: list[Item], seconds: float) -> None:
+        """Refine the stage's profile."""
+        self.profile.observe(len(batch), seconds)
+
+
+class TextStage(Stage[str, Tensor]):
+    """Prompts → embeddings [L, text_dim]."""
+
+    def __init__(self, encoder: TextEncoder, clock: Clock) -> None:
+        super().__init__(clock)
+        self._encoder = encoder
+
+    @torch.inference_mode()
+    def compute(self, batch: list[str]) -> list[Tensor]:
+        """See `Stage.compute`."""
+        return list(self._encoder.encode(batch).unbind(0))
+
+
+class ForwardStage(Stage[Session, Tensor]):
+    """Transformer forwards of any kind: denoising steps, clean passes, recaches, replays.
+
+    A recache covers a whole window and not a chunk; it is a batch of its own and has a profile of its own.
+    """
+
+    def __init__(
+        self,
+        model: CausalWanTransformer,
+        policy: GatherPolicy,
+        max_batch: int,
+        clock: Clock,
+        profile: LatencyProfile | None = None,
+    ) -> None:
+        super().__init__(clock, profile)
+        self.recache_profile = LatencyProfile()
+        self._model = model
+        self._policy = policy
+        self._max_batch = max_batch
+
+    def gather(self, sessions: dict[str, Session], candidates: list[Candidate]) -> list[Session]:
+        """The next batch."""
+        chosen = self._policy.gather(candidates, self.profile, self._max_batch)
+        return [sessions[candidate.session] for candidate in chosen]
+
+    def compute(self, batch: list[Session]) -> list[Tensor]:
+        """See `Stage.compute`. Flows [F, C, H, W]."""
+        rows = [session.work.row() for session in batch if session.work is not None]
+        return list(forward_rows(self._model, rows).unbind(0))
+
+    def observe(self, batch: list[Session], seconds: float) -> None:
+        """See `Stage.observe`."""
+        work = batch[0].work
+        usual = work is not None and work.frames == self._model.config.frames_per_chunk
+        (self.profile if usual else self.recache_profile).observe(len(batch), seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """Frames of one decode and the session's new decoder cache."""
+
+    frames: Tensor
+    cache: dict[str, Tensor]
+
+
+class DecodeStage(Stage[Session, Decoded]):
+    """Clean latents → pixel frames, through each session's own streaming cache."""
+
+    def __init__(self, decoder: Decoder, clock: Clock) -> None:
+        super().__init__(clock)
+        self._decoder = decoder
+
+    @torch.inference_mode()
+    def compute(self, batch: list[Session]) -> list[Decoded]:
+        """See `Stage.compute`."""
+        return [self._decode(session) for session in batch]
+
+    def _decode(self, session: Session) -> Decoded:
+        latents = session.warming
+        if latents is None and session.chunk is not None:
+            latents = session.chunk.clean
+        assert latents is not None
+        frames, cache = self._decoder.decode(latents, session.state.decoder_cache)
+        return Decoded(frames.to("cpu"), cache)
