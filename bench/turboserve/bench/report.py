@@ -43,7 +43,7 @@ def compose(
 
 
 def write(path: Path, value: Mapping[str, Any]) -> None:
-    """Write one JSON object. Raises BenchError for numbers JSON does not have and files that cannot be made."""
+    """Write one JSON object. Raises BenchError for numbers JSON lacks and files that cannot be made."""
     try:
         text = json.dumps(value, indent=2, allow_nan=False)
         path.parent.mkdir(parents=True, exist_ok=True)

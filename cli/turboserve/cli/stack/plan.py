@@ -169,6 +169,7 @@ class Plan:
                 "TURBOSERVE_POOL_MAX": str(workers.high),
             }
             if self.nats is not None:
+                own["TURBOSERVE_WORKER_NATS_USER"] = "worker"
                 own["TURBOSERVE_WORKER_NATS_PASSWORD"] = self.nats.passwords["worker"]
             return own
         return {}
