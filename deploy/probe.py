@@ -9,3 +9,4 @@ try:
     urlopen(f"http://127.0.0.1:{os.environ['TURBOSERVE_HEALTH_PORT']}/readyz", timeout=3)
 except OSError as error:
     sys.exit(f"not ready: {error}")
+print("ready")

@@ -1,0 +1,191 @@
+"""Build the images, bring the stack up in containers, stream a session through it, take it down.
+
+`make compose-test` runs it. BUILD and COMPOSE name the commands; without them docker or podman is found.
+The stack has a name, a port, a tag and volumes of its own, so one that runs for other reasons is left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import httpx
+from containers import Engine, EngineError, run
+
+from turboserve.bench.streaming.decode import decode
+from turboserve.bench.streaming.viewer import Viewer
+from turboserve.bench.toyworld.judge import has_colours
+from turboserve.subjects import SERVICES
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = "turboserve-test"
+READY_LIMIT_S = 300.0
+CHUNK_LIMIT_S = 120.0
+UNPRIVILEGED = "import os; print('root' if os.getuid() == 0 else 'unprivileged')"
+FIRST_PROMPT, FIRST_COLOUR = "a red circle moving left", "red"
+SECOND_PROMPT, SECOND_COLOUR = "a blue square moving up", "blue"
+
+
+def say(text: str) -> None:
+    print(f"compose-test: {text}", flush=True)
+
+
+def build(engine: Engine, tag: str) -> None:
+    """One image per service, `turboserve-<service>:<tag>`."""
+    torch_index = os.environ.get("TORCH_INDEX")
+    for service in SERVICES:
+        started_s = time.monotonic()
+        arguments = ["--build-arg", f"SERVICE={service}"]
+        if torch_index and service == "worker":
+            arguments += ["--build-arg", f"TORCH_INDEX={torch_index}"]
+        image = f"turboserve-{service}:{tag}"
+        run([*engine.build, "-f", "deploy/Dockerfile", *arguments, "-t", image, "."], {}, quiet=True)
+        say(f"built {image} in {time.monotonic() - started_s:.0f} s")
+
+
+class Stack:
+    """The containers of one test."""
+
+    def __init__(self, engine: Engine, tag: str) -> None:
+        self._compose = [*engine.compose, "-p", PROJECT, "-f", "compose.yaml"]
+        self.port = _free_port()
+        self._environment = {
+            "TURBOSERVE_TAG": tag,
+            "TURBOSERVE_PORT": str(self.port),
+            # For composes that take the project's name from here.
+            "COMPOSE_PROJECT_NAME": PROJECT,
+        }
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def up(self) -> None:
+        run([*self._compose, "up", "-d", "--no-build"], self._environment, quiet=True)
+
+    def down(self) -> None:
+        """Containers, network and volumes; never raises, since it also cleans up what went half-way."""
+        run([*self._compose, "down", "-v"], self._environment, quiet=True, check=False)
+
+    def logs(self) -> str:
+        parts = []
+        for service in ("nats", "redis", "postgres", *SERVICES):
+            done = run([*self._compose, "logs", service], self._environment, quiet=True, check=False)
+            parts.append(f"--- {service}\n" + "\n".join((done.stdout or "").splitlines()[-40:]))
+        return "\n".join(parts)
+
+    def check_services(self) -> None:
+        """Every service passes its image's health check, and none runs as root. Raises EngineError."""
+        for service in SERVICES:
+            self._expect(service, "ready", "probe")
+            self._expect(service, "unprivileged", "python", "-c", UNPRIVILEGED)
+
+    def _expect(self, service: str, word: str, *command: str) -> None:
+        # By what is printed: not every compose passes on the exit status.
+        done = run([*self._compose, "exec", "-T", service, *command], self._environment, quiet=True)
+        if word not in done.stdout.splitlines():
+            raise EngineError(f"{service}: {' '.join(command)} did not say {word!r}:\n{done.stdout}")
+
+
+async def wait_ready(url: str) -> None:
+    """Until the gateway is ready and a worker has joined. Raises TimeoutError with what was missing."""
+    deadline_s = time.monotonic() + READY_LIMIT_S
+    missing = "no answer"
+    async with httpx.AsyncClient(base_url=url, timeout=5.0) as api:
+        while time.monotonic() < deadline_s:
+            try:
+                ready = await api.get("/readyz")
+                models = (await api.get("/v1/models")).json().get("models") if ready.is_success else None
+                if models:
+                    return
+                missing = "no worker yet" if ready.is_success else ready.text
+            except (httpx.HTTPError, ValueError) as error:
+                missing = repr(error)
+            await asyncio.sleep(0.5)
+    raise TimeoutError(f"the stack was not ready within {READY_LIMIT_S:.0f} s: {missing}")
+
+
+async def stream_a_session(url: str) -> str:
+    """Create, watch, decode, switch the prompt, decode again, delete; returns what was seen."""
+    async with httpx.AsyncClient(base_url=url) as api:
+        viewer = await Viewer.create(api, FIRST_PROMPT, seed=1, keep_video=True)
+        async with viewer.watching():
+            await viewer.more_chunks(4, CHUNK_LIMIT_S)
+            switch = await viewer.submit(SECOND_PROMPT)
+            applied = await viewer.event("prompt.applied", CHUNK_LIMIT_S, event_id=switch.event_id)
+            # A new prompt may take two chunks until nothing of the old one is left.
+            settled = applied["chunk_index"] + 2
+            await viewer.until(lambda: viewer.last >= settled + 1, CHUNK_LIMIT_S, "video of the new prompt")
+            await viewer.delete()
+            await viewer.until(lambda: viewer.ended is not None, CHUNK_LIMIT_S, "end of the stream")
+        video, chunks = decode(viewer.video()), viewer.chunks
+        before = video.between(0.0, chunks[3].end_s)
+        after = video.between(chunks[settled].start_s, chunks[settled + 1].end_s)
+    checks = {
+        "chunks are contiguous": [chunk.index for chunk in chunks] == list(range(len(chunks))),
+        "no chunk came twice": viewer.player.repeated == 0,
+        "frames are contiguous": not video.gaps(),
+        f"the first prompt is {FIRST_COLOUR}": has_colours(before, [FIRST_COLOUR]),
+        f"the second prompt is {SECOND_COLOUR}": has_colours(after, [SECOND_COLOUR]),
+    }
+    failed = [what for what, holds in checks.items() if not holds]
+    if failed:
+        raise AssertionError(f"not so: {'; '.join(failed)}")
+    waited_s = applied["received_s"] - switch.submitted_s
+    return f"{len(chunks)} chunks, {len(video.frames)} frames; the prompt was applied after {waited_s:.1f} s"
+
+
+def test(engine: Engine, tag: str) -> None:
+    """One stack from up to down. What fails is raised after its logs were shown and all was taken down."""
+    stack = Stack(engine, tag)
+    stack.down()
+    try:
+        started_s = time.monotonic()
+        stack.up()
+        asyncio.run(wait_ready(stack.url))
+        say(f"the stack is up after {time.monotonic() - started_s:.0f} s at {stack.url}")
+        stack.check_services()
+        say("every service's health check passes, and none runs as root")
+        say(asyncio.run(stream_a_session(stack.url)))
+    except BaseException:
+        print(stack.logs(), flush=True)
+        raise
+    finally:
+        stack.down()
+        say("taken down")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only-build", action="store_true", help="build the images and stop")
+    parser.add_argument("--tag", default="test", help="the images' tag")
+    arguments = parser.parse_args()
+    # A cancelled run takes its containers down as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    os.chdir(ROOT)
+    try:
+        engine = Engine.find()
+        build(engine, arguments.tag)
+        if not arguments.only_build:
+            test(engine, arguments.tag)
+            say("passed")
+    except (EngineError, TimeoutError, AssertionError, httpx.HTTPError) as error:
+        say(f"FAILED: {error}")
+        return 1
+    return 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

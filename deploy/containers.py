@@ -1,0 +1,85 @@
+"""Finds the container engine of this machine: docker or podman, and its compose."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+class EngineError(Exception):
+    """No engine can be used; the message says what was looked for and what to do."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The commands to build an image and to run compose, as words."""
+
+    build: tuple[str, ...]
+    compose: tuple[str, ...]
+
+    @classmethod
+    def find(cls, environment: Mapping[str, str] = os.environ) -> Engine:
+        """`BUILD` and `COMPOSE` where set, else docker if its daemon answers, else podman; or EngineError."""
+        build = tuple(shlex.split(environment.get("BUILD", "")))
+        compose = tuple(shlex.split(environment.get("COMPOSE", "")))
+        if not build or not compose:
+            found = _docker() or _podman()
+            if found is None:
+                raise EngineError(
+                    "neither docker (with a daemon that answers, and its compose plugin) nor podman (with "
+                    "podman-compose) was found: install one, or give the commands with BUILD= and COMPOSE="
+                )
+            build, compose = build or found.build, compose or found.compose
+        return cls(build, compose)
+
+
+def _docker() -> Engine | None:
+    if not _works("docker", "info"):
+        return None
+    if _works("docker", "compose", "version"):
+        return Engine(("docker", "build"), ("docker", "compose"))
+    if _works("docker-compose", "version"):
+        return Engine(("docker", "build"), ("docker-compose",))
+    return None
+
+
+def _podman() -> Engine | None:
+    if not _works("podman", "info"):
+        return None
+    build = ("podman", "build")
+    if _works("podman-compose", "--version"):
+        return Engine(build, ("podman-compose",))
+    if _works("podman", "compose", "version"):
+        return Engine(build, ("podman", "compose"))
+    return None
+
+
+def _works(*command: str) -> bool:
+    if shutil.which(command[0]) is None:
+        return False
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def run(
+    command: Sequence[str], environment: Mapping[str, str], *, quiet: bool = False, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run and wait. `quiet`: output is kept, and shown only if the command fails."""
+    # Podman's own image format has no health checks; docker does not look at this.
+    everything = {**os.environ, "BUILDAH_FORMAT": "docker", **environment}
+    done = subprocess.run(
+        command,
+        env=everything,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE if quiet else None,
+        stderr=subprocess.STDOUT if quiet else None,
+        text=True,
+        check=False,
+    )
+    if check and done.returncode:
+        tail = "\n".join((done.stdout or "").splitlines()[-60:])
+        raise EngineError(f"{shlex.join(command)} failed with status {done.returncode}\n{tail}".rstrip())
+    return done
