@@ -1,0 +1,1 @@
+"""Decides how many workers there are, and keeps them running through a pool provider."""

@@ -1,0 +1,80 @@
+"""Carries out the core's commands with the provider and the state store, and says what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pydantic import ValidationError
+
+from turboserve import logs, subjects
+from turboserve.autoscaler.messages import (
+    Command,
+    DeclareGone,
+    Done,
+    Drain,
+    Event,
+    Failed,
+    Launch,
+    Listed,
+    ListMembers,
+    ListWorkers,
+    Living,
+    Release,
+    Reserve,
+    WorkersListed,
+)
+from turboserve.autoscaler.providers.base import PoolProvider
+from turboserve.bus import Bus
+from turboserve.contracts import requests
+from turboserve.contracts.errors import NotFoundError, TurboServeError, WorkerGoneError
+
+log = logs.get("autoscaler")
+
+PROVIDER_LIMIT_S = 60.0
+"""A provider that breaks its word to be bounded fails the command instead of blocking the slot for ever."""
+
+
+class Executor:
+    """One command in, one event out."""
+
+    def __init__(self, bus: Bus, provider: PoolProvider, grace_s: float) -> None:
+        self._bus, self._provider, self._grace_s = bus, provider, grace_s
+
+    async def run(self, command: Command) -> Event:
+        try:
+            async with asyncio.timeout(PROVIDER_LIMIT_S + self._grace_s):
+                return await self._run(command)
+        except (NotFoundError, WorkerGoneError) as error:
+            return Failed(command.ticket, error.detail, missing=True)
+        except (TurboServeError, ValidationError, OSError) as error:
+            log.info("command failed", command=type(command).__name__, error=str(error))
+            return Failed(command.ticket, str(error))
+        except TimeoutError:
+            return Failed(command.ticket, f"no end within {PROVIDER_LIMIT_S + self._grace_s:g} s")
+        except Exception as error:
+            # A provider may be anybody's code; its bug must not stop the pool.
+            log.exception("command crashed", command=type(command).__name__)
+            return Failed(command.ticket, repr(error))
+
+    async def _run(self, command: Command) -> Event:
+        provider, call = self._provider, self._bus.call
+        match command:
+            case Reserve(ticket, slot):
+                await provider.reserve(slot)
+            case Launch(ticket, slot, worker):
+                member = await provider.launch(slot, worker)
+                return Done(ticket, member.pid)
+            case Drain(ticket, _, worker):
+                await call(subjects.DRAIN_WORKER, requests.DrainWorker(worker=worker))
+                await provider.drain(worker)
+            case Release(ticket, slot, release_worker):
+                await provider.release(slot, release_worker, self._grace_s)
+            case DeclareGone(ticket, worker, reason):
+                await call(subjects.WORKER_GONE, requests.WorkerGone(worker=worker, reason=reason))
+            case ListMembers(ticket):
+                members = await provider.adopt()
+                return Listed(ticket, tuple(Living(m.slot, m.worker, m.pid) for m in members))
+            case ListWorkers(ticket):
+                page = await call(subjects.LIST_WORKERS, requests.ListWorkers())
+                return WorkersListed(ticket, page.workers)
+        return Done(ticket)

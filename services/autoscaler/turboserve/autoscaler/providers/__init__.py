@@ -1,0 +1,1 @@
+"""Where workers run: the provider interface and its implementations."""

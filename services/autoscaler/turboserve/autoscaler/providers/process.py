@@ -1,0 +1,126 @@
+"""Processes of this host that this one may not have started: who they are, when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+POLL_S = 0.25
+"""How often to look where the kernel has no pidfd."""
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment a process was started with; empty if it is gone, a zombie, or someone else's."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def leads_session(pid: int) -> bool:
+    """Whether the process leads its session: a worker does, its own children do not."""
+    with suppress(OSError):
+        return os.getsid(pid) == pid
+    return False
+
+
+def pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def status_text(code: int | None) -> str:
+    """How a process ended, from its return code (negative: the signal); None is unknown."""
+    if code is None:
+        return "its process has ended"
+    if code >= 0:
+        return f"its process ended with status {code}"
+    try:
+        return f"its process was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"its process was ended by signal {-code}"
+
+
+class Watched:
+    """One living process, a child or not, that is told to end and whose end is noticed at once.
+
+    It is held by a pidfd, so that a signal can never hit another process that got the same number.
+    """
+
+    def __init__(
+        self, pid: int, child: subprocess.Popen[bytes] | None, on_end: Callable[[str], None]
+    ) -> None:
+        """Raises ProcessLookupError if there is no such process. To be called on the event loop."""
+        self.pid = pid
+        self.ended = asyncio.Event()
+        self._child = child
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._fd: int | None = None
+        self._poll: asyncio.Task[None] | None = None
+        try:
+            self._fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            if child is None:
+                raise
+        except OSError:
+            # No pidfd on this kernel: look now and then.
+            pass
+        if self._fd is not None:
+            self._loop.add_reader(self._fd, self._readable)
+        else:
+            self._poll = asyncio.create_task(self._poll_until_end())
+
+    @property
+    def alive(self) -> bool:
+        return not self.ended.is_set()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; nothing if it has ended."""
+        if self.ended.is_set():
+            return
+        with suppress(ProcessLookupError):
+            if self._fd is not None:
+                signal.pidfd_send_signal(self._fd, number)
+            else:
+                os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._fd is not None:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = None
+        if self._poll is not None:
+            self._poll.cancel()
+
+    def _readable(self) -> None:
+        self._finish(self._child.wait() if self._child is not None else None)
+
+    async def _poll_until_end(self) -> None:
+        while True:
+            if self._child is not None and self._child.poll() is not None:
+                return self._finish(self._child.returncode)
+            if self._child is None and not _exists(self.pid):
+                return self._finish(None)
+            await asyncio.sleep(POLL_S)
+
+    def _finish(self, code: int | None) -> None:
+        if self.ended.is_set():
+            return
+        self.ended.set()
+        self.close()
+        self._on_end(status_text(code))
+
+
+def _exists(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (OSError, IndexError):
+        return False
