@@ -151,6 +151,11 @@ class Viewer:
         if self._socket is not None:
             self._socket.transport.abort()
 
+    async def say(self, text: str) -> None:
+        """Send one WebSocket message as it is."""
+        if self._socket is not None:
+            await self._socket.send(text)
+
     async def until(self, condition: Callable[[], bool], limit_s: float, what: str = "the condition") -> None:
         """Wait for what arriving messages make true; raises TimeoutError that says what was missing."""
         async with self._changed:

@@ -1,0 +1,169 @@
+"""A person's session through all five services, over real servers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from turboserve.bench.streaming.decode import decode
+from turboserve.bench.streaming.viewer import ProblemError, Viewer
+from turboserve.bench.toyworld.judge import has_colours
+from turboserve.cli.stack.background import BackgroundStack
+
+pytestmark = pytest.mark.stack
+
+FIRST_S = 60.0
+"""Until a first chunk: the worker may still be measuring itself."""
+NEXT_S = 30.0
+
+
+async def test_a_prompt_becomes_video_and_a_new_prompt_changes_it(open_session, read_log) -> None:
+    viewer: Viewer = await open_session("a red circle moving left", seed=7, metadata={"who": "test"})
+    created = await viewer.get()
+    assert created["metadata"] == {"who": "test"}
+    async with viewer.watching():
+        await viewer.more_chunks(4, FIRST_S)
+        switch = await viewer.submit("a blue square moving up")
+        applied = await viewer.event("prompt.applied", NEXT_S, event_id=switch.event_id)
+        settled = applied["chunk_index"] + 2
+        await viewer.until(lambda: viewer.last >= settled + 1, NEXT_S, "video of the new prompt")
+        record = await viewer.get()
+        assert record["phase"] == "active"
+        assert record["prompt"] == "a blue square moving up"
+        assert record["applied_control_seq"] == switch.control_seq
+        assert (await viewer.delete())["phase"] == "terminated"
+        await viewer.until(lambda: viewer.ended is not None, NEXT_S, "end of the stream")
+
+    assert viewer.ended is not None
+    assert viewer.ended["last"] == viewer.last
+    assert [chunk.index for chunk in viewer.chunks] == list(range(len(viewer.chunks)))
+    # The receipt names the first chunk that was made under the prompt.
+    made_under = [chunk.index for chunk in viewer.chunks if chunk.control_seq >= switch.control_seq]
+    assert made_under[0] == applied["chunk_index"]
+
+    video = decode(viewer.video())
+    assert video.gaps() == []
+    assert has_colours(video.between(0.0, viewer.chunks[3].end_s), ["red"])
+    after = video.between(viewer.chunks[settled].start_s, viewer.chunks[settled + 1].end_s)
+    assert has_colours(after, ["blue"])
+
+    log = await read_log(viewer.session)
+    assert [payload[header.init_bytes :] for header, payload in log] == [c.fragment for c in viewer.chunks]
+    assert {payload[: header.init_bytes] for header, payload in log} == {viewer.chunks[0].init}
+
+
+async def test_plain_http_carries_the_same_video(api: httpx.AsyncClient, open_session) -> None:
+    viewer: Viewer = await open_session("a green triangle moving right", seed=3)
+
+    async def download() -> bytes:
+        path = f"/v1/sessions/{viewer.session}/stream.mp4?after=-1"
+        async with api.stream("GET", path, timeout=FIRST_S) as answer:
+            assert answer.status_code == 200
+            assert answer.headers["content-type"] == "video/mp4"
+            return b"".join([part async for part in answer.aiter_bytes()])
+
+    async with viewer.watching(), asyncio.TaskGroup() as group:
+        downloaded = group.create_task(download())
+        await viewer.more_chunks(4, FIRST_S)
+        await viewer.delete()
+        await viewer.until(lambda: viewer.ended is not None, NEXT_S, "end of the stream")
+    assert downloaded.result() == viewer.video()
+    video = decode(downloaded.result())
+    assert video.gaps() == []
+    assert has_colours(video.frames, ["green"])
+
+
+async def test_pause_stops_the_video_and_resume_goes_on_where_it_stopped(open_session) -> None:
+    viewer: Viewer = await open_session("a yellow square moving down", seed=5)
+    async with viewer.watching():
+        await viewer.more_chunks(3, FIRST_S)
+        assert (await viewer.pause())["activity"] == "paused"
+        await viewer.event("session.suspended", NEXT_S)
+        # The chunk that was being made may still come; after it, nothing.
+        await asyncio.sleep(2.0)
+        stopped_at = viewer.last
+        await asyncio.sleep(2.0)
+        assert viewer.last == stopped_at
+        assert (await viewer.get())["phase"] == "suspended"
+
+        assert (await viewer.resume())["activity"] == "watching"
+        await viewer.more_chunks(3, NEXT_S)
+        assert (await viewer.get())["phase"] == "active"
+    assert [chunk.index for chunk in viewer.chunks] == list(range(len(viewer.chunks)))
+    assert decode(viewer.video()).gaps() == []
+
+
+async def test_a_dropped_connection_costs_no_chunk(open_session) -> None:
+    viewer: Viewer = await open_session(seed=11)
+    async with viewer.watching():
+        await viewer.more_chunks(2, FIRST_S)
+        for _ in range(3):
+            await viewer.drop_connection()
+            await viewer.more_chunks(2, NEXT_S)
+    assert viewer.connections == 4
+    assert (viewer.player.lost, viewer.player.repeated) == (0, 0)
+    assert decode(viewer.video()).gaps() == []
+
+
+async def test_bad_input_is_answered_and_harms_no_session(
+    stack: BackgroundStack, api: httpx.AsyncClient, open_session
+) -> None:
+    viewer: Viewer = await open_session(seed=13)
+    path = f"/v1/sessions/{viewer.session}"
+    async with viewer.watching():
+        await viewer.more_chunks(1, FIRST_S)
+        for method, where, body, status, field in [
+            ("POST", "/v1/sessions", {"prompt": ""}, 422, "prompt"),
+            ("POST", "/v1/sessions", {"prompt": "x" * 2_001}, 422, "prompt"),
+            ("POST", "/v1/sessions", {"prompt": 7}, 422, "prompt"),
+            ("POST", "/v1/sessions", {"prompt": "a red circle", "model": "no-such"}, 422, "model"),
+            ("POST", "/v1/sessions", {"prompt": "a red circle", "seed": -1}, 422, "seed"),
+            ("POST", "/v1/sessions", {"prompt": "x" * 200_000}, 413, None),
+            ("POST", f"{path}/prompts", {"prompt": " "}, 422, "prompt"),
+            ("POST", f"{path}/resume", None, 409, None),
+            ("GET", "/v1/sessions/no-such", None, 404, None),
+            ("POST", "/v1/sessions/no-such/pause", None, 404, None),
+        ]:
+            answer = await api.request(method, where, json=body)
+            problem = answer.json()
+            assert (answer.status_code, answer.headers["content-type"]) == (
+                status,
+                "application/problem+json",
+            ), problem
+            assert problem["status"] == status
+            assert problem["title"]
+            if field is not None:
+                assert problem["field"] == field
+        await viewer.say("this is not JSON")
+        await viewer.say('{"type": "playhead", "playhead_s": "soon"}')
+        await viewer.until(lambda: len(viewer.errors) == 2, NEXT_S, "two error messages")
+        await viewer.more_chunks(2, NEXT_S)
+    assert viewer.connections == 1
+    await viewer.delete()
+    with pytest.raises(ProblemError, match="409"):
+        await viewer.submit("a blue circle")
+    assert "Traceback" not in stack.output
+
+
+async def test_a_full_pool_says_when_to_come_back(api: httpx.AsyncClient, open_session) -> None:
+    models = (await api.get("/v1/models")).json()["models"]
+    room = models[0]["capacity"] - models[0]["sessions"]
+    for seed in range(room):
+        await open_session(seed=seed)
+    with pytest.raises(ProblemError, match="429") as refused:
+        await open_session(seed=room)
+    assert refused.value.problem["limit"]
+    answer = await api.post("/v1/sessions", json={"prompt": "a red circle"})
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_models_workers_and_openapi_tell_the_truth(api: httpx.AsyncClient) -> None:
+    [model] = (await api.get("/v1/models")).json()["models"]
+    assert (model["id"], model["workers"]) == ("toyworld", 2)
+    workers = (await api.get("/v1/workers")).json()["workers"]
+    assert sorted(worker["phase"] for worker in workers) == ["ready", "ready"]
+    assert "/v1/sessions/{session}/prompts" in (await api.get("/openapi.json")).json()["paths"]
+    page = await api.get("/")
+    assert page.headers["content-type"].startswith("text/html")

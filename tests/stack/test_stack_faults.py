@@ -1,0 +1,118 @@
+"""`kill -9` of any one service or server while sessions play: the rest go on, it comes back, no chunk is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from turboserve.bench.streaming.decode import decode
+from turboserve.bench.streaming.viewer import Viewer
+from turboserve.cli.stack.background import BackgroundStack
+
+pytestmark = pytest.mark.stack
+
+FIRST_S = 60.0
+BACK_S = 60.0
+"""Within this the victim serves again and every session has moved on."""
+PROMPTS = ("a red circle moving left", "a blue square moving up", "a green triangle moving right")
+
+
+async def watched(open_session, watches: asyncio.TaskGroup) -> list[Viewer]:
+    """Three sessions that play; the group's tasks watch them until the sessions end."""
+    viewers = [await open_session(prompt, seed=seed) for seed, prompt in enumerate(PROMPTS)]
+    for viewer in viewers:
+        watches.create_task(viewer.watch())
+    for viewer in viewers:
+        await viewer.until(lambda viewer=viewer: len(viewer.chunks) >= 2, FIRST_S, "two chunks")
+    return viewers
+
+
+async def check_whole(viewers: list[Viewer], read_log) -> None:
+    """What each viewer saw has no gap and no repetition, can be played, and is what the log says."""
+    for viewer in viewers:
+        assert [chunk.index for chunk in viewer.chunks] == list(range(len(viewer.chunks)))
+        assert (viewer.player.lost, viewer.player.repeated) == (0, 0)
+        assert decode(viewer.video()).gaps() == []
+        log = await read_log(viewer.session)
+        assert [header.index for header, _ in log] == list(range(len(log)))
+        assert [header.epoch for header, _ in log] == sorted(header.epoch for header, _ in log)
+        seen = [chunk.fragment for chunk in viewer.chunks]
+        assert [payload[header.init_bytes :] for header, payload in log][: len(seen)] == seen
+
+
+async def end_all(viewers: list[Viewer]) -> None:
+    for viewer in viewers:
+        await viewer.delete()
+    for viewer in viewers:
+        await viewer.until(lambda viewer=viewer: viewer.ended is not None, BACK_S, "end of the stream")
+
+
+@pytest.mark.parametrize(
+    "victim", ["gateway", "scheduler", "autoscaler", "state-store", "nats", "redis", "postgres"]
+)
+async def test_sessions_play_on_after_a_kill(
+    stack: BackgroundStack, open_session, read_log, victim: str
+) -> None:
+    async with asyncio.TaskGroup() as watches:
+        viewers = await watched(open_session, watches)
+        epochs = [viewer.chunks[-1].epoch for viewer in viewers]
+        killed = stack.kill(victim)
+        deadline_s = time.monotonic() + BACK_S
+        await asyncio.to_thread(stack.wait_until_back, victim, killed, BACK_S)
+        for viewer in viewers:
+            await viewer.more_chunks(3, deadline_s - time.monotonic())
+        # Their workers lived, so nobody took the sessions away.
+        assert [viewer.chunks[-1].epoch for viewer in viewers] == epochs
+        await end_all(viewers)
+    await check_whole(viewers, read_log)
+
+
+async def test_sessions_of_a_killed_worker_go_on_elsewhere(
+    stack: BackgroundStack, api, open_session, read_log
+) -> None:
+    async with asyncio.TaskGroup() as watches:
+        viewers = await watched(open_session, watches)
+        owners = [viewer.chunks[-1].worker for viewer in viewers]
+        assert len(set(owners)) == 2, "three sessions on two workers use both"
+        stack.kill("worker")
+        deadline_s = time.monotonic() + BACK_S
+        lived = await surviving_worker(api, set(owners), deadline_s)
+        for viewer, owner in zip(viewers, owners, strict=True):
+            wanted = 3 if owner == lived else 1
+            await viewer.more_chunks(wanted, deadline_s - time.monotonic())
+        for viewer, owner in zip(viewers, owners, strict=True):
+            if owner != lived:
+                await viewer.until(
+                    lambda viewer=viewer, owner=owner: (
+                        [c.worker != owner for c in viewer.chunks[-3:]] == [True] * 3
+                    ),
+                    deadline_s - time.monotonic(),
+                    "three chunks of another worker",
+                )
+                assert any(e["type"] == "session.placed" and e["kind"] == "recover" for e in viewer.events)
+            else:
+                assert {chunk.worker for chunk in viewer.chunks} == {owner}
+        await end_all(viewers)
+    await check_whole(viewers, read_log)
+    # The pool is filled up again.
+    deadline_s = time.monotonic() + BACK_S
+    while len(await living_workers(api)) < 2:
+        assert time.monotonic() < deadline_s, "no second worker again"
+        await asyncio.sleep(0.2)
+
+
+async def living_workers(api) -> set[str]:
+    workers = (await api.get("/v1/workers")).json()["workers"]
+    return {worker["id"] for worker in workers if worker["phase"] == "ready"}
+
+
+async def surviving_worker(api, owners: set[str], deadline_s: float) -> str:
+    """Whichever of the two `owners` is not declared gone."""
+    while True:
+        left = owners & await living_workers(api)
+        if len(left) == 1:
+            return left.pop()
+        assert time.monotonic() < deadline_s, "the killed worker is still taken for alive"
+        await asyncio.sleep(0.1)

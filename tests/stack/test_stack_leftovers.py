@@ -1,0 +1,56 @@
+"""Nothing is left running, however a stack ends; and what it kept is there when it starts again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from turboserve.bench.streaming.viewer import Viewer
+from turboserve.cli.stack.background import BackgroundStack
+
+pytestmark = pytest.mark.stack
+
+FIRST_S = 60.0
+GONE_S = 15.0
+
+
+def still_running(processes: list[psutil.Process], limit_s: float) -> list[str]:
+    """What of `processes` lives after at most `limit_s` seconds."""
+    _, alive = psutil.wait_procs(processes, timeout=limit_s)
+    return [" ".join(process.cmdline()) for process in alive if process.is_running()]
+
+
+async def test_a_stack_stops_clean_starts_again_with_its_sessions_and_leaves_nothing_when_killed(
+    data_dir: Path,
+) -> None:
+    stack = BackgroundStack(data_dir, "--workers", "1")
+    with stack:
+        async with httpx.AsyncClient(base_url=stack.url) as api:
+            viewer = await Viewer.create(api, "a red circle moving left", seed=1)
+            async with viewer.watching():
+                await viewer.more_chunks(3, FIRST_S)
+        first_run = stack.descendants()
+        assert stack.stop() == 0
+        assert still_running(first_run, GONE_S) == []
+
+        stack.start()
+        async with httpx.AsyncClient(base_url=stack.url) as api:
+            # The same session, from where this viewer was, although everything was restarted in between.
+            viewer.api = api
+            async with viewer.watching():
+                await viewer.more_chunks(3, FIRST_S)
+        assert (viewer.player.lost, viewer.player.repeated) == (0, 0)
+
+        second_run = stack.descendants()
+        assert any("turboserve.worker" in " ".join(process.cmdline()) for process in second_run)
+        os.kill(stack.process.pid, signal.SIGKILL)
+        stack.process.wait()
+        started_s = time.monotonic()
+        assert still_running(second_run, GONE_S) == []
+        assert time.monotonic() - started_s < GONE_S
