@@ -38,6 +38,8 @@ async def consume(
     exception leaves it and all after it for another try, so order is kept.
     """
     config = api.ConsumerConfig(
+        # With a name, nats-py creates it on the subject that services may publish to; without, on a legacy one.
+        name=durable,
         durable_name=durable,
         filter_subjects=subjects,
         ack_policy=api.AckPolicy.EXPLICIT,
