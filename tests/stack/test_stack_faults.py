@@ -1,4 +1,4 @@
-"""`kill -9` of any one service or server while sessions play: the rest go on, it comes back, no chunk is lost."""
+"""`kill -9` of any one service or server while sessions play: the rest go on, it comes back, none is lost."""
 
 from __future__ import annotations
 
