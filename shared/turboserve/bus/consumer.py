@@ -38,7 +38,7 @@ async def consume(
     exception leaves it and all after it for another try, so order is kept.
     """
     config = api.ConsumerConfig(
-        # With a name, nats-py creates it on the subject that services may publish to; without, on a legacy one.
+        # Without the name, nats-py would create it on a legacy subject that services may not publish to.
         name=durable,
         durable_name=durable,
         filter_subjects=subjects,
