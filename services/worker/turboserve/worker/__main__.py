@@ -1,0 +1,8 @@
+"""`python -m turboserve.worker`: one worker, until a signal."""
+
+from turboserve import service
+from turboserve.worker.service.app import start
+from turboserve.worker.settings import Settings
+
+if __name__ == "__main__":
+    service.run("worker", Settings(), start)

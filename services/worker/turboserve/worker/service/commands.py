@@ -1,0 +1,171 @@
+"""What the session table wants done. The shell carries commands out in the order in which they are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turboserve.worker.service.inputs import Ownership
+
+
+@dataclass(frozen=True)
+class ReadLogEnd:
+    """Read the last entry of `chunk.<session>`; answer with `LogEndRead`."""
+
+    session: str
+    query: int
+
+
+@dataclass(frozen=True)
+class FetchLatents:
+    """Fetch the kept latents of the newest chunks before `next_chunk`; answer with `LatentsFetched`."""
+
+    session: str
+    run: int
+    query: int
+    next_chunk: int
+
+
+@dataclass(frozen=True)
+class Admit:
+    """Give the session a slab and start it at `next_chunk`, from the fetched latents where that is not 0."""
+
+    session: str
+    run: int
+    next_chunk: int
+    prompt: str
+    seed: int
+    control_seq: int
+    playhead_s: float
+
+
+@dataclass(frozen=True)
+class Evict:
+    """Let go of all memory of this run, on device and host, and of its unpublished chunks."""
+
+    session: str
+    run: int
+
+
+@dataclass(frozen=True)
+class Suspend:
+    """Move the state to host memory at the next chunk boundary."""
+
+    session: str
+    run: int
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Move the state back into a slab and go on."""
+
+    session: str
+    run: int
+    playhead_s: float
+
+
+@dataclass(frozen=True)
+class Halt:
+    """Keep the state where it is, but generate no further chunk."""
+
+    session: str
+    run: int
+    control_seq: int
+
+
+@dataclass(frozen=True)
+class Unhalt:
+    session: str
+    run: int
+    control_seq: int
+
+
+@dataclass(frozen=True)
+class SetPrompt:
+    """Take effect at the next chunk boundary."""
+
+    session: str
+    run: int
+    control_seq: int
+    prompt: str
+
+
+@dataclass(frozen=True)
+class SetPlayhead:
+    session: str
+    run: int
+    playhead_s: float
+    playing: bool
+
+
+@dataclass(frozen=True)
+class PublishChunk:
+    """Append the packaged chunk through the fence; answer with `Published`, whatever happens."""
+
+    session: str
+    run: int
+    index: int
+    ownership: Ownership
+
+
+@dataclass(frozen=True)
+class PublishLatents:
+    """Send the chunk's clean latents to the hot store, for whoever has to go on after us."""
+
+    session: str
+    run: int
+    index: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class ForgetChunk:
+    """The packaged chunk is not needed any more."""
+
+    session: str
+    run: int
+    index: int
+
+
+@dataclass(frozen=True)
+class FailSession:
+    """Tell the state store that the session cannot go on."""
+
+    session: str
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class StopGenerating:
+    """The lease is over: make nothing until `StartGenerating`."""
+
+
+@dataclass(frozen=True)
+class StartGenerating:
+    pass
+
+
+@dataclass(frozen=True)
+class Report:
+    """Renew and send a load report at once: what we hold has changed, or we need to hear the truth."""
+
+
+Command = (
+    ReadLogEnd
+    | FetchLatents
+    | Admit
+    | Evict
+    | Suspend
+    | Resume
+    | Halt
+    | Unhalt
+    | SetPrompt
+    | SetPlayhead
+    | PublishChunk
+    | PublishLatents
+    | ForgetChunk
+    | FailSession
+    | StopGenerating
+    | StartGenerating
+    | Report
+)

@@ -1,0 +1,248 @@
+"""The thread that owns the device: it carries out the table's commands and steps the engine."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from turboserve import logs
+from turboserve.clock import Clock
+from turboserve.worker.engine import events
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.errors import EngineError, SlabsExhausted, UnknownSession
+from turboserve.worker.engine.spec import Control, Rebuild, SessionSpec
+from turboserve.worker.service import commands as do
+from turboserve.worker.service import inputs as told
+from turboserve.worker.service.stamped import FromEngine, Made
+
+IDLE_S = 0.5
+"""The engine is asked again after this long without a command."""
+
+log = logs.get("engine")
+
+
+@dataclass(frozen=True, eq=False)
+class AdmitWith:
+    """`Admit` and what was fetched for it."""
+
+    admit: do.Admit
+    latents: Tensor | None = None
+    """Clean latents of the newest chunks before `next_chunk`, [frames, C, H, W]; None: lost, or none yet."""
+    sink: Tensor | None = None
+
+
+EngineCommand = (
+    AdmitWith
+    | do.Evict
+    | do.Suspend
+    | do.Resume
+    | do.Halt
+    | do.Unhalt
+    | do.SetPrompt
+    | do.SetPlayhead
+    | do.StartGenerating
+    | do.StopGenerating
+)
+
+
+@dataclass(eq=False)
+class _Stay:
+    """One run of a session in the engine."""
+
+    run: int
+    warming: AdmitWith | None = None
+    """Set while a first chunk is made only to give a session without latents a context."""
+    held_back: list[EngineCommand] = field(default_factory=list)
+
+
+class EngineThread:
+    """Two queues and a loop. `deliver` is called on this thread, in order, and must not block."""
+
+    def __init__(self, engine: Engine, deliver: Callable[[FromEngine], None], clock: Clock) -> None:
+        self.engine = engine
+        self._deliver = deliver
+        self._clock = clock
+        self._commands: queue.SimpleQueue[EngineCommand | None] = queue.SimpleQueue()
+        self._stays: dict[str, _Stay] = {}
+        self._generating = False
+        self._stopping = False
+        self.failure: BaseException | None = None
+        """What ended the thread, if that was not `stop`."""
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, command: EngineCommand) -> None:
+        """Have it done on the engine's thread, in the order of submission."""
+        self._commands.put(command)
+
+    def stop(self, timeout_s: float) -> None:
+        """End after the step in work."""
+        self._stopping = True
+        self._commands.put(None)
+        self._thread.join(timeout_s)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _main(self) -> None:
+        try:
+            while not self._stopping:
+                self._take_commands()
+                if self._generating and not self._stopping:
+                    for event in self.engine.step(self._clock.monotonic()):
+                        self._stamp(event)
+        except BaseException as error:
+            self.failure = error
+            log.exception("engine thread failed")
+
+    def _take_commands(self) -> None:
+        """Everything that waits; where the engine has nothing to do, wait for something."""
+        wait_s = self._idle_s()
+        try:
+            command = self._commands.get(timeout=wait_s) if wait_s > 0 else self._commands.get_nowait()
+            while True:
+                if command is not None:
+                    self._carry_out(command)
+                command = self._commands.get_nowait()
+        except queue.Empty:
+            pass
+
+    def _idle_s(self) -> float:
+        if not self._generating:
+            return IDLE_S
+        now = self._clock.monotonic()
+        if self.engine.has_work(now):
+            return 0.0
+        due = self.engine.next_due(now)
+        return IDLE_S if due is None else min(IDLE_S, max(0.001, due - now))
+
+    def _carry_out(self, command: EngineCommand) -> None:
+        if isinstance(command, do.StartGenerating | do.StopGenerating):
+            self._generating = isinstance(command, do.StartGenerating)
+            return
+        if isinstance(command, AdmitWith):
+            self._admit(command)
+            return
+        stay = self._stays.get(command.session)
+        if stay is None or stay.run != command.run:
+            return
+        if stay.warming is not None and not isinstance(command, do.Evict):
+            stay.held_back.append(command)
+            return
+        try:
+            self._apply(command)
+        except UnknownSession as error:
+            # It failed a moment ago and the event is on its way, or this is the first that is heard of it.
+            self._fail(command.session, str(error))
+        except SlabsExhausted as error:
+            self._deliver(told.AdmissionRefused(command.session, command.run, str(error), on_host=True))
+        except EngineError as error:
+            self._fail(command.session, str(error))
+
+    def _apply(self, command: EngineCommand) -> None:
+        now = self._clock.monotonic()
+        match command:
+            case do.Evict(session=session):
+                del self._stays[session]
+                self._evict(session)
+            case do.Suspend(session=session):
+                self.engine.suspend(session)
+            case do.Resume(session=session):
+                self.engine.resume(session, now)
+                self.engine.playhead(session, command.playhead_s, now=now, playing=False)
+            case do.Halt(session=session, control_seq=seq):
+                self.engine.control(session, Control(seq, paused=True))
+            case do.Unhalt(session=session, control_seq=seq):
+                self.engine.control(session, Control(seq, paused=False))
+            case do.SetPrompt(session=session, control_seq=seq, prompt=prompt):
+                self.engine.control(session, Control(seq, prompt=prompt))
+            case do.SetPlayhead(session=session, playhead_s=seconds, playing=playing):
+                self.engine.playhead(session, seconds, now=now, playing=playing)
+
+    def _admit(self, command: AdmitWith) -> None:
+        admit = command.admit
+        rebuild = None
+        warming = None
+        if admit.next_chunk > 0 and command.latents is None:
+            warming = command
+        elif command.latents is not None:
+            rebuild = Rebuild(admit.next_chunk, command.latents, command.sink)
+        spec = SessionSpec(
+            admit.session,
+            admit.prompt,
+            admit.seed,
+            admit.control_seq,
+            rebuild,
+            playhead_s=0.0 if warming else admit.playhead_s,
+        )
+        try:
+            self.engine.admit(spec, self._clock.monotonic())
+        except SlabsExhausted as error:
+            self._deliver(told.AdmissionRefused(admit.session, admit.run, str(error), on_host=False))
+        except EngineError as error:
+            self._deliver(told.RunFailed(admit.session, admit.run, str(error)))
+        else:
+            self._stays[admit.session] = _Stay(admit.run, warming)
+
+    def _warmed(self, stay: _Stay, chunk: events.ChunkReady) -> None:
+        """Begin again at the chunk that is due, with this first chunk's latents for the lost context."""
+        assert stay.warming is not None
+        admit = stay.warming.admit
+        del self._stays[admit.session]
+        self._evict(admit.session)
+        dtype = self.engine.table.pool.layout.dtype
+        self._admit(AdmitWith(admit, chunk.latents.to(dtype)))
+        for command in stay.held_back:
+            self._carry_out(command)
+
+    def _stamp(self, event: events.Event) -> None:
+        """Tell the others, with the run that the event belongs to."""
+        stay = self._stays.get(event.session)
+        if stay is None:
+            return
+        session, run = event.session, stay.run
+        match event:
+            case events.ChunkReady() if stay.warming is not None:
+                self._warmed(stay, event)
+            case events.SessionFailed(error=error):
+                del self._stays[session]
+                self._deliver(told.RunFailed(session, run, error))
+            case _ if stay.warming is not None:
+                pass
+            case events.ChunkReady():
+                working = sum(held.work is not None for held in self.engine.table.sessions.values())
+                self._deliver(Made(run, event, max(1, working)))
+            case events.ControlApplied(control_seq=seq):
+                self._deliver(told.ControlTaken(session, run, seq))
+            case events.Suspended(next_chunk=next_chunk):
+                self._deliver(told.MovedToHost(session, run, next_chunk))
+            case events.SuspendRefused(reason=reason):
+                self._deliver(told.SuspendRefused(session, run, reason))
+            case events.SessionEnded(reason=reason):
+                self._deliver(told.RunFinished(session, run, reason))
+            case events.SessionReady():
+                log.debug("session ready", session=session, next_chunk=event.next_chunk)
+
+    def _fail(self, session: str, reason: str) -> None:
+        stay = self._stays.pop(session, None)
+        self._evict(session)
+        if stay is not None:
+            self._deliver(told.RunFailed(session, stay.run, reason))
+
+    def _evict(self, session: str) -> None:
+        with suppress(UnknownSession):
+            self.engine.evict(session)
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """A tensor's elements as they lie in memory; for types that numpy does not know as well."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,114 @@
+"""One session as its worker sees it: what the row wants, and where its state is."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.worker.service.inputs import Ownership
+
+
+class Place(Enum):
+    """Where the session's state is."""
+
+    NOWHERE = "nowhere"
+    SLAB = "slab"
+    LEAVING = "leaving"
+    """In a slab, on its way to host memory."""
+    HOST = "host"
+
+
+class Wanted(Enum):
+    """What the row asks of this worker."""
+
+    RUN = "run"
+    HOST = "host"
+    WAIT = "wait"
+    """The fence is not in the log yet: start nothing, stop nothing."""
+
+
+class Awaiting(Enum):
+    """What was asked and not answered yet."""
+
+    LOG_END = "log end"
+    LATENTS = "latents"
+
+
+@dataclass(eq=False)
+class Entry:
+    """State of one session in the table."""
+
+    record: SessionRecord
+    learned_at: float
+    """When the row was last confirmed, monotonic seconds."""
+    run: int
+    place: Place = Place.NOWHERE
+    awaiting: Awaiting | None = None
+    query: int = 0
+    """Number of the newest question; answers to older ones are ignored."""
+    checked: Ownership | None = None
+    """The ownership under which the log's end was read: publishing is allowed under no other."""
+    fenced: Ownership | None = None
+    """The ownership that the broker refused: nothing is published until the row names another."""
+    next_publish: int = 0
+    """Index after the last chunk known to be in the log."""
+    made_next: int = 0
+    """Index of the chunk that the engine makes next."""
+    pending: deque[int] = field(default_factory=deque)
+    """Chunks packaged and not known to be in the log, contiguous."""
+    retry_at: float = 0.0
+    attempts: int = 0
+    control_sent: int = 0
+    """Number of the newest control given to the engine."""
+    control_taken: int = 0
+    playhead_s: float = 0.0
+    halted: bool = False
+    have_latents: bool = False
+    refusal: str | None = None
+    """Why this worker does not do what the row wants."""
+    refused_until: float = 0.0
+    finished: str | None = None
+    """Why it ends after the chunks that are pending."""
+    failure: str | None = None
+    """Why the session cannot go on; it is over once the row says so."""
+
+    @property
+    def session(self) -> str:
+        return self.record.id
+
+    @property
+    def ownership(self) -> Ownership:
+        """The current one by the row; only of meaning where the fence is in the log."""
+        return self.record.epoch, self.record.own_revision or 0
+
+    @property
+    def wanted(self) -> Wanted:
+        if self.record.own_revision is None or not (
+            self.record.phase.holds_slot or self.record.phase is Phase.SUSPENDED
+        ):
+            return Wanted.WAIT
+        return Wanted.RUN if self.record.phase.holds_slot else Wanted.HOST
+
+    @property
+    def may_publish(self) -> bool:
+        return self.checked == self.ownership and not self.is_fenced
+
+    @property
+    def is_fenced(self) -> bool:
+        return self.fenced == self.ownership
+
+    @property
+    def takes_slot(self) -> bool:
+        """Whether it holds a slab, or one is kept for it."""
+        return (
+            self.place in (Place.SLAB, Place.LEAVING)
+            or self.awaiting is Awaiting.LATENTS
+            or self.have_latents
+        )
+
+    @property
+    def parked(self) -> bool:
+        """In a slab although the row wants it suspended: host memory is full."""
+        return self.place is Place.SLAB and self.halted and self.wanted is Wanted.HOST

@@ -1,0 +1,76 @@
+"""Renewing: every heartbeat, and at once when something changed, say what is held and hear what should be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import nats
+
+from turboserve import logs
+from turboserve.bus import Bus
+from turboserve.bus.client import NoServerError
+from turboserve.clock import Clock
+from turboserve.contracts.errors import TurboServeError, UnavailableError, WorkerGoneError
+from turboserve.contracts.requests import Renew
+from turboserve.contracts.workers import LoadReport
+from turboserve.subjects import LOAD, RENEW
+from turboserve.worker.service import inputs as told
+
+PAUSE_S = 0.05
+"""Reports are at least this far apart."""
+
+log = logs.get("heartbeat")
+
+
+class Heartbeat:
+    """Sends LOAD and RENEW; hands the answers to `tell`, and a verdict of death to `gone`."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        heartbeat_s: float,
+        report: Callable[[], LoadReport],
+        tell: Callable[[told.Input], None],
+        gone: Callable[[str], None],
+    ) -> None:
+        self._bus, self._clock, self._heartbeat_s = bus, clock, heartbeat_s
+        self._report, self._tell, self._gone = report, tell, gone
+        self._wanted = asyncio.Event()
+        self.answered = False
+        """Whether the state store has ever answered."""
+
+    def soon(self) -> None:
+        """Report at once rather than at the next heartbeat."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Beat for ever."""
+        while True:
+            self._wanted.clear()
+            await self._beat()
+            await asyncio.sleep(PAUSE_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), max(0.001, self._heartbeat_s - PAUSE_S))
+
+    async def _beat(self) -> None:
+        load = self._report()
+        asked_at = self._clock.monotonic()
+        try:
+            await self._bus.publish(LOAD, load.worker, load)
+            answer = await self._bus.call(RENEW, Renew(load=load))
+        except NoServerError:
+            self._tell(told.NobodyRenews(asked_at))
+        except WorkerGoneError as error:
+            self._gone(error.detail)
+        except UnavailableError as error:
+            log.warning("not renewed", error=error.detail)
+        except TurboServeError as error:
+            log.error("renewal refused", error=error.detail, code=error.code)
+        except (nats.errors.Error, OSError) as error:
+            log.warning("not renewed", error=repr(error))
+        else:
+            self.answered = True
+            self._tell(told.Renewed(asked_at, answer.assigned, answer.drain))

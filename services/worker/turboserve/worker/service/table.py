@@ -1,0 +1,233 @@
+"""The session table: what this worker holds, and what is to be done next. Pure: (input, time) → commands.
+
+Level-triggered: an input changes what is known, and the conductor then compares what each row wants with
+where the state is. So an input that is lost, repeated or late costs time and nothing else. Invariants (tests
+hold them): at most one publication in flight per session; a session's chunks are published contiguously;
+nothing is published under an ownership for which the log's end was not read, nor after the broker refused it;
+slots never exceed the capacity; nothing is generated once the lease is over.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.workers import HeldSession, Refusal
+from turboserve.worker.service import commands as do
+from turboserve.worker.service import inputs as told
+from turboserve.worker.service.conductor import REFUSAL_S, RETRY_LIMIT_S, RETRY_S, Conductor
+from turboserve.worker.service.entry import Awaiting, Entry, Place
+from turboserve.worker.service.lease import Lease
+
+LEFT_KEPT = 1_024
+"""Sessions remembered after they left, so that an old row cannot bring them back."""
+_DOUBLINGS = 16
+
+
+class Table:
+    """All sessions of one worker. `now` is monotonic seconds throughout."""
+
+    def __init__(self, worker: str, model: str, capacity: int, lease_s: float) -> None:
+        """`capacity`: slots, K. The lease begins with the first renewal."""
+        self.worker = worker
+        self.entries: dict[str, Entry] = {}
+        self.draining = False
+        self.generating = False
+        self._conductor = Conductor(model, capacity, self.entries)
+        self._lease = Lease(lease_s)
+        self._left: OrderedDict[str, tuple[int, bool]] = OrderedDict()
+
+    def tell(self, message: told.Input, now: float) -> list[do.Command]:
+        """Take in one input; what is to be done because of it, in order."""
+        match message:
+            case told.Renewed():
+                self._lease.renewed(message.asked_at)
+                self._renewed(message, now)
+            case told.NobodyRenews():
+                self._lease.renewed(message.asked_at)
+            case told.Assigned():
+                self._learn(message.record, now)
+            case told.Tick():
+                pass
+            case _:
+                self._about_one(message, now)
+        for entry in list(self.entries.values()):
+            self._conductor.settle(entry, now)
+        if self._lease.valid(now) != self.generating:
+            self.generating = not self.generating
+            self._say(do.StartGenerating() if self.generating else do.StopGenerating())
+        commands, self._conductor.out = self._conductor.out, []
+        return commands
+
+    # What is reported
+
+    @property
+    def slots_used(self) -> int:
+        return self._conductor.slots_used
+
+    @property
+    def capacity(self) -> int:
+        """K, less the slabs of sessions that should be on the host but do not fit there."""
+        return max(0, self._conductor.capacity - sum(entry.parked for entry in self.entries.values()))
+
+    @property
+    def unpublished(self) -> int:
+        """Chunks made and not known to be in the log."""
+        return sum(len(entry.pending) for entry in self.entries.values())
+
+    def held(self, media_start_s: Callable[[int], float]) -> tuple[HeldSession, ...]:
+        """What is here, on the device or the host. `media_start_s`: chunk index → its start, seconds."""
+        return tuple(
+            HeldSession(
+                session=entry.session,
+                epoch=entry.record.epoch,
+                next_chunk=entry.next_publish,
+                resident=entry.place is not Place.HOST,
+                lead_s=media_start_s(entry.made_next) - entry.playhead_s,
+                control_seq=entry.control_taken,
+            )
+            for entry in self.entries.values()
+            if entry.place is not Place.NOWHERE
+        )
+
+    def refusals(self) -> tuple[Refusal, ...]:
+        return tuple(
+            Refusal(session=entry.session, epoch=entry.record.epoch, reason=entry.refusal)
+            for entry in self.entries.values()
+            if entry.refusal is not None
+        )
+
+    # Rows
+
+    def _renewed(self, message: told.Renewed, now: float) -> None:
+        self.draining = message.drain
+        for record in message.records:
+            self._learn(record, now)
+        listed = {record.id for record in message.records}
+        for entry in list(self.entries.values()):
+            # A row learned after the question was asked may be missing from the answer and still be ours.
+            if entry.session not in listed and entry.learned_at < message.asked_at:
+                self._leave(entry)
+            elif entry.failure is not None:
+                self._say(do.FailSession(entry.session, entry.record.epoch, entry.failure))
+
+    def _learn(self, record: SessionRecord, now: float) -> None:
+        entry = self.entries.get(record.id)
+        if _age(record) < (_age(entry.record) if entry else self._left.get(record.id, (0, False))):
+            return
+        if record.worker != self.worker or record.phase.ended:
+            if entry is not None:
+                self._leave(entry)
+            self._left[record.id] = _age(record)
+            self._left.move_to_end(record.id)
+            if len(self._left) > LEFT_KEPT:
+                self._left.popitem(last=False)
+            return
+        if entry is None:
+            entry = Entry(record, now, self._conductor.number())
+            self.entries[record.id] = entry
+            self._say(do.Report())
+        if entry.ownership != (record.epoch, record.own_revision or 0):
+            # Answers to what was asked under another ownership prove nothing now.
+            entry.awaiting, entry.have_latents = None, False
+            entry.refusal, entry.refused_until, entry.failure = None, 0.0, None
+        if entry.place in (Place.NOWHERE, Place.HOST):
+            entry.playhead_s = record.playhead_s
+        entry.record, entry.learned_at = record, now
+
+    def _leave(self, entry: Entry) -> None:
+        self._conductor.evict(entry)
+        del self.entries[entry.session]
+        self._say(do.Report())
+
+    def _say(self, command: do.Command) -> None:
+        self._conductor.out.append(command)
+
+    # One session's inputs
+
+    def _about_one(self, message: told.SessionInput, now: float) -> None:
+        if isinstance(message, told.Published):
+            self._conductor.in_flight.discard(message.session)
+        entry = self.entries.get(message.session)
+        run = getattr(message, "run", None)
+        if entry is None or run not in (None, entry.run):
+            if isinstance(message, told.ChunkPackaged):
+                self._say(do.ForgetChunk(message.session, message.run, message.index))
+            return
+        match message:
+            case told.PlayheadMoved():
+                entry.playhead_s = message.playhead_s
+                if entry.place in (Place.SLAB, Place.LEAVING):
+                    self._say(do.SetPlayhead(entry.session, entry.run, message.playhead_s, message.playing))
+            case told.LogEndRead():
+                if entry.awaiting is Awaiting.LOG_END and message.query == entry.query:
+                    self._log_end_read(entry, message)
+            case told.LatentsFetched():
+                if entry.awaiting is Awaiting.LATENTS and message.query == entry.query:
+                    entry.awaiting, entry.have_latents = None, True
+            case told.ChunkPackaged():
+                self._packaged(entry, message)
+            case told.ControlTaken():
+                entry.control_taken = max(entry.control_taken, message.control_seq)
+            case told.MovedToHost():
+                if entry.place is Place.LEAVING:
+                    entry.place, entry.refusal = Place.HOST, None
+                    self._say(do.Report())
+            case told.SuspendRefused():
+                if entry.place is Place.LEAVING:
+                    entry.place = Place.SLAB
+                    self._conductor.refuse(entry, message.reason, now + REFUSAL_S)
+            case told.AdmissionRefused():
+                if entry.place is Place.SLAB:
+                    entry.place = Place.HOST if message.on_host else Place.NOWHERE
+                    entry.control_sent = entry.control_taken
+                    self._conductor.refuse(entry, message.reason, now + REFUSAL_S)
+            case told.RunFailed():
+                self._conductor.fail(entry, message.reason)
+            case told.RunFinished():
+                entry.finished = message.reason
+            case told.Published():
+                self._published(entry, message, now)
+
+    def _log_end_read(self, entry: Entry, message: told.LogEndRead) -> None:
+        entry.awaiting = None
+        # The log may have dropped old chunks of a session that slept long; the row has counted them.
+        end = max(message.next_chunk, entry.record.next_chunk)
+        if entry.place is not Place.NOWHERE:
+            # Whatever was written since the last chunk we know of must have come from this very state.
+            ours = end == entry.next_publish or (message.mine and entry.next_publish < end <= entry.made_next)
+            if not ours:
+                self._conductor.evict(entry)
+        if entry.place is Place.NOWHERE:
+            entry.made_next = end
+        while entry.pending and entry.pending[0] < end:
+            self._say(do.ForgetChunk(entry.session, entry.run, entry.pending.popleft()))
+        entry.next_publish, entry.checked = end, entry.ownership
+        entry.attempts, entry.retry_at = 0, 0.0
+
+    def _packaged(self, entry: Entry, message: told.ChunkPackaged) -> None:
+        if message.index == entry.made_next:
+            entry.made_next += 1
+            entry.pending.append(message.index)
+        else:
+            self._conductor.fail(entry, f"the engine made chunk {message.index}, not {entry.made_next}")
+
+    def _published(self, entry: Entry, message: told.Published, now: float) -> None:
+        if message.outcome is told.Outcome.UNKNOWN:
+            entry.retry_at = now + min(RETRY_LIMIT_S, RETRY_S * 2**entry.attempts)
+            entry.attempts = min(entry.attempts + 1, _DOUBLINGS)
+        elif message.outcome is told.Outcome.FENCED:
+            if message.ownership == entry.ownership:
+                entry.fenced = message.ownership
+                self._say(do.Report())
+        elif entry.pending and entry.pending[0] == message.index:
+            entry.pending.popleft()
+            entry.next_publish = message.index + 1
+            entry.attempts, entry.retry_at = 0, 0.0
+            self._say(do.ForgetChunk(entry.session, entry.run, message.index))
+
+
+def _age(record: SessionRecord) -> tuple[int, bool]:
+    """Rows compare by version; that the fence is in the log is noted without raising it."""
+    return record.version, record.own_revision is not None

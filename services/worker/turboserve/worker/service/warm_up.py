@@ -1,0 +1,67 @@
+"""A short run at start: warms caches and compilers, and measures what a chunk takes by number of sessions."""
+
+from __future__ import annotations
+
+import time
+
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.events import ChunkReady, SessionFailed
+from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.spec import SessionSpec
+
+BATCHES = (1, 2, 4)
+ROUNDS = 2
+"""Measured chunks of each session; the fastest counts, for what disturbs only ever slows down."""
+
+
+class WarmUpError(RuntimeError):
+    """The engine cannot make a chunk. Not worth a retry."""
+
+
+def measure(engine: Engine) -> dict[int, float]:
+    """L(b): seconds in which b sessions together get one chunk each. The engine must hold no session."""
+    seconds: dict[int, float] = {}
+    for batch in BATCHES:
+        if batch > engine.free_slots:
+            break
+        seconds[batch] = _measure(engine, batch)
+    return seconds
+
+
+def sessions_in_real_time(seconds: dict[int, float], chunk_s: float, margin: float, limit: int) -> int:
+    """The largest number of sessions, 1 at least, whose chunks are made in `margin` of their playing time."""
+    profile = LatencyProfile(seconds)
+    count = 1
+    while count < limit and profile(count + 1) <= margin * chunk_s:
+        count += 1
+    return count
+
+
+def _measure(engine: Engine, batch: int) -> float:
+    names = [f"warm-up-{number}" for number in range(batch)]
+    config = engine.config
+    for name in names:
+        # A playhead far ahead: the warm-up is not held back by the lead.
+        spec = SessionSpec(
+            name, "a red circle moving left on black", playhead_s=config.media_start(ROUNDS + 2)
+        )
+        engine.admit(spec, time.monotonic())
+    rounds: list[float] = []
+    made = 0
+    started = time.monotonic()
+    try:
+        while len(rounds) <= ROUNDS:
+            for event in engine.step(time.monotonic()):
+                if isinstance(event, SessionFailed):
+                    raise WarmUpError(f"the engine cannot make a chunk: {event.error}")
+                made += isinstance(event, ChunkReady)
+            if made >= batch:
+                now = time.monotonic()
+                rounds.append(now - started)
+                made, started = made - batch, now
+    finally:
+        for name in names:
+            if name in engine.table.sessions:
+                engine.evict(name)
+    # The first round also encodes prompts and warms what has never run.
+    return min(rounds[1:])

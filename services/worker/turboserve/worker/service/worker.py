@@ -1,0 +1,272 @@
+"""The worker's shell: carries out what the session table commands, and tells it what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import nats
+from nats.aio.subscription import Subscription
+from opentelemetry import trace
+from torch import Tensor
+
+from turboserve import logs
+from turboserve.bus import Bus
+from turboserve.clock import Clock
+from turboserve.contracts.errors import TurboServeError, UnavailableError
+from turboserve.contracts.requests import FailSession
+from turboserve.contracts.workers import Assignment, LoadReport, Playhead, WorkerPhase
+from turboserve.subjects import ASSIGN, FAIL_SESSION, PLAYHEAD
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.media import EncoderSettings, FragmentEncoder
+from turboserve.worker.service import commands as do
+from turboserve.worker.service import inputs as told
+from turboserve.worker.service import metrics
+from turboserve.worker.service.engine_thread import AdmitWith, EngineThread
+from turboserve.worker.service.heartbeat import Heartbeat
+from turboserve.worker.service.packager import Packager
+from turboserve.worker.service.stamped import Chunk, ToLoop
+from turboserve.worker.service.table import Table
+from turboserve.worker.service.takeover import Takeover
+from turboserve.worker.service.wire import Wire
+from turboserve.worker.settings import Settings
+
+TICK_S = 0.05
+FAREWELL_S = 2.0
+"""How long a worker that is told to stop waits for its chunks to be published."""
+
+log = logs.get("worker")
+
+
+class Worker:
+    """One worker's life between `start` and `stop`. All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        worker: str,
+        settings: Settings,
+        bus: Bus,
+        clock: Clock,
+        engine: Engine,
+        profile: LatencyProfile,
+        capacity: int,
+        gone: Callable[[str], None],
+    ) -> None:
+        """`gone` is called when the state store has declared this worker dead; it should not return."""
+        config = engine.config
+        self.id = worker
+        self.table = Table(worker, settings.model, capacity, settings.lease_s)
+        self._settings, self._bus, self._clock, self._config = settings, bus, clock, config
+        self._profile = profile
+        self._started_at = clock.wall()
+        self._loop = asyncio.get_running_loop()
+        encoder = FragmentEncoder(EncoderSettings(settings.video_crf, settings.video_preset))
+        dtype = engine.table.pool.layout.dtype
+        self._packager = Packager(encoder, config.fps, dtype, self._from_thread, clock)
+        self._engine = EngineThread(engine, self._packager.put, clock)
+        self._wire = Wire(bus, clock, worker, config, settings.chunk_ttl_s)
+        self._takeover = Takeover(self._wire, config, clock)
+        self.heartbeat = Heartbeat(bus, clock, settings.heartbeat_s, self.load, self.tell, gone)
+        self._chunks: dict[tuple[str, int, int], Chunk] = {}
+        self._fetched: dict[tuple[str, int], tuple[Tensor | None, Tensor | None]] = {}
+        self._playheads: dict[str, asyncio.Task[Subscription]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    # Life
+
+    async def start(self, spawn: Callable[[Coroutine[Any, Any, None], str], object]) -> None:
+        """Begin; `spawn` runs what goes on for ever."""
+        self._packager.start()
+        self._engine.start()
+        await self._bus.subscribe(ASSIGN, self.id, self._assigned)
+        spawn(self.heartbeat.run(), "heartbeat")
+        spawn(self._tick(), "ticks")
+
+    async def stop(self) -> None:
+        """Make nothing new; publish what is made, as far as that takes a moment; end the threads."""
+        self._stopping = True
+        self._engine.submit(do.StopGenerating())
+        deadline = self._clock.monotonic() + FAREWELL_S
+        while self.table.unpublished and self._clock.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        await asyncio.to_thread(self._engine.stop, FAREWELL_S)
+        await asyncio.to_thread(self._packager.stop, 0.5)
+        for task in list(self._tasks):
+            task.cancel()
+
+    @property
+    def alive(self) -> bool:
+        return self._engine.alive
+
+    @property
+    def joined(self) -> bool:
+        """Whether the state store knows this worker."""
+        return self.heartbeat.answered
+
+    def load(self) -> LoadReport:
+        draining = self.table.draining or self._stopping
+        return LoadReport(
+            worker=self.id,
+            model=self._settings.model,
+            capacity=self.table.capacity,
+            phase=WorkerPhase.DRAINING if draining else WorkerPhase.READY,
+            sessions=self.table.held(self._config.media_start),
+            refusals=self.table.refusals(),
+            chunk_latency_s=self._profile.to_mapping(),
+            device=str(self._engine.engine.table.device),
+            pid=os.getpid(),
+            pool_slot=self._settings.pool_slot,
+            started_at=self._started_at,
+        )
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.tell(told.Tick())
+            if not self._engine.alive and not self._stopping:
+                raise RuntimeError("the engine's thread has ended") from self._engine.failure
+
+    # Inputs
+
+    def tell(self, message: told.Input) -> None:
+        for command in self.table.tell(message, self._clock.monotonic()):
+            self._carry_out(command)
+        if isinstance(message, told.Renewed | told.Assigned):
+            self._follow_playheads()
+
+    def _from_thread(self, item: ToLoop) -> None:
+        """Called on the packager's thread."""
+        self._loop.call_soon_threadsafe(self._arrived, item)
+
+    def _arrived(self, item: ToLoop) -> None:
+        if not isinstance(item, Chunk):
+            if isinstance(item, told.RunFailed):
+                log.error("session failed", session=item.session, reason=item.reason)
+            self.tell(item)
+            return
+        self._chunks[item.session, item.run, item.index] = item
+        metrics.chunk_compute.record(item.compute_s)
+        self._profile.observe(item.abreast, item.compute_s)
+        self.tell(told.ChunkPackaged(item.session, item.run, item.index, item.control_seq))
+
+    async def _assigned(self, message: Assignment, _: bytes) -> None:
+        self.tell(told.Assigned(message.record))
+
+    async def _playhead_moved(self, message: Playhead, _: bytes) -> None:
+        self.tell(told.PlayheadMoved(message.session, message.playhead_s, playing=message.viewers > 0))
+
+    def _follow_playheads(self) -> None:
+        """Listen to the playheads of exactly those sessions that are in the table."""
+        for session in self.table.entries.keys() - self._playheads.keys():
+            self._playheads[session] = asyncio.create_task(
+                self._bus.subscribe(PLAYHEAD, session, self._playhead_moved)
+            )
+        for session in self._playheads.keys() - self.table.entries.keys():
+            self._spawn(self._unfollow(self._playheads.pop(session)))
+
+    async def _unfollow(self, subscribing: asyncio.Task[Subscription]) -> None:
+        with suppress(nats.errors.Error, OSError):
+            await (await subscribing).unsubscribe()
+
+    # Commands
+
+    def _carry_out(self, command: do.Command) -> None:
+        match command:
+            case do.ReadLogEnd():
+                self._spawn(self._read_log_end(command))
+            case do.FetchLatents():
+                self._spawn(self._fetch_latents(command))
+            case do.Admit():
+                latents, sink = self._fetched.pop((command.session, command.run), (None, None))
+                self._engine.submit(AdmitWith(command, latents, sink))
+            case do.PublishChunk():
+                chunk = self._chunks[command.session, command.run, command.index]
+                self._spawn(self._publish(command, chunk))
+            case do.PublishLatents():
+                chunk = self._chunks[command.session, command.run, command.index]
+                self._spawn(self._wire.send_latents(chunk, command.epoch))
+            case do.ForgetChunk():
+                self._forget((command.session, command.run, command.index))
+            case do.FailSession():
+                self._spawn(self._fail(command))
+            case do.Report():
+                self.heartbeat.soon()
+            case do.Evict():
+                self._fetched.pop((command.session, command.run), None)
+                for key in [key for key in self._chunks if key[:2] == (command.session, command.run)]:
+                    self._forget(key)
+                self._engine.submit(command)
+            case do.StopGenerating():
+                log.warning("lease is over: generating stops until the state store answers")
+                self._engine.submit(command)
+            case _:
+                self._engine.submit(command)
+
+    def _forget(self, key: tuple[str, int, int]) -> None:
+        chunk = self._chunks.pop(key, None)
+        if chunk is not None:
+            chunk.span.end()
+
+    async def _publish(self, command: do.PublishChunk, chunk: Chunk) -> None:
+        started = self._clock.monotonic()
+        chunk.span.set_attribute("turboserve.epoch", command.ownership[0])
+        try:
+            with trace.use_span(chunk.span, record_exception=False, set_status_on_exception=False):
+                outcome = await self._wire.publish(chunk, command.ownership)
+        except Exception:
+            log.exception("publication failed", session=chunk.session, chunk=chunk.index)
+            outcome = told.Outcome.UNKNOWN
+        if outcome is told.Outcome.ACKED:
+            metrics.chunks.add(1)
+            metrics.publish_latency.record(self._clock.monotonic() - started)
+        elif outcome is told.Outcome.FENCED:
+            metrics.fenced.add(1)
+            log.warning("chunk refused: not the owner", session=chunk.session, chunk=chunk.index)
+        else:
+            metrics.publish_retries.add(1)
+        self.tell(told.Published(chunk.session, chunk.run, chunk.index, command.ownership, outcome))
+
+    async def _read_log_end(self, command: do.ReadLogEnd) -> None:
+        end = await self._takeover.log_end(command.session, lambda: self._asked(command))
+        if end is not None:
+            self.tell(told.LogEndRead(command.session, command.query, end.next_chunk, end.mine))
+
+    async def _fetch_latents(self, command: do.FetchLatents) -> None:
+        found = await self._takeover.latents(
+            command.session, command.next_chunk, lambda: self._asked(command)
+        )
+        if self._asked(command):
+            self._fetched[command.session, command.run] = found
+            self.tell(told.LatentsFetched(command.session, command.query))
+
+    def _asked(self, command: do.ReadLogEnd | do.FetchLatents) -> bool:
+        """Whether the answer is still waited for."""
+        entry = self.table.entries.get(command.session)
+        return entry is not None and entry.awaiting is not None and entry.query == command.query
+
+    async def _fail(self, command: do.FailSession) -> None:
+        metrics.failures.add(1)
+        try:
+            request = FailSession(
+                session=command.session, epoch=command.epoch, worker=self.id, reason=command.reason
+            )
+            await self._bus.call(FAIL_SESSION, request)
+        except UnavailableError as error:
+            log.warning("failure not reported yet", session=command.session, error=error.detail)
+        except TurboServeError as error:
+            log.info("failure is nobody's concern", session=command.session, error=error.detail)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("task failed", exc_info=task.exception())

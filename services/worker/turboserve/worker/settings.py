@@ -1,0 +1,41 @@
+"""Settings of the worker, read from `TURBOSERVE_…` variables."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from turboserve.config import Seconds
+from turboserve.config import Settings as Shared
+
+AUTO_SESSIONS = 16
+"""Slots at most where no limit is set."""
+
+
+class Settings(Shared):
+    """Which model on which device, and how much of both."""
+
+    worker_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    """None: a new one each start, for the id of a worker that was declared gone never comes back."""
+    pool_slot: str | None = None
+    """The pool's name for the place it runs in."""
+    model: Literal["toyworld"] = "toyworld"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    torch_threads: int = Field(default=1, ge=1)
+    """Threads of one operation on the CPU: more workers beat more threads."""
+    worker_max_sessions: int | None = Field(default=None, ge=1)
+    """Sessions that hold a slot, K; none: as many as memory holds and the profile keeps in real time."""
+    memory_bytes: int = Field(default=0, ge=0)
+    """Device memory for the model and all sessions; 0: nine tenths of what is free, 2 GiB on a CPU."""
+    host_memory_bytes: int = Field(default=1 << 30, ge=0)
+    """Memory of the host for suspended sessions."""
+    max_lead_s: Seconds = 3.0
+    """A session generates no chunk that starts further ahead of its playhead."""
+    gather_policy: Literal["step", "chunk", "fcfs"] = "step"
+    real_time_margin: float = Field(default=0.8, gt=0, le=1)
+    """Share of a chunk's playing time that making it may take, when K is derived from the profile."""
+    video_crf: int = Field(default=18, ge=0, le=51)
+    video_preset: Literal["ultrafast", "superfast", "veryfast", "faster", "fast", "medium"] = "veryfast"
+    chunk_ttl_s: int = Field(default=86_400, ge=60)
+    """The broker drops a chunk after this long."""
