@@ -1,0 +1,93 @@
+// The list of what happened. A prompt's two receipts share one entry: accepted, then applied.
+
+const MOST = 60;
+
+export class Events {
+  constructor(list) {
+    this.#list = list;
+  }
+
+  #list;
+  #prompts = new Map();
+
+  reset() {
+    this.#prompts.clear();
+    this.#list.replaceChildren();
+  }
+
+  add(message) {
+    switch (message.type) {
+      case "prompt.accepted":
+        this.#accepted(message);
+        break;
+      case "prompt.applied":
+        this.#applied(message);
+        break;
+      case "session.created":
+        this.note(message.at, "Session created");
+        break;
+      case "session.placed":
+        this.note(message.at, placed(message), message.worker);
+        break;
+      case "session.suspended":
+        this.note(message.at, message.activity === "paused" ? "Paused" : "Suspended: nobody was watching");
+        break;
+      case "session.resume_requested":
+        this.note(message.at, "Resuming");
+        break;
+      case "session.ended":
+        this.note(message.at, message.phase === "failed" ? "Session failed" : "Session ended", message.reason);
+        break;
+    }
+  }
+
+  note(at, text, more = "") {
+    const item = document.createElement("li");
+    const time = document.createElement("time");
+    time.textContent = new Date(at * 1000).toLocaleTimeString("en-GB");
+    const what = document.createElement("span");
+    what.textContent = text;
+    item.append(time, what);
+    if (more) item.append(small(more));
+    this.#list.prepend(item);
+    while (this.#list.children.length > MOST) this.#list.lastChild.remove();
+    return item;
+  }
+
+  #accepted(message) {
+    if (this.#prompts.has(message.event_id)) return;
+    const item = this.note(message.at, `“${message.prompt}”`, "accepted, waits for the next chunk");
+    this.#prompts.set(message.event_id, { item, at: message.at });
+  }
+
+  #applied(message) {
+    if (!this.#prompts.has(message.event_id)) this.#accepted({ ...message, at: message.at });
+    const { item, at } = this.#prompts.get(message.event_id);
+    const late = message.at - at;
+    const after = late > 0 ? `, ${late.toFixed(1)} s later` : "";
+    item.querySelector(".more")?.remove();
+    const more = small(`applied at chunk ${message.chunk_index}${after}`);
+    more.classList.add("done");
+    item.append(more);
+  }
+}
+
+function placed({ kind, previous_worker }) {
+  switch (kind) {
+    case "resume":
+      return "Resumed on a worker";
+    case "recover":
+      return "Recovered on another worker";
+    case "migrate":
+      return "Moved to another worker";
+    default:
+      return previous_worker ? "Placed on another worker" : "Placed on a worker";
+  }
+}
+
+function small(text) {
+  const more = document.createElement("span");
+  more.className = "more";
+  more.textContent = text;
+  return more;
+}

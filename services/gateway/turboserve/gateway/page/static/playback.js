@@ -1,0 +1,176 @@
+// Media Source Extensions: fragments in, playing video out. Times are seconds of media.
+
+const START_CHUNKS = 2;
+const START_S = 1.0;
+const KEEP_BEHIND_S = 30;
+const TRIM_BEHIND_S = 60;
+
+export class Playback {
+  constructor(video, onChange) {
+    this.stalled = false;
+    this.started = false;
+    this.#video = video;
+    this.#onChange = onChange;
+    for (const name of ["waiting", "playing", "pause", "timeupdate"]) {
+      video.addEventListener(name, () => this.#look());
+    }
+    this.reset();
+  }
+
+  #video;
+  #onChange;
+  #source = null;
+  #buffer = null;
+  #queue = [];
+  #mime = "";
+  #chunks = 0;
+  #wanted = true;
+  #startAt = 0;
+
+  reset() {
+    this.#queue = [];
+    this.#buffer = null;
+    this.#mime = "";
+    this.#chunks = 0;
+    this.started = this.stalled = false;
+    if (this.#video.src) URL.revokeObjectURL(this.#video.src);
+    const Source = window.ManagedMediaSource ?? window.MediaSource;
+    this.#source = Source ? new Source() : null;
+    if (!this.#source) return;
+    this.#video.disableRemotePlayback = true;
+    this.#video.src = URL.createObjectURL(this.#source);
+    this.#source.addEventListener("sourceopen", () => this.#pump());
+  }
+
+  get supported() {
+    return this.#source !== null;
+  }
+
+  // Where playback is: before the first frame, where it will begin.
+  get playhead() {
+    return this.started ? this.#video.currentTime : this.#startAt;
+  }
+
+  // How much can be played on without another chunk.
+  get ahead() {
+    const at = this.playhead;
+    const ranges = this.#video.buffered;
+    for (let n = 0; n < ranges.length; n++) {
+      if (ranges.start(n) <= at + 0.1 && at < ranges.end(n)) return ranges.end(n) - at;
+    }
+    return 0;
+  }
+
+  get wanted() {
+    return this.#wanted;
+  }
+
+  beginAt(seconds) {
+    if (!this.#chunks) this.#startAt = seconds;
+  }
+
+  init(message, data) {
+    this.#mime = message.mime;
+    this.#queue.push({ mime: message.mime, data });
+    this.#pump();
+  }
+
+  chunk(message, data) {
+    if (!this.#chunks) this.#startAt = Math.max(this.#startAt, message.start_s);
+    this.#chunks += 1;
+    this.#queue.push({ data, end: message.start_s + message.duration_s });
+    this.#pump();
+  }
+
+  play() {
+    this.#wanted = true;
+    this.#look();
+    if (this.started) this.#video.play().catch(() => {});
+  }
+
+  pause() {
+    this.#wanted = false;
+    this.#video.pause();
+    this.#look();
+  }
+
+  finish() {
+    this.#queue.push({ end: true });
+    this.#pump();
+  }
+
+  #pump() {
+    if (this.#source?.readyState !== "open" || this.#buffer?.updating) return;
+    const next = this.#queue[0];
+    if (!next) {
+      this.#look();
+      return;
+    }
+    try {
+      if (next.end === true) {
+        this.#queue.shift();
+        if (this.#buffer) this.#source.endOfStream();
+        return;
+      }
+      if (next.mime) this.#prepare(next.mime);
+      this.#buffer.appendBuffer(next.data);
+      this.#queue.shift();
+    } catch (error) {
+      if (error.name !== "QuotaExceededError" || !this.#trim(5)) throw error;
+    }
+  }
+
+  #prepare(mime) {
+    if (this.#buffer) {
+      this.#buffer.changeType(mime);
+      return;
+    }
+    this.#buffer = this.#source.addSourceBuffer(mime);
+    this.#buffer.mode = "segments";
+    this.#buffer.addEventListener("updateend", () => {
+      if (!this.#trimIfLong()) this.#pump();
+    });
+  }
+
+  #trimIfLong() {
+    const ranges = this.#buffer.buffered;
+    return ranges.length > 0 && this.playhead - ranges.start(0) > TRIM_BEHIND_S && this.#trim(KEEP_BEHIND_S);
+  }
+
+  #trim(keepS) {
+    const until = this.playhead - keepS;
+    if (until <= 0 || this.#buffer.updating) return false;
+    this.#buffer.remove(0, until);
+    return true;
+  }
+
+  #look() {
+    const video = this.#video;
+    if (!this.started && this.#wanted && this.#chunks && !this.#buffer?.updating) {
+      const enough = this.ahead >= START_S || (this.#chunks >= START_CHUNKS && this.ahead > 0);
+      if (enough || this.#source.readyState === "ended") {
+        this.started = true;
+        video.currentTime = this.#startAt;
+        video.play().catch(() => {});
+      }
+    }
+    if (this.started && this.#wanted) {
+      this.#leapGap();
+      if (video.paused && !video.ended && this.ahead > 0) video.play().catch(() => {});
+    }
+    const stalled = this.started && this.#wanted && this.ahead < 0.1 && this.#source.readyState === "open";
+    if (stalled !== this.stalled) this.stalled = stalled;
+    this.#onChange();
+  }
+
+  // A rounded time stamp can leave a hole of a few microseconds, a gap in the log one of seconds.
+  #leapGap() {
+    const { buffered, currentTime } = this.#video;
+    for (let n = 0; n < buffered.length; n++) {
+      if (currentTime < buffered.start(n)) {
+        if (n === 0 || currentTime >= buffered.end(n - 1) - 0.1) this.#video.currentTime = buffered.start(n);
+        return;
+      }
+    }
+  }
+}

@@ -1,0 +1,42 @@
+// Problems in plain words.
+
+export function inWords(problem) {
+  const wait = problem.retry_after_s ? ` Try again in ${seconds(problem.retry_after_s)}.` : " Try again shortly.";
+  switch (problem.code) {
+    case "no_capacity":
+      return `All places are taken at the moment.${wait}`;
+    case "too_many_streams":
+      return `Too many people are watching through this server.${wait}`;
+    case "unauthorized":
+      return "This server needs an API key. Enter yours below the prompt.";
+    case "session_not_found":
+      return "This session does not exist (any more). Start a new one.";
+    case "unknown_model":
+      return "No worker serves this model at the moment. Workers may still be starting.";
+    case "transition_not_allowed":
+      return "That is not possible now: the session has ended or is in another state.";
+    case "unavailable":
+    case "no_server":
+    case "deadline":
+      return `The server is busy with itself.${wait}`;
+    case "unreachable":
+      return "The server cannot be reached. Is it running?";
+    case "chunk_gone":
+      return "A part of the video is no longer kept.";
+    case "invalid_input":
+      return problem.field === "prompt" ? promptWords(problem) : problem.detail;
+    default:
+      return problem.detail ?? "Something went wrong.";
+  }
+}
+
+export function seconds(value) {
+  const whole = Math.max(1, Math.ceil(value));
+  return whole === 1 ? "1 second" : `${whole} seconds`;
+}
+
+function promptWords(problem) {
+  return problem.limit && Number(problem.limit) > 1
+    ? `The prompt is too long: at most ${Number(problem.limit).toLocaleString("en")} characters.`
+    : "The prompt is empty. Say what the video should show.";
+}

@@ -1,0 +1,167 @@
+"""A worker that draws its frames instead of computing them: real bus, real fence, real H.264.
+
+Run as a program with the settings of a worker in its environment. It lets the gateway be tested alone: any
+prompt that names a colour and a shape becomes a still picture of them on black, at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turboserve.bus import append, last_entry
+from turboserve.config import Settings
+from turboserve.contracts.chunks import ChunkHeader
+from turboserve.contracts.errors import FencedError, TurboServeError
+from turboserve.contracts.requests import Renew
+from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.workers import Assignment, HeldSession, LoadReport, Playhead
+from turboserve.ids import new_id
+from turboserve.service import Runtime, run
+from turboserve.subjects import ASSIGN, CHUNK, LOAD, OWN, PLAYHEAD, RENEW
+from turboserve.worker.media import FragmentEncoder
+
+COLOURS = {
+    "red": (230, 40, 40),
+    "blue": (40, 70, 230),
+    "green": (40, 180, 60),
+    "yellow": (240, 220, 50),
+}
+SIDE, FPS, FIRST, EACH = 64, 16, 9, 12
+LEAD_S = 3.0
+MODEL = os.environ.get("DRAWN_MODEL", "toyworld")
+CAPACITY = int(os.environ.get("DRAWN_CAPACITY", "8"))
+COMPUTE_S = float(os.environ.get("DRAWN_COMPUTE_S", "0.05"))
+
+
+class DrawnWorker:
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self._bus = runtime, runtime.bus
+        self._id = new_id("wrk")
+        self._started_at = time.time()
+        self._rows: dict[str, SessionRecord] = {}
+        self._making: dict[str, asyncio.Task[None]] = {}
+        self._next: dict[str, int] = {}
+        self._playheads: dict[str, float] = {}
+        self._encoder = FragmentEncoder()
+
+    async def start(self) -> None:
+        await self._bus.subscribe(ASSIGN, self._id, self._assigned)
+        await self._bus.subscribe(PLAYHEAD, "*", self._played)
+        self._runtime.spawn(self._renew(), "renew")
+
+    async def _assigned(self, message: Assignment, _data: bytes) -> None:
+        self._take(message.record)
+
+    async def _played(self, message: Playhead, _data: bytes) -> None:
+        self._playheads[message.session] = message.playhead_s
+
+    async def _renew(self) -> None:
+        while True:
+            report = LoadReport(
+                worker=self._id,
+                model=MODEL,
+                capacity=CAPACITY,
+                chunk_latency_s={1: COMPUTE_S},
+                started_at=self._started_at,
+                sessions=tuple(
+                    HeldSession(session=name, epoch=row.epoch, next_chunk=self._next.get(name, 0))
+                    for name, row in self._rows.items()
+                ),
+            )
+            try:
+                await self._bus.publish(LOAD, self._id, report)
+                renewal = await self._bus.call(RENEW, Renew(load=report))
+                for row in renewal.assigned:
+                    self._take(row)
+                for name in set(self._rows) - {row.id for row in renewal.assigned}:
+                    self._rows.pop(name)
+            except TurboServeError:
+                pass
+            await asyncio.sleep(0.3)
+
+    def _take(self, row: SessionRecord) -> None:
+        known = self._rows.get(row.id)
+        if row.worker != self._id:
+            self._rows.pop(row.id, None)
+        elif known is None or known.version <= row.version:
+            self._rows[row.id] = row
+            if row.id not in self._making or self._making[row.id].done():
+                self._making[row.id] = asyncio.create_task(self._make(row.id))
+
+    async def _make(self, name: str) -> None:
+        last = await last_entry(self._bus, CHUNK.stream, CHUNK.of(name))
+        index = 0 if last is None else ChunkHeader.from_headers(last.headers).index + 1
+        while (row := self._rows.get(name)) is not None and not row.phase.ended:
+            self._next[name] = index
+            first = 0 if index == 0 else FIRST + (index - 1) * EACH
+            ahead = first / FPS >= max(row.playhead_s, self._playheads.get(name, 0.0)) + LEAD_S
+            if row.phase is not Phase.ACTIVE or row.own_revision is None or ahead:
+                await asyncio.sleep(0.03)
+                continue
+            await asyncio.sleep(COMPUTE_S)
+            try:
+                await self._publish(row, index, first)
+                index += 1
+            except FencedError:
+                self._rows.pop(name, None)
+            except TurboServeError:
+                await asyncio.sleep(0.2)
+
+    async def _publish(self, row: SessionRecord, index: int, first: int) -> None:
+        count = FIRST if index == 0 else EACH
+        made = self._encoder.encode(draw(row.prompt, count), index=index, first_frame=first, fps=FPS)
+        header = ChunkHeader(
+            session=row.id,
+            index=index,
+            epoch=row.epoch,
+            worker=self._id,
+            control_seq=row.control_seq,
+            first_frame=first,
+            frames=count,
+            fps=FPS,
+            width=SIDE,
+            height=SIDE,
+            codec=made.codec,
+            init_bytes=len(made.init),
+            compute_s=COMPUTE_S,
+            published_at=time.time(),
+        )
+        assert row.own_revision is not None
+        await append(
+            self._bus,
+            CHUNK.of(row.id),
+            made.init + made.fragment,
+            message_id=f"{row.id}:{index}",
+            headers=header.to_headers(),
+            expect=(OWN.of(row.id), row.own_revision),
+        )
+
+
+def draw(prompt: str, count: int) -> NDArray[np.uint8]:
+    """`count` frames [F, H, W, 3] of the shape and colour that `prompt` names, moving as it says."""
+    colour = next((value for word, value in COLOURS.items() if word in prompt), (200, 200, 200))
+    frames = np.zeros((count, SIDE, SIDE, 3), np.uint8)
+    y, x = np.mgrid[:SIDE, :SIDE]
+    for number, frame in enumerate(frames):
+        shift = number - count // 2
+        cx = SIDE // 2 - (shift if "left" in prompt else 0)
+        cy = SIDE // 2 - (shift if "up" in prompt else 0)
+        if "square" in prompt:
+            inside = (abs(x - cx) < 14) & (abs(y - cy) < 14)
+        else:
+            inside = (x - cx) ** 2 + (y - cy) ** 2 < 16**2
+        frame[inside] = colour
+    return frames
+
+
+async def start(runtime: Runtime) -> None:
+    await DrawnWorker(runtime).start()
+
+
+if __name__ == "__main__":
+    run("worker", Settings(), start)

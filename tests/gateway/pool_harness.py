@@ -1,0 +1,153 @@
+"""Real servers, state store, scheduler and gateway, each its own process, with a worker that draws.
+
+As a program it serves the player page for people who work on it, until Ctrl-C:
+`python tests/gateway/pool_harness.py 8090`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+
+from turboserve import subjects
+from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
+from turboserve.cli.embedded.postgres import ensure_database
+from turboserve.cli.embedded.running import running
+
+START_LIMIT_S = 60.0
+DRAWN_WORKER = Path(__file__).with_name("drawn_worker.py")
+
+
+class Pool:
+    """What stands behind a gateway. Gateways are started one by one: see `gateway`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.layout = Layout(directory)
+        self.layout.create()
+        self._ports = Ports(self.layout.ports)
+        users = (*subjects.SERVICES, "admin")
+        self.nats = NatsServer(
+            self.layout.server("nats"),
+            self._ports.get("nats"),
+            self._ports.get("nats_monitor"),
+            {user: self.layout.secret(f"nats.{user}") for user in users},
+            subjects.permissions,
+        )
+        redis, postgres = self.layout.secret("redis"), self.layout.secret("postgres")
+        self.redis = RedisServer(self.layout.server("redis"), self._ports.get("redis"), redis)
+        self.postgres = PostgresServer(
+            self.layout.server("postgres"), self._ports.get("postgres"), postgres, ("fsync=off",)
+        )
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @contextmanager
+    def running(self) -> Iterator[Pool]:
+        import asyncio
+
+        with (
+            running([self.nats, self.redis, self.postgres], self.layout.logs / "servers.log"),
+            ExitStack() as stack,
+        ):
+            asyncio.run(ensure_database(self.postgres.url("postgres"), "turboserve"))
+            stack.callback(self.stop_all)
+            self.start_store()
+            self.start("scheduler", "turboserve.scheduler", TURBOSERVE_IDLE_AFTER_S="3")
+            self.start_worker()
+            yield self
+
+    def start_store(self) -> None:
+        self.start(
+            "state-store",
+            "turboserve.state_store",
+            TURBOSERVE_POSTGRES_URL=self.postgres.url("turboserve"),
+            TURBOSERVE_REDIS_URL=self.redis.url,
+        )
+
+    def start_worker(self) -> None:
+        self.start("worker", str(DRAWN_WORKER))
+
+    def start(self, name: str, program: str, user: str | None = None, **environment: str) -> None:
+        """Start one process; `user` is the service whose rights it has, `name` unless it says otherwise."""
+        user = user or name
+        command = [sys.executable, program] if program.endswith(".py") else [sys.executable, "-m", program]
+        with (self.layout.logs / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "TURBOSERVE_NATS_URL": self.nats.address,
+                    "TURBOSERVE_NATS_USER": user,
+                    "TURBOSERVE_NATS_PASSWORD": self.nats.passwords[user],
+                    **environment,
+                },
+            )
+
+    def stop(self, name: str, sign: signal.Signals = signal.SIGTERM) -> int:
+        """Stop one process and wait for it; returns its exit status."""
+        process = self._processes.pop(name)
+        process.send_signal(sign)
+        try:
+            return process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+
+    def stop_all(self) -> None:
+        for name in reversed(list(self._processes)):
+            self.stop(name)
+
+    def log(self, name: str) -> str:
+        return (self.layout.logs / f"{name}.log").read_text()
+
+    def gateway(self, name: str = "gateway", port: int = 0, **environment: str) -> str:
+        """Start a gateway and wait until sessions can be created through it; returns its URL."""
+        port = port or self._ports.get(name)
+        self.start(
+            name, "turboserve.gateway", "gateway", TURBOSERVE_GATEWAY_PORT=str(port), **environment
+        )
+        url = f"http://127.0.0.1:{port}"
+        self.wait_for(url, environment.get("DRAWN_KEY"))
+        return url
+
+    def wait_for(self, url: str, key: str | None = None) -> None:
+        """Until the gateway at `url` is ready and a worker has joined."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        deadline = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < deadline:
+            try:
+                if httpx.get(f"{url}/readyz").status_code == 200:
+                    if httpx.get(f"{url}/v1/models", headers=headers).json().get("models"):
+                        return
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.1)
+        raise TimeoutError(f"{url} is not ready after {START_LIMIT_S} s; see {self.layout.logs}")
+
+
+def _serve(port: int) -> None:
+    with tempfile.TemporaryDirectory() as directory, Pool(Path(directory)).running() as pool:
+        print(pool.gateway(port=port), pool.layout.logs, flush=True)
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            pass
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _serve(int(sys.argv[1]) if len(sys.argv) > 1 else 8090)
