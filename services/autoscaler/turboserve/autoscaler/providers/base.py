@@ -81,7 +81,7 @@ class PoolProvider(abc.ABC):
 
     A Kubernetes provider, for example: `reserve` creates nothing (or a placeholder pod); `launch` creates a
     pod labelled with pool, slot and worker, restart policy Never; `adopt` lists pods by label; `watch`
-    follows the API server's watch; `ready` reads the pod's condition; `release` deletes it with a grace period.
+    follows the API server's watch; `ready` reads the pod's condition; `release` deletes it with grace.
     """
 
     name: ClassVar[str]
