@@ -1,0 +1,1 @@
+"""The state store: alone with Postgres and Redis, alone in writing events and the fence."""

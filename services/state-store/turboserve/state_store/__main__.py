@@ -1,0 +1,20 @@
+"""`python -m turboserve.state_store`"""
+
+from __future__ import annotations
+
+from turboserve.service import Runtime, run
+from turboserve.state_store.app import start
+from turboserve.state_store.settings import Settings
+
+
+def main() -> None:
+    settings = Settings()
+
+    async def begin(runtime: Runtime) -> None:
+        await start(runtime, settings)
+
+    run("state-store", settings, begin)
+
+
+if __name__ == "__main__":
+    main()

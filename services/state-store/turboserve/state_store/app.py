@@ -1,0 +1,89 @@
+"""Putting it together: the databases first, then the streams, then repair, then service."""
+
+from __future__ import annotations
+
+import asyncio
+
+from alembic.util import CommandError
+from sqlalchemy.exc import SQLAlchemyError
+
+from turboserve import logs
+from turboserve.service import Runtime
+from turboserve.state_store.accounting import Accounting
+from turboserve.state_store.database import Database, transient
+from turboserve.state_store.endpoints import serve
+from turboserve.state_store.hot.latents import Latents
+from turboserve.state_store.hot.playheads import Playheads
+from turboserve.state_store.hot.redis import Hot
+from turboserve.state_store.leader import lead
+from turboserve.state_store.migrate import migrate
+from turboserve.state_store.publish.assignments import Assignments
+from turboserve.state_store.publish.fence import Fence
+from turboserve.state_store.publish.outbox import Outbox
+from turboserve.state_store.retention import Retention
+from turboserve.state_store.service.aftermath import Aftermath
+from turboserve.state_store.service.sessions import Sessions
+from turboserve.state_store.service.workers import Workers
+from turboserve.state_store.settings import Settings
+from turboserve.state_store.streams import Streams
+from turboserve.subjects import LATENTS, PLAYHEAD
+
+ACCOUNTING_LOCK = 0x7475_7262_0004
+QUEUE = "state-store"
+
+log = logs.get("state-store")
+
+
+async def start(runtime: Runtime, settings: Settings) -> None:
+    """Returns once every endpoint is answered."""
+    bus, clock = runtime.bus, runtime.clock
+    database = Database(settings)
+    hot = Hot(settings)
+    runtime.on_stop(database.close)
+    runtime.on_stop(hot.close)
+    streams = Streams(bus, settings)
+    runtime.check("postgres", lambda: database.reachable)
+    runtime.check("streams", lambda: streams.ready)
+
+    await migrate_patiently(database)
+    await streams.ensure_patiently()
+
+    playheads = Playheads(hot, clock)
+    latents = Latents(hot, kept=settings.latents_kept, ttl_s=settings.latents_ttl_s)
+    assignments = Assignments(bus, playheads)
+    outbox = Outbox(database, bus, clock, settings)
+    fence = Fence(database, bus, assignments)
+    aftermath = Aftermath(outbox, fence, assignments, playheads)
+    accounting = Accounting(database, bus, playheads, clock, outbox.wake)
+
+    runtime.spawn(database.watch(), "postgres")
+    runtime.spawn(streams.keep(), "streams")
+    runtime.spawn(outbox.run(), "outbox")
+    runtime.spawn(fence.sweep_forever(settings.sweep_s), "fence")
+    runtime.spawn(playheads.flush_forever(), "playheads")
+    runtime.spawn(lead(database, ACCOUNTING_LOCK, accounting.run), "accounting")
+    runtime.spawn(Retention(database, bus, clock, settings).run(), "retention")
+    await bus.subscribe(PLAYHEAD, "*", playheads.report, queue=QUEUE)
+    await bus.subscribe(LATENTS, "*", latents.keep, queue=QUEUE)
+    await serve(
+        bus,
+        Sessions(database, aftermath, playheads, latents, clock, settings),
+        Workers(database, aftermath, playheads, clock),
+        latents,
+    )
+
+
+async def migrate_patiently(database: Database) -> None:
+    """Bring the schema up to date, waiting for Postgres as long as it takes."""
+    while True:
+        try:
+            await migrate(database.engine)
+            await database.ping()
+            return
+        except CommandError:
+            raise
+        except (SQLAlchemyError, OSError, Exception) as error:
+            if not transient(error):
+                raise
+            log.warning("Postgres not reachable yet", error=repr(error).splitlines()[0][:200])
+            await asyncio.sleep(0.5)

@@ -1,0 +1,186 @@
+"""What may happen to a session, one function each. No I/O, no clock: `now` is wall-clock time, seconds."""
+
+from __future__ import annotations
+
+from turboserve.contracts import events
+from turboserve.contracts.errors import InvalidInputError, NoCapacityError, StaleEpochError
+from turboserve.contracts.requests import CreateSession, FailSession, PlaceSession, SubmitPrompt, SuspendIdle
+from turboserve.contracts.sessions import Activity, Phase, PromptReceipt, SessionRecord
+from turboserve.state_store.core.change import (
+    Change,
+    change_id,
+    event_id,
+    expect_version,
+    not_allowed,
+    own_anew,
+    step,
+)
+from turboserve.state_store.core.workers import Slots
+
+REASON_LIMIT = 2_000
+"""Characters of a reason that are kept."""
+
+
+def create(request: CreateSession, now: float) -> Change:
+    """A new row, waiting for a worker."""
+    _storable("prompt", request.prompt)
+    for key, value in request.metadata.items():
+        _storable("metadata", key + value)
+    record = SessionRecord(
+        id=request.id,
+        tenant=request.tenant,
+        model=request.model,
+        prompt=request.prompt,
+        seed=request.seed,
+        metadata=request.metadata,
+        phase=Phase.REQUESTED,
+        version=1,
+        epoch=0,
+        created_at=now,
+        updated_at=now,
+    )
+    event = events.SessionCreated(id=change_id(record, "created"), at=now, record=record)
+    return Change(record, (event,))
+
+
+def submit_prompt(record: SessionRecord, request: SubmitPrompt, now: float) -> tuple[Change, PromptReceipt]:
+    """The prompt is the row's from now on, and is applied at a chunk boundary; also while suspended."""
+    _storable("prompt", request.prompt)
+    after = step(record, now, prompt=request.prompt, control_seq=record.control_seq + 1)
+    receipt = PromptReceipt(
+        session=record.id,
+        event_id=request.event_id,
+        control_seq=after.control_seq,
+        prompt=request.prompt,
+        accepted_at=now,
+    )
+    event = events.PromptAccepted(
+        id=change_id(after, "prompt"),
+        at=now,
+        record=after,
+        event_id=request.event_id,
+        control_seq=after.control_seq,
+        prompt=request.prompt,
+    )
+    return Change(after, (event,)), receipt
+
+
+def pause(record: SessionRecord, now: float) -> Change:
+    """Suspended at once: the slot is free, the state stays with the worker. An idle one becomes paused."""
+    if record.phase is Phase.SUSPENDED and record.activity is Activity.PAUSED:
+        raise not_allowed(record, "paused")
+    return _suspend(record, Activity.PAUSED, now)
+
+
+def suspend_idle(record: SessionRecord, request: SuspendIdle, now: float) -> Change | None:
+    """As a pause, but by the scheduler, and undone by a viewer's return. None: it is idle already."""
+    if record.phase is Phase.SUSPENDED and record.activity is Activity.IDLE:
+        return None
+    expect_version(record, request.expected_version)
+    if record.phase is Phase.SUSPENDED and record.activity is Activity.PAUSED:
+        raise not_allowed(record, "idle")
+    return _suspend(record, Activity.IDLE, now)
+
+
+def _suspend(record: SessionRecord, activity: Activity, now: float) -> Change:
+    after = step(record, now, to=Phase.SUSPENDED, activity=activity)
+    event = events.SessionSuspended(id=change_id(after, "suspended"), at=now, record=after)
+    return Change(after, (event,))
+
+
+def resume(record: SessionRecord, now: float) -> Change | None:
+    """Wanted again; it runs once the scheduler has placed it. None: that is asked for already."""
+    if record.phase is not Phase.SUSPENDED:
+        raise not_allowed(record, "resumed")
+    if record.activity is Activity.WATCHING:
+        return None
+    after = step(record, now, to=Phase.SUSPENDED, activity=Activity.WATCHING)
+    event = events.SessionResumeRequested(id=change_id(after, "resume"), at=now, record=after)
+    return Change(after, (event,))
+
+
+def end(record: SessionRecord, reason: str, now: float) -> Change | None:
+    """Terminated, and nobody owns it. None: it has ended already."""
+    if record.phase.ended:
+        return None
+    return _end(record, Phase.TERMINATED, reason, now)
+
+
+def fail(record: SessionRecord, request: FailSession, now: float) -> Change | None:
+    """Failed, by its owner's word. None: it has failed already. Raises StaleEpochError to anyone else."""
+    if record.phase.ended and record.epoch == request.epoch + 1:
+        return None
+    if record.epoch != request.epoch or record.worker not in (None, request.worker):
+        raise StaleEpochError(
+            f"session {record.id} is at epoch {record.epoch} of {record.worker or 'nobody'}, "
+            f"not {request.epoch} of {request.worker}",
+            field="epoch",
+            limit=record.epoch,
+        )
+    return _end(record, Phase.FAILED, request.reason, now)
+
+
+def _end(record: SessionRecord, to: Phase, reason: str, now: float) -> Change:
+    reason = reason.replace("\x00", "")[:REASON_LIMIT]
+    after = step(record, now, to=to, reason=reason, **own_anew(record, None))
+    event = events.SessionEnded(id=change_id(after, "ended"), at=now, record=after)
+    return Change(after, (event,))
+
+
+def place(record: SessionRecord, request: PlaceSession, slots: Slots, now: float, retry_s: float) -> Change:
+    """The worker owns it under the next epoch.
+
+    `slots` are the worker's without this session. Raises ConflictError (the row changed), TransitionError
+    (nobody wants it to run), WorkerGoneError, NoCapacityError or InvalidInputError (the worker cannot).
+    """
+    expect_version(record, request.expected_version)
+    if record.phase is Phase.SUSPENDED and record.activity is not Activity.WATCHING:
+        raise not_allowed(record, "placed")
+    slots.check(request.worker)
+    if slots.model != record.model:
+        raise InvalidInputError(
+            f"worker {request.worker} serves {slots.model}, not {record.model}",
+            field="worker",
+            limit=slots.model,
+        )
+    if slots.free < 1:
+        raise NoCapacityError(
+            f"worker {request.worker} holds {slots.used} of {slots.capacity} sessions",
+            field="worker",
+            limit=slots.capacity,
+            retry_after_s=retry_s,
+        )
+    after = step(record, now, to=Phase.ACTIVE, reason=None, **own_anew(record, request.worker))
+    decision = request.decision.model_copy(
+        update={"session": record.id, "epoch": after.epoch, "worker": request.worker, "at": now}
+    )
+    event = events.SessionPlaced(
+        id=change_id(after, "placed"),
+        at=now,
+        record=after,
+        kind=decision.kind,
+        previous_worker=record.worker,
+    )
+    return Change(after, (event,), decision)
+
+
+def applied(
+    record: SessionRecord, receipt: PromptReceipt, chunk_index: int, now: float
+) -> events.PromptApplied:
+    """The event of the first chunk made under a prompt; counting it does not raise the version."""
+    return events.PromptApplied(
+        id=event_id(record.id, "applied", receipt.control_seq),
+        at=now,
+        record=record,
+        event_id=receipt.event_id,
+        control_seq=receipt.control_seq,
+        prompt=receipt.prompt,
+        chunk_index=chunk_index,
+    )
+
+
+def _storable(field: str, text: str) -> None:
+    if "\x00" in text:
+        raise InvalidInputError(
+            f"{field}: the character U+0000 cannot be stored", field=field, limit="no U+0000"
+        )

@@ -1,0 +1,119 @@
+"""What may happen to a worker's row, and what room there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turboserve.contracts import events
+from turboserve.contracts.errors import NoCapacityError, UnknownModelError, WorkerGoneError
+from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
+from turboserve.state_store.core.change import event_id
+
+
+@dataclass(frozen=True)
+class Slots:
+    """One worker's capacity and what of it is taken, at one moment, with its row locked."""
+
+    model: str
+    phase: WorkerPhase
+    capacity: int
+    used: int
+
+    @property
+    def free(self) -> int:
+        return max(0, self.capacity - self.used)
+
+    def check(self, worker: str) -> None:
+        """Raises WorkerGoneError or NoCapacityError if nothing may be placed on it."""
+        if self.phase is WorkerPhase.GONE:
+            raise gone(worker)
+        if self.phase is not WorkerPhase.READY:
+            raise NoCapacityError(
+                f"worker {worker} is {self.phase.value} and takes no more sessions",
+                field="worker",
+                limit=self.phase.value,
+                retry_after_s=1.0,
+            )
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a model's live workers hold at once, and how many sessions hold or wait for a slot."""
+
+    model: str
+    known: bool
+    """Whether a worker serves it, or did a short while ago."""
+    capacity: int
+    demand: int
+    """Sessions of this model that run, wait for their first worker, or wait to be resumed."""
+
+    def admit(self, retry_s: float) -> None:
+        """Raises UnknownModelError or NoCapacityError if one more does not fit."""
+        if not self.known:
+            raise UnknownModelError(f"no worker serves the model {self.model}", field="model")
+        if self.demand >= self.capacity:
+            raise NoCapacityError(
+                f"all {self.capacity} places for {self.model} are taken",
+                field="model",
+                limit=self.capacity,
+                retry_after_s=retry_s,
+            )
+
+
+def phase_after(current: WorkerPhase, reported: WorkerPhase) -> WorkerPhase:
+    """A drain is for good: a worker that does not know of it yet does not undo it."""
+    return WorkerPhase.DRAINING if current is WorkerPhase.DRAINING else reported
+
+
+def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> WorkerRecord:
+    """The row after a renewal. Raises WorkerGoneError to one that was declared gone, or says that it is."""
+    if load.phase is WorkerPhase.GONE or (record is not None and record.phase is WorkerPhase.GONE):
+        raise gone(load.worker)
+    return WorkerRecord(
+        id=load.worker,
+        model=load.model,
+        phase=load.phase if record is None else phase_after(record.phase, load.phase),
+        capacity=load.capacity,
+        device=load.device,
+        pid=load.pid,
+        pool_slot=load.pool_slot,
+        chunk_latency_s=load.chunk_latency_s,
+        started_at=load.started_at or (now if record is None else record.started_at),
+        renewed_at=now,
+        reason=None if record is None else record.reason,
+    )
+
+
+def left(record: WorkerRecord, reason: str) -> WorkerRecord | None:
+    """The row of a worker declared gone; None: it is already."""
+    if record.phase is WorkerPhase.GONE:
+        return None
+    return record.model_copy(
+        update={
+            "phase": WorkerPhase.GONE,
+            "reason": reason.replace("\x00", ""),
+            "sessions": 0,
+            "suspended": 0,
+        }
+    )
+
+
+def draining(record: WorkerRecord) -> WorkerRecord | None:
+    """The row of a worker that takes nothing more; None: it drains already."""
+    if record.phase is WorkerPhase.GONE:
+        raise gone(record.id)
+    if record.phase is WorkerPhase.DRAINING:
+        return None
+    return record.model_copy(update={"phase": WorkerPhase.DRAINING})
+
+
+def joined_event(record: WorkerRecord, now: float) -> events.WorkerJoined:
+    return events.WorkerJoined(id=event_id(record.id, "joined"), at=now, worker=record)
+
+
+def left_event(record: WorkerRecord, now: float) -> events.WorkerLeft:
+    return events.WorkerLeft(id=event_id(record.id, "left"), at=now, worker=record)
+
+
+def gone(worker: str) -> WorkerGoneError:
+    return WorkerGoneError(f"worker {worker} was declared gone; start again under a new id", field="worker")

@@ -1,0 +1,113 @@
+"""Postgres as the services see it: one transaction with a deadline, and its troubles as typed errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+from sqlalchemy import exc, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from turboserve import logs
+from turboserve.contracts.errors import ConflictError, UnavailableError
+from turboserve.state_store.settings import Settings
+
+RETRY_AFTER_S = 1.0
+TRANSIENT = ("08", "40", "53", "57", "58", "55P03", "25P0", "XX")
+"""Beginnings of SQL states that time heals: connection, rollback, resources, operator, system, timeouts."""
+
+log = logs.get("postgres")
+
+
+class Database:
+    """The pool. Every statement runs inside `transaction`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._deadline_s = settings.transaction_deadline_s
+        limit_ms = str(int(settings.transaction_deadline_s * 1000))
+        self.engine: AsyncEngine = create_async_engine(
+            settings.sqlalchemy_url,
+            pool_size=settings.postgres_pool,
+            max_overflow=0,
+            pool_timeout=settings.transaction_deadline_s,
+            pool_pre_ping=True,
+            connect_args={
+                "timeout": settings.transaction_deadline_s,
+                "server_settings": {
+                    "application_name": "turboserve-state-store",
+                    "statement_timeout": limit_ms,
+                    "lock_timeout": limit_ms,
+                    # A process that was stopped with a lock in hand must not stop the others for good.
+                    "idle_in_transaction_session_timeout": limit_ms,
+                },
+            },
+        )
+        self.reachable = False
+
+    @asynccontextmanager
+    async def transaction(self, *, durable: bool = True) -> AsyncIterator[AsyncConnection]:
+        """One transaction, committed at the end of the block.
+
+        `durable=False` does not wait for the disk: for what a crash of Postgres may take back. Raises
+        `UnavailableError` within the deadline when Postgres is down, slow or restarting, and `ConflictError`
+        when another transaction inserted the same thing first.
+        """
+        try:
+            async with asyncio.timeout(self._deadline_s), self.engine.begin() as connection:
+                if not durable:
+                    await connection.execute(text("set local synchronous_commit = off"))
+                yield connection
+        except exc.IntegrityError as error:
+            raise ConflictError(f"another request did this first: {error.orig}") from error
+        except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            # TimeoutError is an OSError: our own deadline and the driver's both end here.
+            if not transient(error):
+                raise
+            self.reachable = False
+            log.warning("transaction given up", error=_brief(error))
+            raise UnavailableError(
+                "the database does not answer at the moment", retry_after_s=RETRY_AFTER_S
+            ) from error
+
+    async def ping(self) -> bool:
+        """Ask for something trivial; the answer is also kept in `reachable`."""
+        try:
+            async with self.transaction() as connection:
+                await connection.execute(text("select 1"))
+            self.reachable = True
+        except UnavailableError:
+            self.reachable = False
+        return self.reachable
+
+    async def watch(self, every_s: float = 1.0) -> None:
+        """Keep `reachable` true to the facts, for readiness; never returns."""
+        while True:
+            await self.ping()
+            await asyncio.sleep(every_s)
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+
+def transient(error: BaseException) -> bool:
+    """Whether the same transaction may well succeed later, without anyone changing the program."""
+    if isinstance(error, exc.DBAPIError):
+        if error.connection_invalidated:
+            return True
+        state = getattr(error.orig, "sqlstate", None)
+        # Without a state it never reached the server: the driver lost the connection.
+        return state is None or state.startswith(TRANSIENT)
+    if isinstance(error, asyncpg.PostgresError):
+        return bool((error.sqlstate or "").startswith(TRANSIENT))
+    return isinstance(error, OSError | asyncpg.InterfaceError | exc.TimeoutError)
+
+
+def _brief(error: BaseException) -> str:
+    return repr(error).splitlines()[0][:200]
+
+
+async def make_durable(connection: AsyncConnection) -> None:
+    """Let a transaction that began without wait for the disk after all."""
+    await connection.execute(text("set local synchronous_commit = on"))

@@ -1,0 +1,66 @@
+"""The endpoints on the bus: `turboserve.subjects` says who calls which."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from turboserve import subjects
+from turboserve.bus import Bus
+from turboserve.contracts.base import Contract
+from turboserve.contracts.errors import ConflictError, TurboServeError
+from turboserve.state_store import metrics
+from turboserve.state_store.hot.latents import Latents
+from turboserve.state_store.service.sessions import Sessions
+from turboserve.state_store.service.workers import Workers
+from turboserve.subjects import Endpoint
+
+Req = TypeVar("Req", bound=Contract)
+Resp = TypeVar("Resp", bound=Contract)
+Answer = TypeVar("Answer")
+
+
+async def serve(bus: Bus, sessions: Sessions, workers: Workers, latents: Latents) -> None:
+    """Answer all endpoints of the state store."""
+
+    async def one(endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[Resp]]) -> None:
+        await bus.serve(endpoint, _measured(endpoint.subject, handler))
+
+    await one(subjects.CREATE_SESSION, sessions.create)
+    await one(subjects.GET_SESSION, sessions.get)
+    await one(subjects.LIST_SESSIONS, sessions.list)
+    await one(subjects.SUBMIT_PROMPT, sessions.submit_prompt)
+    await one(subjects.PAUSE_SESSION, sessions.pause)
+    await one(subjects.RESUME_SESSION, sessions.resume)
+    await one(subjects.END_SESSION, sessions.end)
+    await one(subjects.FAIL_SESSION, sessions.fail)
+    await one(subjects.PLACE_SESSION, sessions.place)
+    await one(subjects.SUSPEND_IDLE, sessions.suspend_idle)
+    await one(subjects.LIST_DECISIONS, sessions.decisions)
+    await one(subjects.RENEW, workers.renew)
+    await one(subjects.WORKER_GONE, workers.gone)
+    await one(subjects.DRAIN_WORKER, workers.drain)
+    await one(subjects.LIST_WORKERS, workers.list)
+    await bus.serve_raw(subjects.GET_LATENTS, _measured(subjects.GET_LATENTS.subject, latents.get))
+
+
+def _measured(name: str, handler: Callable[[Req], Awaitable[Answer]]) -> Callable[[Req], Awaitable[Answer]]:
+    async def run(request: Req) -> Answer:
+        started = time.monotonic()
+        outcome = "ok"
+        try:
+            return await handler(request)
+        except TurboServeError as error:
+            outcome = error.code
+            if isinstance(error, ConflictError):
+                metrics.conflicts.add(1, {"endpoint": name})
+            raise
+        except Exception:
+            outcome = "internal"
+            raise
+        finally:
+            metrics.requests.add(1, {"endpoint": name, "outcome": outcome})
+            metrics.request_time.record(time.monotonic() - started, {"endpoint": name})
+
+    return run

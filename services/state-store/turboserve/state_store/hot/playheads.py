@@ -1,0 +1,139 @@
+"""Where playback is, and when someone last watched: reported often, written to Redis in batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+
+from turboserve.clock import Clock
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.workers import Playhead
+from turboserve.state_store.hot.redis import Hot
+
+FLUSH_S = 0.1
+TTL_S = 86_400
+MEMORY = 20_000
+"""Sessions remembered here, for while Redis is down; the longest unheard of are dropped first."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The last report; `watched_at` is the store's wall clock at the last one with a viewer."""
+
+    playhead_s: float
+    watched_at: float
+    at: float
+
+
+class Playheads:
+    """The freshest playhead of each session, from this instance's memory and the others' by way of Redis."""
+
+    def __init__(self, hot: Hot, clock: Clock) -> None:
+        self._hot, self._clock = hot, clock
+        self._seen: dict[str, Seen] = {}
+        self._dirty: set[str] = set()
+
+    async def report(self, message: Playhead, _: bytes) -> None:
+        now = self._clock.wall()
+        before = self._seen.pop(message.session, None)
+        watched_at = now if message.viewers else (before.watched_at if before else 0.0)
+        self._seen[message.session] = Seen(message.playhead_s, watched_at, now)
+        self._dirty.add(message.session)
+        if len(self._seen) > MEMORY:
+            self._seen.pop(next(iter(self._seen)))
+
+    def known(self, session: str) -> float | None:
+        """The playhead that this instance has heard of, seconds."""
+        seen = self._seen.get(session)
+        return None if seen is None else seen.playhead_s
+
+    async def flush_forever(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            if self._dirty:
+                await self.flush()
+
+    async def flush(self) -> None:
+        dirty, self._dirty = self._dirty, set()
+        batch = {session: self._seen[session] for session in dirty if session in self._seen}
+
+        async def run(redis: Redis) -> bool:
+            async with redis.pipeline(transaction=False) as pipe:
+                for session, seen in batch.items():
+                    fields: dict[Any, Any] = {
+                        "playhead_s": seen.playhead_s,
+                        "at": seen.at,
+                    }
+                    if seen.watched_at:
+                        fields["watched_at"] = seen.watched_at
+                    pipe.hset(_key(session), mapping=fields)
+                    pipe.expire(_key(session), TTL_S)
+                await pipe.execute()
+            return True
+
+        await self._hot.attempt(run)
+
+    async def _read(self, sessions: Sequence[str]) -> dict[str, Seen]:
+        async def run(redis: Redis) -> list[list[bytes | None]]:
+            async with redis.pipeline(transaction=False) as pipe:
+                for session in sessions:
+                    pipe.hmget(_key(session), ["playhead_s", "watched_at", "at"])
+                rows: list[list[bytes | None]] = await pipe.execute()
+                return rows
+
+        rows = await self._hot.attempt(run) if sessions else None
+        found: dict[str, Seen] = {}
+        nothing: list[bytes | None] = [None, None, None]
+        for session, row in zip(sessions, rows or [nothing] * len(sessions), strict=True):
+            playhead, watched, at = (float(value) if value is not None else None for value in row)
+            mine = self._seen.get(session)
+            if at is None and mine is None:
+                continue
+            stored = Seen(playhead or 0.0, watched or 0.0, at or 0.0)
+            newest = stored if mine is None or stored.at > mine.at else mine
+            watched_at = max(stored.watched_at, mine.watched_at if mine else 0.0)
+            found[session] = Seen(newest.playhead_s, watched_at, newest.at)
+        return found
+
+    async def onto(self, records: Iterable[SessionRecord]) -> list[SessionRecord]:
+        """The records with the freshest playhead, and with how long nobody has watched.
+
+        `unwatched_s` counts from the last viewer or the row's last change, whichever is later; it is None
+        while Redis is down, since then nobody knows.
+        """
+        rows = list(records)
+        seen = await self._read([row.id for row in rows if not row.phase.ended])
+        known = not self._hot.resting
+        now = self._clock.wall()
+        out: list[SessionRecord] = []
+        for row in rows:
+            last = seen.get(row.id)
+            update: dict[str, float | None] = {}
+            if last is not None:
+                update["playhead_s"] = last.playhead_s
+            if known and not row.phase.ended:
+                update["unwatched_s"] = max(0.0, now - max(last.watched_at if last else 0.0, row.updated_at))
+            out.append(row.model_copy(update=update) if update else row)
+        return out
+
+    async def watched_s(self, session: str) -> float | None:
+        """For how long nobody has watched, as far as reports say; None: no report of a viewer is known."""
+        seen = (await self._read([session])).get(session)
+        return max(0.0, self._clock.wall() - seen.watched_at) if seen and seen.watched_at else None
+
+    async def forget(self, session: str) -> None:
+        self._seen.pop(session, None)
+        self._dirty.discard(session)
+
+        async def run(redis: Redis) -> None:
+            await redis.delete(_key(session))
+
+        await self._hot.attempt(run)
+
+
+def _key(session: str) -> str:
+    return f"playhead:{session}"

@@ -1,0 +1,33 @@
+"""What the state store counts."""
+
+from __future__ import annotations
+
+from turboserve.telemetry import meter
+
+_meter = meter("state_store")
+
+requests = _meter.create_counter(
+    "turboserve.store.requests",
+    description="Requests answered, by endpoint and outcome (ok or the error's code)",
+)
+request_time = _meter.create_histogram(
+    "turboserve.store.request.duration", unit="s", description="Time to answer, by endpoint"
+)
+conflicts = _meter.create_counter(
+    "turboserve.store.conflicts", description="Compare-and-sets that lost, by endpoint"
+)
+outbox_delay = _meter.create_histogram(
+    "turboserve.store.outbox.delay", unit="s", description="From an event's commit to its place in the log"
+)
+outbox_backlog = _meter.create_gauge(
+    "turboserve.store.outbox.backlog", description="Events not in the log yet"
+)
+outbox_lag = _meter.create_gauge(
+    "turboserve.store.outbox.lag", unit="s", description="For how long the oldest of them has waited"
+)
+fence_writes = _meter.create_counter("turboserve.store.fence.writes", description="`own` messages appended")
+fenced = _meter.create_counter(
+    "turboserve.store.fence.refused", description="`own` messages that the broker refused: another came first"
+)
+chunks = _meter.create_counter("turboserve.store.chunks", description="Chunks counted from the log")
+latents = _meter.create_counter("turboserve.store.latents", description="Latents kept")

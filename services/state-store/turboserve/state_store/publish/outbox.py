@@ -1,0 +1,103 @@
+"""From the outbox to the log: in order, each event once, whatever dies in between."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from turboserve import logs
+from turboserve.bus import Bus, append, last_entry
+from turboserve.clock import Clock
+from turboserve.contracts.errors import TurboServeError
+from turboserve.state_store import metrics
+from turboserve.state_store.database import Database
+from turboserve.state_store.repository import outbox
+from turboserve.state_store.repository.outbox import Pending
+from turboserve.state_store.settings import Settings
+from turboserve.subjects import EVENTS
+
+BATCH = 64
+TURN_S = 1.0
+"""A turn is over after this long, so that the transaction around it stays short."""
+
+log = logs.get("outbox")
+
+
+class Outbox:
+    """Publishes what is committed. `wake` after a commit; what other instances left is found by polling."""
+
+    def __init__(self, database: Database, bus: Bus, clock: Clock, settings: Settings) -> None:
+        self._database, self._bus, self._clock, self._settings = database, bus, clock, settings
+        self._awake = asyncio.Event()
+
+    def wake(self) -> None:
+        self._awake.set()
+
+    async def run(self) -> None:
+        """Publish for ever."""
+        while True:
+            self._awake.clear()
+            try:
+                if await self.drain():
+                    continue
+            except TurboServeError as error:
+                log.warning("events wait", error=error.detail)
+                await asyncio.sleep(error.retry_after_s or 0.5)
+                continue
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._awake.wait(), self._settings.sweep_s)
+
+    async def drain(self) -> bool:
+        """One turn; whether there may be more. Raises UnavailableError if either server is away.
+
+        Published and removed in one transaction that holds the turn's lock: a crash in between publishes
+        again under the same message id, which the broker (after its window, a look at the log) recognises.
+        """
+        started = time.monotonic()
+        trouble: TurboServeError | None = None
+        async with self._database.transaction(durable=False) as db:
+            await outbox.lock(db)
+            pending = await outbox.oldest(db, BATCH)
+            done: list[int] = await self._published_before(pending)
+            for event in pending:
+                if event.number in done:
+                    continue
+                if time.monotonic() - started > TURN_S:
+                    break
+                try:
+                    await append(
+                        self._bus,
+                        event.subject,
+                        event.body.encode(),
+                        message_id=event.event_id,
+                        deadline_s=TURN_S,
+                    )
+                except TurboServeError as error:
+                    trouble = error
+                    break
+                done.append(event.number)
+                metrics.outbox_delay.record(max(0.0, self._clock.wall() - event.created_at))
+            if done:
+                await outbox.remove(db, done)
+        if trouble is not None:
+            raise trouble
+        return bool(pending)
+
+    async def _published_before(self, pending: Sequence[Pending]) -> list[int]:
+        """Numbers of events that an earlier life published too long ago for the broker to recognise.
+
+        Each subject is published in order, so everything up to the one that stands last in the log is there.
+        """
+        horizon = self._clock.wall() - self._settings.duplicate_window_s / 2
+        subjects = {event.subject for event in pending if event.created_at < horizon}
+        numbers: list[int] = []
+        for subject in subjects:
+            entry = await last_entry(self._bus, EVENTS, subject)
+            ours = [event for event in pending if event.subject == subject]
+            ids = [event.event_id for event in ours]
+            last = (entry.headers if entry else {}).get("Nats-Msg-Id")
+            if last in ids:
+                numbers += [event.number for event in ours[: ids.index(last) + 1]]
+        return numbers

@@ -1,0 +1,1 @@
+"""SQL, and nothing else: each function runs in the caller's transaction."""

@@ -1,0 +1,88 @@
+"""Rows of workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import and_, delete, exists, func, select, true, update
+from sqlalchemy.dialects.postgresql import insert as pg_insert
+from sqlalchemy.engine import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from turboserve.contracts.sessions import Phase
+from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.state_store.tables import sessions, workers
+
+_COUNTED = {"sessions", "suspended"}
+_FIELDS = tuple(name for name in WorkerRecord.model_fields if name not in _COUNTED)
+_ROOM = (WorkerPhase.STARTING.value, WorkerPhase.READY.value)
+
+
+def _record(row: RowMapping, **counts: int) -> WorkerRecord:
+    return WorkerRecord.model_validate({name: row[name] for name in _FIELDS} | counts)
+
+
+def _values(record: WorkerRecord) -> dict[str, Any]:
+    return record.model_dump(mode="json", exclude=_COUNTED)
+
+
+async def get(db: AsyncConnection, worker: str, *, lock: bool = False) -> WorkerRecord | None:
+    query = select(workers).where(workers.c.id == worker)
+    row = (await db.execute(query.with_for_update() if lock else query)).mappings().first()
+    return None if row is None else _record(row)
+
+
+async def insert(db: AsyncConnection, record: WorkerRecord) -> bool:
+    """False if there is a row of this id already."""
+    query = pg_insert(workers).values(_values(record)).on_conflict_do_nothing(index_elements=[workers.c.id])
+    return (await db.execute(query.returning(workers.c.id))).first() is not None
+
+
+async def write(db: AsyncConnection, record: WorkerRecord, *, gone_at: float | None = None) -> None:
+    """Replace the row; the caller holds its lock."""
+    values = _values(record) | {"gone_at": gone_at}
+    await db.execute(update(workers).where(workers.c.id == record.id).values(values))
+
+
+async def page(db: AsyncConnection, *, include_gone: bool) -> list[WorkerRecord]:
+    """All, oldest first, each with its counts of sessions."""
+    holds = sessions.c.phase.in_([phase.value for phase in Phase if phase.holds_slot])
+    asleep = sessions.c.phase == Phase.SUSPENDED.value
+    counts = (
+        select(
+            sessions.c.worker,
+            func.count().filter(holds).label("sessions"),
+            func.count().filter(asleep).label("suspended"),
+        )
+        .where(sessions.c.ended_at.is_(None), sessions.c.worker.is_not(None))
+        .group_by(sessions.c.worker)
+        .subquery()
+    )
+    query = (
+        select(workers, counts.c.sessions, counts.c.suspended)
+        .join(counts, counts.c.worker == workers.c.id, isouter=True)
+        .where(true() if include_gone else workers.c.phase != WorkerPhase.GONE.value)
+        .order_by(workers.c.started_at, workers.c.id)
+    )
+    rows = (await db.execute(query)).mappings()
+    return [_record(row, sessions=row["sessions"] or 0, suspended=row["suspended"] or 0) for row in rows]
+
+
+async def room(
+    db: AsyncConnection, model: str, *, renewed_after: float, known_after: float
+) -> tuple[bool, int]:
+    """Whether `model` is known, and the capacity of its workers that take sessions and renewed lately."""
+    lives = and_(workers.c.phase.in_(_ROOM), workers.c.renewed_at > renewed_after)
+    query = select(
+        func.count().filter(workers.c.renewed_at > known_after),
+        func.coalesce(func.sum(workers.c.capacity).filter(lives), 0),
+    ).where(workers.c.model == model)
+    known, capacity = (await db.execute(query)).one()
+    return known > 0, int(capacity)
+
+
+async def delete_gone(db: AsyncConnection, gone_before: float) -> int:
+    """Delete rows of workers long gone that no session names."""
+    named = exists().where(sessions.c.worker == workers.c.id, sessions.c.ended_at.is_(None))
+    query = delete(workers).where(workers.c.gone_at < gone_before, ~named)
+    return (await db.execute(query)).rowcount

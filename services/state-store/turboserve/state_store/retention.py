@@ -1,0 +1,62 @@
+"""What is past its time: chunks of ended sessions, then their rows; rows of workers long gone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import nats
+
+from turboserve import logs
+from turboserve.bus import Bus
+from turboserve.clock import Clock
+from turboserve.contracts.errors import TurboServeError
+from turboserve.state_store import metrics
+from turboserve.state_store.database import Database
+from turboserve.state_store.repository import outbox, sessions, workers
+from turboserve.state_store.settings import Settings
+from turboserve.subjects import CHUNK, CHUNKS, OWN
+
+BATCH = 100
+
+log = logs.get("retention")
+
+
+class Retention:
+    """Removing the same thing twice is fine: several instances may run this."""
+
+    def __init__(self, database: Database, bus: Bus, clock: Clock, settings: Settings) -> None:
+        self._database, self._bus, self._clock, self._settings = database, bus, clock, settings
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.measure()
+                await self.purge()
+            except TurboServeError as error:
+                log.warning("retention waits", error=error.detail)
+            except (TimeoutError, OSError, nats.errors.Error) as error:
+                log.warning("retention waits", error=repr(error))
+            await asyncio.sleep(self._settings.purge_s)
+
+    async def purge(self) -> int:
+        """Purge what is due from the log, then delete rows that are due; how many sessions were purged."""
+        now = self._clock.wall()
+        async with self._database.transaction() as db:
+            due = await sessions.unpurged(db, now - self._settings.chunk_retention_s, BATCH)
+        jetstream = self._bus.jetstream(3.0)
+        for session in due:
+            # The fence's absence refuses as well: an old owner names a revision that is not there.
+            await jetstream.purge_stream(CHUNKS, subject=CHUNK.of(session))
+            await jetstream.purge_stream(CHUNKS, subject=OWN.of(session))
+        async with self._database.transaction() as db:
+            if due:
+                await sessions.mark_purged(db, due, now)
+            await sessions.delete_ended(db, now - self._settings.session_retention_s)
+            await workers.delete_gone(db, now - self._settings.session_retention_s)
+        return len(due)
+
+    async def measure(self) -> None:
+        async with self._database.transaction() as db:
+            count, since = await outbox.backlog(db)
+        metrics.outbox_backlog.set(count)
+        metrics.outbox_lag.set(0.0 if since is None else max(0.0, self._clock.wall() - since))

@@ -1,0 +1,1 @@
+"""Transactions: what is read, decided by the core, and written together; then what follows a commit."""

@@ -1,0 +1,239 @@
+"""Sessions: each request is one transaction on one row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from turboserve.clock import Clock
+from turboserve.contracts.errors import (
+    ConflictError,
+    InvalidInputError,
+    NoCapacityError,
+    SessionNotFoundError,
+)
+from turboserve.contracts.requests import (
+    CreateSession,
+    DecisionPage,
+    EndSession,
+    FailSession,
+    ListSessions,
+    PlaceSession,
+    SessionPage,
+    SessionRef,
+    SubmitPrompt,
+    SuspendIdle,
+)
+from turboserve.contracts.sessions import PromptReceipt, SessionRecord
+from turboserve.state_store.core import sessions as rules
+from turboserve.state_store.core.change import Change
+from turboserve.state_store.core.workers import Room, Slots, gone
+from turboserve.state_store.database import Database
+from turboserve.state_store.hot.latents import Latents
+from turboserve.state_store.hot.playheads import Playheads
+from turboserve.state_store.repository import outbox, sessions, workers
+from turboserve.state_store.service.aftermath import Aftermath
+from turboserve.state_store.settings import Settings
+
+DECISIONS = 200
+"""Newest decisions of a session that are listed."""
+PAGE_BYTES = 500_000
+"""A page ends here, so that it fits into one message with any broker's settings."""
+
+
+class Sessions:
+    """The endpoints of sessions, without their transport. All may raise UnavailableError."""
+
+    def __init__(
+        self,
+        database: Database,
+        aftermath: Aftermath,
+        playheads: Playheads,
+        latents: Latents,
+        clock: Clock,
+        settings: Settings,
+    ) -> None:
+        self._database, self._aftermath = database, aftermath
+        self._playheads, self._latents = playheads, latents
+        self._clock, self._settings = clock, settings
+
+    # Reading
+
+    async def get(self, ref: SessionRef) -> SessionRecord:
+        async with self._database.transaction() as db:
+            record = _visible(await sessions.get(db, ref.session), ref)
+        return await self._aftermath.fresh(record)
+
+    async def list(self, request: ListSessions) -> SessionPage:
+        before = _cursor(request.after)
+        async with self._database.transaction() as db:
+            rows = await sessions.page(db, request, before)
+        kept: list[tuple[int, SessionRecord]] = []
+        size = 0
+        for number, record in rows[: request.limit]:
+            size += len(record.to_bytes())
+            if kept and size > PAGE_BYTES:
+                break
+            kept.append((number, record))
+        more = len(kept) < len(rows)
+        records = await self._playheads.onto(record for _, record in kept)
+        return SessionPage(sessions=tuple(records), next=str(kept[-1][0]) if more and kept else None)
+
+    async def decisions(self, ref: SessionRef) -> DecisionPage:
+        async with self._database.transaction() as db:
+            _visible(await sessions.get(db, ref.session), ref)
+            return DecisionPage(decisions=tuple(await sessions.decisions_of(db, ref.session, DECISIONS)))
+
+    # By users
+
+    async def create(self, request: CreateSession) -> SessionRecord:
+        change = rules.create(request, self._clock.wall())
+        async with self._database.transaction() as db:
+            existing = await sessions.get(db, request.id)
+            if existing is None:
+                await sessions.lock_admission(db)
+                # Again, behind the lock: the same request may just have been admitted by its first copy.
+                existing = await sessions.get(db, request.id)
+            if existing is None:
+                await self._check_total(db)
+                (await self._room(db, request.model)).admit(self._settings.admission_retry_s)
+                await sessions.insert_session(db, change.record)
+                await outbox.add(db, change.events)
+            elif not await sessions.created_by(db, request):
+                raise ConflictError(f"the session id {request.id} is taken", field="id")
+        if existing is not None:
+            return await self._aftermath.fresh(existing)
+        return await self._aftermath.changed(change.record)
+
+    async def submit_prompt(self, request: SubmitPrompt) -> PromptReceipt:
+        async with self._database.transaction() as db:
+            record = _visible(await sessions.get(db, request.session, lock=True), request)
+            first = await sessions.prompt_of_event(db, request.event_id)
+            if first is not None:
+                if first.session != record.id:
+                    raise ConflictError(f"the event id {request.event_id} is taken", field="event_id")
+                return first
+            change, receipt = rules.submit_prompt(record, request, self._clock.wall())
+            await _write(db, change)
+            await sessions.insert_prompt(db, receipt)
+        await self._aftermath.changed(change.record)
+        return receipt
+
+    async def pause(self, ref: SessionRef) -> SessionRecord:
+        return await self._change(ref, lambda record: rules.pause(record, self._clock.wall()))
+
+    async def resume(self, ref: SessionRef) -> SessionRecord:
+        async with self._database.transaction() as db:
+            await sessions.lock_admission(db)
+            record = _visible(await sessions.get(db, ref.session, lock=True), ref)
+            change = rules.resume(record, self._clock.wall())
+            if change is not None:
+                (await self._room(db, record.model)).admit(self._settings.admission_retry_s)
+                await _write(db, change)
+        if change is None:
+            return await self._aftermath.fresh(record)
+        return await self._aftermath.changed(change.record)
+
+    async def end(self, request: EndSession) -> SessionRecord:
+        return await self._end(request, lambda record: rules.end(record, request.reason, self._clock.wall()))
+
+    # By services
+
+    async def fail(self, request: FailSession) -> SessionRecord:
+        ref = SessionRef(session=request.session)
+        return await self._end(ref, lambda record: rules.fail(record, request, self._clock.wall()))
+
+    async def suspend_idle(self, request: SuspendIdle) -> SessionRecord:
+        ref = SessionRef(session=request.session)
+        watched_s = await self._playheads.watched_s(request.session)
+        if watched_s is not None and watched_s < self._settings.idle_guard_s:
+            raise ConflictError(
+                f"session {request.session} was watched {watched_s:.1f} s ago",
+                field="session",
+                limit=self._settings.idle_guard_s,
+            )
+        return await self._change(ref, lambda row: rules.suspend_idle(row, request, self._clock.wall()))
+
+    async def place(self, request: PlaceSession) -> SessionRecord:
+        async with self._database.transaction() as db:
+            # The worker's row first: whoever places on it, or declares it gone, waits here.
+            worker = await workers.get(db, request.worker, lock=True)
+            record = _visible(await sessions.get(db, request.session, lock=True), request)
+            if record.version != request.expected_version and await sessions.decided(
+                db, record, request.expected_version + 1, request.worker
+            ):
+                return await self._aftermath.fresh(record)
+            if worker is None:
+                raise gone(request.worker)
+            used = await sessions.slots_used(db, worker.id, besides=record.id)
+            slots = Slots(worker.model, worker.phase, worker.capacity, used)
+            change = rules.place(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
+            await _write(db, change)
+        return await self._aftermath.owned_anew(change.record, record.worker)
+
+    # What they share
+
+    async def _change(self, ref: SessionRef, rule: Callable[[SessionRecord], Change | None]) -> SessionRecord:
+        async with self._database.transaction() as db:
+            record = _visible(await sessions.get(db, ref.session, lock=True), ref)
+            change = rule(record)
+            if change is not None:
+                await _write(db, change)
+        if change is None:
+            return await self._aftermath.fresh(record)
+        return await self._aftermath.changed(change.record)
+
+    async def _end(self, ref: SessionRef, rule: Callable[[SessionRecord], Change | None]) -> SessionRecord:
+        async with self._database.transaction() as db:
+            record = _visible(await sessions.get(db, ref.session, lock=True), ref)
+            change = rule(record)
+            if change is not None:
+                await _write(db, change)
+        if change is None:
+            return record
+        await self._latents.forget(record.id)
+        await self._playheads.forget(record.id)
+        return await self._aftermath.owned_anew(change.record, record.worker)
+
+    async def _room(self, db: AsyncConnection, model: str) -> Room:
+        now = self._clock.wall()
+        known, capacity = await workers.room(
+            db,
+            model,
+            renewed_after=now - self._settings.worker_timeout_s,
+            known_after=now - self._settings.model_memory_s,
+        )
+        return Room(model, known, capacity, await sessions.demand(db, model))
+
+    async def _check_total(self, db: AsyncConnection) -> None:
+        if await sessions.count_live(db) >= self._settings.max_sessions:
+            raise NoCapacityError(
+                f"{self._settings.max_sessions} sessions are all that this deployment takes",
+                field="sessions",
+                limit=self._settings.max_sessions,
+                retry_after_s=self._settings.admission_retry_s,
+            )
+
+
+async def _write(db: AsyncConnection, change: Change) -> None:
+    await sessions.write(db, change.record)
+    if change.decision is not None:
+        await sessions.insert_decision(db, change.record.version, change.decision)
+    await outbox.add(db, change.events)
+
+
+def _visible(record: SessionRecord | None, ref: SessionRef | PlaceSession) -> SessionRecord:
+    """The row, to whoever may see it; to others there is none."""
+    tenant = ref.tenant if isinstance(ref, SessionRef) else None
+    if record is None or (tenant is not None and record.tenant != tenant):
+        raise SessionNotFoundError(f"there is no session {ref.session}", field="session")
+    return record
+
+
+def _cursor(after: str | None) -> int | None:
+    if after is None:
+        return None
+    if not (after.isascii() and after.isdigit() and len(after) < 19):
+        raise InvalidInputError("after: not a page's `next`", field="after")
+    return int(after)

@@ -1,0 +1,82 @@
+"""Workers: they renew, drain, and are declared gone."""
+
+from __future__ import annotations
+
+from turboserve.clock import Clock
+from turboserve.contracts.errors import NotFoundError
+from turboserve.contracts.requests import Done, DrainWorker, ListWorkers, Renew, WorkerGone, WorkerPage
+from turboserve.contracts.workers import Renewal, WorkerPhase
+from turboserve.state_store.core import workers as rules
+from turboserve.state_store.database import Database, make_durable
+from turboserve.state_store.hot.playheads import Playheads
+from turboserve.state_store.repository import outbox, sessions, workers
+from turboserve.state_store.service.aftermath import Aftermath
+
+
+class Workers:
+    """The endpoints of workers, without their transport. All may raise UnavailableError."""
+
+    def __init__(self, database: Database, aftermath: Aftermath, playheads: Playheads, clock: Clock) -> None:
+        self._database, self._aftermath = database, aftermath
+        self._playheads, self._clock = playheads, clock
+
+    async def renew(self, request: Renew) -> Renewal:
+        """Note that it lives; all rows that name it. Raises WorkerGoneError to one declared gone.
+
+        A row whose fence is not in the log is listed only to a worker that holds it already: it keeps the
+        state, and appends nothing until the revision is there.
+        """
+        load = request.load
+        if load.phase is WorkerPhase.GONE:
+            await self.gone(WorkerGone(worker=load.worker, reason="it left"))
+            return Renewal(worker=load.worker, drain=True)
+        now = self._clock.wall()
+        async with self._database.transaction(durable=False) as db:
+            before = await workers.get(db, load.worker, lock=True)
+            record = rules.renewed(before, load, now)
+            if before is not None:
+                await workers.write(db, record)
+            elif await workers.insert(db, record):
+                await make_durable(db)
+                await outbox.add(db, [rules.joined_event(record, now)])
+            assigned = await sessions.assigned(db, load.worker)
+        if before is None:
+            self._aftermath.events()
+        held = {session.session for session in load.sessions}
+        settled = await self._aftermath.settled(assigned)
+        told = [
+            row
+            for row in settled
+            if row.worker == load.worker and (row.own_revision is not None or row.id in held)
+        ]
+        return Renewal(
+            worker=load.worker,
+            assigned=tuple(await self._playheads.onto(told)),
+            drain=record.phase is WorkerPhase.DRAINING,
+        )
+
+    async def gone(self, request: WorkerGone) -> Done:
+        """Nothing runs on it any more; its rows stay as they are until the scheduler places them anew."""
+        now = self._clock.wall()
+        async with self._database.transaction() as db:
+            record = await workers.get(db, request.worker, lock=True)
+            after = None if record is None else rules.left(record, request.reason)
+            if after is not None:
+                await workers.write(db, after, gone_at=now)
+                await outbox.add(db, [rules.left_event(after, now)])
+        self._aftermath.events()
+        return Done()
+
+    async def drain(self, request: DrainWorker) -> Done:
+        async with self._database.transaction() as db:
+            record = await workers.get(db, request.worker, lock=True)
+            if record is None:
+                raise NotFoundError(f"there is no worker {request.worker}", field="worker")
+            after = rules.draining(record)
+            if after is not None:
+                await workers.write(db, after)
+        return Done()
+
+    async def list(self, request: ListWorkers) -> WorkerPage:
+        async with self._database.transaction() as db:
+            return WorkerPage(workers=tuple(await workers.page(db, include_gone=request.include_gone)))

@@ -1,0 +1,52 @@
+"""Settings of the state store, read from `TURBOSERVE_…` variables."""
+
+from __future__ import annotations
+
+from pydantic import Field, SecretStr
+
+from turboserve.config import Seconds
+from turboserve.config import Settings as Shared
+
+
+class Settings(Shared):
+    """Where the two databases are, and how much is kept for how long."""
+
+    postgres_url: SecretStr = SecretStr("postgresql://turboserve@127.0.0.1:5432/turboserve")
+    redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
+    postgres_pool: int = Field(default=12, ge=4)
+    """Connections at most; one of them is kept for the leader's lock."""
+    transaction_deadline_s: Seconds = 2.5
+    """A transaction that takes longer is given up with `unavailable`: below `request_deadline_s`."""
+
+    max_sessions: int = Field(default=10_000, ge=1)
+    """Sessions that have not ended, over all models."""
+    admission_retry_s: Seconds = 5.0
+    """What a client without room is told to wait."""
+    model_memory_s: Seconds = 600.0
+    """A model stays known for this long after its last worker, so that a restart is only `no_capacity`."""
+    idle_guard_s: float = Field(default=2.0, ge=0)
+    """A session watched this recently is not suspended as idle, whatever the scheduler saw."""
+
+    chunks_kept: int = Field(default=400, ge=8)
+    """Newest chunks that the log keeps of each session."""
+    chunk_retention_s: Seconds = 900.0
+    """Chunks of an ended session stay readable for this long."""
+    session_retention_s: Seconds = 30 * 86_400.0
+    """Rows of ended sessions and of workers that are gone are deleted after this."""
+    events_retention_s: Seconds = 86_400.0
+    duplicate_window_s: Seconds = 120.0
+    """For this long the broker itself recognises a repeated message."""
+    latents_kept: int = Field(default=8, ge=1)
+    """Newest chunks whose latents are kept, beside the first one's (the window and its sink)."""
+    latents_ttl_s: Seconds = 6 * 3_600.0
+
+    sweep_s: Seconds = 1.0
+    """How often to look for what another instance, or an earlier life of this one, left undone."""
+    purge_s: Seconds = 30.0
+    """How often to look for what is past its retention."""
+
+    @property
+    def sqlalchemy_url(self) -> str:
+        """The same address for the asynchronous driver; `postgres://` is accepted as well."""
+        scheme, _, rest = self.postgres_url.get_secret_value().partition("://")
+        return f"postgresql+asyncpg://{rest}" if scheme.startswith("postgres") else f"{scheme}://{rest}"

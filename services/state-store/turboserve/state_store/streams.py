@@ -1,0 +1,95 @@
+"""The two streams: made at start, brought to the configuration that this version wants."""
+
+from __future__ import annotations
+
+import asyncio
+
+import nats
+from nats.js import api
+from nats.js.errors import NotFoundError
+
+from turboserve import logs
+from turboserve.bus import Bus
+from turboserve.state_store.settings import Settings
+from turboserve.subjects import CHUNK, CHUNKS, EVENT, EVENTS, OWN, WORKER_EVENT
+
+CHECK_S = 5.0
+
+log = logs.get("streams")
+
+
+def wanted(settings: Settings) -> tuple[api.StreamConfig, ...]:
+    return (
+        api.StreamConfig(
+            name=CHUNKS,
+            description="The fence (own.*) and the chunk log (chunk.*): one order for both",
+            subjects=[OWN.every, CHUNK.every],
+            storage=api.StorageType.FILE,
+            max_msgs_per_subject=settings.chunks_kept,
+            duplicate_window=settings.duplicate_window_s,
+            allow_direct=True,
+            allow_msg_ttl=True,
+            republish=api.RePublish(src=CHUNK.every, dest="live.chunk.{{wildcard(1)}}"),
+        ),
+        api.StreamConfig(
+            name=EVENTS,
+            description="Session and worker events, in the order of their commits",
+            subjects=[EVENT.every, WORKER_EVENT.every],
+            storage=api.StorageType.FILE,
+            max_age=settings.events_retention_s,
+            duplicate_window=settings.duplicate_window_s,
+            allow_direct=True,
+            republish=api.RePublish(src=">", dest="live.>"),
+        ),
+    )
+
+
+class Streams:
+    """Keeps them there: a broker that lost its disk gets them again."""
+
+    def __init__(self, bus: Bus, settings: Settings) -> None:
+        self._bus, self._wanted = bus, wanted(settings)
+        self.ready = False
+
+    async def ensure(self) -> None:
+        """Raises nats' errors while the broker does not answer."""
+        for config in self._wanted:
+            await self._ensure(config)
+        self.ready = True
+
+    async def ensure_patiently(self) -> None:
+        """Until it is done, as long as that takes."""
+        while True:
+            try:
+                return await self.ensure()
+            except (TimeoutError, OSError, nats.errors.Error) as error:
+                log.warning("streams cannot be made yet", error=repr(error))
+                await asyncio.sleep(0.5)
+
+    async def keep(self) -> None:
+        """Look again now and then; never returns."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            try:
+                await self.ensure()
+            except (TimeoutError, OSError, nats.errors.Error) as error:
+                self.ready = False
+                log.warning("streams cannot be checked", error=repr(error))
+
+    async def _ensure(self, config: api.StreamConfig) -> None:
+        jetstream = self._bus.jetstream(3.0)
+        assert config.name is not None
+        try:
+            current = (await jetstream.stream_info(config.name)).config
+        except NotFoundError:
+            await jetstream.add_stream(config)
+            log.info("stream made", stream=config.name)
+            return
+        if _differs(current, config):
+            await jetstream.update_stream(config)
+            log.info("stream updated", stream=config.name)
+
+
+def _differs(current: api.StreamConfig, want: api.StreamConfig) -> bool:
+    names = ("subjects", "max_msgs_per_subject", "max_age", "duplicate_window", "allow_direct", "republish")
+    return any((getattr(current, name) or None) != (getattr(want, name) or None) for name in names)

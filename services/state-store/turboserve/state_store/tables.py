@@ -1,0 +1,123 @@
+"""The tables. What each column means stands with the records they hold (`turboserve.contracts`)."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+metadata = MetaData()
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("number", BigInteger, Identity(always=True), nullable=False, unique=True),
+    Column("tenant", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    # What it was created with: a repeated request is recognised by it, whatever the prompt is by now.
+    Column("first_prompt", Text, nullable=False),
+    Column("prompt", Text, nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("metadata", JSONB, nullable=False),
+    Column("phase", Text, nullable=False),
+    Column("activity", Text, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("worker", Text),
+    # NULL until `own.<session>` is in the log for the row's epoch.
+    Column("own_revision", BigInteger),
+    # The newest `own.<session>` of any epoch: what the next one must follow.
+    Column("fence_revision", BigInteger, nullable=False, server_default=text("0")),
+    Column("next_chunk", BigInteger, nullable=False),
+    Column("control_seq", BigInteger, nullable=False),
+    Column("applied_control_seq", BigInteger, nullable=False),
+    Column("state_digest", Text),
+    Column("playhead_s", Double, nullable=False),
+    Column("reason", Text),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Column("ended_at", Double),
+    # When the chunks of an ended session were removed from the log.
+    Column("purged_at", Double),
+    CheckConstraint(
+        "phase in ('requested', 'active', 'migrating', 'suspended', 'terminated', 'failed')",
+        name="phase_known",
+    ),
+    Index("sessions_tenant_number", "tenant", "number"),
+    Index("sessions_worker", "worker", postgresql_where=text("ended_at is null")),
+    Index("sessions_live", "model", postgresql_where=text("ended_at is null")),
+    Index("sessions_unfenced", "id", postgresql_where=text("own_revision is null and epoch > 0")),
+    Index("sessions_unpurged", "ended_at", postgresql_where=text("purged_at is null")),
+)
+
+controls = Table(
+    "controls",
+    metadata,
+    Column("session", Text, ForeignKey("sessions.id", ondelete="CASCADE"), primary_key=True),
+    Column("seq", BigInteger, primary_key=True),
+    Column("event_id", Text, nullable=False, unique=True),
+    Column("kind", Text, nullable=False),
+    Column("prompt", Text, nullable=False),
+    Column("accepted_at", Double, nullable=False),
+    Column("applied_at", Double),
+    Column("chunk_index", BigInteger),
+)
+
+decisions = Table(
+    "decisions",
+    metadata,
+    Column("session", Text, ForeignKey("sessions.id", ondelete="CASCADE"), primary_key=True),
+    # Of the row that the decision made: by it a repeated request is recognised.
+    Column("version", BigInteger, primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("worker", Text),
+    Column("kind", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("numbers", JSONB, nullable=False),
+    Column("at", Double, nullable=False),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("model", Text, nullable=False),
+    Column("phase", Text, nullable=False),
+    Column("capacity", Integer, nullable=False),
+    Column("device", Text, nullable=False),
+    Column("pid", BigInteger),
+    Column("pool_slot", Text),
+    Column("chunk_latency_s", JSONB, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("renewed_at", Double, nullable=False),
+    Column("reason", Text),
+    Column("gone_at", Double),
+    CheckConstraint("phase in ('starting', 'ready', 'draining', 'gone')", name="worker_phase_known"),
+    Index("workers_model", "model"),
+)
+
+outbox = Table(
+    "outbox",
+    metadata,
+    # Rows of one subject are written under that row's lock, so that their numbers have the order of commits.
+    Column("number", BigInteger, Identity(always=True), primary_key=True),
+    Column("event_id", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    UniqueConstraint("event_id", name="outbox_event_id"),
+)
