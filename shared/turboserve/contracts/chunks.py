@@ -58,7 +58,7 @@ class Ownership(Contract):
 
     session: Id
     epoch: int
-    worker: Id | None
+    worker: Id | None = None
 
 
 class LatentsHeader(Contract):

@@ -110,7 +110,7 @@ class Decision(Contract):
 
     session: Id
     epoch: int
-    worker: Id | None
+    worker: Id | None = None
     kind: str
     """place, resume, recover, migrate, wait."""
     reason: str
