@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -117,9 +117,7 @@ class Pool:
     def gateway(self, name: str = "gateway", port: int = 0, **environment: str) -> str:
         """Start a gateway and wait until sessions can be created through it; returns its URL."""
         port = port or self._ports.get(name)
-        self.start(
-            name, "turboserve.gateway", "gateway", TURBOSERVE_GATEWAY_PORT=str(port), **environment
-        )
+        self.start(name, "turboserve.gateway", "gateway", TURBOSERVE_GATEWAY_PORT=str(port), **environment)
         url = f"http://127.0.0.1:{port}"
         self.wait_for(url, environment.get("DRAWN_KEY"))
         return url
@@ -130,9 +128,9 @@ class Pool:
         deadline = time.monotonic() + START_LIMIT_S
         while time.monotonic() < deadline:
             try:
-                if httpx.get(f"{url}/readyz").status_code == 200:
-                    if httpx.get(f"{url}/v1/models", headers=headers).json().get("models"):
-                        return
+                ready = httpx.get(f"{url}/readyz").status_code == 200
+                if ready and httpx.get(f"{url}/v1/models", headers=headers).json().get("models"):
+                    return
             except httpx.HTTPError:
                 pass
             time.sleep(0.1)
@@ -142,10 +140,8 @@ class Pool:
 def _serve(port: int) -> None:
     with tempfile.TemporaryDirectory() as directory, Pool(Path(directory)).running() as pool:
         print(pool.gateway(port=port), pool.layout.logs, flush=True)
-        try:
+        with suppress(KeyboardInterrupt):
             signal.pause()
-        except KeyboardInterrupt:
-            pass
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 log_config=None,
-                access_log=False,  # Addresses may carry an access token.
+                # Both logs would show addresses, and those may carry an access token.
+                access_log=False,
+                log_level="warning",
                 server_header=False,
                 lifespan="off",
                 ws="websockets-sansio",

@@ -11,10 +11,10 @@ _LIMITS = ("max_length", "min_length", "le", "lt", "ge", "gt", "pattern", "expec
 
 
 def invalid_input(errors: Sequence[Mapping[str, Any]], skip: Sequence[str] = ()) -> InvalidInputError:
-    """The first of pydantic's `errors`; `skip` are places that say nothing to people (`body`, `query`)."""
+    """The first of pydantic's `errors`; a leading part in `skip` says nothing to people (`body`, `query`)."""
     first = errors[0]
     where = [str(part) for part in first["loc"]]
-    while where and where[0] in skip and (len(where) > 1 or first["type"] != "missing"):
+    if len(where) > 1 and where[0] in skip:
         where.pop(0)
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "invalid")

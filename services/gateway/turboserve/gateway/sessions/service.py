@@ -10,7 +10,7 @@ from typing import TypeVar
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.base import is_id
-from turboserve.contracts.errors import SessionNotFoundError, UnavailableError
+from turboserve.contracts.errors import ConflictError, SessionNotFoundError, UnavailableError
 from turboserve.contracts.requests import (
     CreateSession,
     DecisionPage,
@@ -63,21 +63,22 @@ class Sessions:
             session = _derived("ses", tenant, key)
             seed = int(_digest("seed", tenant, key), 16) >> (256 - SEED_BITS) if seed is None else seed
         began = self._clock.monotonic()
-        record = await self._bus.call(
-            CREATE_SESSION,
-            CreateSession(
-                id=session,
-                tenant=tenant,
-                model=request.model or self._default_model,
-                prompt=request.prompt,
-                seed=seed,
-                metadata=request.metadata,
-            ),
-        )
-        if key is not None and not _same(record, request, seed, self._default_model):
+        try:
+            record = await self._bus.call(
+                CREATE_SESSION,
+                CreateSession(
+                    id=session,
+                    tenant=tenant,
+                    model=request.model or self._default_model,
+                    prompt=request.prompt,
+                    seed=seed,
+                    metadata=request.metadata,
+                ),
+            )
+        except ConflictError:
             raise KeyReusedError(
                 "this Idempotency-Key was used with a different request", field="Idempotency-Key"
-            )
+            ) from None
         metrics.sessions_created.add(1)
         _keep(self._requested_at, session, began)
         return self.remember(record)
@@ -157,16 +158,6 @@ def _digest(*parts: str) -> str:
 
 def _derived(prefix: str, *parts: str) -> str:
     return f"{prefix}_{_digest(prefix, *parts)[:32]}"
-
-
-def _same(record: SessionRecord, request: NewSession, seed: int, default_model: str) -> bool:
-    """Whether `record` can be what `request` asked for. Its prompt may have been changed since."""
-    return (
-        record.model == (request.model or default_model)
-        and record.seed == seed
-        and record.metadata == request.metadata
-        and (record.prompt == request.prompt or record.control_seq > 1)
-    )
 
 
 def _keep(store: OrderedDict[str, T], key: str, value: T) -> None:

@@ -80,8 +80,8 @@ async def stream(socket: WebSocket, session: str) -> None:
         events = _index(socket.query_params.get("events_after"), "events_after", 0)
         with gateway.streams.place():
             record, start, newest = await _begin(gateway, tenant, session, after)
-            events_after = newest if events is None else min(events, newest)
-            await Connection(socket, gateway, record, start, events_after).run()
+            begin = newest if events is None else min(events, newest)
+            await Connection(socket, gateway, record, start, (begin, newest)).run()
     except TurboServeError as error:
         await refuse(socket, error)
     except WebSocketDisconnect:

@@ -50,6 +50,8 @@ class Hello(_Out):
     """Media time of its first frame, seconds."""
     events_after: int
     """Events with a greater `sequence` follow."""
+    newest_event: int
+    """Up to this `sequence` they are history, and this message is later than they are."""
     max_message_bytes: int
     report_interval_s: float
     """The client should report its playhead this often."""

@@ -52,22 +52,27 @@ class _TooManyBadMessages(Exception):
 
 
 class Connection:
-    """An accepted socket and what it watches."""
+    """An accepted socket. `events`: the sequence after which to send them, and that of the newest."""
 
     def __init__(
-        self, socket: WebSocket, gateway: Gateway, record: SessionRecord, start: Start, events_after: int
+        self,
+        socket: WebSocket,
+        gateway: Gateway,
+        record: SessionRecord,
+        start: Start,
+        events: tuple[int, int],
     ) -> None:
         self._socket = socket
         self._gateway = gateway
         self._record = record
         self._start = start
-        self._events_after = events_after
+        self._events_after, self._newest_event = events
         self._limit_bytes = gateway.settings.body_limit_bytes
         # A chunk is two messages; nothing may come between them.
         self._sending = asyncio.Lock()
         self._init: bytes | None = None
         self._bad = 0
-        self._watch = Watch(gateway, record, start, events_after, self_paced=False, on_event=self._event)
+        self._watch = Watch(gateway, record, start, events[0], self_paced=False, on_event=self._event)
 
     async def run(self) -> None:
         """Until the session ends, the viewer leaves, or the gateway stops."""
@@ -198,6 +203,7 @@ class Connection:
             next=self._start.index,
             start_s=self._start.start_s,
             events_after=self._events_after,
+            newest_event=self._newest_event,
             max_message_bytes=self._limit_bytes,
             report_interval_s=self._gateway.settings.playhead_interval_s,
         )

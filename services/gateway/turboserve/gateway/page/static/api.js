@@ -42,7 +42,7 @@ export class Api {
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     url.hash = url.search = "";
     if (after !== null) url.searchParams.set("after", after);
-    if (eventsAfter !== null) url.searchParams.set("events_after", eventsAfter);
+    url.searchParams.set("events_after", eventsAfter);
     if (this.key) url.searchParams.set("access_token", this.key);
     return url.href;
   }

@@ -11,8 +11,8 @@ import { seconds } from "./words.js";
 const EXAMPLES = [
   "a red circle moving left",
   "a blue square moving up",
-  "a green triangle moving right on black",
-  "a yellow circle moving in circles",
+  "a green triangle moving in circles",
+  "a white circle standing still on navy",
 ];
 const REPORT_MS = 250;
 const PIXELATED_BELOW = 256;
@@ -50,6 +50,7 @@ function hello(message) {
   quiet();
   learn(message);
   if (stream.lastIndex === null) playback.beginAt(message.start_s);
+  if (message.control_seq === 0) strip.mark(0, message.prompt);
   if (!at("prompt").value) at("prompt").value = message.prompt;
 }
 
@@ -75,13 +76,13 @@ function chunk(message, data) {
   show();
 }
 
-function event(message) {
+function event(message, isNew) {
   events.add(message);
   if (message.type === "prompt.applied") {
     strip.mark(message.chunk_index, message.prompt);
     document.body.dataset.applied = message.chunk_index;
   }
-  learn(message);
+  if (isNew) learn(message);
 }
 
 function learn(message) {
@@ -270,8 +271,13 @@ setInterval(() => {
   if (!ended) stream?.send({ type: "playhead", playhead_s: playback.playhead, buffered_s: playback.ahead });
 }, REPORT_MS);
 
+function restore() {
+  const remembered = rememberedSession();
+  if (remembered && remembered !== session) begin(remembered);
+}
+
 api.key = rememberedKey();
-const remembered = rememberedSession();
-if (remembered) begin(remembered);
+addEventListener("hashchange", restore);
+restore();
 show();
 requestAnimationFrame(animate);

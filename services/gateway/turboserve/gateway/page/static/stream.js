@@ -7,7 +7,7 @@ const LONGEST_WAIT_MS = 5000;
 const FOR_GOOD = new Set([4401, 4403, 4404]);
 
 export class Stream {
-  // on: hello, init, chunk, event, end, problem, lost(waitMs), gone(problem)
+  // on: hello, init, chunk, event(message, isNew), end, problem, lost(waitMs), gone(problem)
   constructor(api, session, on) {
     this.session = session;
     this.lastIndex = null;
@@ -20,7 +20,8 @@ export class Stream {
   #on;
   #socket = null;
   #announced = null;
-  #eventsAfter = null;
+  #eventsAfter = 0;
+  #newestEvent = 0;
   #failures = 0;
   #timer = 0;
   #closed = false;
@@ -55,7 +56,7 @@ export class Stream {
     switch (message.type) {
       case "hello":
         this.#failures = 0;
-        this.#eventsAfter ??= message.events_after;
+        this.#newestEvent = message.newest_event;
         this.#on.hello(message);
         break;
       case "init":
@@ -75,7 +76,7 @@ export class Stream {
         break;
       default:
         this.#eventsAfter = message.sequence;
-        this.#on.event(message);
+        this.#on.event(message, message.sequence > this.#newestEvent);
     }
   }
 
