@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turboserve.contracts.errors import BodyTooLargeError
 from turboserve.gateway.problems.handlers import problem_response
+
+DISCARD_BYTES = 8 << 20
+DISCARD_S = 2.0
 
 
 class BodyLimit:
@@ -19,8 +25,11 @@ class BodyLimit:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
             return
-        length = dict(scope["headers"]).get(b"content-length", b"")
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._limit_bytes:
+            if b"expect" not in headers:  # Who asks first has not sent anything yet.
+                await _discard(receive)
             await self._refuse(scope, receive, send)
             return
         body = bytearray()
@@ -30,6 +39,8 @@ class BodyLimit:
                 return
             body += message.get("body", b"")
             if len(body) > self._limit_bytes:
+                if message.get("more_body", False):
+                    await _discard(receive)
                 await self._refuse(scope, receive, send)
                 return
             if not message.get("more_body", False):
@@ -49,5 +60,17 @@ class BodyLimit:
         error = BodyTooLargeError(
             f"the body is over {self._limit_bytes} bytes", field="body", limit=self._limit_bytes
         )
-        # The rest of the body is not read, so the connection cannot carry another request.
+        # The body may not have been read to its end, so the connection cannot carry another request.
         await problem_response(error, scope["path"], {"Connection": "close"})(scope, receive, send)
+
+
+async def _discard(receive: Receive) -> None:
+    """Read on for a bit: a connection closed over unread bytes is reset, and the answer is lost with it."""
+    seen = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            while seen < DISCARD_BYTES:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+                seen += len(message.get("body", b""))
