@@ -12,7 +12,7 @@ from turboserve.state_store import metrics
 from turboserve.state_store.core.sessions import applied
 from turboserve.state_store.database import Database, make_durable
 from turboserve.state_store.hot.playheads import Playheads
-from turboserve.state_store.repository import outbox, sessions
+from turboserve.state_store.repository import controls, outbox, progress
 from turboserve.subjects import CHUNK, CHUNKS
 
 DURABLE = "accounting"
@@ -37,12 +37,12 @@ class Accounting:
         chunk = ChunkHeader.from_headers(entry.headers)
         now = self._clock.wall()
         async with self._database.transaction(durable=False) as db:
-            row = await sessions.count_chunk(
+            row = await progress.count_chunk(
                 db, chunk.session, chunk.index + 1, chunk.control_seq, self._playheads.known(chunk.session)
             )
             if row is None:
                 return
-            prompts = await sessions.mark_applied(db, chunk.session, chunk.control_seq, chunk.index, now)
+            prompts = await controls.mark_applied(db, chunk.session, chunk.control_seq, chunk.index, now)
             events: list[Event] = [applied(row, receipt, chunk.index, now) for receipt in prompts]
             if events:
                 await make_durable(db)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import asyncpg
-from sqlalchemy import exc, text
+from sqlalchemy import event, exc, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from turboserve import logs
@@ -32,7 +33,6 @@ class Database:
             pool_size=settings.postgres_pool,
             max_overflow=0,
             pool_timeout=settings.transaction_deadline_s,
-            pool_pre_ping=True,
             connect_args={
                 "timeout": settings.transaction_deadline_s,
                 "server_settings": {
@@ -44,6 +44,8 @@ class Database:
                 },
             },
         )
+        event.listen(self.engine.sync_engine, "checkout", _refuse_closed)
+        self._single = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self.reachable = False
 
     @asynccontextmanager
@@ -54,10 +56,23 @@ class Database:
         `UnavailableError` within the deadline when Postgres is down, slow or restarting, and `ConflictError`
         when another transaction inserted the same thing first.
         """
+        async with self._bounded(self.engine.begin()) as connection:
+            if not durable:
+                await connection.execute(text("set local synchronous_commit = off"))
+            yield connection
+
+    @asynccontextmanager
+    async def statement(self) -> AsyncIterator[AsyncConnection]:
+        """For a single statement, which commits itself: two round trips less. Raises as `transaction`."""
+        async with self._bounded(self._single.connect()) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _bounded(
+        self, opening: AbstractAsyncContextManager[AsyncConnection]
+    ) -> AsyncIterator[AsyncConnection]:
         try:
-            async with asyncio.timeout(self._deadline_s), self.engine.begin() as connection:
-                if not durable:
-                    await connection.execute(text("set local synchronous_commit = off"))
+            async with asyncio.timeout(self._deadline_s), opening as connection:
                 yield connection
         except exc.IntegrityError as error:
             raise ConflictError(f"another request did this first: {error.orig}") from error
@@ -74,7 +89,7 @@ class Database:
     async def ping(self) -> bool:
         """Ask for something trivial; the answer is also kept in `reachable`."""
         try:
-            async with self.transaction() as connection:
+            async with self.statement() as connection:
                 await connection.execute(text("select 1"))
             self.reachable = True
         except UnavailableError:
@@ -102,6 +117,12 @@ def transient(error: BaseException) -> bool:
     if isinstance(error, asyncpg.PostgresError):
         return bool((error.sqlstate or "").startswith(TRANSIENT))
     return isinstance(error, OSError | asyncpg.InterfaceError | exc.TimeoutError)
+
+
+def _refuse_closed(connection: Any, _record: Any, _proxy: Any) -> None:
+    """Leave out connections that the server has closed: the driver knows, and no round trip is needed."""
+    if connection.driver_connection.is_closed():
+        raise exc.DisconnectionError
 
 
 def _brief(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from turboserve.clock import Clock
 from turboserve.contracts.errors import TurboServeError
 from turboserve.state_store import metrics
 from turboserve.state_store.database import Database
-from turboserve.state_store.repository import outbox, sessions, workers
+from turboserve.state_store.repository import outbox, progress, workers
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 
@@ -42,7 +42,7 @@ class Retention:
         """Purge what is due from the log, then delete rows that are due; how many sessions were purged."""
         now = self._clock.wall()
         async with self._database.transaction() as db:
-            due = await sessions.unpurged(db, now - self._settings.chunk_retention_s, BATCH)
+            due = await progress.unpurged(db, now - self._settings.chunk_retention_s, BATCH)
         jetstream = self._bus.jetstream(3.0)
         for session in due:
             # The fence's absence refuses as well: an old owner names a revision that is not there.
@@ -50,8 +50,8 @@ class Retention:
             await jetstream.purge_stream(CHUNKS, subject=OWN.of(session))
         async with self._database.transaction() as db:
             if due:
-                await sessions.mark_purged(db, due, now)
-            await sessions.delete_ended(db, now - self._settings.session_retention_s)
+                await progress.mark_purged(db, due, now)
+            await progress.delete_ended(db, now - self._settings.session_retention_s)
             await workers.delete_gone(db, now - self._settings.session_retention_s)
         return len(due)
 

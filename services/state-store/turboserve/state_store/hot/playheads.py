@@ -51,6 +51,11 @@ class Playheads:
         seen = self._seen.get(session)
         return None if seen is None else seen.playhead_s
 
+    def heard(self, record: SessionRecord) -> SessionRecord:
+        """The record with the playhead that this instance has heard of: without a word to Redis."""
+        seen = self._seen.get(record.id)
+        return record if seen is None else record.model_copy(update={"playhead_s": seen.playhead_s})
+
     async def flush_forever(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)

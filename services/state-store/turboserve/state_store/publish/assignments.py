@@ -24,8 +24,7 @@ class Assignments:
         """Never raises: a worker that is not told asks. A row whose fence is not in the log is kept back."""
         if record.own_revision is None:
             return
-        [fresh] = await self._playheads.onto([record])
-        message = Assignment(record=fresh)
+        message = Assignment(record=self._playheads.heard(record))
         for worker in {record.worker, previous} - {None}:
             try:
                 await self._bus.publish(ASSIGN, str(worker), message)

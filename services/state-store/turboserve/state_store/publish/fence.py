@@ -12,7 +12,8 @@ from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store import metrics
 from turboserve.state_store.database import Database
 from turboserve.state_store.publish.assignments import Assignments
-from turboserve.state_store.repository import fence
+from turboserve.state_store.repository import fence, sessions
+from turboserve.state_store.repository.sessions import Row
 from turboserve.subjects import CHUNKS, OWN
 
 ATTEMPTS = 5
@@ -28,27 +29,33 @@ class Fence:
     def __init__(self, database: Database, bus: Bus, assignments: Assignments) -> None:
         self._database, self._bus, self._assignments = database, bus, assignments
 
-    async def settle(self, session: str, *, previous: str | None = None) -> SessionRecord | None:
+    async def settle(
+        self, session: str, *, known: Row | None = None, previous: str | None = None
+    ) -> SessionRecord | None:
         """See to it that the session's current epoch is in the log; the row then, or None if there is none.
 
-        `previous` is a worker that is told as well: it may still run the session. Raises UnavailableError
-        (the sweep will do it).
+        `known` is the row as it was just committed; `previous` a worker that is told as well: it may still
+        run the session. Raises UnavailableError (the sweep will do it).
         """
+        row = known
         for _ in range(ATTEMPTS):
-            async with self._database.transaction() as db:
-                row = await fence.get(db, session)
+            if row is None:
+                async with self._database.statement() as db:
+                    row = await sessions.get_row(db, session)
             if row is None:
                 return None
             record = row.record
             if record.own_revision is not None or record.epoch == 0:
                 return record
-            revision = await self._write(record, row.revision)
+            revision = await self._write(record, row.fence_revision)
+            row = None
             if revision is None:
                 continue
-            async with self._database.transaction() as db:
+            # Told before it is stored: it stands in the log, and whoever comes after finds it there.
+            await self._assignments.tell(record.model_copy(update={"own_revision": revision}), previous)
+            async with self._database.statement() as db:
                 stored = await fence.store(db, session, record.epoch, revision)
             if stored is not None:
-                await self._assignments.tell(stored, previous)
                 return stored
         log.warning("owner changes faster than the fence follows", session=session)
         return None
@@ -75,13 +82,13 @@ class Fence:
         written = Ownership.from_bytes(entry.data) if entry is not None else None
         if entry is not None and written is not None and written.epoch == record.epoch:
             return entry.sequence
-        async with self._database.transaction() as db:
+        async with self._database.statement() as db:
             await fence.store_seen(db, record.id, record.epoch, entry.sequence if entry else 0)
         return None
 
     async def sweep(self) -> int:
         """Settle what was left undone; how many there were."""
-        async with self._database.transaction() as db:
+        async with self._database.statement() as db:
             missing = await fence.missing(db, BATCH)
         for session in missing:
             await self.settle(session)
@@ -92,7 +99,7 @@ class Fence:
 
         A broker that comes back without the tail of its log would refuse every owner for ever.
         """
-        async with self._database.transaction() as db:
+        async with self._database.statement() as db:
             settled = list(await fence.settled(db))
         gate = asyncio.Semaphore(ABREAST)
 
@@ -103,7 +110,7 @@ class Fence:
                 if actual == revision:
                     return False
                 written = Ownership.from_bytes(entry.data).epoch if entry else 0
-                async with self._database.transaction() as db:
+                async with self._database.statement() as db:
                     # Only what is older than the row is a loss; a newer one belongs to a commit on its way.
                     if written > epoch or not await fence.reopen(db, session, epoch, revision, actual):
                         return False

@@ -57,7 +57,7 @@ class Outbox:
         """
         started = time.monotonic()
         trouble: TurboServeError | None = None
-        async with self._database.transaction(durable=False) as db:
+        async with self._database.transaction() as db:
             await outbox.lock(db)
             pending = await outbox.oldest(db, BATCH)
             done: list[int] = await self._published_before(pending)
@@ -83,7 +83,7 @@ class Outbox:
                 await outbox.remove(db, done)
         if trouble is not None:
             raise trouble
-        return bool(pending)
+        return len(pending) == BATCH or len(done) < len(pending)
 
     async def _published_before(self, pending: Sequence[Pending]) -> list[int]:
         """Numbers of events that an earlier life published too long ago for the broker to recognise.

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sqlalchemy import select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.state_store.repository.sessions import record_of
+from turboserve.state_store.repository.sessions import COLUMNS, record_of
 from turboserve.state_store.tables import sessions
-
-
-@dataclass(frozen=True)
-class Fence:
-    """A row and the newest revision of its `own` subject that the store knows (0: none)."""
-
-    record: SessionRecord
-    revision: int
-
-
-async def get(db: AsyncConnection, session: str) -> Fence | None:
-    row = (await db.execute(select(sessions).where(sessions.c.id == session))).mappings().first()
-    return None if row is None else Fence(record_of(row), row["fence_revision"])
 
 
 async def store(db: AsyncConnection, session: str, epoch: int, revision: int) -> SessionRecord | None:
@@ -32,7 +18,7 @@ async def store(db: AsyncConnection, session: str, epoch: int, revision: int) ->
         update(sessions)
         .where(sessions.c.id == session, sessions.c.epoch == epoch)
         .values(own_revision=revision, fence_revision=revision)
-        .returning(sessions)
+        .returning(*COLUMNS)
     )
     row = (await db.execute(query)).mappings().first()
     return None if row is None else record_of(row)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import delete, func, select, text
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import delete, func, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from turboserve.contracts.events import Event
+from turboserve.contracts.events import Event, WorkerJoined, WorkerLeft
 from turboserve.state_store.tables import outbox
 from turboserve.subjects import EVENT, WORKER_EVENT
 
@@ -28,27 +28,31 @@ class Pending:
 
 async def add(db: AsyncConnection, events: Iterable[Event]) -> None:
     """Write the events of a change with the change itself."""
-    rows = [
-        {
-            "event_id": event.id,
-            "subject": _subject(event),
-            "body": event.to_bytes().decode(),
-            "created_at": event.at,
-        }
-        for event in events
-    ]
-    if rows:
-        await db.execute(insert(outbox).values(rows).on_conflict_do_nothing(constraint="outbox_event_id"))
+    for event in events:
+        await db.execute(insert(outbox).values(values_of(event)))
 
 
-def _subject(event: Event) -> str:
-    worker = getattr(event, "worker", None)
-    return EVENT.of(event.record.id) if worker is None else WORKER_EVENT.of(worker.id)  # type: ignore[union-attr]
+def values_of(event: Event) -> dict[str, Any]:
+    """The columns of its row."""
+    if isinstance(event, WorkerJoined | WorkerLeft):
+        subject = WORKER_EVENT.of(event.worker.id)
+    else:
+        subject = EVENT.of(event.record.id)
+    return {
+        "event_id": event.id,
+        "subject": subject,
+        "body": event.to_bytes().decode(),
+        "created_at": event.at,
+    }
 
 
 async def lock(db: AsyncConnection) -> None:
-    """Wait for the turn to publish; held until the transaction ends."""
-    await db.execute(text("select pg_advisory_xact_lock(:key)"), {"key": LOCK})
+    """Wait for the turn to publish; held until the transaction ends, which does not wait for the disk.
+
+    A removal that a crash of Postgres takes back is a repetition, and repetitions are recognised.
+    """
+    query = "select set_config('synchronous_commit', 'off', true), pg_advisory_xact_lock(:key)"
+    await db.execute(text(query), {"key": LOCK})
 
 
 async def oldest(db: AsyncConnection, limit: int) -> Sequence[Pending]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import and_, delete, exists, func, select, true, update
+from sqlalchemy import delete, exists, func, select, true, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -15,7 +15,6 @@ from turboserve.state_store.tables import sessions, workers
 
 _COUNTED = {"sessions", "suspended"}
 _FIELDS = tuple(name for name in WorkerRecord.model_fields if name not in _COUNTED)
-_ROOM = (WorkerPhase.STARTING.value, WorkerPhase.READY.value)
 
 
 def _record(row: RowMapping, **counts: int) -> WorkerRecord:
@@ -66,19 +65,6 @@ async def page(db: AsyncConnection, *, include_gone: bool) -> list[WorkerRecord]
     )
     rows = (await db.execute(query)).mappings()
     return [_record(row, sessions=row["sessions"] or 0, suspended=row["suspended"] or 0) for row in rows]
-
-
-async def room(
-    db: AsyncConnection, model: str, *, renewed_after: float, known_after: float
-) -> tuple[bool, int]:
-    """Whether `model` is known, and the capacity of its workers that take sessions and renewed lately."""
-    lives = and_(workers.c.phase.in_(_ROOM), workers.c.renewed_at > renewed_after)
-    query = select(
-        func.count().filter(workers.c.renewed_at > known_after),
-        func.coalesce(func.sum(workers.c.capacity).filter(lives), 0),
-    ).where(workers.c.model == model)
-    known, capacity = (await db.execute(query)).one()
-    return known > 0, int(capacity)
 
 
 async def delete_gone(db: AsyncConnection, gone_before: float) -> int:

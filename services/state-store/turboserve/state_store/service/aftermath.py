@@ -11,6 +11,7 @@ from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.publish.assignments import Assignments
 from turboserve.state_store.publish.fence import Fence
 from turboserve.state_store.publish.outbox import Outbox
+from turboserve.state_store.repository.sessions import Row
 
 PATIENCE_S = 1.0
 """A caller waits this long for the fence; the row is committed, and the rest goes on without the caller."""
@@ -33,26 +34,30 @@ class Aftermath:
         """After a change without a change of owner. The record to answer with."""
         self._outbox.wake()
         await self._assignments.tell(record)
-        return await self.fresh(record)
+        return self._playheads.heard(record)
 
-    async def owned_anew(self, record: SessionRecord, previous: str | None) -> SessionRecord:
+    async def owned_anew(
+        self, record: SessionRecord, fence_revision: int, previous: str | None
+    ) -> SessionRecord:
         """After a change of owner. The record to answer with, fenced if that was done in time."""
         self._outbox.wake()
-        task = asyncio.create_task(self._settle(record.id, previous))
+        return await self._fenced(record, Row(record, fence_revision), previous)
+
+    async def _fenced(self, record: SessionRecord, known: Row | None, previous: str | None) -> SessionRecord:
+        task = asyncio.create_task(self._settle(record.id, known, previous))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         await asyncio.wait({task}, timeout=PATIENCE_S)
         settled = task.result() if task.done() else None
         same = settled is not None and settled.epoch == record.epoch
-        return await self.fresh(settled if settled is not None and same else record)
+        return self._playheads.heard(settled if settled is not None and same else record)
 
     async def settled(self, records: list[SessionRecord]) -> list[SessionRecord]:
         """The records, with the fence of each written if that can be done now."""
         out: list[SessionRecord] = []
         for record in records:
             if record.own_revision is None and record.epoch > 0:
-                later = await self.owned_anew(record, None)
-                out.append(later)
+                out.append(await self._fenced(record, None, None))
             else:
                 out.append(record)
         return out
@@ -61,9 +66,9 @@ class Aftermath:
         [answer] = await self._playheads.onto([record])
         return answer
 
-    async def _settle(self, session: str, previous: str | None) -> SessionRecord | None:
+    async def _settle(self, session: str, known: Row | None, previous: str | None) -> SessionRecord | None:
         try:
-            return await self._fence.settle(session, previous=previous)
+            return await self._fence.settle(session, known=known, previous=previous)
         except TurboServeError as error:
             log.warning("fence left to the sweep", session=session, error=error.detail)
         except Exception:

@@ -28,11 +28,12 @@ from turboserve.contracts.requests import (
 from turboserve.contracts.sessions import PromptReceipt, SessionRecord
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.change import Change
-from turboserve.state_store.core.workers import Room, Slots, gone
+from turboserve.state_store.core.workers import Slots, gone
 from turboserve.state_store.database import Database
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads
-from turboserve.state_store.repository import outbox, sessions, workers
+from turboserve.state_store.repository import admission, changes, controls, sessions, workers
+from turboserve.state_store.repository.sessions import Row
 from turboserve.state_store.service.aftermath import Aftermath
 from turboserve.state_store.settings import Settings
 
@@ -83,40 +84,35 @@ class Sessions:
     async def decisions(self, ref: SessionRef) -> DecisionPage:
         async with self._database.transaction() as db:
             _visible(await sessions.get(db, ref.session), ref)
-            return DecisionPage(decisions=tuple(await sessions.decisions_of(db, ref.session, DECISIONS)))
+            return DecisionPage(decisions=tuple(await controls.decisions_of(db, ref.session, DECISIONS)))
 
     # By users
 
     async def create(self, request: CreateSession) -> SessionRecord:
         change = rules.create(request, self._clock.wall())
         async with self._database.transaction() as db:
-            existing = await sessions.get(db, request.id)
-            if existing is None:
-                await sessions.lock_admission(db)
-                # Again, behind the lock: the same request may just have been admitted by its first copy.
+            await admission.lock(db)
+            census = await self._census(db, request.id, request.model)
+            if census.taken:
                 existing = await sessions.get(db, request.id)
-            if existing is None:
-                await self._check_total(db)
-                (await self._room(db, request.model)).admit(self._settings.admission_retry_s)
-                await sessions.insert_session(db, change.record)
-                await outbox.add(db, change.events)
-            elif not await sessions.created_by(db, request):
-                raise ConflictError(f"the session id {request.id} is taken", field="id")
-        if existing is not None:
-            return await self._aftermath.fresh(existing)
+                if existing is None or not await sessions.created_by(db, request):
+                    raise ConflictError(f"the session id {request.id} is taken", field="id")
+                return existing
+            self._admit(census)
+            await changes.create(db, change)
         return await self._aftermath.changed(change.record)
 
     async def submit_prompt(self, request: SubmitPrompt) -> PromptReceipt:
         async with self._database.transaction() as db:
-            record = _visible(await sessions.get(db, request.session, lock=True), request)
-            first = await sessions.prompt_of_event(db, request.event_id)
+            record = (await _locked(db, request)).record
+            first = await controls.prompt_of_event(db, request.event_id)
             if first is not None:
                 if first.session != record.id:
                     raise ConflictError(f"the event id {request.event_id} is taken", field="event_id")
                 return first
             change, receipt = rules.submit_prompt(record, request, self._clock.wall())
-            await _write(db, change)
-            await sessions.insert_prompt(db, receipt)
+            await changes.write(db, change)
+            await controls.insert_prompt(db, receipt)
         await self._aftermath.changed(change.record)
         return receipt
 
@@ -125,12 +121,13 @@ class Sessions:
 
     async def resume(self, ref: SessionRef) -> SessionRecord:
         async with self._database.transaction() as db:
-            await sessions.lock_admission(db)
-            record = _visible(await sessions.get(db, ref.session, lock=True), ref)
+            await admission.lock(db)
+            record = (await _locked(db, ref)).record
             change = rules.resume(record, self._clock.wall())
             if change is not None:
-                (await self._room(db, record.model)).admit(self._settings.admission_retry_s)
-                await _write(db, change)
+                census = await self._census(db, record.id, record.model)
+                census.room.admit(self._settings.admission_retry_s)
+                await changes.write(db, change)
         if change is None:
             return await self._aftermath.fresh(record)
         return await self._aftermath.changed(change.record)
@@ -159,74 +156,77 @@ class Sessions:
         async with self._database.transaction() as db:
             # The worker's row first: whoever places on it, or declares it gone, waits here.
             worker = await workers.get(db, request.worker, lock=True)
-            record = _visible(await sessions.get(db, request.session, lock=True), request)
-            if record.version != request.expected_version and await sessions.decided(
+            row = await _locked(db, SessionRef(session=request.session))
+            record = row.record
+            if record.version != request.expected_version and await controls.decided(
                 db, record, request.expected_version + 1, request.worker
             ):
                 return await self._aftermath.fresh(record)
             if worker is None:
                 raise gone(request.worker)
-            used = await sessions.slots_used(db, worker.id, besides=record.id)
+            used = await admission.slots_used(db, worker.id, besides=record.id)
             slots = Slots(worker.model, worker.phase, worker.capacity, used)
             change = rules.place(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
-            await _write(db, change)
-        return await self._aftermath.owned_anew(change.record, record.worker)
+            await changes.write(db, change)
+        return await self._aftermath.owned_anew(change.record, row.fence_revision, record.worker)
 
     # What they share
 
     async def _change(self, ref: SessionRef, rule: Callable[[SessionRecord], Change | None]) -> SessionRecord:
         async with self._database.transaction() as db:
-            record = _visible(await sessions.get(db, ref.session, lock=True), ref)
+            record = (await _locked(db, ref)).record
             change = rule(record)
             if change is not None:
-                await _write(db, change)
+                await changes.write(db, change)
         if change is None:
             return await self._aftermath.fresh(record)
         return await self._aftermath.changed(change.record)
 
     async def _end(self, ref: SessionRef, rule: Callable[[SessionRecord], Change | None]) -> SessionRecord:
         async with self._database.transaction() as db:
-            record = _visible(await sessions.get(db, ref.session, lock=True), ref)
+            row = await _locked(db, ref)
+            record = row.record
             change = rule(record)
             if change is not None:
-                await _write(db, change)
+                await changes.write(db, change)
         if change is None:
             return record
         await self._latents.forget(record.id)
         await self._playheads.forget(record.id)
-        return await self._aftermath.owned_anew(change.record, record.worker)
+        return await self._aftermath.owned_anew(change.record, row.fence_revision, record.worker)
 
-    async def _room(self, db: AsyncConnection, model: str) -> Room:
+    async def _census(self, db: AsyncConnection, session: str, model: str) -> admission.Census:
         now = self._clock.wall()
-        known, capacity = await workers.room(
+        return await admission.census(
             db,
+            session,
             model,
             renewed_after=now - self._settings.worker_timeout_s,
             known_after=now - self._settings.model_memory_s,
         )
-        return Room(model, known, capacity, await sessions.demand(db, model))
 
-    async def _check_total(self, db: AsyncConnection) -> None:
-        if await sessions.count_live(db) >= self._settings.max_sessions:
+    def _admit(self, census: admission.Census) -> None:
+        limit, retry_s = self._settings.max_sessions, self._settings.admission_retry_s
+        census.room.admit(retry_s)
+        if census.live >= limit:
             raise NoCapacityError(
-                f"{self._settings.max_sessions} sessions are all that this deployment takes",
+                f"{limit} sessions are all that this deployment takes",
                 field="sessions",
-                limit=self._settings.max_sessions,
-                retry_after_s=self._settings.admission_retry_s,
+                limit=limit,
+                retry_after_s=retry_s,
             )
 
 
-async def _write(db: AsyncConnection, change: Change) -> None:
-    await sessions.write(db, change.record)
-    if change.decision is not None:
-        await sessions.insert_decision(db, change.record.version, change.decision)
-    await outbox.add(db, change.events)
+async def _locked(db: AsyncConnection, ref: SessionRef) -> Row:
+    row = await sessions.get_row(db, ref.session, lock=True)
+    _visible(None if row is None else row.record, ref)
+    assert row is not None
+    return row
 
 
-def _visible(record: SessionRecord | None, ref: SessionRef | PlaceSession) -> SessionRecord:
+def _visible(record: SessionRecord | None, ref: SessionRef) -> SessionRecord:
     """The row, to whoever may see it; to others there is none."""
-    tenant = ref.tenant if isinstance(ref, SessionRef) else None
-    if record is None or (tenant is not None and record.tenant != tenant):
+    if record is None or (ref.tenant is not None and record.tenant != ref.tenant):
         raise SessionNotFoundError(f"there is no session {ref.session}", field="session")
     return record
 

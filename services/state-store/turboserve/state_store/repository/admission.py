@@ -1,0 +1,65 @@
+"""Counting what there is room for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import and_, exists, func, or_, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from turboserve.contracts.sessions import Activity, Phase
+from turboserve.contracts.workers import WorkerPhase
+from turboserve.state_store.core.workers import Room
+from turboserve.state_store.repository.sessions import LIVE
+from turboserve.state_store.tables import sessions, workers
+
+LOCK = 0x7475_7262_0003
+
+_HOLDS = sessions.c.phase.in_([phase.value for phase in Phase if phase.holds_slot])
+_WAITS = or_(
+    sessions.c.phase == Phase.REQUESTED.value,
+    and_(sessions.c.phase == Phase.SUSPENDED.value, sessions.c.activity == Activity.WATCHING.value),
+)
+_TAKES = (WorkerPhase.STARTING.value, WorkerPhase.READY.value)
+
+
+@dataclass(frozen=True)
+class Census:
+    """What admission looks at, at one moment."""
+
+    taken: bool
+    """Whether there is a session of the asked id."""
+    live: int
+    """Sessions that have not ended, over all models."""
+    room: Room
+
+
+async def lock(db: AsyncConnection) -> None:
+    """Let one transaction at a time count and admit, so that two never take the same last place."""
+    await db.execute(text("select pg_advisory_xact_lock(:key)"), {"key": LOCK})
+
+
+async def census(
+    db: AsyncConnection, session: str, model: str, *, renewed_after: float, known_after: float
+) -> Census:
+    """Counted in one statement. A worker counts if it takes sessions and renewed after `renewed_after`."""
+    takes = and_(workers.c.phase.in_(_TAKES), workers.c.renewed_at > renewed_after)
+    capacity = select(func.coalesce(func.sum(workers.c.capacity).filter(takes), 0)).where(
+        workers.c.model == model
+    )
+    demand = select(func.count()).where(sessions.c.model == model, LIVE, or_(_HOLDS, _WAITS))
+    query = select(
+        exists().where(sessions.c.id == session),
+        select(func.count()).select_from(sessions).where(LIVE).scalar_subquery(),
+        exists().where(workers.c.model == model, workers.c.renewed_at > known_after),
+        capacity.scalar_subquery(),
+        demand.scalar_subquery(),
+    )
+    taken, live, known, places, wanted = (await db.execute(query)).one()
+    return Census(taken, live, Room(model, known, places, wanted))
+
+
+async def slots_used(db: AsyncConnection, worker: str, *, besides: str) -> int:
+    """Sessions other than `besides` that hold a slot of this worker."""
+    query = select(func.count()).where(sessions.c.worker == worker, LIVE, _HOLDS, sessions.c.id != besides)
+    return int((await db.execute(query)).scalar_one())
