@@ -112,9 +112,10 @@ class Boundary:
         session.state.ring.set_text(projected, row=0)
 
     def _due(self, session: Session, now: float) -> bool:
-        if session.work is not None or session.state.text is None or session.warming is not None or session.controls:
+        busy = session.work is not None or session.state.text is None or session.warming is not None
+        if busy or session.controls or session.paused or session.ended:
             return False
-        return not (session.paused or session.ended) and self._pacing.may_generate(session, now)
+        return self._pacing.may_generate(session, now)
 
     def _begin(self, session: Session, now: float) -> list[Event]:
         last = session.state.first_frame(self._config) + self._config.frames_per_chunk

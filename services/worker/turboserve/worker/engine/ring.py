@@ -138,16 +138,16 @@ class KVRing:
         self._next = self._next + 1 if self._next + 1 < self._capacity else self._sink
 
     def _follow(self) -> None:
-        """Under window rotation, turn the sink's keys so that it stands just before the oldest rolling frame.
+        """Under window rotation, turn the sink's keys so that it stands where the window begins.
 
         Rotation is relative, so this equals reading the whole window with indices that start at its first
         frame (LongLive's "infinity"), for the price of the sink alone. The turned keys come from the kept
         ones each time: turning them in place would add up rounding errors over a long session.
         """
         kept = self._slab.sink_keys.shape[1]
-        if not kept or len(self.slots) <= kept:
+        if not kept:
             return
-        shift = min(self.slots[kept:]) - self.slots[kept - 1] - 1
+        shift = max(0, self.end - self._capacity - self.slots[0])
         if shift != self._shift:
             self._shift = shift
             turn = self._rotation.by_frames(shift, self._slab.keys.device)
