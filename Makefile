@@ -24,6 +24,7 @@ help:
 	@echo "make format  let ruff fix and format the code"
 
 setup: $(STAMP)
+	@echo "setup: $(VENV) is ready"
 
 # Depends on what decides the environment's content, so that an unchanged tree costs nothing.
 $(STAMP): $(PROJECTS) constraints.txt requirements-dev.txt
@@ -42,7 +43,6 @@ $(STAMP): $(PROJECTS) constraints.txt requirements-dev.txt
 		echo "setup: installing TurboServe's distributions, editable"; \
 		pip --no-build-isolation $(foreach p,$(PROJECTS),-e ./$(dir $(p)))
 	@touch $@
-	@echo "setup: done"
 
 up: setup
 	@exec $(BIN)/turboserve up $(UP_ARGS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -29,20 +30,23 @@ def say(event: str, service: str) -> None:
     print(json.dumps({"service": service, "event": event, "level": "info"}), flush=True)
 
 
+def start_worker(number: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {"TURBOSERVE_WORKER_ID": str(number), "TURBOSERVE_HEALTH_PORT": str(port)}
+    command = [sys.executable, __file__, "turboserve.worker"]
+    subprocess.Popen(command, env={**os.environ, **environment}, pass_fds=lifeline.pass_fds())
+
+
 def main() -> None:
     lifeline.watch()
-    if "turboserve.worker" in sys.argv:
-        say("worker lives", "worker")
-        signal.sigwait({signal.SIGTERM})
-        say("worker stops", "worker")
-        return
-    service = os.environ["TURBOSERVE_NATS_USER"]
+    service = "worker" if "turboserve.worker" in sys.argv else os.environ["TURBOSERVE_NATS_USER"]
     if os.environ.get("DUMMY_FAILS") == service:
         sys.exit(3)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     if service == "autoscaler":
-        for _ in range(int(os.environ["TURBOSERVE_POOL_SIZE"])):
-            subprocess.Popen([sys.executable, __file__, "turboserve.worker"], pass_fds=lifeline.pass_fds())
+        for number in range(int(os.environ["TURBOSERVE_POOL_SIZE"])):
+            start_worker(number)
     server = HTTPServer(("127.0.0.1", int(os.environ["TURBOSERVE_HEALTH_PORT"])), Health)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     say("service lives", service)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 from turboserve.cli.embedded import Layout
 from turboserve.cli.stack import record
-from turboserve.cli.stack.options import Options
+from turboserve.cli.stack.options import Options, Workers
 from turboserve.cli.stack.plan import Plan
 from turboserve.cli.supervisor.core import Policy
 from turboserve.cli.supervisor.logs import LogHub
@@ -47,7 +47,8 @@ def run(options: Options, policy: Policy | None = None) -> int:
                 workers_rank=plan.workers_rank,
                 policy=policy,
                 on_change=lambda: record.write(plan, supervisor.describe(), supervisor.ready),
-                on_ready=lambda: _announce(hub, url),
+                workers_wanted=options.workers.low,
+                on_ready=lambda ready: _announce(hub, url, ready, options.workers),
             )
             hub.say("starting", data=str(layout.data), workers=str(options.workers))
             status = asyncio.run(supervisor.run())
@@ -60,8 +61,10 @@ def run(options: Options, policy: Policy | None = None) -> int:
             hub.close()
 
 
-def _announce(hub: LogHub, url: str) -> None:
-    hub.say("stack is up", url=f"{url}/")
+def _announce(hub: LogHub, url: str, ready: int, workers: Workers) -> None:
+    if ready < workers.low:
+        hub.say("workers are missing", "warning", ready=ready, wanted=workers.low)
+    hub.say("stack is up", url=f"{url}/", workers=ready)
     line = f"  TurboServe is up:  {url}/  "
     bar = "─" * len(line)
     hub.plain(f"\n╭{bar}╮\n│{line}│\n╰{bar}╯\n  Ctrl-C stops everything.\n")

@@ -117,11 +117,6 @@ class Supervision:
     def stopping(self) -> bool:
         return self._stopping
 
-    @property
-    def said_ready(self) -> bool:
-        """Whether everything has been ready once."""
-        return self._said_ready
-
     def state(self, name: str) -> State:
         return self._lives[name].state
 

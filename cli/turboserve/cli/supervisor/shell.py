@@ -16,9 +16,12 @@ from turboserve.cli.supervisor import core, kernel
 from turboserve.cli.supervisor.logs import LogHub
 from turboserve.cli.supervisor.process import Process
 from turboserve.cli.supervisor.spec import NotReady, ProcessSpec
+from turboserve.cli.supervisor.workers import count_ready
 from turboserve.lifeline import FD_VARIABLE, PARENT_VARIABLE
 
 WORKERS = "workers"
+ANNOUNCEMENT = "announcement"
+WORKERS_LIMIT_S = 120.0
 PROBE_EVERY_S = 0.05
 LOOK_AROUND_EVERY_S = 1.0
 
@@ -26,7 +29,8 @@ LOOK_AROUND_EVERY_S = 1.0
 class Supervisor:
     """Keeps `specs` running until a signal. `run` returns 0, or 1 when something never came up.
 
-    `on_change` is called after every start, readiness and end; `on_ready` once, when everything is ready.
+    `on_change` is called after every start, readiness and end; `on_ready` once, when everything is ready,
+    with the number of workers that serve: fewer than `workers_wanted` if they need over WORKERS_LIMIT_S.
     """
 
     def __init__(
@@ -35,13 +39,15 @@ class Supervisor:
         hub: LogHub,
         *,
         workers_rank: int,
+        workers_wanted: int = 0,
         policy: core.Policy | None = None,
         on_change: Callable[[], None] = lambda: None,
-        on_ready: Callable[[], None] = lambda: None,
+        on_ready: Callable[[int], None] = lambda ready_workers: None,
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._hub = hub
         self._on_change, self._on_ready = on_change, on_ready
+        self._workers_wanted = workers_wanted
         workers = core.Member(WORKERS, rank=workers_rank, grace_s=8.0, launched=False)
         self._core = core.Supervision([*(spec.member for spec in specs), workers], policy)
         self._processes: dict[str, Process] = {}
@@ -51,12 +57,13 @@ class Supervisor:
         self._timer: asyncio.TimerHandle | None = None
         self._reaper = kernel.Reaper()
         self._status = 0
+        self._said_ready = False
         self._lifeline = (-1, -1)
 
     @property
     def ready(self) -> bool:
         """Whether everything has been ready once."""
-        return self._core.said_ready
+        return self._said_ready
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Every process: pid, kind, port, state, restarts; for servers also the guard's pid."""
@@ -106,7 +113,7 @@ class Supervisor:
                     self._status = 1
                     self._hub.say("giving up", "error", process=name, failed_starts=attempts)
                 case core.AllReady():
-                    self._on_ready()
+                    self._start_task(ANNOUNCEMENT, self._announce())
                 case core.Done():
                     self._finished.set()
         self._on_change()
@@ -192,6 +199,18 @@ class Supervisor:
             await asyncio.sleep(LOOK_AROUND_EVERY_S)
             self._reaper.reap(self._known())
             self._look_for_exits()
+
+    async def _announce(self) -> None:
+        deadline_s = self._loop.time() + WORKERS_LIMIT_S
+        while (ready := await count_ready(self._workers())) < self._workers_wanted:
+            if self._core.stopping:
+                return
+            if self._loop.time() > deadline_s:
+                break
+            await asyncio.sleep(0.2)
+        self._said_ready = True
+        self._on_change()
+        self._on_ready(ready)
 
     def _known(self) -> list[int]:
         return [process.pid for process in self._processes.values()]
