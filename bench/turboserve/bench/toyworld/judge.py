@@ -1,0 +1,169 @@
+"""Says what a clip of the toy world shows, from pixels alone; the benchmark's ground truth is tested against
+it.
+
+Analytic, no learning: the background is the palette colour most pixels are near; each other pixel is
+explained as a mix of the background and one figure colour; colours that cover enough pixels in enough frames
+are figures; their outline is compared with the three shapes, and their path over the torus with the six
+motions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .world import BACKGROUNDS, COLOURS, PERIOD, PIXELS, RADIUS, SHAPES, SPEED, Figure, Scene, coverage
+
+Floats = NDArray[np.float64]
+
+MIN_AREA = 45.0
+"""Pixels of one colour, on average over the frames, that make a figure (a triangle has 130)."""
+MAX_MIX_ERROR = 60.0
+"""Distance in RGB to the nearest mix of background and colour beyond which a pixel is not explained."""
+MIN_OVERLAP = 0.62
+"""Intersection over union below which an outline is no shape."""
+MAX_MOTION_ERROR = 0.85
+"""Pixels per frame between the path and the nearest motion, beyond which it is none."""
+LAG = 3
+"""Frames between two places that are compared: evens out the noise of a centroid."""
+
+_CLOCKWISE = 2 * math.pi / PERIOD
+_NAMES = list(COLOURS)
+_PAINT = np.array([COLOURS[name] for name in _NAMES], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One figure of a clip. Shape or motion is None where nothing fits; area in pixels per frame."""
+
+    shape: str | None
+    colour: str
+    motion: str | None
+    area: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a clip shows: figures by falling area, and a background."""
+
+    figures: tuple[Seen, ...]
+    background: str
+
+    def colours_match(self, scene: Scene) -> bool:
+        """The figures have exactly the colours of the scene."""
+        return sorted(f.colour for f in self.figures) == sorted(f.colour for f in scene.figures)
+
+    def shapes_match(self, scene: Scene) -> bool:
+        """Each colour of the scene has its shape, and there is no other figure."""
+        return self.colours_match(scene) and all(self._of(f).shape == f.shape for f in scene.figures)
+
+    def motions_match(self, scene: Scene) -> bool:
+        """Each colour of the scene has its motion, and there is no other figure."""
+        return self.colours_match(scene) and all(self._of(f).motion == f.motion for f in scene.figures)
+
+    def _of(self, figure: Figure) -> Seen:
+        return next(seen for seen in self.figures if seen.colour == figure.colour)
+
+
+def judge(frames: NDArray[np.uint8]) -> Verdict:
+    """frames [F, 64, 64, 3], F ≥ 8, of one prompt (no switch inside) → what they show."""
+    pixels = frames.astype(np.float64)
+    background = _background(pixels)
+    behind = np.array(BACKGROUNDS[background], dtype=np.float64)
+    alpha, error = _unmix(pixels, behind)
+    # Faint mixes are noise of the background, of which there is far more than figure.
+    weight = np.where(error < MAX_MIX_ERROR, ((alpha - 0.25) * 2).clip(0.0, 1.0), 0.0)
+    # An edge pixel fits several colours; it goes to the one that solid pixels near it have.
+    solid = (weight > 0.8) & (error < 45.0)
+    nearest = error.argmin(-1)
+    counts = np.array([(solid[..., i] & (nearest == i)).sum((1, 2)).mean() for i in range(len(_NAMES))])
+    chosen = [int(i) for i in np.argsort(-counts) if counts[i] >= MIN_AREA][:3]
+    figures = []
+    for i in chosen:
+        rivals = [j for j in chosen if j != i]
+        mine = weight[..., i].copy()
+        for j in rivals:
+            mine[error[..., j] < error[..., i]] = 0.0
+        figures.append(Seen(_shape(mine), _NAMES[i], _motion(mine), float(counts[i])))
+    return Verdict(tuple(figures), background)
+
+
+def has_colours(frames: NDArray[np.uint8], colours: Sequence[str]) -> bool:
+    """True if the clip's figures have exactly these colours, whatever their shape and motion."""
+    return sorted(seen.colour for seen in judge(frames).figures) == sorted(colours)
+
+
+def _background(pixels: Floats) -> str:
+    typical = np.median(pixels.reshape(len(pixels), -1, 3), axis=(0, 1))
+    return min(BACKGROUNDS, key=lambda name: float(np.abs(typical - np.array(BACKGROUNDS[name])).sum()))
+
+
+def _unmix(pixels: Floats, behind: Floats) -> tuple[Floats, Floats]:
+    """How much of each colour a pixel has, and how far that mix is from it: [F, H, W, colours] each."""
+    direction = _PAINT - behind
+    offset = pixels - behind
+    alpha = (offset @ direction.T) / (direction**2).sum(-1)
+    alpha = alpha.clip(0.0, 1.0)
+    # |offset − α·direction|², expanded: nothing of shape [F, H, W, colours, 3] is made.
+    square = (
+        (offset**2).sum(-1)[..., None]
+        - 2 * alpha * (offset @ direction.T)
+        + alpha**2 * (direction**2).sum(-1)
+    )
+    return alpha, np.sqrt(square.clip(0.0))
+
+
+def _centres(weight: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+    """Centroid per frame on the torus [F, 2] (x, y), and in which frames there is enough to see."""
+    angles = 2 * math.pi * (np.arange(PIXELS) + 0.5) / PIXELS
+    wave = np.exp(1j * angles)
+    along_x = weight.sum(1) @ wave
+    along_y = weight.sum(2) @ wave
+    centres = np.stack((np.angle(along_x), np.angle(along_y)), -1) * PIXELS / (2 * math.pi)
+    return centres % PIXELS, weight.sum((1, 2)) > 0.6 * np.median(weight.sum((1, 2)))
+
+
+def _motion(weight: Floats) -> str | None:
+    centres, seen = _centres(weight)
+    steps = (centres[LAG:] - centres[:-LAG] + PIXELS / 2) % PIXELS - PIXELS / 2
+    good = seen[LAG:] & seen[:-LAG]
+    if good.sum() < 3:
+        return None
+    steps, times = steps[good] / LAG, np.arange(len(good))[good]
+    moves = steps[:, 0] + 1j * steps[:, 1]
+    found: dict[str, float] = {}
+    for name, move in {"left": -1, "right": 1, "up": -1j, "down": 1j, "still": 0}.items():
+        found[name] = float(np.median(np.abs(moves - SPEED * move)))
+    spin = np.exp(1j * _CLOCKWISE * times)
+    length = 2 * RADIUS * math.sin(_CLOCKWISE * LAG / 2) / LAG
+    phase = np.angle((moves * spin.conj()).sum())
+    found["circling"] = float(np.median(np.abs(moves - length * spin * np.exp(1j * phase))))
+    best = min(found, key=lambda name: found[name])
+    return best if found[best] <= MAX_MOTION_ERROR else None
+
+
+def _shape(weight: Floats) -> str | None:
+    """The shape whose outline overlaps best, placed by least squares around the centroid."""
+    centres, seen = _centres(weight)
+    rows = np.flatnonzero(seen)[:: max(1, int(seen.sum()) // 6)]
+    if not len(rows):
+        return None
+    drawn = weight[rows]
+    best, overlap = None, MIN_OVERLAP
+    shifts = [(dx, dy) for dx in (-1.0, 0.0, 1.0) for dy in (-2.0, -1.0, 0.0, 1.0, 2.0)]
+    for name in SHAPES:
+        scores = []
+        for shift in shifts:
+            places = torch.tensor(centres[rows] + np.array(shift), dtype=torch.float32)
+            model = coverage(name, places).numpy()
+            common = np.minimum(model, drawn).sum((1, 2))
+            scores.append(common / np.maximum(model, drawn).sum((1, 2)))
+        score = float(np.max(scores, axis=0).mean())
+        if score > overlap:
+            best, overlap = name, score
+    return best

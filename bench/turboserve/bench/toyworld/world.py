@@ -1,0 +1,201 @@
+"""The toy world: one or two flat shapes that move over a plain background on a torus.
+
+The world has little entropy on purpose, so that a small model can learn all of it. Speed, size and radius are
+fixed; chance picks only the start. A shape that moves straight covers 8 pixels, one latent cell, in 4 frames,
+which is one latent frame. A circle takes 24 frames, two chunks. So every shape stands on the 8-pixel lattice
+at every chunk boundary, whatever prompts came before.
+
+A `Body` is the state of one shape at a boundary: after the last frame of a chunk. The first chunk has 9
+frames, each later one 12, and 4 · i is the last frame of latent frame i.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PIXELS = 64
+FPS = 16
+FIRST_CHUNK_FRAMES = 9
+CHUNK_FRAMES = 12
+CELL = 8
+SPEED = 2.0
+"""Pixels per frame of a straight motion."""
+RADIUS = 8.0
+"""Pixels, of the path of a circling shape."""
+PERIOD = 24
+"""Frames per turn of a circling shape."""
+START_SPACING = 16
+SECOND_OFFSET = (32.0, 16.0)
+"""Pixels from the first shape to the second at the start: straight paths from here pass each other."""
+MIN_SEPARATION = 16.0
+"""Pixels: a second shape nearer than this at a prompt switch is placed anew."""
+
+SHAPES = ("circle", "square", "triangle")
+MOTIONS = ("left", "right", "up", "down", "circling", "still")
+COLOURS: dict[str, tuple[int, int, int]] = {
+    "red": (230, 20, 30),
+    "green": (20, 190, 40),
+    "blue": (30, 90, 255),
+    "yellow": (255, 230, 20),
+    "orange": (255, 130, 0),
+    "purple": (140, 30, 200),
+    "cyan": (0, 220, 225),
+    "pink": (255, 105, 190),
+}
+BACKGROUNDS: dict[str, tuple[int, int, int]] = {
+    "black": (0, 0, 0),
+    "white": (255, 255, 255),
+    "gray": (128, 128, 128),
+    "navy": (12, 16, 84),
+}
+
+_DIRECTION = {
+    "left": (-1.0, 0.0),
+    "right": (1.0, 0.0),
+    "up": (0.0, -1.0),
+    "down": (0.0, 1.0),
+    "still": (0.0, 0.0),
+}
+_CIRCLE_RADIUS = 7.5
+_SQUARE_HALF = 6.75
+_TRIANGLE_INRADIUS = 5.0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One shape with its colour and motion; each a word of SHAPES, COLOURS and MOTIONS."""
+
+    shape: str
+    colour: str
+    motion: str
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a prompt asks for: one or two figures on a background. The second is drawn on top."""
+
+    figures: tuple[Figure, ...]
+    background: str = "black"
+
+
+@dataclass(frozen=True)
+class Body:
+    """Where one figure is after the last frame of a chunk. Pixels; the phase is in turns, of circling
+    only."""
+
+    x: float
+    y: float
+    phase: float = 0.0
+
+
+def start(scene: Scene, rng: random.Random) -> tuple[Body, ...]:
+    """Bodies after the first chunk of a new session: one of 16 places, and one of two phases for circling."""
+    cells = range(CELL, PIXELS, START_SPACING)
+    x, y = float(rng.choice(cells)), float(rng.choice(cells))
+    phase = rng.choice((0.0, 0.5))
+    first = Body(x, y, phase)
+    if len(scene.figures) == 1:
+        return (first,)
+    return (first, _beside(first, phase))
+
+
+def advance(scene: Scene, bodies: Sequence[Body], frames: int) -> tuple[Body, ...]:
+    """The bodies `frames` frames later (or earlier, if negative)."""
+    return tuple(_move(figure, body, frames) for figure, body in zip(scene.figures, bodies, strict=True))
+
+
+def switch(old: Scene, new: Scene, bodies: Sequence[Body]) -> tuple[Body, ...]:
+    """The bodies with which `new` goes on where `old` stopped.
+
+    A figure keeps its place. One that begins to circle starts at phase 0, one that goes on circling keeps its
+    phase. A second figure that is new, or too near to the first, appears at SECOND_OFFSET from the first.
+    """
+    kept = [
+        Body(body.x, body.y, body.phase if was.motion == "circling" == now.motion else 0.0)
+        for was, now, body in zip(old.figures, new.figures, bodies, strict=False)
+    ]
+    if len(new.figures) == 2 and (len(kept) == 1 or _distance(kept[0], kept[1]) < MIN_SEPARATION):
+        kept = [kept[0], _beside(kept[0], 0.0)]
+    return tuple(kept)
+
+
+def centres(scene: Scene, bodies: Sequence[Body], frames: Sequence[int]) -> Tensor:
+    """Centres of the figures at frames counted from the bodies' boundary (1 is the next): [figures, n, 2], x
+    then y."""
+    moved = [advance(scene, bodies, frame) for frame in frames]
+    return torch.tensor([[(m[i].x, m[i].y) for m in moved] for i in range(len(scene.figures))])
+
+
+def render(scene: Scene, places: Tensor) -> Tensor:
+    """Draws a scene. places: [figures, n, 2] pixels. Returns uint8 [n, 64, 64, 3]."""
+    return to_uint8(render_batch([scene], places[None]))[0]
+
+
+def render_batch(scenes: Sequence[Scene], places: Tensor) -> Tensor:
+    """Draws many scenes with anti-aliased edges.
+
+    places: [scenes, 2 or 1, n, 2] pixels; the second entry of a one-figure scene is ignored.
+    Returns float [scenes, n, 3, 64, 64] in -1..1.
+    """
+    count, _, n, _ = places.shape
+    colour_of = torch.tensor([BACKGROUNDS[scene.background] for scene in scenes]) / 127.5 - 1.0
+    frames = colour_of.view(count, 1, 3, 1, 1).expand(count, n, 3, PIXELS, PIXELS).clone()
+    for index in range(max(len(scene.figures) for scene in scenes)):
+        for kind in SHAPES:
+            rows = [
+                row
+                for row, scene in enumerate(scenes)
+                if index < len(scene.figures) and scene.figures[index].shape == kind
+            ]
+            if not rows:
+                continue
+            paint = torch.tensor([COLOURS[scenes[row].figures[index].colour] for row in rows]) / 127.5 - 1.0
+            alpha = coverage(kind, places[rows, index].reshape(-1, 2)).view(len(rows), n, 1, PIXELS, PIXELS)
+            frames[rows] = torch.lerp(frames[rows], paint.view(-1, 1, 3, 1, 1).expand_as(frames[rows]), alpha)
+    return frames
+
+
+def coverage(shape: str, places: Tensor) -> Tensor:
+    """How much of each pixel a shape covers: places [n, 2] → [n, 64, 64] in 0..1, y before x."""
+    axis = torch.arange(PIXELS, dtype=torch.float32) + 0.5
+    half = PIXELS / 2
+    dx = ((axis[None, :] - places[:, :1] + half) % PIXELS - half)[:, None, :]
+    dy = ((axis[None, :] - places[:, 1:] + half) % PIXELS - half)[:, :, None]
+    if shape == "circle":
+        distance = (dx.square() + dy.square()).sqrt() - _CIRCLE_RADIUS
+    elif shape == "square":
+        distance = torch.maximum(dx.abs(), dy.abs()) - _SQUARE_HALF
+    else:
+        slope = dx.abs() * (math.sqrt(3) / 2) - dy * 0.5
+        distance = torch.maximum(slope, dy) - _TRIANGLE_INRADIUS
+    return (0.5 - distance).clamp(0.0, 1.0)
+
+
+def to_uint8(frames: Tensor) -> Tensor:
+    """float [..., 3, H, W] in -1..1 → uint8 [..., H, W, 3]."""
+    return ((frames.movedim(-3, -1) + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+def _move(figure: Figure, body: Body, frames: int) -> Body:
+    if figure.motion == "circling":
+        phase = body.phase + frames / PERIOD
+        dx = RADIUS * (math.cos(2 * math.pi * phase) - math.cos(2 * math.pi * body.phase))
+        dy = RADIUS * (math.sin(2 * math.pi * phase) - math.sin(2 * math.pi * body.phase))
+        return Body((body.x + dx) % PIXELS, (body.y + dy) % PIXELS, phase % 1.0)
+    ux, uy = _DIRECTION[figure.motion]
+    return Body((body.x + SPEED * ux * frames) % PIXELS, (body.y + SPEED * uy * frames) % PIXELS, body.phase)
+
+
+def _beside(first: Body, phase: float) -> Body:
+    return Body((first.x + SECOND_OFFSET[0]) % PIXELS, (first.y + SECOND_OFFSET[1]) % PIXELS, phase)
+
+
+def _distance(a: Body, b: Body) -> float:
+    dx, dy = (abs(p - q) % PIXELS for p, q in ((a.x, b.x), (a.y, b.y)))
+    return math.hypot(min(dx, PIXELS - dx), min(dy, PIXELS - dy))

@@ -1,0 +1,93 @@
+"""The text encoder of toyworld: words → eight summary tokens.
+
+A prompt is split into words; known words have their own embedding and unknown ones share hashed buckets. A
+small transformer reads them together with eight learned queries, and the queries' outputs are the prompt's
+embedding: one each for the shape, colour and motion of two figures, the background and the number of figures.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+MAX_WORDS = 48
+"""Words read of a prompt; what follows is ignored."""
+BUCKETS = 64
+SUMMARY = ("shape1", "colour1", "motion1", "shape2", "colour2", "motion2", "background", "count")
+"""What each summary token is trained to say."""
+
+_WORD = re.compile(r"[a-z]+|[0-9]+|,")
+
+
+def split_words(prompt: str) -> list[str]:
+    """Lower-case words, numbers and commas; other punctuation is dropped."""
+    return _WORD.findall(prompt.lower())[:MAX_WORDS]
+
+
+class _Layer(nn.Module):
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
+        self.norm2 = nn.LayerNorm(dim)
+        self.up = nn.Linear(dim, 4 * dim)
+        self.down = nn.Linear(4 * dim, dim)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x = x + self.out(h.transpose(1, 2).flatten(2))
+        out: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
+        return out
+
+
+class ToyText(nn.Module):
+    """Prompts → [B, 8, dim] with unit mean square per token.
+
+    Args:
+        vocabulary: the known words, in the order of their embeddings.
+        dim: width of the embedding, `text_dim` of the transformer.
+    """
+
+    def __init__(self, vocabulary: Sequence[str], dim: int = 128, layers: int = 2, heads: int = 4) -> None:
+        super().__init__()
+        self.vocabulary = tuple(vocabulary)
+        self._index = {word: 1 + BUCKETS + i for i, word in enumerate(self.vocabulary)}
+        self.words = nn.Embedding(1 + BUCKETS + len(self.vocabulary), dim, padding_idx=0)
+        self.places = nn.Parameter(0.02 * torch.randn(MAX_WORDS, dim))
+        self.queries = nn.Parameter(0.2 * torch.randn(len(SUMMARY), dim))
+        self.layers = nn.ModuleList(_Layer(dim, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(dim, elementwise_affine=False)
+
+    def tokenize(self, prompts: Sequence[str]) -> Tensor:
+        """Word indices [B, longest], 0 where a prompt is shorter."""
+        rows = [[self._token(word) for word in split_words(prompt)] for prompt in prompts]
+        longest = max(1, *(len(row) for row in rows))
+        return torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Word indices [B, n] → summary tokens [B, 8, dim]."""
+        batch, count = tokens.shape
+        x = self.words(tokens) + self.places[:count]
+        x = torch.cat((self.queries.expand(batch, -1, -1), x), 1)
+        seen = F.pad(tokens != 0, (len(SUMMARY), 0), value=True)
+        for layer in self.layers:
+            x = layer(x, seen[:, None, None, :])
+        out: Tensor = self.norm(x[:, : len(SUMMARY)])
+        return out
+
+    @torch.inference_mode()
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        """Prompts → [B, 8, dim]."""
+        return self(self.tokenize(prompts).to(self.queries.device))
+
+    def _token(self, word: str) -> int:
+        known = self._index.get(word)
+        return known if known is not None else 1 + zlib.crc32(word.encode()) % BUCKETS

@@ -1,0 +1,150 @@
+"""A small causal video VAE: 16 latent channels, 8× smaller in space, 4× in time (the Wan VAE in small).
+
+The first latent frame decodes to 1 frame and each other to 4. Convolutions over time look back only, and what
+they need of earlier latent frames is a cache that the caller keeps: the module holds no state, so a session
+can be decoded chunk by chunk, exported and imported. The toy world is a torus; so space is padded circularly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+LATENT_CHANNELS = 16
+TIME_STRIDE = 4
+_PATCH = 4
+
+Cache = dict[str, Tensor]
+
+
+class _Space(nn.Module):
+    """3×3 convolution over space, circular."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(F.pad(x, (1, 1, 1, 1), mode="circular"))
+        return out
+
+
+class _Block(nn.Module):
+    """Residual block over space: x [N, C, H, W]."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(1, channels)
+        self.first = _Space(channels, channels)
+        self.second = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.second(F.silu(self.first(self.norm(x))))
+        return out
+
+
+class _CausalTime(nn.Module):
+    """Residual mix of each frame with the two before it; the first frames see copies of frame 0."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(1, channels)
+        self.mix = nn.Conv2d(3 * channels, channels, 1)
+
+    def forward(self, x: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x [B, F, C, H, W], past [B, 2, C, H, W] or None → (the same shape as x, the new past)."""
+        batch, frames = x.shape[:2]
+        h = self.norm(x.flatten(0, 1)).unflatten(0, (batch, frames))
+        if past is None:
+            past = h[:, :1].expand(-1, 2, -1, -1, -1)
+        h = torch.cat((past, h), 1)
+        stacked = torch.cat((h[:, :-2], h[:, 1:-1], h[:, 2:]), 2).flatten(0, 1)
+        out = x + F.silu(self.mix(stacked)).unflatten(0, (batch, frames))
+        return out, h[:, -2:].contiguous()
+
+
+class ToyVae(nn.Module):
+    """The VAE of toyworld. Latents are normalised to zero mean and unit deviation per channel.
+
+    Args:
+        width: channels at 16×16.
+        depth: residual blocks at each resolution, in the encoder and in the decoder.
+    """
+
+    latent_mean: Tensor
+    latent_std: Tensor
+
+    def __init__(self, width: int = 64, depth: int = 2) -> None:
+        super().__init__()
+        deep = 2 * width
+        patch = 3 * TIME_STRIDE * _PATCH * _PATCH
+        self.encoder_in = nn.Conv2d(patch, width, 1)
+        self.encoder_fine = nn.Sequential(*(_Block(width) for _ in range(depth)))
+        self.encoder_down = nn.Conv2d(4 * width, deep, 1)
+        self.encoder_coarse = nn.Sequential(*(_Block(deep) for _ in range(depth)))
+        self.encoder_out = nn.Conv2d(deep, LATENT_CHANNELS, 1)
+        self.decoder_in = nn.Conv2d(LATENT_CHANNELS, deep, 1)
+        self.decoder_times = nn.ModuleList(_CausalTime(deep) for _ in range(depth))
+        self.decoder_coarse = nn.ModuleList(_Block(deep) for _ in range(depth))
+        self.decoder_up = nn.Conv2d(deep, 4 * width, 1)
+        self.decoder_fine = nn.Sequential(*(_Block(width) for _ in range(depth)))
+        self.decoder_out = nn.Conv2d(width, patch, 1)
+        self.register_buffer("latent_mean", torch.zeros(LATENT_CHANNELS))
+        self.register_buffer("latent_std", torch.ones(LATENT_CHANNELS))
+
+    def encode(self, frames: Tensor) -> Tensor:
+        """frames [B, 1 + 4·(f - 1), 3, H, W] in -1..1 → latents [B, f, 16, H/8, W/8].
+
+        Raises:
+            ValueError: the number of frames is not 1 + 4·n.
+        """
+        if frames.shape[1] % TIME_STRIDE != 1:
+            raise ValueError(f"frames: {frames.shape[1]} is not 1 + {TIME_STRIDE}·n")
+        padded = torch.cat((frames[:, :1].expand(-1, TIME_STRIDE - 1, -1, -1, -1), frames), 1)
+        return self.encode_groups(padded.unflatten(1, (-1, TIME_STRIDE)))
+
+    def encode_groups(self, groups: Tensor) -> Tensor:
+        """groups of 4 frames [B, f, 4, 3, H, W] → latents [B, f, 16, H/8, W/8]; each group stands alone."""
+        batch, count = groups.shape[:2]
+        raw = self._encode(groups.flatten(0, 1).flatten(1, 2))
+        return self._normalise(raw).unflatten(0, (batch, count))
+
+    def decode(self, latents: Tensor, cache: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Cache]:
+        """latents [B, f, 16, h, w] → (frames [B, F', 3, 8h, 8w] in -1..1, the cache for the next call).
+
+        Without a cache the latents begin a video, and F' = 1 + 4·(f - 1); with one, F' = 4·f.
+        """
+        raw = latents * self.latent_std.view(-1, 1, 1) + self.latent_mean.view(-1, 1, 1)
+        frames, after = self._decode(raw, cache)
+        frames = frames.clamp(-1.0, 1.0)
+        return (frames[:, TIME_STRIDE - 1 :] if cache is None else frames), after
+
+    def cache_numbers(self, cells: int) -> int:
+        """Numbers in one session's cache, for latent frames of `cells` cells."""
+        times = [time for time in self.decoder_times if isinstance(time, _CausalTime)]
+        return sum(2 * time.mix.out_channels * cells for time in times)
+
+    def _normalise(self, raw: Tensor) -> Tensor:
+        return (raw - self.latent_mean.view(-1, 1, 1)) / self.latent_std.view(-1, 1, 1)
+
+    def _encode(self, x: Tensor) -> Tensor:
+        h = self.encoder_fine(self.encoder_in(F.pixel_unshuffle(x, _PATCH)))
+        h = self.encoder_coarse(self.encoder_down(F.pixel_unshuffle(h, 2)))
+        out: Tensor = self.encoder_out(h)
+        return out
+
+    def _decode(self, raw: Tensor, cache: Mapping[str, Tensor] | None) -> tuple[Tensor, Cache]:
+        batch, count = raw.shape[:2]
+        h = self.decoder_in(raw.flatten(0, 1))
+        after: Cache = {}
+        for index, (time, block) in enumerate(zip(self.decoder_times, self.decoder_coarse, strict=True)):
+            name = f"time{index}"
+            past = None if cache is None else cache[name]
+            mixed, after[name] = time(h.unflatten(0, (batch, count)), past)
+            h = block(mixed.flatten(0, 1))
+        h = self.decoder_fine(F.pixel_shuffle(self.decoder_up(h), 2))
+        pixels = F.pixel_shuffle(self.decoder_out(h), _PATCH)
+        return pixels.unflatten(1, (TIME_STRIDE, 3)).unflatten(0, (batch, count)).flatten(1, 2), after

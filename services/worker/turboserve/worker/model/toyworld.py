@@ -1,0 +1,99 @@
+"""toyworld, the trained model that ships with the worker: one weights file, three networks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from turboserve.worker.engine.engine import Models
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.model.load import UnreadableCheckpoint, load_state
+from turboserve.worker.model.toy_text import ToyText
+from turboserve.worker.model.toy_vae import ToyVae
+from turboserve.worker.model.transformer import CausalWanTransformer
+
+WEIGHTS = Path(__file__).parent.parent / "weights" / "toyworld.safetensors"
+
+PARTS = ("transformer", "vae", "text")
+"""Prefixes of the tensors in the weights file."""
+
+
+@dataclass(frozen=True, eq=False)
+class ToyWorld:
+    """The three networks, in float32 on the CPU unless moved, and what the weights file says of itself."""
+
+    transformer: CausalWanTransformer
+    vae: ToyVae
+    text: ToyText
+    details: Mapping[str, Any]
+    """Sizes, vocabulary and provenance, as written by the export script."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """The transformer's configuration."""
+        return self.transformer.config
+
+    @property
+    def parameters(self) -> int:
+        """Trained numbers of all three networks."""
+        networks = (self.transformer, self.vae, self.text)
+        return sum(p.numel() for network in networks for p in network.parameters())
+
+
+class ToyDecoder:
+    """The engine's `Decoder` over the VAE."""
+
+    def __init__(self, vae: ToyVae, config: ModelConfig) -> None:
+        self._vae = vae
+        cells = config.latent_height * config.latent_width
+        self.cache_bytes = vae.cache_numbers(cells) * vae.latent_mean.element_size()
+        """Bytes of one session's cache."""
+
+    @torch.inference_mode()
+    def decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `Decoder.decode`: latents [F, 16, h, w] → frames uint8 [N, H, W, 3] and the next cache."""
+        frames, after = self._vae.decode(latents.unsqueeze(0).to(self._vae.latent_mean.dtype), cache)
+        pixels = (frames[0].movedim(1, -1) + 1.0) * 127.5
+        return pixels.round().clamp(0, 255).to(torch.uint8), after
+
+
+def read_toyworld(path: Path | None = None) -> ToyWorld:
+    """Reads a weights file; by default the one that ships. Raises `UnreadableCheckpoint`,
+    `CheckpointError`."""
+    path = path or WEIGHTS
+    state: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                part, _, rest = name.partition(".")
+                if part not in state:
+                    raise UnreadableCheckpoint(
+                        f"{path}: tensor {name} begins with none of {', '.join(PARTS)}"
+                    )
+                state[part][rest] = file.get_tensor(name).float()
+        details = json.loads(metadata["config"])
+        transformer = CausalWanTransformer(ModelConfig.from_mapping(details["transformer"]))
+        vae = ToyVae(**details["vae"])
+        text = ToyText(details["vocabulary"], details["transformer"]["text_dim"])
+    except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise UnreadableCheckpoint(f"{path}: {error!r}") from error
+    networks: dict[str, nn.Module] = {"transformer": transformer, "vae": vae, "text": text}
+    for part, network in networks.items():
+        load_state(network, state[part])
+    return ToyWorld(transformer, vae, text, details)
+
+
+def load_toyworld(device: torch.device | str = "cpu", path: Path | None = None) -> Models:
+    """The engine's models on `device`. Raises as `read_toyworld`."""
+    world = read_toyworld(path)
+    for network in (world.transformer, world.vae, world.text):
+        network.to(device)
+    return Models(world.transformer, world.text, ToyDecoder(world.vae, world.config))

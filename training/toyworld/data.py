@@ -1,0 +1,128 @@
+"""Encoded clips for the transformer: a pool that is refreshed while training goes on."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from turboserve.bench.toyworld import world
+from turboserve.bench.toyworld.draw import held_out, random_scene
+from turboserve.bench.toyworld.world import Scene
+from turboserve.worker.model.toy_vae import TIME_STRIDE, ToyVae
+
+MAIN_CHUNKS = 4
+_FIRST_GROUPS = range(-8, 1)
+_GROUP_FRAMES = range(1, 1 + MAIN_CHUNKS * world.CHUNK_FRAMES)
+
+
+@dataclass
+class Clip:
+    """The sink chunk [3, 16, 8, 8] under its prompt, and four chunks [12, 16, 8, 8] from chunk m on.
+
+    Where `starts`, m is 0 and the first of the four is the sink. Chunk m shows what went before `scene` if
+    the prompt `switched` there; the others show `scene`.
+    """
+
+    sink_scene: Scene
+    scene: Scene
+    starts: bool
+    switched: bool
+    sink: Tensor
+    main: Tensor
+
+
+def other_scene(old: Scene, rng: random.Random, pair: float) -> Scene:
+    """A scene to switch to: unrelated, or with one thing changed."""
+    if rng.random() < 0.5:
+        return random_scene(rng, pair)
+    while True:
+        fresh = random_scene(rng, 1.0 if len(old.figures) == 2 else 0.0, None)
+        kind = rng.choice(("colour", "motion", "shape", "background"))
+        if kind == "background":
+            new = Scene(old.figures, fresh.background)
+        else:
+            which = rng.randrange(len(old.figures))
+            figures = list(old.figures)
+            figures[which] = replace(figures[which], **{kind: getattr(fresh.figures[which], kind)})
+            new = Scene(tuple(figures), old.background)
+        distinct = len({figure.colour for figure in new.figures}) == len(new.figures)
+        if distinct and new != old and random_scene_allowed(new):
+            return new
+
+
+def random_scene_allowed(scene: Scene) -> bool:
+    """False for the scenes kept for the benchmark."""
+    return not held_out(scene)
+
+
+def _history(scene: Scene, rng: random.Random) -> tuple[world.Body, ...]:
+    """Bodies of a session that plays `scene` for a while, possibly after other prompts."""
+    before, bodies = scene, world.start(scene, rng)
+    if rng.random() < 0.6:
+        before = random_scene(rng, 0.5, None)
+        bodies = world.start(before, rng)
+        bodies = world.advance(before, bodies, world.CHUNK_FRAMES * rng.randrange(8))
+        bodies = world.switch(before, scene, bodies)
+    return world.advance(scene, bodies, world.CHUNK_FRAMES * rng.randrange(8))
+
+
+def draw_clip(vae: ToyVae, rng: random.Random, pair: float) -> Clip:
+    """Renders and encodes one clip."""
+    starts = rng.random() < 0.35
+    switches = rng.random() < (0.35 if starts else 0.45)
+    old = random_scene(rng, pair)
+    new = other_scene(old, rng, pair) if switches else old
+    sink_scene = old if starts or rng.random() < 0.6 else random_scene(rng, pair)
+    sink_bodies = world.start(sink_scene, rng)
+    first = world.render_batch([sink_scene], _places(sink_scene, sink_bodies, _FIRST_GROUPS)[None])
+    with torch.no_grad():
+        sink = vae.encode(first)[0]
+        if starts:
+            after = world.switch(old, new, sink_bodies)
+            frames = range(1, 1 + (MAIN_CHUNKS - 1) * world.CHUNK_FRAMES)
+            moving = world.render_batch([new], _places(new, after, frames)[None])
+        else:
+            bodies = _history(old, rng)
+            moving = world.render_batch([old], _places(old, bodies, range(1, 1 + world.CHUNK_FRAMES))[None])
+            after = world.switch(old, new, world.advance(old, bodies, world.CHUNK_FRAMES))
+            frames = range(1, 1 + (MAIN_CHUNKS - 1) * world.CHUNK_FRAMES)
+            later = world.render_batch([new], _places(new, after, frames)[None])
+            moving = torch.cat((moving, later), 1)
+        main = vae.encode_groups(moving.unflatten(1, (-1, TIME_STRIDE)))[0]
+        if starts:
+            main = torch.cat((sink, main))
+    return Clip(sink_scene, new, starts, switches, sink.half(), main.half())
+
+
+def _places(scene: Scene, bodies: tuple[world.Body, ...], frames: range) -> Tensor:
+    return world.centres(scene, bodies, frames)
+
+
+class ClipPool:
+    """Clips to draw from. Rolling latents over the torus by whole cells gives further true clips for
+    nothing."""
+
+    def __init__(self, vae: ToyVae, rng: random.Random, size: int, pair: float) -> None:
+        self._vae, self._rng, self.pair = vae, rng, pair
+        self._clips = [draw_clip(vae, rng, pair) for _ in range(size)]
+        self._oldest = 0
+
+    def refresh(self, count: int) -> None:
+        """Replaces the oldest `count` clips."""
+        for _ in range(count):
+            self._clips[self._oldest] = draw_clip(self._vae, self._rng, self.pair)
+            self._oldest = (self._oldest + 1) % len(self._clips)
+
+    def batch(self, count: int) -> tuple[list[Clip], Tensor, Tensor]:
+        """count clips, their sinks [count, 3, 16, 8, 8] and main chunks [count, 12, 16, 8, 8], rolled."""
+        clips = self._rng.sample(self._clips, count)
+        sinks, mains = [], []
+        for clip in clips:
+            even = tuple(2 * self._rng.randrange(4) for _ in range(2))
+            shift = even if clip.starts else tuple(self._rng.randrange(8) for _ in range(2))
+            sinks.append(clip.sink.roll(even, (2, 3)))
+            mains.append(clip.main.roll(shift, (2, 3)))
+        return clips, torch.stack(sinks).float(), torch.stack(mains).float()

@@ -1,0 +1,340 @@
+"""Trains the transformer of toyworld: flow matching with teacher forcing. Goes on from OUT if it is there.
+
+    python training/toyworld/train_dit.py --vae runs/vae.pt --text runs/text.pt --out runs/dit.pt --minutes 80
+
+Every sequence holds clean and noisy copies of a session's chunks (memory.py). The clean ones get a little
+noise, as generated context has errors. Most noise levels are those of the four sampling steps. Positions:
+the sink is seen just before the rolling frames (how long sessions are served) or where it was, up to 1,000
+frames away.
+
+Each of `--processes` computes on one core with its own clips, and gradients are averaged: on busy cores that
+is far faster than threads, which wait for each other in every operation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import socket
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from common import MovingAverage, commit, contact_sheet, keep_memory, warmup_cosine, write_png
+from memory import CHUNK, TrainingMemory
+from muon import Muon
+from rollout import Sampler
+from torch import Tensor
+
+from data import Clip, ClipPool
+from turboserve.bench.toyworld import world
+from turboserve.bench.toyworld.prompts import describe, phrase
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.model.schedule import Schedule
+from turboserve.worker.model.toy_text import ToyText
+from turboserve.worker.model.toy_vae import ToyVae
+from turboserve.worker.model.transformer import CausalWanTransformer
+
+CONTEXT_NOISE = 0.15
+AT_THE_STEPS = 0.85
+WINDOW_MODE = 0.75
+FARTHEST_CHUNK = 336
+FFN_DIM = 512
+
+
+def toy_config(dim: int, layers: int) -> ModelConfig:
+    """Configuration of toyworld's transformer."""
+    return ModelConfig(
+        dim=dim,
+        ffn_dim=FFN_DIM,
+        num_heads=dim // 32,
+        num_layers=layers,
+        text_dim=128,
+        text_len=8,
+        latent_height=8,
+        latent_width=8,
+        local_attn_size=9,
+        sink_size=3,
+        rotation="window",
+    )
+
+
+class Batches:
+    """Turns clips into the transformer's inputs and targets."""
+
+    def __init__(self, pool: ClipPool, text: ToyText, config: ModelConfig, rng: random.Random) -> None:
+        self._pool, self._text, self._rng = pool, text, rng
+        self._schedule = Schedule(config)
+        self._steps = torch.tensor(self._schedule.step_sigmas)
+
+    def draw(self, count: int) -> dict[str, Tensor]:
+        """latents, timesteps, frame_index, flow (of the four noisy chunks), text, m and the sink's shift."""
+        clips, sinks, mains = self._pool.batch(count)
+        chunks = mains.unflatten(1, (4, CHUNK))
+        clean = torch.cat((sinks[:, None], chunks[:, :3]), 1)
+        clean = clean + CONTEXT_NOISE * torch.rand(count, 4, 1, 1, 1, 1) * torch.randn_like(clean)
+        target = torch.cat((sinks[:, None], chunks[:, 1:]), 1)
+        sigma = self._sigmas(count)
+        wide = sigma[:, :, None, None, None, None]
+        noise = torch.randn_like(target)
+        noisy = (1 - wide) * target + wide * noise
+        latents = torch.cat((clean[:, :1], noisy[:, :1], clean[:, 1:], noisy[:, 1:]), 1).flatten(1, 2)
+        times = (
+            torch.cat((torch.zeros(count, 1), sigma[:, :1], torch.zeros(count, 3), sigma[:, 1:]), 1) * 1000
+        )
+        m, index, shift = self._positions(clips)
+        return {
+            "latents": latents,
+            "timesteps": times.repeat_interleave(CHUNK, 1),
+            "frame_index": index,
+            "flow": noise - target,
+            "sigma": sigma,
+            "m": m,
+            "shift": shift,
+            "recached": self._recached(clips, m),
+            "text": self._texts(clips),
+        }
+
+    def _sigmas(self, count: int) -> Tensor:
+        weights = torch.tensor([0.3, 0.2, 0.2, 0.3])
+        fixed = self._steps[torch.multinomial(weights, count * 4, replacement=True)].view(count, 4)
+        u = torch.rand(count, 4)
+        free = self._schedule.sigmas[(u * 999).long()]
+        return torch.where(torch.rand(count, 4) < AT_THE_STEPS, fixed, free)
+
+    def _positions(self, clips: list[Clip]) -> tuple[Tensor, Tensor, Tensor]:
+        rows, shifts, firsts = [], [], []
+        for clip in clips:
+            m = 0 if clip.starts else self._rng.choice((1, 1, 2, 3, self._rng.randrange(1, FARTHEST_CHUNK)))
+            window = self._rng.random() < WINDOW_MODE
+            chunks = (0, 0, m, m + 1, m + 2, m + 1, m + 2, m + 3)
+            rows.append([CHUNK * chunk + i for chunk in chunks for i in range(CHUNK)])
+            shifts.append([CHUNK * max(0, chunk - 2) if window else 0 for chunk in chunks[2:]])
+            firsts.append(m)
+        return torch.tensor(firsts), torch.tensor(rows), torch.tensor(shifts)
+
+    def _recached(self, clips: list[Clip], m: Tensor) -> Tensor:
+        """A switch recaches the window's 9 frames: with the sink, if it comes by chunk 3. Later it is
+        unknown."""
+        early = [clip.switched and int(chunk) <= 2 for clip, chunk in zip(clips, m, strict=True)]
+        return torch.tensor([self._rng.random() < (0.9 if soon else 0.3) for soon in early])
+
+    def _texts(self, clips: list[Clip]) -> Tensor:
+        scenes = [clip.sink_scene for clip in clips] + [clip.scene for clip in clips]
+        with torch.no_grad():
+            return self._text(self._text.tokenize([self._say(scene) for scene in scenes]))
+
+    def _say(self, scene: world.Scene) -> str:
+        return describe(scene) if self._rng.random() < 0.25 else phrase(scene, self._rng)
+
+
+def losses(model: CausalWanTransformer, batch: dict[str, Tensor]) -> Tensor:
+    """Squared flow error per noisy chunk [B, 4]."""
+    text = model.project_text(batch["text"])
+    memory = TrainingMemory(model.config, text, batch["m"], batch["recached"], batch["shift"])
+    flow = model(batch["latents"], batch["timesteps"], batch["frame_index"], memory)
+    chunks = flow.unflatten(1, (8, CHUNK))
+    made = torch.cat((chunks[:, 1:2], chunks[:, 5:]), 1)
+    return (made - batch["flow"]).square().mean((2, 3, 4, 5))
+
+
+def show(model: CausalWanTransformer, text: ToyText, vae: ToyVae, path: Path) -> None:
+    """A picture of six sessions: three chunks, a prompt switch, two more."""
+    before = [
+        "a red circle moving left",
+        "a green triangle moving right on white",
+        "a blue square moving up",
+        "a yellow circle moving in circles on navy",
+        "a red circle moving left and a blue square moving up on gray",
+        "a pink square standing still and a cyan triangle moving down",
+    ]
+    after = [
+        "a blue square moving up",
+        "an orange triangle moving down on white",
+        "a blue square moving in circles",
+        "a yellow circle and a purple square moving right on white",
+        "a green triangle moving right on black",
+        "a red circle moving up and a yellow circle moving left",
+    ]
+    sampler = Sampler(model, text)
+    sessions = sampler.open(before, 7)
+    for chunk in range(5):
+        if chunk == 3:
+            sampler.switch(sessions, after)
+        sampler.step(sessions)
+    with torch.no_grad():
+        frames, _ = vae.decode(torch.cat(sessions.latents, 1))
+    write_png(path, contact_sheet(world.to_uint8(frames[:, ::4]), 1))
+
+
+def load_parts(vae_path: Path, text_path: Path) -> tuple[ToyVae, ToyText]:
+    saved = torch.load(vae_path, weights_only=False)
+    vae = ToyVae(**saved["config"])
+    vae.load_state_dict(saved["scaled"])
+    words = torch.load(text_path, weights_only=False)
+    text = ToyText(words["vocabulary"])
+    text.load_state_dict(words["weights"])
+    return vae.eval().requires_grad_(False), text.eval().requires_grad_(False)
+
+
+def average_gradients(parameters: list[Tensor], word: list[float]) -> list[float]:
+    """Averages gradients over the processes. `word` of process 0 is returned to all."""
+    if not dist.is_initialized():
+        return word
+    mine = word if dist.get_rank() == 0 else [0.0] * len(word)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([g.flatten() for g in gradients] + [torch.tensor(mine)])
+    dist.all_reduce(flat)
+    said = flat[-len(word) :].tolist()
+    flat /= dist.get_world_size()
+    for gradient, part in zip(
+        gradients, flat.split([g.numel() for g in gradients] + [len(word)]), strict=False
+    ):
+        gradient.copy_(part.view_as(gradient))
+    return said
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--vae", type=Path, required=True)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=80.0)
+    parser.add_argument("--batch", type=int, default=12)
+    parser.add_argument("--dim", type=int, default=192)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--rate", type=float, default=2e-3, help="AdamW, of embeddings, norms and the head")
+    parser.add_argument("--muon-rate", type=float, default=0.02)
+    parser.add_argument("--pool", type=int, default=1500)
+    parser.add_argument("--refresh", type=int, default=2, help="clips that each process replaces each step")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--stop-file", type=Path, default=None, help="save and stop when this file appears")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+    torch.multiprocessing.spawn(train, (args,), args.processes)
+
+
+def train(rank: int, args: argparse.Namespace) -> None:
+    """Trains in process `rank`; process 0 keeps time, averages weights and saves."""
+    keep_memory()
+    torch.set_num_threads(1)
+    if args.processes > 1:
+        dist.init_process_group("gloo", rank=rank, world_size=args.processes)
+    torch.manual_seed(args.seed)
+    rng = random.Random(args.seed + 1000 * rank)
+    vae, text = load_parts(args.vae, args.text)
+    config = toy_config(args.dim, args.layers)
+    model = CausalWanTransformer(config)
+    if rank == 0:
+        print("parameters", sum(p.numel() for p in model.parameters()), flush=True)
+    inner = [p for block in model.blocks for p in block.parameters() if p.ndim == 2]
+    chosen = {id(p) for p in inner}
+    outer = [p for p in model.parameters() if id(p) not in chosen]
+    optimisers = (
+        Muon(inner, args.muon_rate),
+        torch.optim.AdamW(outer, lr=args.rate, betas=(0.9, 0.98), weight_decay=0.0),
+    )
+    rates = (args.muon_rate, args.rate)
+    average = MovingAverage(model, 0.998)
+    steps, spent = 0, 0.0
+    if args.out.exists():
+        saved = torch.load(args.out, weights_only=False)
+        model.load_state_dict(saved["live"])
+        for optimiser, state in zip(optimisers, saved["optimisers"], strict=True):
+            optimiser.load_state_dict(state)
+        average.values, average.updates = saved["weights"], saved["steps"]
+        steps, spent = saved["steps"], saved["seconds"]
+        rng.seed(args.seed + steps + 1000 * rank)
+    torch.manual_seed(args.seed + steps + 1000 * rank)
+    share = args.batch // args.processes
+    pool = ClipPool(vae, rng, args.pool // args.processes, 0.35)
+    batches = Batches(pool, text, config, rng)
+
+    def save() -> None:
+        torch.save(
+            {
+                "weights": average.values,
+                "live": model.state_dict(),
+                "config": config.to_json(),
+                "optimisers": [optimiser.state_dict() for optimiser in optimisers],
+                "steps": steps,
+                "seconds": spent,
+                "provenance": {
+                    "script": "training/toyworld/train_dit.py",
+                    "commit": commit(),
+                    "seed": args.seed,
+                    "steps": steps,
+                    "batch": args.batch,
+                    "wall_minutes": round(spent / 60, 1),
+                },
+            },
+            args.out.with_suffix(".tmp"),
+        )
+        args.out.with_suffix(".tmp").rename(args.out)
+
+    begun, last_save, last_show = time.monotonic() - spent, time.monotonic(), time.monotonic()
+    recent = torch.zeros(2, 3, 2)
+    progress, stopped = spent / (args.minutes * 60), 0.0
+    while not stopped:
+        pool.pair = 0.35 if progress < 0.15 else 0.6
+        for optimiser, rate in zip(optimisers, rates, strict=True):
+            for group in optimiser.param_groups:
+                group["lr"] = rate * warmup_cosine(progress)
+        batch = batches.draw(share)
+        each = losses(model, batch)
+        for optimiser in optimisers:
+            optimiser.zero_grad(set_to_none=True)
+        each.mean().backward()
+        spent = time.monotonic() - begun
+        over = spent > args.minutes * 60 or (args.stop_file is not None and args.stop_file.exists())
+        progress, stopped = average_gradients([*inner, *outer], [spent / (args.minutes * 60), float(over)])
+        torch.nn.utils.clip_grad_norm_(outer, 1.0)
+        for optimiser in optimisers:
+            optimiser.step()
+        pool.refresh(args.refresh)
+        steps += 1
+        if rank:
+            continue
+        average.update(model)
+        for row, columns in enumerate((slice(0, 1), slice(1, 4))):
+            sigma, clean = batch["sigma"][:, columns], (each.detach() * batch["sigma"].square())[:, columns]
+            for i, (low, high) in enumerate(((0.99, 2.0), (0.8, 0.99), (0.0, 0.8))):
+                inside = (sigma >= low) & (sigma < high)
+                recent[row, i] += torch.tensor([clean[inside].sum(), inside.sum()])
+        if steps % 25 == 0:
+            mean = recent[..., 0] / recent[..., 1].clamp(min=1)
+            print(
+                f"steps {steps} minutes {spent / 60:.2f} loss {each.mean().item():.4f} x0 error: first chunk",
+                *(f"{v:.4f}" for v in mean[0].tolist()),
+                "later",
+                *(f"{v:.4f}" for v in mean[1].tolist()),
+                flush=True,
+            )
+            recent.zero_()
+        if time.monotonic() - last_save > 120:
+            save()
+            last_save = time.monotonic()
+        if time.monotonic() - last_show > 300:
+            shown = CausalWanTransformer(config)
+            shown.load_state_dict(average.values)
+            show(shown, text, vae, args.out.with_suffix(".png"))
+            last_show = time.monotonic()
+    if rank == 0:
+        save()
+
+
+if __name__ == "__main__":
+    main()
