@@ -15,6 +15,7 @@ from pathlib import Path
 import nats
 import pytest
 import redis
+from _pytest.terminal import TerminalReporter
 from nats.js.errors import NotFoundError
 
 from turboserve import subjects
@@ -105,6 +106,23 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]
 def data_dir(tmp_path: Path) -> Path:
     """A place for a stack of the test's own."""
     return tmp_path / "data"
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """Say whether a browser was there: without one its test is skipped, which is easily overlooked."""
+    browser = {
+        outcome: [
+            report
+            for report in terminalreporter.stats.get(outcome, [])
+            if isinstance(report, pytest.TestReport) and "browser" in report.keywords
+        ]
+        for outcome in ("passed", "failed", "error", "skipped")
+    }
+    ran = [report for outcome in ("passed", "failed", "error") for report in browser[outcome]]
+    if ran:
+        terminalreporter.write_line("the browser test ran")
+    elif browser["skipped"]:
+        terminalreporter.write_line("the browser test did not run: no chromium found", yellow=True)
 
 
 async def _without_streams(url: str) -> None:
