@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 
 from turboserve import logs
 from turboserve.ids import new_id
 from turboserve.service import Runtime
-from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.service import metrics
 from turboserve.worker.service.models import load_models, make_engine
@@ -23,11 +24,11 @@ GONE_STATUS = 3
 log = logs.get("worker")
 
 
-async def start(runtime: Runtime) -> None:
+async def start(runtime: Runtime, load: Callable[[Settings], Models] = load_models) -> None:
     """Load, warm up, join."""
     settings = runtime.settings
     assert isinstance(settings, Settings)
-    engine, seconds = await asyncio.to_thread(_load, settings)
+    engine, seconds = await asyncio.to_thread(_load, settings, load)
     capacity = capacity_of(engine, seconds, settings)
     worker = Worker(
         settings.worker_id or new_id("wrk"),
@@ -90,6 +91,6 @@ def expose(worker: Worker, engine: Engine) -> None:
     metrics.observe("host_bytes", "Suspended sessions.", lambda: engine.table.host_bytes_used, "By")
 
 
-def _load(settings: Settings) -> tuple[Engine, dict[int, float]]:
-    engine = make_engine(load_models(settings), settings)
+def _load(settings: Settings, load: Callable[[Settings], Models]) -> tuple[Engine, dict[int, float]]:
+    engine = make_engine(load(settings), settings)
     return engine, measure(engine)

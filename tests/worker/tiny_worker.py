@@ -1,0 +1,74 @@
+"""A worker process with a tiny random model: everything real but the picture. Started by tests."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from turboserve import service
+from turboserve.worker.engine.engine import Models
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.model.transformer import CausalWanTransformer
+from turboserve.worker.service.app import start
+from turboserve.worker.settings import Settings
+
+CONFIG = ModelConfig(
+    dim=48,
+    ffn_dim=96,
+    num_heads=2,
+    num_layers=2,
+    text_dim=12,
+    text_len=5,
+    latent_height=4,
+    latent_width=4,
+    freq_dim=32,
+    local_attn_size=9,
+    sink_size=3,
+    rotation="window",
+)
+
+
+class Text:
+    """Prompts → embeddings that depend on the prompt alone; the prompt `raise` fails."""
+
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        return torch.stack([self._one(prompt) for prompt in prompts])
+
+    def _one(self, prompt: str) -> Tensor:
+        if prompt == "raise":
+            raise RuntimeError("the text encoder fails for this prompt")
+        seed = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:6], "big")
+        shape = (CONFIG.text_len - 1, CONFIG.text_dim)
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Decoder:
+    """Streaming: each frame depends on all latents since the first, or since the cache was lost."""
+
+    cache_bytes = 64
+
+    def decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
+        total = torch.zeros(latents.shape[1]) if cache is None else cache["total"]
+        frames = []
+        for number, latent in enumerate(latents):
+            total = 0.5 * total + latent.mean((1, 2))
+            level = (total[:3] * 100 + 128).clamp(0, 255).to(torch.uint8)
+            frames += [level.expand(32, 32, 3)] * (1 if cache is None and number == 0 else 4)
+        return torch.stack(frames), {"total": total}
+
+
+def tiny_models(settings: Settings) -> Models:
+    torch.set_num_threads(1)
+    torch.manual_seed(5)
+    transformer = CausalWanTransformer(CONFIG)
+    torch.nn.init.normal_(transformer.head.head.weight, std=0.2)
+    transformer.requires_grad_(False).eval()
+    return Models(transformer, Text(), Decoder())
+
+
+if __name__ == "__main__":
+    service.run("worker", Settings(), functools.partial(start, load=tiny_models))
