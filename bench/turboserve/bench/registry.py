@@ -46,7 +46,7 @@ BENCHES: dict[str, Bench] = {
         ),
         Bench(
             "toyworld",
-            "turboserve.bench.toyworld_bench",
+            "turboserve.bench.toyworld.command",
             "How often the shipped model draws what its prompt says, before and after a switch.",
         ),
     )

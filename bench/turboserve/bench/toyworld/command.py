@@ -1,0 +1,32 @@
+"""`turboserve bench toyworld`: the options of the benchmark; torch is imported when it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from turboserve.bench.report import BenchError
+
+
+def run(
+    full: Annotated[
+        bool, typer.Option("--full", help="All held-out prompts; without it a sample, under a minute.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the noise and of the choice of prompts.")] = 0,
+) -> dict[str, Any]:
+    """How often the shipped model draws what its prompt says, before and after a switch of prompts."""
+    from turboserve.bench.toyworld import quality
+    from turboserve.worker.model.load import UnreadableCheckpoint
+
+    try:
+        return quality.run(full, seed)
+    except UnreadableCheckpoint as error:
+        raise BenchError(str(error)) from error
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result for people."""
+    from turboserve.bench.toyworld import quality
+
+    return quality.table(result)
