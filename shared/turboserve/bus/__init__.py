@@ -3,5 +3,6 @@
 from turboserve.bus.client import Bus
 from turboserve.bus.consumer import consume
 from turboserve.bus.log import Ack, Entry, append, follow, last_entry, next_entry
+from turboserve.bus.reader import read
 
-__all__ = ["Ack", "Bus", "Entry", "append", "consume", "follow", "last_entry", "next_entry"]
+__all__ = ["Ack", "Bus", "Entry", "append", "consume", "follow", "last_entry", "next_entry", "read"]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import TypeVar
 
-from turboserve.bus import Bus, Entry, consume
+from pydantic import ValidationError
+
+from turboserve import logs
+from turboserve.bus import Bus, Entry, read
 from turboserve.clock import Clock
 from turboserve.contracts.chunks import HEADER, ChunkHeader
-from turboserve.contracts.events import Event
+from turboserve.contracts.errors import TurboServeError
 from turboserve.state_store import metrics
 from turboserve.state_store.core.sessions import applied
 from turboserve.state_store.database import Database, make_durable
@@ -15,38 +21,96 @@ from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.repository import controls, outbox, progress
 from turboserve.subjects import CHUNK, CHUNKS
 
-DURABLE = "accounting"
+CURSOR = "accounting"
+RETRY_S = 0.5
+
+T = TypeVar("T")
+
+log = logs.get("accounting")
+
+
+class Overtaken(Exception):
+    """Another instance has counted these chunks."""
 
 
 class Accounting:
-    """Reads headers only. One instance at a time does it, so that chunks are counted in the log's order."""
+    """Reads headers only, in the log's order, from the position that stands beside the counts.
+
+    One instance leads; if two do for a moment, the position's compare-and-set lets one of them count.
+    """
 
     def __init__(
         self, database: Database, bus: Bus, playheads: Playheads, clock: Clock, wake: Callable[[], None]
     ) -> None:
         self._database, self._bus, self._playheads = database, bus, playheads
         self._clock, self._wake = clock, wake
+        self._applied: dict[str, int] = {}
 
     async def run(self) -> None:
-        await consume(self._bus, CHUNKS, DURABLE, [CHUNK.every], self.count, headers_only=True)
+        """Count for ever; returns when another instance has taken over."""
+        self._applied.clear()
+        position = await self._patiently(self._position)
+        async with aclosing(read(self._bus, CHUNKS, [CHUNK.every], position, headers_only=True)) as batches:
+            async for entries in batches:
+                before, position = position, entries[-1].sequence
+                try:
+                    await self._patiently(lambda: self.count(entries, before))  # noqa: B023
+                except Overtaken:
+                    log.warning("overtaken", position=before)
+                    return
 
-    async def count(self, entry: Entry) -> None:
-        """Counting the same chunk again changes nothing."""
-        if HEADER not in entry.headers:
-            return
-        chunk = ChunkHeader.from_headers(entry.headers)
-        now = self._clock.wall()
-        async with self._database.transaction(durable=False) as db:
-            row = await progress.count_chunk(
-                db, chunk.session, chunk.index + 1, chunk.control_seq, self._playheads.known(chunk.session)
+    async def count(self, entries: Sequence[Entry], position: int) -> None:
+        """Count what follows `position`, once: the position moves with the counts or not at all."""
+        chunks = [chunk for chunk in map(_header, entries) if chunk is not None]
+        # A prompt that is applied is worth a disk's wait; a count would only be counted again.
+        fresh = [chunk for chunk in chunks if chunk.control_seq > self._applied.get(chunk.session, 0)]
+        reached = {
+            chunk.session: progress.Reached(
+                chunk.session,
+                max(other.index for other in chunks if other.session == chunk.session) + 1,
+                max(other.control_seq for other in chunks if other.session == chunk.session),
+                self._playheads.known(chunk.session),
             )
-            if row is None:
-                return
-            prompts = await controls.mark_applied(db, chunk.session, chunk.control_seq, chunk.index, now)
-            events: list[Event] = [applied(row, receipt, chunk.index, now) for receipt in prompts]
-            if events:
+            for chunk in chunks
+        }
+        now = self._clock.wall()
+        told = 0
+        async with self._database.transaction(durable=False) as db:
+            if not await progress.move(db, CURSOR, position, entries[-1].sequence):
+                raise Overtaken
+            rows = await progress.count(db, list(reached.values()))
+            for chunk in fresh:
+                if chunk.session not in rows:
+                    continue
+                receipts = await controls.mark_applied(db, chunk.session, chunk.control_seq, chunk.index, now)
+                await outbox.add(
+                    db, [applied(rows[chunk.session], receipt, chunk.index, now) for receipt in receipts]
+                )
+                told += len(receipts)
+            if told:
                 await make_durable(db)
-                await outbox.add(db, events)
-        metrics.chunks.add(1)
-        if events:
+        for session, row in rows.items():
+            self._applied[session] = row.applied_control_seq
+        metrics.chunks.add(len(chunks))
+        if told:
             self._wake()
+
+    async def _position(self) -> int:
+        async with self._database.transaction() as db:
+            return await progress.position(db, CURSOR)
+
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            try:
+                return await work()
+            except TurboServeError as error:
+                log.warning("counting waits", error=error.detail)
+                await asyncio.sleep(RETRY_S)
+
+
+def _header(entry: Entry) -> ChunkHeader | None:
+    try:
+        return ChunkHeader.from_headers(entry.headers) if HEADER in entry.headers else None
+    except ValidationError as error:
+        log.error("unreadable chunk header", subject=entry.subject, error=str(error))
+        return None

@@ -41,6 +41,10 @@ class Database:
                     "lock_timeout": limit_ms,
                     # A process that was stopped with a lock in hand must not stop the others for good.
                     "idle_in_transaction_session_timeout": limit_ms,
+                    # A machine that vanished with a lock in hand must not either.
+                    "tcp_keepalives_idle": "5",
+                    "tcp_keepalives_interval": "3",
+                    "tcp_keepalives_count": "3",
                 },
             },
         )

@@ -36,6 +36,7 @@ async def serve(bus: Bus, sessions: Sessions, workers: Workers, latents: Latents
     await one(subjects.END_SESSION, sessions.end)
     await one(subjects.FAIL_SESSION, sessions.fail)
     await one(subjects.PLACE_SESSION, sessions.place)
+    await one(subjects.NOTE_DECISION, sessions.note)
     await one(subjects.SUSPEND_IDLE, sessions.suspend_idle)
     await one(subjects.LIST_DECISIONS, sessions.decisions)
     await one(subjects.RENEW, workers.renew)

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import asyncpg
-from sqlalchemy import exc, text
+from sqlalchemy import TextClause, exc, text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve import logs
 from turboserve.state_store.database import Database
 
 CHECK_S = 1.0
+ANSWER_S = 3.0
 
 log = logs.get("leader")
 
@@ -29,24 +31,24 @@ async def lead(database: Database, key: int, work: Callable[[], Awaitable[None]]
 async def _term(database: Database, key: int, work: Callable[[], Awaitable[None]]) -> None:
     engine = database.engine.execution_options(isolation_level="AUTOCOMMIT")
     async with engine.connect() as connection:
-        task: asyncio.Future[None] | None = None
         try:
-            while task is None or not task.done():
-                query = "select pg_try_advisory_lock(:key)" if task is None else "select true"
-                async with asyncio.timeout(3.0):
-                    held = (
-                        await connection.execute(text(query), {"key": key} if task is None else {})
-                    ).scalar()
-                if held and task is None:
-                    log.info("leads")
-                    task = asyncio.ensure_future(work())
-                await asyncio.wait(
-                    {task} if task else {asyncio.create_task(asyncio.sleep(CHECK_S))}, timeout=CHECK_S
-                )
-            await task
-        finally:
-            if task is not None:
+            while not await _ask(connection, text("select pg_try_advisory_lock(:key)").bindparams(key=key)):
+                await asyncio.sleep(CHECK_S)
+            log.info("leads")
+            task = asyncio.ensure_future(work())
+            try:
+                while not task.done():
+                    await asyncio.wait({task}, timeout=CHECK_S)
+                    await _ask(connection, text("select true"))
+                await task
+            finally:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        finally:
             # The lock goes with the connection, which must not return to the pool with it.
             await connection.invalidate()
+
+
+async def _ask(connection: AsyncConnection, question: TextClause) -> bool:
+    async with asyncio.timeout(ANSWER_S):
+        return bool((await connection.execute(question)).scalar())

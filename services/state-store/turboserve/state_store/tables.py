@@ -80,15 +80,26 @@ controls = Table(
 decisions = Table(
     "decisions",
     metadata,
-    Column("session", Text, ForeignKey("sessions.id", ondelete="CASCADE"), primary_key=True),
-    # Of the row that the decision made: by it a repeated request is recognised.
-    Column("version", BigInteger, primary_key=True),
+    Column("number", BigInteger, Identity(always=True), primary_key=True),
+    Column("session", Text, ForeignKey("sessions.id", ondelete="CASCADE"), nullable=False),
+    # Of the row that the decision made: by it a repeated request is recognised. NULL: it changed no row.
+    Column("version", BigInteger),
     Column("epoch", BigInteger, nullable=False),
     Column("worker", Text),
     Column("kind", Text, nullable=False),
     Column("reason", Text, nullable=False),
     Column("numbers", JSONB, nullable=False),
     Column("at", Double, nullable=False),
+    UniqueConstraint("session", "version", name="decisions_session_version"),
+    Index("decisions_session_number", "session", "number"),
+)
+
+cursors = Table(
+    "cursors",
+    metadata,
+    # How far a log has been read, moved in the transaction that writes what was read.
+    Column("name", Text, primary_key=True),
+    Column("sequence", BigInteger, nullable=False),
 )
 
 workers = Table(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from pydantic import ValidationError
+
 from turboserve import logs
 from turboserve.bus import Bus, append, last_entry
 from turboserve.contracts.chunks import Ownership
@@ -91,7 +93,11 @@ class Fence:
         async with self._database.statement() as db:
             missing = await fence.missing(db, BATCH)
         for session in missing:
-            await self.settle(session)
+            try:
+                await self.settle(session)
+            except ValidationError as error:
+                # One entry that cannot be read must not keep the others waiting.
+                log.error("unreadable owner in the log", session=session, error=str(error))
         return len(missing)
 
     async def verify(self) -> int:

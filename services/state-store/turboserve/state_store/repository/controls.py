@@ -49,12 +49,30 @@ async def decided(db: AsyncConnection, record: SessionRecord, version: int, work
     return (await db.execute(query)).first() is not None
 
 
+async def note(db: AsyncConnection, decision: Decision) -> None:
+    """Keep a decision that changes no row. The same as last time is kept once, with its newest numbers."""
+    last = (
+        select(decisions)
+        .where(decisions.c.session == decision.session)
+        .order_by(decisions.c.number.desc())
+        .limit(1)
+    )
+    values = decision.model_dump(mode="json")
+    row = (await db.execute(last)).mappings().first()
+    same = ("epoch", "worker", "kind", "reason")
+    if row is not None and row["version"] is None and all(row[name] == values[name] for name in same):
+        query = update(decisions).where(decisions.c.number == row["number"])
+        await db.execute(query.values(numbers=decision.numbers, at=decision.at))
+    else:
+        await db.execute(insert(decisions).values(values))
+
+
 async def decisions_of(db: AsyncConnection, session: str, limit: int) -> list[Decision]:
     """The newest, in the order in which they were made."""
     query = (
         select(decisions)
         .where(decisions.c.session == session)
-        .order_by(decisions.c.version.desc())
+        .order_by(decisions.c.number.desc())
         .limit(limit)
     )
     rows = (await db.execute(query)).mappings().all()

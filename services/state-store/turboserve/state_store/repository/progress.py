@@ -3,29 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import ARRAY, BigInteger, Double, Text, cast, delete, func, select, update
+from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.repository.sessions import COLUMNS, record_of
-from turboserve.state_store.tables import sessions
+from turboserve.state_store.tables import cursors, sessions
 
 
-async def count_chunk(
-    db: AsyncConnection, session: str, next_chunk: int, control_seq: int, playhead_s: float | None
-) -> SessionRecord | None:
-    """Note how far the log has come; never backwards. The row after it, or None if there is none."""
-    values: dict[str, Any] = {
-        "next_chunk": func.greatest(sessions.c.next_chunk, next_chunk),
-        "applied_control_seq": func.greatest(sessions.c.applied_control_seq, control_seq),
-    }
-    if playhead_s is not None:
-        values["playhead_s"] = playhead_s
-    query = update(sessions).where(sessions.c.id == session).values(values).returning(*COLUMNS)
-    row = (await db.execute(query)).mappings().first()
-    return None if row is None else record_of(row)
+@dataclass(frozen=True)
+class Reached:
+    """How far the log has come with one session."""
+
+    session: str
+    next_chunk: int
+    control_seq: int
+    playhead_s: float | None
+
+
+async def position(db: AsyncConnection, cursor: str) -> int:
+    """The stream sequence up to which everything is counted; 0 at first."""
+    await db.execute(pg_insert(cursors).values(name=cursor, sequence=0).on_conflict_do_nothing())
+    query = select(cursors.c.sequence).where(cursors.c.name == cursor)
+    return int((await db.execute(query)).scalar_one())
+
+
+async def move(db: AsyncConnection, cursor: str, before: int, after: int) -> bool:
+    """Move the position from `before` to `after`; False if it is not there any more."""
+    query = update(cursors).where(cursors.c.name == cursor, cursors.c.sequence == before)
+    return (await db.execute(query.values(sequence=after))).rowcount == 1
+
+
+async def count(db: AsyncConnection, reached: Sequence[Reached]) -> dict[str, SessionRecord]:
+    """Note how far the log has come, never backwards; the rows after it, without those that are not there."""
+    if not reached:
+        return {}
+    news = (
+        func.unnest(
+            cast([item.session for item in reached], ARRAY(Text)),
+            cast([item.next_chunk for item in reached], ARRAY(BigInteger)),
+            cast([item.control_seq for item in reached], ARRAY(BigInteger)),
+            cast([item.playhead_s for item in reached], ARRAY(Double)),
+        )
+        .table_valued("session", "next_chunk", "control_seq", "playhead_s", name="news")
+        .render_derived()
+    )
+    query = (
+        update(sessions)
+        .where(sessions.c.id == news.c.session)
+        .values(
+            next_chunk=func.greatest(sessions.c.next_chunk, news.c.next_chunk),
+            applied_control_seq=func.greatest(sessions.c.applied_control_seq, news.c.control_seq),
+            playhead_s=func.coalesce(news.c.playhead_s, sessions.c.playhead_s),
+        )
+        .returning(*COLUMNS)
+    )
+    return {row["id"]: record_of(row) for row in (await db.execute(query)).mappings()}
 
 
 async def unpurged(db: AsyncConnection, ended_before: float, limit: int) -> Sequence[str]:

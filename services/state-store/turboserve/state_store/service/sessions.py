@@ -16,9 +16,11 @@ from turboserve.contracts.errors import (
 from turboserve.contracts.requests import (
     CreateSession,
     DecisionPage,
+    Done,
     EndSession,
     FailSession,
     ListSessions,
+    NoteDecision,
     PlaceSession,
     SessionPage,
     SessionRef,
@@ -151,6 +153,13 @@ class Sessions:
                 limit=self._settings.idle_guard_s,
             )
         return await self._change(ref, lambda row: rules.suspend_idle(row, request, self._clock.wall()))
+
+    async def note(self, request: NoteDecision) -> Done:
+        decision = request.decision.model_copy(update={"at": self._clock.wall()})
+        async with self._database.transaction(durable=False) as db:
+            await _locked(db, SessionRef(session=decision.session))
+            await controls.note(db, decision)
+        return Done()
 
     async def place(self, request: PlaceSession) -> SessionRecord:
         async with self._database.transaction() as db:

@@ -1,0 +1,106 @@
+"""Reading a log in order from a position that the reader keeps, for instance beside its own results."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+
+import nats
+from nats.js import JetStreamContext, api
+
+from turboserve import ids, logs
+from turboserve.bus.client import Bus
+from turboserve.bus.consumer import RETRY_S
+from turboserve.bus.log import Entry
+
+log = logs.get("bus")
+
+FETCH_S = 5.0
+INACTIVE_S = 60.0
+
+
+class _Gap(Exception):
+    """Messages were lost on the way to this reader: the log still has them."""
+
+
+async def read(
+    bus: Bus,
+    stream: str,
+    subjects: Sequence[str],
+    after: int,
+    *,
+    headers_only: bool = False,
+    batch: int = 256,
+) -> AsyncGenerator[list[Entry]]:
+    """All messages on `subjects` after stream sequence `after`, in order, each once, in batches, for ever.
+
+    Nothing is acknowledged and the broker remembers nothing: a reader that stores the sequence of what it has
+    processed, in the transaction that processed it, goes on from there exactly. Survives broker restarts. A
+    stream that was made anew, so that it is not as long as `after`, is read from its beginning.
+    """
+    position = after
+    while True:
+        try:
+            jetstream = bus.jetstream(5.0)
+            last = (await jetstream.stream_info(stream)).state.last_seq
+            if last < position:
+                log.warning("the log is shorter than it was", stream=stream, length=last, position=position)
+                position = 0
+            async with contextlib.aclosing(
+                _batches(jetstream, stream, subjects, position, headers_only, batch)
+            ) as batches:
+                async for entries in batches:
+                    position = entries[-1].sequence
+                    yield entries
+        except _Gap:
+            log.warning("messages lost on the way are read again", stream=stream, position=position)
+        except (TimeoutError, nats.errors.Error, OSError) as error:
+            log.warning("reader interrupted", stream=stream, position=position, error=repr(error))
+            await asyncio.sleep(RETRY_S)
+
+
+async def _batches(
+    jetstream: JetStreamContext,
+    stream: str,
+    subjects: Sequence[str],
+    after: int,
+    headers_only: bool,
+    batch: int,
+) -> AsyncGenerator[list[Entry]]:
+    name = ids.new_id("reader")
+    await jetstream.add_consumer(
+        stream,
+        api.ConsumerConfig(
+            name=name,
+            filter_subjects=list(subjects),
+            ack_policy=api.AckPolicy.NONE,
+            deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=after + 1,
+            headers_only=headers_only or None,
+            inactive_threshold=INACTIVE_S,
+            mem_storage=True,
+        ),
+    )
+    subscription = await jetstream.pull_subscribe_bind(name, stream)
+    delivered = 0
+    try:
+        while True:
+            try:
+                messages = await subscription.fetch(batch, timeout=FETCH_S)
+            except (TimeoutError, nats.errors.TimeoutError):
+                # Silence, or a consumer that a restart of the broker took away: only it can tell.
+                await jetstream.consumer_info(stream, name)
+                continue
+            entries: list[Entry] = []
+            for message in messages:
+                sequence = message.metadata.sequence
+                delivered += 1
+                if sequence.consumer != delivered:
+                    raise _Gap
+                entries.append(Entry(message.subject, sequence.stream, message.data, message.headers or {}))
+            if entries:
+                yield entries
+    finally:
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await subscription.unsubscribe()
