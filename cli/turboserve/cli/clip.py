@@ -1,0 +1,60 @@
+"""A clip without a stack: prompts through the worker's engine into one MP4."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from turboserve.worker.engine.engine import Engine, Models
+from turboserve.worker.engine.events import ChunkReady, SessionEnded, SessionFailed
+from turboserve.worker.engine.slab import SlabLayout
+from turboserve.worker.engine.spec import Control, EngineOptions, SessionSpec
+from turboserve.worker.media.encoder import FragmentEncoder
+
+SESSION = "clip"
+
+
+class GenerationFailed(Exception):
+    """The engine gave the session up."""
+
+
+def fragments(models: Models, prompts: Sequence[str], seconds: float, seed: int) -> Iterator[bytes]:
+    """The parts of an MP4 file: the init segment, then one closed fragment per chunk.
+
+    The prompts follow one another and share the clip equally, to a chunk; a switch takes effect at the start
+    of a chunk, as in a live session. Raises GenerationFailed.
+    """
+    config = models.transformer.config
+    total = max(len(prompts), chunks_for(seconds, config.media_start))
+    slab = SlabLayout.of(config, models.transformer.patch_embedding.weight.dtype).total_bytes
+    engine = Engine(models, EngineOptions(slab_bytes=slab, max_lead_s=float("inf"), max_batch=1))
+    engine.admit(SessionSpec(SESSION, prompts[0], seed), time.monotonic())
+    encoder = FragmentEncoder()
+    made = shown = 0
+    while made < total:
+        for event in engine.step(time.monotonic()):
+            if isinstance(event, SessionFailed | SessionEnded):
+                raise GenerationFailed(event.error if isinstance(event, SessionFailed) else event.reason)
+            if not isinstance(event, ChunkReady):
+                continue
+            made += 1
+            if made < total and (turn := made * len(prompts) // total) > shown:
+                shown = turn
+                engine.control(SESSION, Control(turn, prompt=prompts[turn]))
+            packaged = encoder.encode(
+                event.frames.numpy(),
+                index=event.index,
+                first_frame=round(event.media_start_s * config.fps),
+                fps=config.fps,
+            )
+            if event.index == 0:
+                yield packaged.init
+            yield packaged.fragment
+
+
+def chunks_for(seconds: float, media_start: Callable[[int], float]) -> int:
+    """How many chunks cover `seconds`, given where each chunk starts; at least one."""
+    chunks = 1
+    while media_start(chunks) < seconds:
+        chunks += 1
+    return chunks

@@ -1,0 +1,48 @@
+"""`turboserve generate PROMPT -o clip.mp4`: a clip from the shipped model, without a stack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from turboserve.cli.say import failure
+
+LONGEST_PROMPT = 2_000
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help='What to show, e.g. "a red circle moving left".')],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The MP4 file to write.")],
+    then: Annotated[
+        list[str] | None, typer.Option(help="A prompt to switch to; may be repeated; all last equally long.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600.0, help="Length of the whole clip.")] = 6.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the noise: the same seed gives the same clip.")] = 0,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1.")] = "cpu",
+) -> None:
+    """Generate a clip and write it as MP4."""
+    prompts = [text.strip() for text in (prompt, *(then or ()))]
+    for text in prompts:
+        if not 1 <= len(text) <= LONGEST_PROMPT:
+            raise failure(f"PROMPT: has {len(text)} characters; 1 to {LONGEST_PROMPT} are possible")
+    if not output.parent.is_dir():
+        raise failure(f"--output: the directory {output.parent} does not exist")
+    # Torch takes seconds to import.
+    from turboserve.cli.clip import GenerationFailed, fragments
+    from turboserve.worker.model.load import CheckpointError, UnreadableCheckpoint
+    from turboserve.worker.model.toyworld import load_toyworld
+
+    # Elsewhere first: no half of a clip is left behind.
+    unfinished = output.with_name(f".{output.name}.part")
+    try:
+        with unfinished.open("wb") as file:
+            for part in fragments(load_toyworld(device), prompts, seconds, seed):
+                file.write(part)
+        unfinished.replace(output)
+    except (GenerationFailed, CheckpointError, UnreadableCheckpoint, RuntimeError, OSError) as error:
+        raise failure(str(error)) from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+    typer.echo(f"{output}: {output.stat().st_size:,} bytes")

@@ -1,0 +1,95 @@
+"""`turboserve generate` and `turboserve model check`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import av
+import pytest
+from typer.testing import CliRunner
+
+from turboserve.cli.clip import chunks_for, fragments
+from turboserve.cli.main import app
+from turboserve.worker.settings import Settings
+
+RUNNER = CliRunner()
+TESTS = Path(__file__).parents[1]
+REFERENCES = sorted((TESTS / "data" / "golden").glob("*.safetensors"))
+
+
+def tiny_models() -> object:
+    spec = importlib.util.spec_from_file_location("tiny_worker", TESTS / "worker" / "tiny_worker.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.tiny_models(Settings())
+
+
+def test_a_clip_is_one_playable_file_of_the_length_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "clip.mp4"
+    file.write_bytes(b"".join(fragments(tiny_models(), ["one", "two"], 2.7, seed=3)))
+    with av.open(str(file)) as container:
+        times = [float(frame.time) for frame in container.decode(video=0)]
+    # Four chunks; the first is three frames short of the others' twelve.
+    assert len(times) == 9 + 3 * 12
+    assert times == pytest.approx([n / 16 for n in range(45)])
+
+
+def test_the_same_seed_gives_the_same_clip() -> None:
+    first, again, other = (b"".join(fragments(tiny_models(), ["one"], 1.0, seed)) for seed in (3, 3, 4))
+    assert first == again != other
+
+
+def test_at_least_one_chunk_and_never_too_few() -> None:
+    starts = [0.0, 0.5625, 1.3125, 2.0625].__getitem__
+    assert [chunks_for(s, starts) for s in (0.1, 0.5625, 0.6, 1.4)] == [1, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["", "-o", "x.mp4"], "PROMPT: has 0 characters"),
+        (["x" * 2001, "-o", "x.mp4"], "PROMPT: has 2001 characters"),
+        (["x", "-o", "/nowhere/x.mp4"], "--output"),
+    ],
+)
+def test_what_cannot_be_generated_says_why(arguments: list[str], said: str) -> None:
+    result = RUNNER.invoke(app, ["generate", *arguments])
+    assert result.exit_code == 1
+    assert said in result.output
+
+
+@pytest.mark.skipif(not REFERENCES, reason="no reference files")
+def test_a_reference_passes_and_is_reported(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    result = RUNNER.invoke(app, ["model", "check", str(REFERENCES[0]), "--json", str(report)])
+    assert result.exit_code == 0, result.output
+    written = json.loads(report.read_text())
+    assert written["passed"] is True
+    assert written["max_abs_error"] == max(written["per_chunk"]) <= written["tolerance"]
+
+
+@pytest.mark.skipif(not REFERENCES, reason="no reference files")
+def test_a_reference_out_of_tolerance_fails(tmp_path: Path) -> None:
+    result = RUNNER.invoke(app, ["model", "check", str(REFERENCES[0]), "--tolerance", "1e-12"])
+    assert result.exit_code == 1
+    assert "FAILED" in result.output
+
+
+def test_files_that_are_no_reference_are_errors(tmp_path: Path) -> None:
+    text = tmp_path / "x.safetensors"
+    text.write_text("hello")
+    cut = tmp_path / "cut.safetensors"
+    if REFERENCES:
+        shutil.copy(REFERENCES[0], cut)
+        with cut.open("r+b") as file:
+            file.truncate(1000)
+    for file in (text, cut, tmp_path / "missing"):
+        result = RUNNER.invoke(app, ["model", "check", str(file)])
+        assert result.exit_code == 1
+        assert str(file) in result.output.replace("\n", "")
+        assert result.exception is None or isinstance(result.exception, SystemExit)
