@@ -97,8 +97,14 @@ def postgres_url(postgres_server: PostgresServer) -> str:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]:
-    """The whole stack with two workers: `stack.url`, `stack.record`, `stack.kill("gateway")`."""
-    with BackgroundStack(tmp_path_factory.mktemp("stack") / "data", "--workers", "2") as stack:
+    """The whole stack with two workers: `stack.url`, `stack.record`, `stack.kill("gateway")`.
+
+    Room for four sessions each, however slow this machine is at the moment.
+    """
+    data = tmp_path_factory.mktemp("stack") / "data"
+    with BackgroundStack(
+        data, "--workers", "2", environment={"TURBOSERVE_WORKER_MAX_SESSIONS": "4"}
+    ) as stack:
         yield stack
 
 
