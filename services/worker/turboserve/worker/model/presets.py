@@ -1,0 +1,57 @@
+"""Configurations by name: the public 1.3 B models at 480×832, and the model that ships with the worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.model.load import UnreadableCheckpoint
+
+_SELF_FORCING = ModelConfig(
+    dim=1536,
+    ffn_dim=8960,
+    num_heads=12,
+    num_layers=30,
+    text_dim=4096,
+    text_len=512,
+    latent_height=60,
+    latent_width=104,
+)
+_PUBLIC = {
+    "self-forcing-1.3b": _SELF_FORCING,
+    "longlive-1.3b": dataclasses.replace(_SELF_FORCING, local_attn_size=12, sink_size=3),
+}
+_SHIPPED = {"toyworld": Path(__file__).parent.parent / "weights" / "toyworld.safetensors"}
+
+NAMES = (*_PUBLIC, *_SHIPPED)
+"""Names of all presets."""
+
+
+class UnknownPreset(ValueError):
+    """No preset has this name; lists those there are."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"model: {name!r} is not one of {', '.join(NAMES)}")
+        self.name = name
+
+
+def preset(name: str) -> ModelConfig:
+    """The configuration of this name. A shipped model's is read from its weights file, which alone knows it.
+
+    Raises `UnknownPreset`, and `UnreadableCheckpoint` if a shipped weights file is missing or damaged.
+    """
+    if name in _PUBLIC:
+        return _PUBLIC[name]
+    if name not in _SHIPPED:
+        raise UnknownPreset(name)
+    path = _SHIPPED[name]
+    try:
+        with safe_open(path, "pt") as file:
+            details = json.loads((file.metadata() or {})["config"])
+        return ModelConfig.from_mapping(details["transformer"])
+    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise UnreadableCheckpoint(f"{path}: {error!r}") from error

@@ -1,0 +1,216 @@
+"""Gather policies, profiles, budgets: pure parts of the engine, over many cases."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turboserve.worker.engine.budget import MemoryBudget
+from turboserve.worker.engine.errors import BudgetTooSmall, SlabsExhausted
+from turboserve.worker.engine.gather import Candidate, GatherPolicy, LeastCreditFirst, policy
+from turboserve.worker.engine.pool import SlabPool
+from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.slab import SlabLayout
+
+POLICIES = ("fcfs", "chunk", "step")
+FLAT = LatencyProfile({1: 0.02, 16: 0.03})
+LINEAR = LatencyProfile({1: 0.02, 16: 0.32})
+STEPS = 5
+
+
+def candidate(name: str, **values: float) -> Candidate:
+    defaults: dict[str, float] = {
+        "frames": 3, "step": 0, "steps_left": STEPS, "waiting_s": 0.0, "slack_s": 10.0, "credit_s": 5.0
+    }  # fmt: skip
+    return Candidate(name, **{**defaults, **values})  # type: ignore[arg-type]
+
+
+@st.composite
+def ready_sets(draw: st.DrawFn) -> list[Candidate]:
+    count = draw(st.integers(0, 12))
+    made = []
+    for i in range(count):
+        step = draw(st.integers(0, STEPS - 1))
+        made.append(
+            candidate(
+                f"s{i}",
+                frames=draw(st.sampled_from((3, 3, 3, 9))),
+                step=step,
+                steps_left=STEPS - step,
+                waiting_s=draw(st.floats(0, 5)),
+                slack_s=draw(st.floats(-1, 5)),
+                credit_s=draw(st.floats(-3, 5)),
+            )
+        )
+    return made
+
+
+@settings(max_examples=200, deadline=None)
+@given(ready_sets(), st.sampled_from(POLICIES), st.sampled_from((FLAT, LINEAR)), st.integers(1, 6))
+def test_every_batch_respects_the_contract(
+    ready: list[Candidate], name: str, profile: LatencyProfile, limit: int
+) -> None:
+    batch = policy(name).gather(ready, profile, limit)
+    assert bool(batch) == bool(ready)
+    assert len(batch) <= limit
+    assert len({c.session for c in batch}) == len(batch)
+    assert all(c in ready for c in batch)
+    assert len({c.frames for c in batch}) <= 1
+
+
+class Queue:
+    """Sessions that want a chunk again as soon as they have one, on a virtual clock."""
+
+    def __init__(
+        self, slacks: list[float], gather: GatherPolicy, profile: LatencyProfile, limit: int
+    ) -> None:
+        self.slacks, self.gather, self.profile, self.limit = slacks, gather, profile, limit
+        self.now = 0.0
+        self.step = [0] * len(slacks)
+        self.due = [0.0] * len(slacks)
+        self.made = [0] * len(slacks)
+        self.longest = [0.0] * len(slacks)
+
+    def turn(self) -> None:
+        ready = [
+            candidate(
+                str(i), step=self.step[i], steps_left=STEPS - self.step[i], waiting_s=self.now - self.due[i],
+                slack_s=slack, credit_s=slack - self.profile(1) * (STEPS - self.step[i]),
+            )
+            for i, slack in enumerate(self.slacks)
+        ]  # fmt: skip
+        batch = self.gather.gather(ready, self.profile, self.limit)
+        self.now += self.profile(len(batch))
+        for chosen in batch:
+            i = int(chosen.session)
+            self.step[i] += 1
+            if self.step[i] == STEPS:
+                self.longest[i] = max(self.longest[i], self.now - self.due[i])
+                self.made[i], self.step[i], self.due[i] = self.made[i] + 1, 0, self.now
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(-2, 30), min_size=1, max_size=8),
+    st.sampled_from(POLICIES),
+    st.sampled_from((FLAT, LINEAR)),
+    st.integers(1, 8),
+)
+def test_nobody_starves_however_unequal_the_slack(
+    slacks: list[float], name: str, profile: LatencyProfile, limit: int
+) -> None:
+    """Slack stands still here, which is worse than any viewer: only waiting can bring a session forward."""
+    queue = Queue(slacks, policy(name), profile, limit)
+    while queue.now < 300:
+        queue.turn()
+    assert min(queue.made) > 0
+    # The aging of `step` brings a session past any other within (difference of credit) / aging seconds.
+    spread = (max(slacks) - min(slacks)) / 0.25
+    assert max(queue.longest) <= spread + 2 * len(slacks) * STEPS * profile(1) + 1
+
+
+def test_fcfs_finishes_a_chunk_before_it_starts_another() -> None:
+    ready = [candidate("old", waiting_s=9), candidate("running", step=2, steps_left=3, waiting_s=1)]
+    assert [c.session for c in policy("fcfs").gather(ready, FLAT, 8)] == ["running"]
+    assert [c.session for c in policy("fcfs").gather(ready[:1], FLAT, 8)] == ["old"]
+
+
+def test_chunk_starts_all_together_and_lets_nobody_join() -> None:
+    fresh = [candidate("a", waiting_s=1), candidate("b", waiting_s=2), candidate("c", waiting_s=3)]
+    assert [c.session for c in policy("chunk").gather(fresh, LINEAR, 2)] == ["c", "b"]
+    running = [candidate("a"), candidate("b", step=3), candidate("c", step=3)]
+    assert {c.session for c in policy("chunk").gather(running, LINEAR, 8)} == {"b", "c"}
+
+
+def test_step_joins_sessions_at_different_steps_least_credit_first() -> None:
+    ready = [candidate("a", credit_s=3), candidate("b", step=4, credit_s=1), candidate("c", credit_s=2)]
+    assert [c.session for c in policy("step").gather(ready, FLAT, 8)] == ["b", "c", "a"]
+    assert [c.session for c in policy("step").gather(ready, LINEAR, 8)] == ["b"]
+
+
+def test_step_batches_no_further_than_the_tightest_slack_allows() -> None:
+    tight = candidate("tight", slack_s=STEPS * 0.0205, credit_s=0)
+    ready = [tight, *(candidate(f"s{i}") for i in range(8))]
+    batch = LeastCreditFirst().gather(ready, FLAT, 16)
+    assert [c.session for c in batch] == ["tight"]
+    # Whoever is late already gains nothing from smaller batches.
+    late = candidate("late", slack_s=0.01, credit_s=-1)
+    assert len(LeastCreditFirst().gather([late, *ready[1:]], FLAT, 16)) == 9
+
+
+def test_unknown_policies_are_refused() -> None:
+    with pytest.raises(ValueError, match="'lifo' is not one of fcfs, chunk, step"):
+        policy("lifo")
+
+
+def test_profiles_interpolate_and_learn() -> None:
+    profile = LatencyProfile({1: 0.1, 4: 0.4})
+    assert [profile(b) for b in (1, 2, 4, 6)] == pytest.approx([0.1, 0.2, 0.4, 0.6])
+    assert LatencyProfile()(3) == 0.0
+    for _ in range(2):
+        profile.observe(1, 0.2)
+    assert profile(1) == 0.1  # warm-up
+    profile.observe(1, 9.0)
+    assert profile(1) == 0.1  # outlier
+    for _ in range(100):
+        profile.observe(1, 0.2)
+    assert profile(1) == pytest.approx(0.2, rel=1e-3)
+    for _ in range(3):
+        profile.observe(2, 0.25)
+    assert profile.to_mapping().keys() == {1, 2, 4}
+
+
+def test_the_best_batch_stops_where_a_larger_one_no_longer_pays() -> None:
+    assert LINEAR.best_batch(16) == 1
+    assert FLAT.best_batch(16) == 16
+    assert FLAT.best_batch(5) == 5
+    assert LatencyProfile({1: 0.1, 4: 0.12, 8: 0.3, 16: 0.6}).best_batch(16) == 4
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 10**12),
+    st.integers(0, 10**11),
+    st.integers(0, 10**10),
+    st.integers(1, 10**10),
+    st.integers(0, 10**10),
+)
+def test_budgets_never_promise_more_than_there_is(
+    total: int, model: int, workspace: int, slab: int, decode: int
+) -> None:
+    budget = MemoryBudget(total, model, workspace, slab, decode)
+    try:
+        count = budget.sessions()
+    except BudgetTooSmall as error:
+        assert model + workspace + slab + decode > total
+        assert error.needed_bytes > error.budget_bytes
+        return
+    used = model + workspace + count * (slab + decode)
+    assert count >= 1
+    assert used <= total < used + slab + decode
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 40_000), st.lists(st.booleans(), max_size=40))
+def test_a_pool_hands_out_what_fits_and_no_more(capacity: int, takes: list[bool]) -> None:
+    layout = SlabLayout(2, 3, 4, 2, 6, 5, 1, torch.float32)
+    if capacity < layout.total_bytes:
+        with pytest.raises(BudgetTooSmall):
+            SlabPool(layout, capacity, torch.device("cpu"))
+        return
+    pool = SlabPool(layout, capacity, torch.device("cpu"))
+    assert pool.allocated_bytes <= capacity
+    held = []
+    for take in takes:
+        if take and len(held) < pool.slots:
+            held.append(pool.acquire())
+        elif take:
+            with pytest.raises(SlabsExhausted):
+                pool.acquire()
+        elif held:
+            pool.release(held.pop())
+        assert pool.free == pool.slots - len(held)
+        assert len({slab.index for slab in held}) == len(held)
+    for slab in held:
+        pool.release(slab)
+    assert pool.free == pool.slots

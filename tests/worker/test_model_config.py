@@ -1,0 +1,75 @@
+"""Model configurations: sizes that follow from others, limits, presets."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from turboserve.worker.engine.slab import SlabLayout
+from turboserve.worker.model.config import ModelConfig, ModelConfigError
+from turboserve.worker.model.presets import UnknownPreset, preset
+
+
+def test_the_public_models_sizes_are_the_facts() -> None:
+    import torch
+
+    config = preset("longlive-1.3b")
+    assert config.tokens_per_frame == 1560
+    assert config.head_dim == 128
+    layout = SlabLayout.of(config, torch.bfloat16)
+    assert layout.self_bytes == 3_450_470_400
+    assert layout.text_bytes == 94_371_840
+    assert SlabLayout.of(preset("self-forcing-1.3b"), torch.bfloat16).self_bytes == 6_038_323_200
+
+
+def test_media_time_of_chunks() -> None:
+    config = preset("longlive-1.3b")
+    assert [config.pixel_frames(chunk) for chunk in range(3)] == [9, 12, 12]
+    assert [config.media_start(chunk) for chunk in range(3)] == [0.0, 9 / 16, 21 / 16]
+    # A session in absolute rotation ends at about 256 s.
+    assert config.session_frames == 1024
+    assert dataclasses.replace(config, rotation="window").session_frames is None
+    assert preset("self-forcing-1.3b").session_frames == 21
+
+
+def test_json_round_trip() -> None:
+    config = preset("longlive-1.3b")
+    assert ModelConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dim": 1537}, "dim: 1537 must be a multiple of num_heads"),
+        ({"num_layers": 0}, "num_layers: 0 must be greater than 0"),
+        ({"num_layers": 2.5}, "num_layers: 2.5 is not an integer"),
+        ({"num_layers": True}, "num_layers: True is not an integer"),
+        ({"patch_size": (2, 2, 2)}, "patch_size: .* 1 in time"),
+        ({"latent_height": 61}, "latent_height: 61"),
+        ({"local_attn_size": 5}, "local_attn_size: 5 must be at least"),
+        ({"denoising_steps": (1000, 0)}, "denoising_steps: 0 must be in"),
+        ({"denoising_steps": ()}, "denoising_steps"),
+        ({"rotation": "relative"}, "rotation: 'relative'"),
+        ({"sink_size": -1}, "sink_size: -1"),
+    ],
+)
+def test_values_out_of_range_name_field_and_limit(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelConfigError, match=message):
+        dataclasses.replace(preset("longlive-1.3b"), **change)
+
+
+def test_unknown_and_missing_keys_are_named() -> None:
+    values = dataclasses.asdict(preset("longlive-1.3b"))
+    with pytest.raises(ModelConfigError, match="unknown keys depth"):
+        ModelConfig.from_mapping({**values, "depth": 3})
+    assert ModelConfig.from_mapping({**values, "depth": 3}, ignore=frozenset({"depth"})).dim == 1536
+    del values["dim"]
+    with pytest.raises(ModelConfigError, match="missing keys dim"):
+        ModelConfig.from_mapping(values)
+    with pytest.raises(ModelConfigError, match="not a JSON object"):
+        ModelConfig.from_json("[]")
+
+
+def test_unknown_presets_are_refused() -> None:
+    with pytest.raises(UnknownPreset, match="'wan' is not one of self-forcing-1.3b"):
+        preset("wan")
