@@ -45,7 +45,7 @@ def ready_sets(draw: st.DrawFn) -> list[Candidate]:
     return made
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ready_sets(), st.sampled_from(POLICIES), st.sampled_from((FLAT, LINEAR)), st.integers(1, 6))
 def test_every_batch_respects_the_contract(
     ready: list[Candidate], name: str, profile: LatencyProfile, limit: int
@@ -89,11 +89,11 @@ class Queue:
                 self.made[i], self.step[i], self.due[i] = self.made[i] + 1, 0, self.now
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.floats(-2, 30), min_size=1, max_size=8),
     st.sampled_from(POLICIES),
-    st.sampled_from((FLAT, LINEAR)),
+    st.sampled_from((LatencyProfile({1: 0.2, 16: 0.3}), LatencyProfile({1: 0.2, 16: 3.2}))),
     st.integers(1, 8),
 )
 def test_nobody_starves_however_unequal_the_slack(
@@ -167,7 +167,7 @@ def test_the_best_batch_stops_where_a_larger_one_no_longer_pays() -> None:
     assert LatencyProfile({1: 0.1, 4: 0.12, 8: 0.3, 16: 0.6}).best_batch(16) == 4
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.integers(1, 10**12),
     st.integers(0, 10**11),
@@ -179,12 +179,11 @@ def test_budgets_never_promise_more_than_there_is(
     total: int, model: int, workspace: int, slab: int, decode: int
 ) -> None:
     budget = MemoryBudget(total, model, workspace, slab, decode)
-    try:
-        count = budget.sessions()
-    except BudgetTooSmall as error:
-        assert model + workspace + slab + decode > total
-        assert error.needed_bytes > error.budget_bytes
+    if model + workspace + slab + decode > total:
+        with pytest.raises(BudgetTooSmall):
+            budget.sessions()
         return
+    count = budget.sessions()
     used = model + workspace + count * (slab + decode)
     assert count >= 1
     assert used <= total < used + slab + decode

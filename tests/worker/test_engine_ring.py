@@ -1,7 +1,6 @@
 """The ring against a naive list of frames: whatever is generated, evicted, recached, the same attention."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -84,7 +83,7 @@ def histories(draw: st.DrawFn) -> tuple[ModelConfig, list[str], int]:
     return config, events, draw(st.integers(0, 2**20))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(histories())
 def test_any_history_attends_like_a_naive_window(history: tuple[ModelConfig, list[str], int]) -> None:
     config, events, seed = history
@@ -162,14 +161,7 @@ def test_a_long_session_in_window_rotation_keeps_its_precision() -> None:
     assert torch.allclose(found, naive.attend(q, rotation), atol=2e-5)
 
 
-@pytest.fixture
-def shared_memory_addresses() -> Iterator[Callable[[KVRing], set[int]]]:
-    yield lambda ring: {t.untyped_storage().data_ptr() for t in ring.filled().values() if t.numel()}
-
-
-def test_slabs_of_two_sessions_do_not_touch(
-    shared_memory_addresses: Callable[[KVRing], set[int]],
-) -> None:
+def test_slabs_of_two_sessions_do_not_touch() -> None:
     config = config_of(window=6, sink=2, chunk=2)
     layout = SlabLayout.of(config, torch.float32)
     pool = SlabPool(layout, 2 * layout.total_bytes, CPU)
@@ -179,7 +171,8 @@ def test_slabs_of_two_sessions_do_not_touch(
         for tensor in ring.filled().values():
             tensor.zero_()
     one.attend(0, one.place(2, 2), *torch.ones(3, 2 * TOKENS, HEADS, WIDTH))
-    assert shared_memory_addresses(one) == shared_memory_addresses(two)
+    first, second = (ring.filled()["keys"].untyped_storage().data_ptr() for ring in (one, two))
+    assert first == second
     assert not any(tensor.any() for tensor in two.filled().values())
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.model.config import ModelConfig, ModelConfigError
@@ -11,8 +12,6 @@ from turboserve.worker.model.presets import UnknownPreset, preset
 
 
 def test_the_public_models_sizes_are_the_facts() -> None:
-    import torch
-
     config = preset("longlive-1.3b")
     assert config.tokens_per_frame == 1560
     assert config.head_dim == 128
@@ -71,5 +70,5 @@ def test_unknown_and_missing_keys_are_named() -> None:
 
 
 def test_unknown_presets_are_refused() -> None:
-    with pytest.raises(UnknownPreset, match="'wan' is not one of self-forcing-1.3b"):
+    with pytest.raises(UnknownPreset, match=r"'wan' is not one of self-forcing-1\.3b"):
         preset("wan")
