@@ -44,6 +44,18 @@ def test_the_same_seed_gives_the_same_clip() -> None:
     assert first == again != other
 
 
+def test_prompts_take_turns_at_the_chunk_that_starts_at_their_second_or_after() -> None:
+    def clip(*arguments: object) -> list[bytes]:
+        return list(fragments(tiny_models(), *arguments))  # type: ignore[arg-type]
+
+    plain = clip(["one"], 2.7, 3)
+    timed = clip(["one", "two"], 2.7, 3, [0.0, 1.0])
+    # Chunks start at 0, 0.5625, 1.3125 and 2.0625 seconds; the first part is the init segment.
+    assert plain[:3] == timed[:3]
+    assert plain[3] != timed[3]
+    assert clip(["one", "two"], 2.7, 3, [0.0, 60.0]) == plain
+
+
 def test_at_least_one_chunk_and_never_too_few() -> None:
     starts = [0.0, 0.5625, 1.3125, 2.0625].__getitem__
     assert [chunks_for(s, starts) for s in (0.1, 0.5625, 0.6, 1.4)] == [1, 1, 2, 3]
@@ -55,6 +67,10 @@ def test_at_least_one_chunk_and_never_too_few() -> None:
         (["", "-o", "x.mp4"], "PROMPT: has 0 characters"),
         (["x" * 2001, "-o", "x.mp4"], "PROMPT: has 2001 characters"),
         (["x", "-o", "/nowhere/x.mp4"], "--output"),
+        (["x", "-o", "x.mp4", "--switch", "soon:y"], "--switch: 'soon:y' is not T:PROMPT"),
+        (["x", "-o", "x.mp4", "--switch", "-1:y"], "--switch"),
+        (["x", "-o", "x.mp4", "--switch", "1:"], "PROMPT: has 0 characters"),
+        (["x", "-o", "x.mp4", "--switch", "1:y", "--then", "z"], "--then, --switch"),
     ],
 )
 def test_what_cannot_be_generated_says_why(arguments: list[str], said: str) -> None:

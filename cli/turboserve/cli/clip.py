@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -18,14 +19,19 @@ class GenerationFailed(Exception):
     """The engine gave the session up."""
 
 
-def fragments(models: Models, prompts: Sequence[str], seconds: float, seed: int) -> Iterator[bytes]:
+def fragments(
+    models: Models, prompts: Sequence[str], seconds: float, seed: int, starts: Sequence[float] | None = None
+) -> Iterator[bytes]:
     """The parts of an MP4 file: the init segment, then one closed fragment per chunk.
 
-    The prompts follow one another and share the clip equally, to a chunk; a switch takes effect at the start
-    of a chunk, as in a live session. Raises GenerationFailed.
+    The prompts follow one another, each from its second in `starts` on, rising from 0; without `starts` they
+    share the clip equally, to a chunk. A switch takes effect at the start of a chunk, as in a live session.
+    Raises GenerationFailed.
     """
     config = models.transformer.config
-    total = max(len(prompts), chunks_for(seconds, config.media_start))
+    total = chunks_for(seconds, config.media_start)
+    if starts is None:
+        total = max(len(prompts), total)
     slab = SlabLayout.of(config, models.transformer.patch_embedding.weight.dtype).total_bytes
     engine = Engine(models, EngineOptions(slab_bytes=slab, max_lead_s=float("inf"), max_batch=1))
     engine.admit(SessionSpec(SESSION, prompts[0], seed), time.monotonic())
@@ -38,7 +44,11 @@ def fragments(models: Models, prompts: Sequence[str], seconds: float, seed: int)
             if not isinstance(event, ChunkReady):
                 continue
             made += 1
-            if made < total and (turn := made * len(prompts) // total) > shown:
+            if starts is None:
+                turn = made * len(prompts) // total
+            else:
+                turn = bisect.bisect_right(starts, config.media_start(made)) - 1
+            if made < total and turn > shown:
                 shown = turn
                 engine.control(SESSION, Control(turn, prompt=prompts[turn]))
             packaged = encoder.encode(

@@ -10,6 +10,7 @@ import typer
 from turboserve.cli.say import failure
 
 LONGEST_PROMPT = 2_000
+LONGEST_S = 600.0
 
 
 def generate(
@@ -18,12 +19,20 @@ def generate(
     then: Annotated[
         list[str] | None, typer.Option(help="A prompt to switch to; may be repeated; all last equally long.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, max=600.0, help="Length of the whole clip.")] = 6.0,
+    switch: Annotated[
+        list[str] | None,
+        typer.Option(metavar="T:PROMPT", help="From second T on, follow this prompt; may be repeated."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, max=LONGEST_S, help="Length of the whole clip.")] = 6.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the noise: the same seed gives the same clip.")] = 0,
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1.")] = "cpu",
 ) -> None:
     """Generate a clip and write it as MP4."""
-    prompts = [text.strip() for text in (prompt, *(then or ()))]
+    if then and switch:
+        raise failure("--then, --switch: use one or the other")
+    turns = sorted((_turn(text) for text in switch or ()), key=lambda turn: turn[0])
+    starts = [0.0, *(at_s for at_s, _ in turns)] if turns else None
+    prompts = [text.strip() for text in (prompt, *(then or ()), *(text for _, text in turns))]
     for text in prompts:
         if not 1 <= len(text) <= LONGEST_PROMPT:
             raise failure(f"PROMPT: has {len(text)} characters; 1 to {LONGEST_PROMPT} are possible")
@@ -38,7 +47,7 @@ def generate(
     unfinished = output.with_name(f".{output.name}.part")
     try:
         with unfinished.open("wb") as file:
-            for part in fragments(load_toyworld(device), prompts, seconds, seed):
+            for part in fragments(load_toyworld(device), prompts, seconds, seed, starts):
                 file.write(part)
         unfinished.replace(output)
     except (GenerationFailed, CheckpointError, UnreadableCheckpoint, RuntimeError, OSError) as error:
@@ -46,3 +55,15 @@ def generate(
     finally:
         unfinished.unlink(missing_ok=True)
     typer.echo(f"{output}: {output.stat().st_size:,} bytes")
+
+
+def _turn(text: str) -> tuple[float, str]:
+    """`T:PROMPT` → (second, prompt)."""
+    at, colon, prompt = text.partition(":")
+    try:
+        seconds = float(at)
+    except ValueError:
+        seconds = -1.0
+    if not colon or not 0 <= seconds <= LONGEST_S:
+        raise failure(f"--switch: {text!r} is not T:PROMPT with T from 0 to {LONGEST_S:g} seconds")
+    return seconds, prompt
