@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -21,6 +22,8 @@ class Settings(Shared):
     pool_slot: str | None = None
     """The pool's name for the place it runs in."""
     model: Literal["toyworld"] = "toyworld"
+    model_weights: Path | None = None
+    """The model's weights file; None: those that ship with the worker."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     torch_threads: int = Field(default=1, ge=1)
     """Threads of one operation on the CPU: more workers beat more threads."""

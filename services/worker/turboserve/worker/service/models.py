@@ -29,7 +29,7 @@ def load_models(settings: Settings) -> Models:
     device = choose_device(settings)
     if device.type == "cpu":
         torch.set_num_threads(settings.torch_threads)
-    return load_toyworld(device)
+    return load_toyworld(device, settings.model_weights)
 
 
 def make_engine(models: Models, settings: Settings) -> Engine:

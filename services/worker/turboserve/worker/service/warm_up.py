@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.events import ChunkReady, SessionFailed
@@ -19,12 +20,17 @@ class WarmUpError(RuntimeError):
 
 
 def measure(engine: Engine) -> dict[int, float]:
-    """L(b): seconds in which b sessions together get one chunk each. The engine must hold no session."""
+    """L(b): seconds in which b sessions together get one chunk each. The engine must hold no session.
+
+    On a CPU these are seconds of the processor, not of the wall: workers start together, and what one of them
+    measures while all the others warm up says nothing about the hours after.
+    """
+    clock = time.thread_time if engine.table.device.type == "cpu" else time.monotonic
     seconds: dict[int, float] = {}
     for batch in BATCHES:
         if batch > engine.free_slots:
             break
-        seconds[batch] = _measure(engine, batch)
+        seconds[batch] = _measure(engine, batch, clock)
     return seconds
 
 
@@ -37,7 +43,7 @@ def sessions_in_real_time(seconds: dict[int, float], chunk_s: float, margin: flo
     return count
 
 
-def _measure(engine: Engine, batch: int) -> float:
+def _measure(engine: Engine, batch: int, clock: Callable[[], float]) -> float:
     names = [f"warm-up-{number}" for number in range(batch)]
     config = engine.config
     for name in names:
@@ -48,7 +54,7 @@ def _measure(engine: Engine, batch: int) -> float:
         engine.admit(spec, time.monotonic())
     rounds: list[float] = []
     made = 0
-    started = time.monotonic()
+    started = clock()
     try:
         while len(rounds) <= ROUNDS:
             for event in engine.step(time.monotonic()):
@@ -56,7 +62,7 @@ def _measure(engine: Engine, batch: int) -> float:
                     raise WarmUpError(f"the engine cannot make a chunk: {event.error}")
                 made += isinstance(event, ChunkReady)
             if made >= batch:
-                now = time.monotonic()
+                now = clock()
                 rounds.append(now - started)
                 made, started = made - batch, now
     finally:
