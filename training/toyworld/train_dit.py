@@ -40,9 +40,11 @@ from turboserve.worker.model.transformer import CausalWanTransformer
 
 CONTEXT_NOISE = 0.15
 AT_THE_STEPS = 0.85
-WINDOW_MODE = 0.75
+WINDOW_MODE = 1.0
 FARTHEST_CHUNK = 336
 FFN_DIM = 512
+PAIRS_EARLY, PAIRS_LATE, EARLY = 0.25, 0.55, 0.5
+"""Share of scenes with two figures, before and after this part of the run."""
 
 
 def toy_config(dim: int, layers: int) -> ModelConfig:
@@ -211,7 +213,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=2e-3, help="AdamW, of embeddings, norms and the head")
     parser.add_argument("--muon-rate", type=float, default=0.02)
     parser.add_argument("--pool", type=int, default=1500)
-    parser.add_argument("--refresh", type=int, default=2, help="clips that each process replaces each step")
+    parser.add_argument("--refresh", type=int, default=1, help="clips that each process replaces each step")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--stop-file", type=Path, default=None, help="save and stop when this file appears")
@@ -260,7 +262,7 @@ def train(rank: int, args: argparse.Namespace) -> None:
         rng.seed(args.seed + steps + 1000 * rank)
     torch.manual_seed(args.seed + steps + 1000 * rank)
     share = args.batch // args.processes
-    pool = ClipPool(vae, rng, args.pool // args.processes, 0.35)
+    pool = ClipPool(vae, rng, args.pool // args.processes, PAIRS_EARLY)
     batches = Batches(pool, text, config, rng)
 
     def save() -> None:
@@ -289,7 +291,7 @@ def train(rank: int, args: argparse.Namespace) -> None:
     recent = torch.zeros(2, 3, 2)
     progress, stopped = spent / (args.minutes * 60), 0.0
     while not stopped:
-        pool.pair = 0.35 if progress < 0.15 else 0.6
+        pool.pair = PAIRS_EARLY if progress < EARLY else PAIRS_LATE
         for optimiser, rate in zip(optimisers, rates, strict=True):
             for group in optimiser.param_groups:
                 group["lr"] = rate * warmup_cosine(progress)

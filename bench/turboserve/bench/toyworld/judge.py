@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 
 from .world import BACKGROUNDS, COLOURS, PERIOD, PIXELS, RADIUS, SHAPES, SPEED, Figure, Scene, coverage
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating]
 
 MIN_AREA = 45.0
 """Pixels of one colour, on average over the frames, that make a figure (a triangle has 130)."""
 MAX_MIX_ERROR = 60.0
 """Distance in RGB to the nearest mix of background and colour beyond which a pixel is not explained."""
+MAX_SOLID_ERROR = 45.0
+"""The same for the pixels by which a colour is found at all."""
 MIN_OVERLAP = 0.62
 """Intersection over union below which an outline is no shape."""
 MAX_MOTION_ERROR = 0.85
@@ -34,7 +36,7 @@ LAG = 3
 
 _CLOCKWISE = 2 * math.pi / PERIOD
 _NAMES = list(COLOURS)
-_PAINT = np.array([COLOURS[name] for name in _NAMES], dtype=np.float64)
+_PAINT = np.array([COLOURS[name] for name in _NAMES], dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -72,24 +74,26 @@ class Verdict:
 
 def judge(frames: NDArray[np.uint8]) -> Verdict:
     """frames [F, 64, 64, 3], F ≥ 8, of one prompt (no switch inside) → what they show."""
-    pixels = frames.astype(np.float64)
+    pixels = frames.astype(np.float32)
     background = _background(pixels)
-    behind = np.array(BACKGROUNDS[background], dtype=np.float64)
-    alpha, error = _unmix(pixels, behind)
-    # Faint mixes are noise of the background, of which there is far more than figure.
-    weight = np.where(error < MAX_MIX_ERROR, ((alpha - 0.25) * 2).clip(0.0, 1.0), 0.0)
-    # An edge pixel fits several colours; it goes to the one that solid pixels near it have.
-    solid = (weight > 0.8) & (error < 45.0)
+    behind = np.array(BACKGROUNDS[background], dtype=np.float32)
+    # A few frames say which colours there are; only those are looked for in all.
+    alpha, error = _unmix(pixels[:: max(1, len(pixels) // 4)], behind, _PAINT)
+    solid = (alpha > 0.7) & (error < MAX_SOLID_ERROR)
     nearest = error.argmin(-1)
     counts = np.array([(solid[..., i] & (nearest == i)).sum((1, 2)).mean() for i in range(len(_NAMES))])
     chosen = [int(i) for i in np.argsort(-counts) if counts[i] >= MIN_AREA][:3]
+    alpha, error = _unmix(pixels, behind, _PAINT[chosen])
+    # Faint mixes are noise of the background, of which there is far more than figure.
+    weight = np.where(error < MAX_MIX_ERROR, ((alpha - 0.25) * 2).clip(0.0, 1.0), 0.0)
     figures = []
-    for i in chosen:
-        rivals = [j for j in chosen if j != i]
-        mine = weight[..., i].copy()
-        for j in rivals:
-            mine[error[..., j] < error[..., i]] = 0.0
-        figures.append(Seen(_shape(mine), _NAMES[i], _motion(mine), float(counts[i])))
+    for place, colour in enumerate(chosen):
+        mine = weight[..., place].copy()
+        for rival in range(len(chosen)):
+            if rival != place:
+                # An edge pixel fits several colours: it goes to the one that it fits best.
+                mine[error[..., rival] < error[..., place]] = 0.0
+        figures.append(Seen(_shape(mine), _NAMES[colour], _motion(mine), float(counts[colour])))
     return Verdict(tuple(figures), background)
 
 
@@ -103,18 +107,15 @@ def _background(pixels: Floats) -> str:
     return min(BACKGROUNDS, key=lambda name: float(np.abs(typical - np.array(BACKGROUNDS[name])).sum()))
 
 
-def _unmix(pixels: Floats, behind: Floats) -> tuple[Floats, Floats]:
-    """How much of each colour a pixel has, and how far that mix is from it: [F, H, W, colours] each."""
-    direction = _PAINT - behind
+def _unmix(pixels: Floats, behind: Floats, paint: Floats) -> tuple[Floats, Floats]:
+    """How much of each colour [n, 3] a pixel has, and how far that mix is from it: [F, H, W, n] each."""
+    direction = paint - behind
     offset = pixels - behind
-    alpha = (offset @ direction.T) / (direction**2).sum(-1)
-    alpha = alpha.clip(0.0, 1.0)
-    # |offset − α·direction|², expanded: nothing of shape [F, H, W, colours, 3] is made.
-    square = (
-        (offset**2).sum(-1)[..., None]
-        - 2 * alpha * (offset @ direction.T)
-        + alpha**2 * (direction**2).sum(-1)
-    )
+    along = offset @ direction.T
+    length = (direction**2).sum(-1)
+    alpha = (along / length).clip(0.0, 1.0)
+    # |offset − α·direction|², expanded: nothing of shape [F, H, W, n, 3] is made.
+    square = (offset**2).sum(-1)[..., None] - 2 * alpha * along + alpha**2 * length
     return alpha, np.sqrt(square.clip(0.0))
 
 
@@ -150,12 +151,12 @@ def _motion(weight: Floats) -> str | None:
 def _shape(weight: Floats) -> str | None:
     """The shape whose outline overlaps best, placed by least squares around the centroid."""
     centres, seen = _centres(weight)
-    rows = np.flatnonzero(seen)[:: max(1, int(seen.sum()) // 6)]
+    rows = np.flatnonzero(seen)[:: max(1, int(seen.sum()) // 4)]
     if not len(rows):
         return None
     drawn = weight[rows]
     best, overlap = None, MIN_OVERLAP
-    shifts = [(dx, dy) for dx in (-1.0, 0.0, 1.0) for dy in (-2.0, -1.0, 0.0, 1.0, 2.0)]
+    shifts = [(dx, dy) for dx in (-0.7, 0.0, 0.7) for dy in (-1.4, -0.7, 0.0, 0.7, 1.4)]
     for name in SHAPES:
         scores = []
         for shift in shifts:

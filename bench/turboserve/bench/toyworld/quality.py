@@ -197,7 +197,8 @@ def table(result: dict[str, Any]) -> str:
         long = result["long"]
         lines.append(
             f"after {long['chunks']} chunks ({long['sessions']} sessions): "
-            f"colour {long['colour_accuracy']:.3f}, motion {long['motion_accuracy']:.3f}, shape {long['shape_accuracy']:.3f}"
+            f"colour {long['colour_accuracy']:.3f}, "
+            f"motion {long['motion_accuracy']:.3f}, shape {long['shape_accuracy']:.3f}"
         )
     lines.append(
         f"{result['n_prompts']} held-out prompts; "
