@@ -6,7 +6,7 @@ from typing import Annotated
 
 import orjson
 from pydantic import Field, SecretStr, TypeAdapter, field_validator
-from pydantic_settings import NoDecode
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from turboserve.config import Seconds
 from turboserve.config import Settings as Shared
@@ -17,6 +17,9 @@ _TENANTS: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, Id])
 
 class Settings(Shared):
     """Read from `TURBOSERVE_…` variables, e.g. `TURBOSERVE_GATEWAY_PORT`."""
+
+    # A mistyped list of keys must not end up in a log.
+    model_config = SettingsConfigDict(hide_input_in_errors=True)
 
     gateway_host: str = "127.0.0.1"
     gateway_port: int = Field(default=8080, ge=0, le=65_535)

@@ -12,7 +12,7 @@ const EXAMPLES = [
   "a red circle moving left",
   "a blue square moving up",
   "a green triangle moving in circles",
-  "a white circle standing still on navy",
+  "a pink circle standing still on navy",
 ];
 const REPORT_MS = 250;
 const PIXELATED_BELOW = 256;
@@ -29,11 +29,13 @@ let session = null;
 let phase = "";
 let activity = "watching";
 let askedAt = null;
+let greetedAt = 0;
 let ended = "";
 
 function begin(id) {
   session = id;
   ended = "";
+  askedAt ??= performance.now();
   rememberSession(id);
   events.reset();
   strip.reset();
@@ -48,6 +50,7 @@ function begin(id) {
 
 function hello(message) {
   quiet();
+  greetedAt = Date.now() / 1000;
   learn(message);
   if (stream.lastIndex === null) playback.beginAt(message.start_s);
   if (message.control_seq === 0) strip.mark(0, message.prompt);
@@ -67,7 +70,8 @@ function chunk(message, data) {
   }
   playback.chunk(message, data);
   strip.chunk(message);
-  write("delivery", `${Math.max(0, Math.round((now - message.published_at) * 1000))} ms`);
+  // What was made before this connection was not waited for.
+  if (message.published_at >= greetedAt) write("delivery", `${Math.round((now - message.published_at) * 1000)} ms`);
   write("compute", `${Math.round(message.compute_s * 1000)} ms`);
   write("chunk", message.index);
   write("epoch", message.epoch);

@@ -1,0 +1,132 @@
+"""A pool of real services for the gateway's tests, started once, and clients of its gateways."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+from websockets.asyncio.client import ClientConnection
+
+
+def _load(name: str) -> ModuleType:
+    # Tests are imported by path, without packages, so a helper next to them has to be as well.
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+Pool = _load("pool_harness").Pool
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Servers, state store, scheduler, a worker that draws: see pool_harness."""
+    with Pool(tmp_path_factory.mktemp("pool")).running() as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def gateway_url(pool: Any) -> str:
+    """A gateway without API keys."""
+    url: str = pool.gateway()
+    return url
+
+
+@pytest.fixture
+async def api(gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=gateway_url, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+async def start(api: httpx.AsyncClient) -> AsyncIterator[Callable[..., Awaitable[dict[str, Any]]]]:
+    """`await start(prompt="…")` creates a session; all end with the test, so that the next has room."""
+    made: list[str] = []
+
+    async def create(prompt: str = "a red circle", **more: Any) -> dict[str, Any]:
+        answer = await api.post("/v1/sessions", json={"prompt": prompt, **more})
+        assert answer.status_code == 201, answer.text
+        session: dict[str, Any] = answer.json()
+        made.append(session["id"])
+        return session
+
+    yield create
+    for session in made:
+        await api.delete(f"/v1/sessions/{session}")
+
+
+class Viewer:
+    """One WebSocket: reads messages in order, with the binary that belongs to them."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+        self.seen: list[dict[str, Any]] = []
+        self.init = b""
+
+    async def next(self) -> dict[str, Any]:
+        """The next JSON message; `data` is the binary that it announces. A playhead is reported per chunk."""
+        message: dict[str, Any] = json.loads(await self.socket.recv(decode=True))
+        if message["type"] in ("init", "chunk"):
+            data = await self.socket.recv()
+            assert isinstance(data, bytes)
+            assert len(data) == message["bytes"]
+            message["data"] = data
+        if message["type"] == "init":
+            self.init = message["data"]
+        if message["type"] == "chunk":
+            with suppress(websockets.ConnectionClosed):
+                await self.say(
+                    type="playhead", playhead_s=message["start_s"], buffered_s=message["duration_s"]
+                )
+        self.seen.append(message)
+        return message
+
+    async def until(self, type_: str, **having: Any) -> dict[str, Any]:
+        """The next message of this type with these values."""
+        while True:
+            message = await self.next()
+            if message["type"] == type_ and all(message.get(key) == value for key, value in having.items()):
+                return message
+
+    async def closed(self) -> int:
+        """Read to the end; returns the code that the gateway closed with."""
+        try:
+            while True:
+                await self.next()
+        except websockets.ConnectionClosed as closed:
+            assert closed.rcvd is not None
+            return closed.rcvd.code
+
+    async def chunks(self, count: int) -> list[dict[str, Any]]:
+        return [await self.until("chunk") for _ in range(count)]
+
+    async def say(self, **message: Any) -> None:
+        await self.socket.send(json.dumps(message))
+
+
+@pytest.fixture
+async def watch(gateway_url: str) -> AsyncIterator[Callable[..., Awaitable[Viewer]]]:
+    """`await watch(session, after=3)` opens a stream."""
+    opened: list[ClientConnection] = []
+
+    async def connect(session: str, url: str = gateway_url, **query: Any) -> Viewer:
+        address = httpx.URL(url.replace("http", "ws", 1) + f"/v1/sessions/{session}/stream", params=query)
+        opened.append(await websockets.connect(str(address), max_size=None))
+        return Viewer(opened[-1])
+
+    yield connect
+    for socket in opened:
+        await socket.close()

@@ -1,0 +1,57 @@
+"""Reading generators while waiting for something else: no item is lost, every generator is closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from turboserve.gateway.aio import or_silence, until
+
+
+class Source:
+    def __init__(self, pauses_s: list[float]) -> None:
+        self.pauses_s = pauses_s
+        self.closed = False
+
+    async def items(self) -> AsyncGenerator[int, None]:
+        try:
+            for number, pause_s in enumerate(self.pauses_s):
+                await asyncio.sleep(pause_s)
+                yield number
+        finally:
+            self.closed = True
+
+
+async def test_until_gives_everything_when_nothing_stops_it() -> None:
+    source = Source([0, 0.01, 0])
+    assert [item async for item in until(source.items(), asyncio.Event())] == [0, 1, 2]
+    assert source.closed
+
+
+async def test_until_gives_up_what_it_waits_for_when_told() -> None:
+    source, stop = Source([0, 3600]), asyncio.Event()
+    asyncio.get_running_loop().call_later(0.05, stop.set)
+    assert [item async for item in until(source.items(), stop)] == [0]
+    assert source.closed
+
+
+async def test_until_closes_its_source_when_cancelled() -> None:
+    source = Source([3600])
+
+    async def read() -> None:
+        async for _ in until(source.items(), asyncio.Event()):
+            pass
+
+    task = asyncio.create_task(read())
+    await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert source.closed
+
+
+async def test_silence_is_none_and_loses_no_item() -> None:
+    source = Source([0, 0.25, 0])
+    items = [item async for item in or_silence(source.items(), 0.1)]
+    assert [item for item in items if item is not None] == [0, 1, 2]
+    assert items[1] is None
+    assert source.closed

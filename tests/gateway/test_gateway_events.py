@@ -1,0 +1,70 @@
+"""Server-sent events over a real pool."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+
+
+async def read(api: httpx.AsyncClient, path: str, count: int, **headers: str) -> list[dict[str, Any]]:
+    """The first `count` events, each with its `id` and `event` beside its data."""
+    found: list[dict[str, Any]] = []
+    async with api.stream("GET", path, headers=headers) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        event: dict[str, str] = {}
+        async for line in answer.aiter_lines():
+            if line and not line.startswith(":"):
+                name, _, value = line.partition(": ")
+                event[name] = value
+            elif "data" in event:
+                found.append(
+                    {**json.loads(event["data"]), "sse_id": event["id"], "sse_event": event["event"]}
+                )
+                event = {}
+                if len(found) == count:
+                    return found
+    return found
+
+
+async def test_events_come_in_order_from_the_beginning_and_end_with_the_session(start, api) -> None:
+    session = await start()
+    path = session["links"]["events"]
+    reading = asyncio.create_task(read(api, path, 100))
+    await read(api, path, 2)  # Created and placed.
+    await api.post(session["links"]["prompts"], json={"prompt": "a blue square"})
+    await api.delete(session["links"]["self"])
+    events = await reading
+    types = [event["type"] for event in events]
+    assert types[:2] == ["session.created", "session.placed"]
+    assert types[-1] == "session.ended"
+    assert "prompt.accepted" in types
+    assert [event["sse_event"] for event in events] == types
+    sequences = [event["sequence"] for event in events]
+    assert sequences == sorted(set(sequences))
+    assert [event["sse_id"] for event in events] == [str(number) for number in sequences]
+    assert not any("tenant" in event for event in events)
+
+
+async def test_a_client_goes_on_behind_its_last_event_id(start, api) -> None:
+    session = await start()
+    path = session["links"]["events"]
+    first, second = await read(api, path, 2)
+    assert (await read(api, path, 1, **{"Last-Event-ID": first["sse_id"]}))[0]["id"] == second["id"]
+    assert (await read(api, f"{path}?after={first['sse_id']}", 1))[0]["id"] == second["id"]
+
+
+async def test_a_client_that_comes_back_after_the_end_is_told_to_stop(start, api) -> None:
+    session = await start()
+    await api.delete(session["links"]["self"])
+    events = await read(api, session["links"]["events"], 100)
+    answer = await api.get(session["links"]["events"], headers={"Last-Event-ID": events[-1]["sse_id"]})
+    assert answer.status_code == 204
+
+
+async def test_a_last_event_id_that_is_no_number_is_refused(start, api) -> None:
+    session = await start()
+    answer = await api.get(session["links"]["events"], headers={"Last-Event-ID": "yesterday"})
+    assert (answer.status_code, answer.json()["field"]) == (422, "last-event-id")

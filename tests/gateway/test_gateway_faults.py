@@ -1,0 +1,108 @@
+"""What viewers and callers see while parts of the pool are away."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Any
+
+import httpx
+
+
+async def test_no_room_is_429_with_a_time_to_wait(api, start) -> None:
+    answer = None
+    for _ in range(12):
+        answer = await api.post("/v1/sessions", json={"prompt": "x"})
+        if answer.status_code != 201:
+            break
+    assert answer is not None
+    live = (await api.get("/v1/sessions", params={"phase": ["requested", "active", "suspended"]})).json()
+    for session in live["sessions"]:
+        await api.delete(f"/v1/sessions/{session['id']}")
+    assert answer.status_code == 429
+    assert answer.json()["code"] == "no_capacity"
+    assert int(answer.headers["retry-after"]) >= 1
+    await start()
+
+
+async def test_viewers_go_on_and_calls_are_503_while_the_state_store_is_away(pool, api, start, watch) -> None:
+    session = await start()
+    viewer = await watch(session["id"])
+    await viewer.chunks(2)
+    pool.stop("state-store", signal.SIGKILL)
+    try:
+        answer = await api.get("/v1/sessions")
+        assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
+        assert int(answer.headers["retry-after"]) >= 1
+        await viewer.chunks(3)
+        viewer.socket.transport.abort()
+        # Whom the gateway knows may come back even now.
+        last = max(message["index"] for message in viewer.seen if message["type"] == "chunk")
+        again = await watch(session["id"], after=last)
+        assert (await again.until("chunk"))["index"] == last + 1
+        unknown = await watch("ses_nobody")
+        assert (await unknown.next())["code"] in ("no_server", "deadline")
+        assert await unknown.closed() == 1013
+    finally:
+        pool.start_store()
+    async with asyncio.timeout(30):
+        while (await api.get("/v1/sessions")).status_code != 200:
+            await asyncio.sleep(0.2)
+    await again.chunks(3)
+    indices = [m["index"] for one in (viewer, again) for m in one.seen if m["type"] == "chunk"]
+    assert indices == list(range(len(indices)))
+
+
+async def test_a_gateway_that_stops_sends_its_viewers_back(pool, start, watch) -> None:
+    url: str = pool.gateway("leaving")
+    session = await start()
+    viewer = await watch(session["id"], url=url)
+    await viewer.chunks(2)
+
+    async def play() -> int:
+        received = 0
+        async with (
+            httpx.AsyncClient(timeout=20) as client,
+            client.stream("GET", f"{url}{session['links']['video']}", params={"after": -1}) as answer,
+        ):
+            async for part in answer.aiter_bytes():
+                received += len(part)
+        return received
+
+    playing = asyncio.create_task(play())
+    await viewer.chunks(1)
+    status = await asyncio.to_thread(pool.stop, "leaving")
+    assert await viewer.closed() == 1012
+    assert await playing > 0  # Ended in order: a cut connection would have raised.
+    assert status == 0
+    assert "Traceback" not in pool.log("leaving")
+    last = max(message["index"] for message in viewer.seen if message["type"] == "chunk")
+    elsewhere = await watch(session["id"], after=last)
+    assert (await elsewhere.until("chunk"))["index"] == last + 1
+
+
+async def test_a_viewer_of_a_killed_gateway_goes_on_at_another(pool, start, watch) -> None:
+    url: str = pool.gateway("doomed")
+    session = await start()
+    viewer = await watch(session["id"], url=url)
+    await viewer.chunks(3)
+    await asyncio.to_thread(pool.stop, "doomed", signal.SIGKILL)
+    last = max(message["index"] for message in viewer.seen if message["type"] == "chunk")
+    elsewhere = await watch(session["id"], after=last)
+    assert (await elsewhere.until("chunk"))["index"] == last + 1
+
+
+async def test_a_worker_that_dies_costs_a_wait_and_no_chunk(pool: Any, start, watch) -> None:
+    session = await start()
+    viewer = await watch(session["id"])
+    await viewer.chunks(3)
+    await asyncio.to_thread(pool.stop, "worker", signal.SIGKILL)
+    pool.start_worker()
+    first = viewer.seen[-1]["worker"]
+    async with asyncio.timeout(60):
+        while (await viewer.until("chunk"))["worker"] == first:
+            pass
+    indices = [message["index"] for message in viewer.seen if message["type"] == "chunk"]
+    assert indices == list(range(len(indices)))
+    epochs = [message["epoch"] for message in viewer.seen if message["type"] == "chunk"]
+    assert epochs == sorted(epochs)

@@ -1,0 +1,258 @@
+"""REST over a real pool: sessions, controls, what is refused and how."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+PROBLEM = "application/problem+json"
+LIMIT = 2_000
+
+
+def problem(answer: httpx.Response, status: int, code: str, field: str | None = None) -> dict[str, object]:
+    """The answer is this problem, complete."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == PROBLEM
+    body = answer.json()
+    assert body["type"] == f"urn:turboserve:problem:{code}"
+    assert (body["status"], body["code"], body.get("field")) == (status, code, field)
+    assert body["title"]
+    assert body["detail"]
+    assert body["instance"] == answer.request.url.path
+    return body
+
+
+async def test_a_session_from_creation_to_end(api, start) -> None:
+    session = await start("a red circle", seed=7, metadata={"who": "me"})
+    assert session["phase"] == session["state"] == "requested"
+    assert (session["model"], session["seed"], session["metadata"]) == ("toyworld", 7, {"who": "me"})
+    links = session["links"]
+    assert links["stream"] == f"/v1/sessions/{session['id']}/stream"
+    read = await api.get(links["self"])
+    assert read.status_code == 200
+    assert read.json()["prompt"] == "a red circle"
+
+    receipt = await api.post(links["prompts"], json={"prompt": "a blue square"})
+    assert receipt.status_code == 202
+    assert receipt.json()["control_seq"] == 1
+    assert (await api.get(links["self"])).json()["prompt"] == "a blue square"
+
+    paused = await api.post(links["pause"])
+    assert (paused.status_code, paused.json()["activity"]) == (202, "paused")
+    resumed = await api.post(links["resume"])
+    assert (resumed.status_code, resumed.json()["activity"]) == (202, "watching")
+
+    for _ in range(2):
+        ended = await api.delete(links["self"])
+        assert (ended.status_code, ended.json()["phase"]) == (200, "terminated")
+    problem(await api.post(links["prompts"], json={"prompt": "x"}), 409, "transition_not_allowed", "phase")
+    problem(await api.post(links["pause"]), 409, "transition_not_allowed", "phase")
+
+
+async def test_location_says_where_the_session_is(api) -> None:
+    answer = await api.post("/v1/sessions", json={"prompt": "x"})
+    assert (await api.get(answer.headers["location"])).json()["id"] == answer.json()["id"]
+    await api.delete(answer.headers["location"])
+
+
+async def test_decisions_say_why_it_was_placed(api, start) -> None:
+    session = await start()
+    async with asyncio.timeout(20):
+        while not (found := (await api.get(session["links"]["decisions"])).json()["decisions"]):
+            await asyncio.sleep(0.1)
+    assert found[0]["kind"] == "place"
+    assert found[0]["reason"]
+
+
+async def test_a_repeated_creation_is_one_session(api) -> None:
+    headers = {"Idempotency-Key": "create-once"}
+    answers = await asyncio.gather(
+        *(api.post("/v1/sessions", json={"prompt": "a red circle"}, headers=headers) for _ in range(4))
+    )
+    assert {answer.status_code for answer in answers} == {201}
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert len({answer.json()["seed"] for answer in answers}) == 1
+    other = await api.post("/v1/sessions", json={"prompt": "a blue square"}, headers=headers)
+    problem(other, 422, "idempotency_key_reused", "Idempotency-Key")
+    await api.delete(answers[0].headers["location"])
+
+
+async def test_a_repeated_prompt_is_accepted_once(api, start) -> None:
+    session = await start()
+    headers = {"Idempotency-Key": "prompt-once"}
+    first, second = [
+        await api.post(session["links"]["prompts"], json={"prompt": "a blue square"}, headers=headers)
+        for _ in range(2)
+    ]
+    assert first.json() == second.json()
+
+
+async def test_pages_hold_every_session_once(api, start) -> None:
+    made = {(await start())["id"] for _ in range(3)}
+    seen: list[str] = []
+    cursor = {}
+    while True:
+        page = (await api.get("/v1/sessions", params={"limit": 2, **cursor})).json()
+        assert len(page["sessions"]) <= 2
+        seen += [session["id"] for session in page["sessions"]]
+        if page["next"] is None:
+            break
+        cursor = {"after": page["next"]}
+    assert len(seen) == len(set(seen))
+    assert made <= set(seen)
+    phases = ["requested", "active"]
+    live = (await api.get("/v1/sessions", params={"phase": phases})).json()["sessions"]
+    assert made <= {session["id"] for session in live}
+    assert {session["phase"] for session in live} <= set(phases)
+
+
+BAD = [
+    ({}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": " \n\t "}, "prompt"),
+    ({"prompt": "x" * (LIMIT + 1)}, "prompt"),
+    ({"prompt": "nul \0"}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ["x"]}, "prompt"),
+    ({"prompt": "x", "seed": "5"}, "seed"),
+    ({"prompt": "x", "seed": 1.5}, "seed"),
+    ({"prompt": "x", "seed": True}, "seed"),
+    ({"prompt": "x", "seed": -1}, "seed"),
+    ({"prompt": "x", "seed": 2**63}, "seed"),
+    ({"prompt": "x", "model": "no/such model"}, "model"),
+    ({"prompt": "x", "model": ""}, "model"),
+    ({"prompt": "x", "metadata": [1]}, "metadata"),
+    ({"prompt": "x", "metadata": {"k": 1}}, "metadata.k"),
+    ({"prompt": "x", "metadata": {"k": "v" * 513}}, "metadata.k"),
+    ({"prompt": "x", "metadata": {str(n): "v" for n in range(17)}}, "metadata"),
+    ({"prompt": "x", "promt": "y"}, "promt"),
+]
+
+
+@pytest.mark.parametrize(("body", "field"), BAD)
+async def test_a_bad_field_is_named(api, body, field) -> None:
+    problem(await api.post("/v1/sessions", json=body), 422, "invalid_input", field)
+
+
+async def test_limits_are_named(api) -> None:
+    answer = await api.post("/v1/sessions", json={"prompt": "x" * (LIMIT + 1)})
+    assert answer.json()["limit"] == str(LIMIT)
+    assert str(LIMIT) in answer.json()["detail"]
+
+
+async def test_the_longest_prompt_is_taken(start) -> None:
+    assert len((await start("ü😀" * (LIMIT // 2)))["prompt"]) == LIMIT
+
+
+async def test_an_unknown_model_is_refused(api) -> None:
+    problem(
+        await api.post("/v1/sessions", json={"prompt": "x", "model": "wan-900b"}),
+        422,
+        "unknown_model",
+        "model",
+    )
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"null", b"[]", b'"x"', b"5", b"\xff\xfe", b"[" * 60_000, b'{"prompt": "\\ud800"}']
+)
+async def test_a_body_that_cannot_be_read_is_refused(api, content) -> None:
+    answer = await api.post("/v1/sessions", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 422)
+    assert answer.headers["content-type"] == PROBLEM
+    assert answer.json()["field"] in ("body", "prompt")
+
+
+async def test_a_body_over_the_limit_is_refused_with_and_without_a_length(api) -> None:
+    body = problem(
+        await api.post("/v1/sessions", content=b" " * (64 * 1024 + 1)), 413, "body_too_large", "body"
+    )
+    assert body["limit"] == str(64 * 1024)
+
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * 4096
+
+    problem(await api.post("/v1/sessions", content=endless()), 413, "body_too_large", "body")
+
+
+SESSION_PATHS = [
+    ("GET", ""),
+    ("DELETE", ""),
+    ("POST", "/prompts"),
+    ("POST", "/pause"),
+    ("POST", "/resume"),
+    ("GET", "/decisions"),
+    ("GET", "/events"),
+    ("GET", "/stream.mp4"),
+]
+
+
+@pytest.mark.parametrize("session", ["ses_nobody", "no.such", "*", "%3E", "a b", "x" * 65, "ses_%00"])
+@pytest.mark.parametrize(("method", "path"), SESSION_PATHS)
+async def test_an_unknown_session_is_not_found(api, method, path, session) -> None:
+    body = {"prompt": "x"} if path == "/prompts" else None
+    answer = await api.request(method, f"/v1/sessions/{session}{path}", json=body)
+    assert answer.status_code == 404
+    assert answer.json()["code"] == "session_not_found"
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/sessions?limit=0", "limit"),
+        ("/v1/sessions?limit=many", "limit"),
+        ("/v1/sessions?phase=sleeping", "phase.0"),
+        ("/v1/sessions?after=not-a-cursor", "after"),
+        ("/v1/sessions/ses_x/stream.mp4?after=-2", "after"),
+        ("/v1/sessions/ses_x/stream.mp4?after=last", "after"),
+    ],
+)
+async def test_bad_queries_are_refused(api, path, field) -> None:
+    problem(await api.get(path), 422, "invalid_input", field)
+
+
+async def test_unknown_paths_and_methods_are_problems(api) -> None:
+    problem(await api.get("/v2/sessions"), 404, "not_found", "path")
+    problem(await api.get("/page/nothing.js"), 404, "not_found", "path")
+    answer = await api.put("/v1/sessions", json={})
+    problem(answer, 405, "method_not_allowed", "method")
+    assert {part.strip() for part in answer.headers["allow"].split(",")} & {"GET", "POST"}
+
+
+async def test_the_pool_is_shown(api) -> None:
+    models = (await api.get("/v1/models")).json()["models"]
+    assert [(model["id"], model["default"]) for model in models] == [("toyworld", True)]
+    assert models[0]["capacity"] == 8
+    workers = (await api.get("/v1/workers")).json()["workers"]
+    assert {worker["phase"] for worker in workers} == {"ready"}
+
+
+async def test_health_and_metrics(api) -> None:
+    assert (await api.get("/healthz")).json() == {"status": "ok"}
+    ready = await api.get("/readyz")
+    assert (ready.status_code, ready.json()["status"]) == (200, "ready")
+    text = (await api.get("/metrics")).text
+    assert "turboserve_gateway_sessions_created_total" in text
+
+
+async def test_the_page_loads_nothing_from_elsewhere(api) -> None:
+    page = await api.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in page.text.replace("http-equiv", "")
+    script = await api.get("/page/player.js")
+    assert script.headers["content-type"].startswith("text/javascript")
+    assert script.headers["x-content-type-options"] == "nosniff"
+
+
+def test_nothing_of_this_was_logged_as_a_crash(pool, gateway_url) -> None:
+    log = pool.log("gateway")
+    assert "Traceback" not in log
+    assert " error " not in log

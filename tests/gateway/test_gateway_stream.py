@@ -1,0 +1,319 @@
+"""Video over a real pool: WebSocket and plain HTTP, resuming, broken messages, slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import json
+
+import av
+import httpx
+import numpy as np
+import pytest
+import websockets
+
+
+def frames(data: bytes) -> list[np.ndarray]:
+    with av.open(io.BytesIO(data)) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+def is_red(frame: np.ndarray) -> bool:
+    r, g, b = frame[32, 32].astype(int)
+    return bool(r > 150 and g < 100 and b < 100)
+
+
+def is_blue(frame: np.ndarray) -> bool:
+    r, _, b = frame[32, 32].astype(int)
+    return bool(b > 150 and r < 100)
+
+
+async def test_chunks_are_whole_contiguous_and_show_what_was_asked_for(start, watch) -> None:
+    session = await start("a red circle")
+    viewer = await watch(session["id"])
+    hello = await viewer.next()
+    assert (hello["type"], hello["session"], hello["next"]) == ("hello", session["id"], 0)
+    init = await viewer.until("init")
+    assert init["mime"].startswith('video/mp4; codecs="avc1.')
+    chunks = await viewer.chunks(4)
+    assert [chunk["index"] for chunk in chunks] == [0, 1, 2, 3]
+    assert chunks[0]["start_s"] == 0
+    for before, after in itertools.pairwise(chunks):
+        assert after["start_s"] == pytest.approx(before["start_s"] + before["duration_s"])
+    video = frames(viewer.init + b"".join(chunk["data"] for chunk in chunks))
+    assert len(video) == 9 + 3 * 12
+    assert all(is_red(frame) for frame in video)
+
+
+async def test_a_prompt_gets_both_receipts_and_the_video_changes(start, watch) -> None:
+    viewer = await watch((await start("a red circle"))["id"])
+    await viewer.chunks(2)
+    await viewer.say(type="prompt", prompt="a blue square", id="mine")
+    receipt = await viewer.until("receipt")
+    assert (receipt["id"], receipt["control_seq"]) == ("mine", 1)
+    applied = await viewer.until("prompt.applied")
+    assert (applied["event_id"], applied["prompt"]) == (receipt["event_id"], "a blue square")
+    while applied["chunk_index"] not in [m["index"] for m in viewer.seen if m["type"] == "chunk"]:
+        await viewer.next()
+    for chunk in (message for message in viewer.seen if message["type"] == "chunk"):
+        changed = chunk["index"] >= applied["chunk_index"]
+        assert chunk["control_seq"] == int(changed)
+        seen = frames(viewer.init + chunk["data"])
+        assert all(is_blue(frame) if changed else is_red(frame) for frame in seen)
+    accepted = [m for m in viewer.seen if m["type"] == "prompt.accepted"]
+    assert [m["event_id"] for m in accepted] == [receipt["event_id"]]
+
+
+async def test_a_dropped_connection_goes_on_without_a_lost_or_repeated_chunk(start, watch) -> None:
+    session = await start()
+    indices: list[int] = []
+    for cut in range(6):
+        viewer = await watch(session["id"], **({"after": indices[-1]} if indices else {}))
+        hello = await viewer.next()
+        assert hello["next"] == len(indices)
+        for chunk in await viewer.chunks(1 + cut % 3):
+            indices.append(chunk["index"])
+        viewer.socket.transport.abort()
+    assert indices == list(range(len(indices)))
+
+
+async def test_events_go_on_where_they_stopped(start, watch, api) -> None:
+    session = await start()
+    viewer = await watch(session["id"])
+    await viewer.until("chunk")
+    await api.post(session["links"]["prompts"], json={"prompt": "one"})
+    first = await viewer.until("prompt.accepted", prompt="one")
+    viewer.socket.transport.abort()
+    await api.post(session["links"]["prompts"], json={"prompt": "two"})
+    again = await watch(session["id"], events_after=first["sequence"])
+    await again.until("prompt.accepted", prompt="two")
+    assert not [m for m in again.seen if m.get("sequence", 10**9) <= first["sequence"]]
+
+
+async def test_without_after_it_begins_at_the_playhead(start, watch) -> None:
+    session = await start()
+    first = await watch(session["id"])
+    chunks = await first.chunks(8)
+    await asyncio.sleep(0.6)  # So that the playhead that was reported last is published.
+    late = await watch(session["id"])
+    hello = await late.next()
+    at = chunks[-1]["start_s"]
+    assert hello["start_s"] <= at + 1e-6
+    assert hello["start_s"] > at - chunks[-1]["duration_s"] - 1e-6
+    assert (await late.until("chunk"))["index"] == hello["next"]
+
+
+async def test_any_index_is_found(start, watch) -> None:
+    # Sessions share the stream, so their chunks lie apart: let two grow together.
+    one, two = [await watch((await start())["id"]) for _ in range(2)]
+    await asyncio.gather(one.chunks(14), two.chunks(14))
+    session = one.seen[0]["session"]
+    for after in (-1, 0, 5, 11, 12):
+        viewer = await watch(session, after=after)
+        assert (await viewer.until("chunk"))["index"] == after + 1
+        await viewer.socket.close()
+
+
+@pytest.mark.parametrize("after", ["last", "-2", "1.5", "", "9" * 40])
+async def test_an_after_that_is_no_index_is_refused(start, watch, after) -> None:
+    viewer = await watch((await start())["id"], after=after)
+    error = await viewer.next()
+    assert (error["type"], error["code"], error["field"]) == ("error", "invalid_input", "after")
+    assert await viewer.closed() == 4422
+
+
+async def test_an_index_that_was_never_made_is_refused(start, watch, api) -> None:
+    session = await start()
+    viewer = await watch(session["id"], after=1_000)
+    error = await viewer.next()
+    assert (error["code"], error["field"]) == ("chunk_not_made", "after")
+    answer = await api.get(session["links"]["video"], params={"after": 1_000})
+    assert (answer.status_code, answer.json()["code"]) == (422, "chunk_not_made")
+
+
+async def test_an_unknown_session_says_so_and_closes(watch) -> None:
+    for name in ("ses_nobody", "a.b", "*"):
+        viewer = await watch(name)
+        assert (await viewer.next())["code"] == "session_not_found"
+        assert await viewer.closed() == 4404
+
+
+BROKEN = [
+    ("not json", "message"),
+    ("[]", "message"),
+    ("null", "message"),
+    ("{}", "message"),
+    ('{"type": 5}', "message"),
+    ('{"type": "dance"}', "message"),
+    ('{"type": "prompt"}', "prompt"),
+    ('{"type": "prompt", "prompt": 5}', "prompt"),
+    ('{"type": "prompt", "prompt": "  "}', "prompt"),
+    (json.dumps({"type": "prompt", "prompt": "x" * 2001}), "prompt"),
+    ('{"type": "prompt", "prompt": "x", "extra": 1}', "extra"),
+    ('{"type": "playhead"}', "playhead_s"),
+    ('{"type": "playhead", "playhead_s": "1"}', "playhead_s"),
+    ('{"type": "playhead", "playhead_s": -1}', "playhead_s"),
+    ('{"type": "playhead", "playhead_s": NaN}', "playhead_s"),
+    ('{"type": "playhead", "playhead_s": 1e400}', "playhead_s"),
+    ('{"type": "ping", "id": 5}', "id"),
+    ("[" * 60_000, "message"),
+    ("x" * (64 * 1024 + 1), "message"),
+    (b"binary", "message"),
+]
+
+
+async def test_broken_messages_are_answered_and_harm_nothing(start, watch) -> None:
+    viewer = await watch((await start())["id"])
+    await viewer.until("chunk")
+    for message, field in BROKEN:
+        await viewer.socket.send(message)
+        error = await viewer.until("error")
+        assert (error["status"], error["field"]) == (422, field), message[:80]
+        assert error["detail"]
+    await viewer.say(type="ping", id="still there")
+    await viewer.until("pong", id="still there")
+    await viewer.chunks(2)
+    indices = [m["index"] for m in viewer.seen if m["type"] == "chunk"]
+    assert indices == list(range(len(indices)))
+
+
+async def test_too_many_broken_messages_close_the_connection(start, watch) -> None:
+    viewer = await watch((await start())["id"])
+    for _ in range(32):
+        await viewer.socket.send("broken")
+    assert await viewer.closed() == 1008
+
+
+async def test_pages_of_other_origins_may_not_open_streams(start, gateway_url) -> None:
+    session = await start()
+    address = gateway_url.replace("http", "ws", 1) + session["links"]["stream"]
+    async with websockets.connect(address, origin="https://elsewhere.example") as socket:
+        assert json.loads(await socket.recv())["code"] == "forbidden_origin"
+    async with websockets.connect(address, origin=gateway_url) as socket:
+        assert json.loads(await socket.recv())["type"] == "hello"
+
+
+async def test_pausing_stops_the_video_and_resuming_goes_on(start, watch) -> None:
+    viewer = await watch((await start())["id"])
+    await viewer.chunks(2)
+    await viewer.say(type="pause")
+    suspended = await viewer.until("session.suspended")
+    assert (suspended["phase"], suspended["activity"]) == ("suspended", "paused")
+    await viewer.say(type="resume")
+    placed = await viewer.until("session.placed", kind="resume")
+    assert placed["epoch"] == 2
+    while (await viewer.until("chunk"))["epoch"] != 2:
+        pass
+    indices = [m["index"] for m in viewer.seen if m["type"] == "chunk"]
+    assert indices == list(range(len(indices)))
+
+
+async def test_the_end_is_said_after_the_last_chunk(start, watch, api) -> None:
+    session = await start()
+    viewer = await watch(session["id"])
+    await viewer.chunks(2)
+    await api.delete(session["links"]["self"])
+    end = await viewer.until("end")
+    assert end["phase"] == "terminated"
+    assert end["last"] == max(m["index"] for m in viewer.seen if m["type"] == "chunk")
+    assert await viewer.closed() == 1000
+    replay = await watch(session["id"], after=-1)
+    again = await replay.until("end")
+    assert again["last"] == end["last"]
+    assert [m["index"] for m in replay.seen if m["type"] == "chunk"] == list(range(end["last"] + 1))
+
+
+async def test_an_idle_session_comes_back_for_a_viewer(start, watch, api) -> None:
+    session = await start()
+    viewer = await watch(session["id"])
+    await viewer.chunks(1)
+    await viewer.socket.close()
+    async with asyncio.timeout(60):
+        while (await api.get(session["links"]["self"])).json()["activity"] != "idle":
+            await asyncio.sleep(0.2)
+    again = await watch(session["id"])
+    assert (await again.next())["activity"] == "idle"
+    await again.until("session.placed", kind="resume")
+    await again.until("chunk")
+
+
+async def test_mp4_over_http_plays_from_the_first_byte_to_the_end(start, api) -> None:
+    session = await start("a red circle")
+    data = bytearray()
+    async with api.stream("GET", session["links"]["video"]) as answer:
+        assert answer.headers["content-type"] == "video/mp4"
+        async for part in answer.aiter_bytes():
+            data += part
+            if len(data) > 12_000:
+                break
+    # Cut anywhere: what is whole plays.
+    assert all(is_red(frame) for frame in frames(bytes(data)))
+    async with api.stream("GET", session["links"]["video"], params={"after": -1}) as answer:
+        whole = bytearray()
+        async for part in answer.aiter_bytes():
+            if not whole:
+                await api.delete(session["links"]["self"])
+            whole += part
+    video = frames(bytes(whole))
+    made = (await api.get(session["links"]["self"])).json()["next_chunk"]
+    assert len(video) >= 9
+    assert len(video) == 9 + 12 * ((len(video) - 9) // 12)
+    assert made == 0 or len(video) >= 9 + 12 * (made - 1)
+
+
+async def test_a_plain_player_is_given_video_at_the_speed_it_plays(start, api) -> None:
+    session = await start()
+    async with api.stream("GET", session["links"]["video"]) as answer:
+        reader = answer.aiter_bytes()
+        await anext(reader)
+        # Chunks beyond the lead come only because the gateway moves the playhead for a player that cannot.
+        async with asyncio.timeout(30):
+            while (await api.get(session["links"]["self"])).json()["next_chunk"] < 9:
+                await anext(reader)
+
+
+async def test_viewers_who_leave_are_noticed_while_nothing_is_sent(start, api) -> None:
+    session = await start()
+    await api.post(session["links"]["pause"])
+
+    async def viewers() -> float:
+        lines = (await api.get("/metrics")).text.splitlines()
+        return next(
+            float(line.split()[-1]) for line in lines if line.startswith("turboserve_gateway_viewers")
+        )
+
+    before = await viewers()
+    async with (
+        httpx.AsyncClient(base_url=api.base_url) as other,
+        other.stream("GET", session["links"]["video"]),
+        asyncio.timeout(10),
+    ):
+        while await viewers() != before + 1:
+            await asyncio.sleep(0.05)
+    async with asyncio.timeout(10):
+        while await viewers() != before:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_reader_who_does_not_read_holds_up_nobody(start, gateway_url, watch) -> None:
+    session = await start()
+    address = gateway_url.replace("http", "ws", 1) + session["links"]["stream"]
+    async with websockets.connect(address, max_queue=1, compression=None) as slow:
+        await slow.recv()
+        slow.transport.pause_reading()
+        quick = await watch(session["id"])
+        await quick.chunks(12)
+        slow.transport.resume_reading()
+        indices = []
+        while len(indices) < 12:
+            message = await slow.recv()
+            if isinstance(message, str) and json.loads(message)["type"] == "chunk":
+                indices.append(json.loads(message)["index"])
+    assert indices == list(range(12))
+
+
+def test_nothing_of_this_was_logged_as_a_crash(pool, gateway_url) -> None:
+    log = pool.log("gateway")
+    assert "Traceback" not in log
+    assert " error " not in log

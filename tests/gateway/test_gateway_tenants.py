@@ -1,0 +1,132 @@
+"""API keys over a real pool: a foreign session is an unknown one; other origins; the limit of streams."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+ALICE, BOB = {"Authorization": "Bearer key-a"}, {"Authorization": "Bearer key-b"}
+ORIGIN = "https://friend.example"
+
+
+@pytest.fixture(scope="module")
+def keyed_url(pool: Any) -> str:
+    return pool.gateway(
+        "keyed",
+        TURBOSERVE_API_KEYS="key-a=alice,key-b=bob",
+        TURBOSERVE_CORS_ORIGINS=ORIGIN,
+        TURBOSERVE_STREAM_LIMIT="1",
+        DRAWN_KEY="key-a",
+    )
+
+
+@pytest.fixture
+async def keyed(keyed_url: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=keyed_url, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+async def session(keyed: httpx.AsyncClient) -> AsyncIterator[dict[str, Any]]:
+    answer = await keyed.post("/v1/sessions", json={"prompt": "a red circle"}, headers=ALICE)
+    yield answer.json()
+    await keyed.delete(answer.headers["location"], headers=ALICE)
+
+
+PATHS = [
+    ("GET", ""),
+    ("DELETE", ""),
+    ("POST", "/prompts"),
+    ("POST", "/pause"),
+    ("POST", "/resume"),
+    ("GET", "/decisions"),
+    ("GET", "/events"),
+    ("GET", "/stream.mp4"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+async def test_a_foreign_session_is_an_unknown_one(keyed, session, method, path) -> None:
+    body = {"prompt": "mine now"} if path == "/prompts" else None
+
+    async def ask(name: str) -> httpx.Response:
+        return await keyed.request(method, f"/v1/sessions/{name}{path}", json=body, headers=BOB)
+
+    foreign, unknown = await ask(session["id"]), await ask("ses_nobody")
+    assert foreign.status_code == unknown.status_code == 404
+    assert foreign.json()["code"] == unknown.json()["code"] == "session_not_found"
+    read = await keyed.get(session["links"]["self"], headers=ALICE)
+    assert (read.json()["prompt"], read.json()["activity"]) == ("a red circle", "watching")
+
+
+async def test_lists_show_a_tenants_own_sessions(keyed, session) -> None:
+    async def listed(headers: dict[str, str]) -> set[str]:
+        sessions = (await keyed.get("/v1/sessions", headers=headers)).json()["sessions"]
+        return {one["id"] for one in sessions}
+
+    assert session["id"] in await listed(ALICE)
+    assert session["id"] not in await listed(BOB)
+
+
+async def test_the_same_idempotency_key_of_two_tenants_is_two_sessions(keyed) -> None:
+    made = []
+    for headers in (ALICE, BOB):
+        answer = await keyed.post(
+            "/v1/sessions", json={"prompt": "x"}, headers={**headers, "Idempotency-Key": "same"}
+        )
+        assert answer.status_code == 201
+        made.append(answer.json()["id"])
+        await keyed.delete(answer.headers["location"], headers=headers)
+    assert made[0] != made[1]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer nope"}, {"Authorization": "Basic key-a"}])
+@pytest.mark.parametrize(("method", "path"), [*PATHS, ("POST", "/../../sessions"), ("GET", "/../../models")])
+async def test_without_a_known_key_nothing_is_told(keyed, session, method, path, headers) -> None:
+    answer = await keyed.request(
+        method, f"{session['links']['self']}{path}", json={"prompt": "x"}, headers=headers
+    )
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.json()["code"] == "unauthorized"
+
+
+async def test_streams_take_the_key_in_the_address(keyed_url, keyed, session, watch) -> None:
+    viewer = await watch(session["id"], url=keyed_url, access_token="key-a")
+    assert (await viewer.next())["type"] == "hello"
+    await viewer.socket.close()
+    foreign = await watch(session["id"], url=keyed_url, access_token="key-b")
+    assert (await foreign.next())["code"] == "session_not_found"
+    nobody = await watch(session["id"], url=keyed_url)
+    assert (await nobody.next())["code"] == "unauthorized"
+    assert await nobody.closed() == 4401
+    # A key in an address ends up in logs, so calls that can send a header have to.
+    answer = await keyed.get(f"{session['links']['self']}?access_token=key-a")
+    assert answer.status_code == 401
+
+
+async def test_no_more_streams_than_the_limit(keyed_url, keyed, session, watch) -> None:
+    viewer = await watch(session["id"], url=keyed_url, access_token="key-a")
+    assert (await viewer.next())["type"] == "hello"
+    late = await watch(session["id"], url=keyed_url, access_token="key-a")
+    error = await late.next()
+    assert (error["code"], error["limit"]) == ("too_many_streams", "1")
+    assert await late.closed() == 1013
+    answer = await keyed.get(session["links"]["video"], headers=ALICE)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
+
+
+async def test_named_origins_may_call(keyed) -> None:
+    answer = await keyed.get("/v1/models", headers={**ALICE, "Origin": ORIGIN})
+    assert answer.headers["access-control-allow-origin"] == ORIGIN
+    other = await keyed.get("/v1/models", headers={**ALICE, "Origin": "https://foe.example"})
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_no_key_is_in_the_log(pool, keyed_url) -> None:
+    log = pool.log("keyed")
+    assert "key-a" not in log
+    assert "Traceback" not in log

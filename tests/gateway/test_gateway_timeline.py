@@ -1,0 +1,151 @@
+"""The timeline's core: what it publishes holds for any order of events."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turboserve.gateway.timeline.timeline import Publish, Recovered, Stalled, Timeline
+
+INTERVAL_S, TIMEOUT_S = 0.25, 5.0
+
+viewers = st.sampled_from(["v1", "v2", "v3"])
+media = st.floats(0, 1e9)
+steps = st.lists(
+    st.tuples(
+        st.floats(0, 3),
+        st.one_of(
+            st.tuples(st.just("joined"), viewers, media, st.booleans()),
+            st.tuples(st.just("left"), viewers),
+            st.tuples(st.just("delivered"), viewers, st.floats(0, 2)),
+            st.tuples(st.just("reported"), viewers, media, media),
+            st.tuples(st.just("playing"), st.booleans()),
+            st.tuples(st.just("tick")),
+        ),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps)
+def test_no_playhead_lies_beyond_what_was_delivered_and_the_last_to_leave_is_announced_once(steps) -> None:
+    timeline, now = Timeline(INTERVAL_S, TIMEOUT_S), 100.0
+    delivered: dict[str, float] = {}
+    reach = 0.0
+    announced_empty = True
+    stalled = 0
+    for pause_s, (what, *given_) in steps:
+        now += pause_s
+        commands = []
+        match what:
+            case "joined":
+                viewer, start_s, self_paced = given_
+                if viewer in delivered:
+                    continue
+                delivered[viewer] = start_s
+                reach = max(reach, start_s)
+                announced_empty = False
+                commands = timeline.joined("s", viewer, start_s, now, self_paced=self_paced)
+            case "left":
+                commands = timeline.left("s", given_[0], now)
+                if given_[0] not in delivered:
+                    assert commands == []
+                delivered.pop(given_[0], None)
+            case "delivered":
+                viewer, more_s = given_
+                if viewer in delivered:
+                    delivered[viewer] += more_s
+                    reach = max(reach, delivered[viewer])
+                    commands = timeline.delivered("s", viewer, delivered[viewer], 0.1, now)
+            case "reported":
+                commands = timeline.reported("s", *given_, now)
+            case "playing":
+                commands = timeline.playing("s", given_[0], now)
+            case "tick":
+                commands = timeline.tick(now)
+        for command in commands:
+            match command:
+                case Publish("s", playhead_s, count):
+                    assert 0 <= playhead_s <= reach
+                    assert count == len(delivered)
+                    if count == 0:
+                        assert not announced_empty
+                        announced_empty = True
+                case Stalled("s"):
+                    stalled += 1
+                case Recovered("s", seconds):
+                    assert seconds >= 0
+        view = timeline.view("s")
+        assert (view is not None) == bool(delivered)
+        if view is not None:
+            assert view.viewers == len(delivered)
+            assert view.slack_s >= 0
+    if not delivered:
+        assert announced_empty
+        assert timeline.tick(now) == []
+
+
+def test_the_playhead_is_that_of_the_furthest_viewer_and_goes_back_when_that_one_leaves() -> None:
+    timeline = Timeline(INTERVAL_S, TIMEOUT_S)
+    for viewer in ("near", "far"):
+        timeline.joined("s", viewer, 0.0, 0.0)
+        timeline.delivered("s", viewer, 10.0, 0.1, 0.0)
+    timeline.reported("s", "near", 2.0, 1.0, 1.0)
+    assert timeline.reported("s", "far", 7.0, 3.0, 1.0) == []  # Published less than an interval ago.
+    assert timeline.tick(1.3) == [Publish("s", 7.0, 2)]
+    assert timeline.left("s", "far", 1.4) == [Publish("s", 2.0, 1)]
+
+
+def test_a_viewer_who_falls_silent_no_longer_moves_the_playhead_but_is_still_counted() -> None:
+    timeline = Timeline(INTERVAL_S, TIMEOUT_S)
+    for viewer in ("near", "far"):
+        timeline.joined("s", viewer, 0.0, 0.0)
+        timeline.delivered("s", viewer, 10.0, 0.1, 0.0)
+    timeline.reported("s", "far", 7.0, 3.0, 1.0)
+    timeline.reported("s", "near", 2.0, 1.0, 6.5)
+    assert timeline.tick(6.8) == [Publish("s", 2.0, 2)]
+    # When all are silent, it stays where it is: generating on would be for nobody.
+    assert timeline.tick(60.0) == [Publish("s", 2.0, 2)]
+
+
+def test_a_claim_beyond_what_was_sent_does_not_make_a_worker_run_away() -> None:
+    timeline = Timeline(INTERVAL_S, TIMEOUT_S)
+    timeline.joined("s", "v", 0.0, 0.0)
+    timeline.delivered("s", "v", 1.5, 0.1, 0.1)
+    assert timeline.reported("s", "v", 1e9, 1e9, 1.0) == [Publish("s", 1.5, 1)]
+
+
+def test_a_player_that_cannot_report_plays_at_speed_one_and_stops_where_the_video_stops() -> None:
+    timeline = Timeline(INTERVAL_S, TIMEOUT_S)
+    timeline.joined("s", "v", 4.0, 0.0, self_paced=True)
+    assert timeline.tick(3.0) == [Publish("s", 4.0, 1)]  # Nothing was sent: waiting to start is no stall.
+    timeline.delivered("s", "v", 5.0, 0.1, 3.0)
+    assert timeline.tick(3.5) == [Publish("s", 4.5, 1)]
+    assert timeline.tick(4.5) == [Stalled("s"), Publish("s", 5.0, 1)]
+    timeline.delivered("s", "v", 6.0, 0.1, 5.5)
+    assert timeline.tick(6.0) == [Recovered("s", 1.5), Publish("s", 5.5, 1)]
+
+
+def test_running_dry_is_a_stall_until_it_plays_again_and_pausing_is_none() -> None:
+    timeline = Timeline(INTERVAL_S, TIMEOUT_S)
+    timeline.joined("s", "v", 0.0, 0.0)
+    timeline.delivered("s", "v", 1.0, 0.1, 0.0)
+    assert Stalled("s") not in timeline.reported("s", "v", 0.0, 0.0, 1.0)  # It has not begun to play.
+    timeline.reported("s", "v", 0.9, 0.1, 2.0)
+    assert Stalled("s") in timeline.reported("s", "v", 1.0, 0.0, 3.0)
+    assert Stalled("s") not in timeline.reported("s", "v", 1.0, 0.0, 4.0)
+    timeline.delivered("s", "v", 2.0, 0.1, 4.5)
+    assert Recovered("s", 2.0) in timeline.reported("s", "v", 1.4, 0.6, 5.0)
+    timeline.playing("s", False, 6.0)
+    assert Stalled("s") not in timeline.reported("s", "v", 2.0, 0.0, 9.0)
+    assert timeline.view("s").stalls == 1
+
+
+def test_credit_is_slack_less_the_time_of_one_more_chunk() -> None:
+    timeline = Timeline(INTERVAL_S, TIMEOUT_S)
+    timeline.joined("s", "v", 0.0, 0.0)
+    timeline.delivered("s", "v", 3.0, 0.2, 0.0)
+    timeline.reported("s", "v", 1.0, 2.0, 1.0)
+    view = timeline.view("s")
+    assert (view.slack_s, view.credit_s) == (2.0, 1.8)
