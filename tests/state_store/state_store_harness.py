@@ -1,0 +1,216 @@
+"""What the tests of the state store are written in: one line per thing that another service would do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from turboserve import subjects
+from turboserve.bus import Ack, Bus, append
+from turboserve.clock import SystemClock
+from turboserve.config import Settings as Shared
+from turboserve.contracts.chunks import ChunkHeader
+from turboserve.contracts.events import Event, event_from_bytes
+from turboserve.contracts.requests import (
+    CreateSession,
+    EndSession,
+    PlaceSession,
+    Renew,
+    SessionRef,
+    SubmitPrompt,
+    SuspendIdle,
+    WorkerGone,
+)
+from turboserve.contracts.sessions import Decision, PromptReceipt, SessionRecord
+from turboserve.contracts.workers import HeldSession, LoadReport, Renewal, WorkerPhase
+from turboserve.ids import new_id
+from turboserve.service import Runtime
+from turboserve.state_store.app import start
+from turboserve.state_store.settings import Settings
+
+LIMIT_S = 20.0
+"""A wait that takes longer is a failure of the store, not of the machine."""
+
+
+class Store:
+    """One instance in this process."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, settings: Settings) -> AsyncIterator[Store]:
+        bus = await Bus.connect("state-store", settings)
+        runtime = Runtime("state-store", settings, bus)
+        runtime.clock = SystemClock()
+        try:
+            await start(runtime, settings)
+            await bus.client.flush()
+            yield cls(runtime)
+        finally:
+            runtime.stopping.set()
+            for close in reversed(runtime._closers):
+                await close()
+            tasks = list(runtime._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await bus.close()
+
+
+class Harness:
+    """Gateway, scheduler and workers in one."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+
+    @classmethod
+    @asynccontextmanager
+    async def connected(cls, settings: Shared) -> AsyncIterator[Harness]:
+        bus = await Bus.connect("gateway", settings)
+        try:
+            yield cls(bus)
+        finally:
+            await bus.close()
+
+    # Workers
+
+    async def worker(self, model: str, capacity: int = 4, **fields: object) -> str:
+        """A new worker that renews once; its id."""
+        worker = new_id("wk")
+        await self.renew(worker, model, capacity, **fields)
+        return worker
+
+    async def renew(
+        self,
+        worker: str,
+        model: str,
+        capacity: int = 4,
+        phase: WorkerPhase = WorkerPhase.READY,
+        held: tuple[HeldSession, ...] = (),
+    ) -> Renewal:
+        load = LoadReport(worker=worker, model=model, capacity=capacity, phase=phase, sessions=held)
+        return await self.bus.call(subjects.RENEW, Renew(load=load))
+
+    async def gone(self, worker: str, reason: str = "killed") -> None:
+        await self.bus.call(subjects.WORKER_GONE, WorkerGone(worker=worker, reason=reason))
+
+    # Sessions
+
+    async def create(self, model: str, **fields: object) -> SessionRecord:
+        values = {"id": new_id("ses"), "tenant": "acme", "prompt": "a red circle", "seed": 7, **fields}
+        return await self.bus.call(
+            subjects.CREATE_SESSION, CreateSession.model_validate({"model": model, **values})
+        )
+
+    async def get(self, session: str, tenant: str | None = None) -> SessionRecord:
+        return await self.bus.call(subjects.GET_SESSION, SessionRef(session=session, tenant=tenant))
+
+    async def place(
+        self, record: SessionRecord, worker: str, kind: str = "place", version: int | None = None
+    ) -> SessionRecord:
+        decision = Decision(session=record.id, epoch=record.epoch, kind=kind, reason="least loaded")
+        expected = record.version if version is None else version
+        request = PlaceSession(session=record.id, expected_version=expected, worker=worker, decision=decision)
+        return await self.bus.call(subjects.PLACE_SESSION, request)
+
+    async def prompt(self, session: str, prompt: str, event_id: str | None = None) -> PromptReceipt:
+        request = SubmitPrompt(session=session, event_id=event_id or new_id("evt"), prompt=prompt)
+        return await self.bus.call(subjects.SUBMIT_PROMPT, request)
+
+    async def pause(self, session: str) -> SessionRecord:
+        return await self.bus.call(subjects.PAUSE_SESSION, SessionRef(session=session))
+
+    async def resume(self, session: str) -> SessionRecord:
+        return await self.bus.call(subjects.RESUME_SESSION, SessionRef(session=session))
+
+    async def suspend_idle(self, record: SessionRecord) -> SessionRecord:
+        request = SuspendIdle(session=record.id, expected_version=record.version)
+        return await self.bus.call(subjects.SUSPEND_IDLE, request)
+
+    async def end(self, session: str, tenant: str | None = None) -> SessionRecord:
+        return await self.bus.call(subjects.END_SESSION, EndSession(session=session, tenant=tenant))
+
+    async def running(self, model: str, capacity: int = 4) -> SessionRecord:
+        """A session on a worker of its own."""
+        worker = await self.worker(model, capacity)
+        return await self.place(await self.create(model), worker)
+
+    # Logs
+
+    async def chunk(
+        self, record: SessionRecord, index: int, *, control_seq: int = 0, worker: str | None = None
+    ) -> Ack:
+        """Append a chunk as the owner that `record` names would."""
+        header = ChunkHeader(
+            session=record.id,
+            index=index,
+            epoch=record.epoch,
+            worker=worker or record.worker or "nobody",
+            control_seq=control_seq,
+            first_frame=12 * index,
+            frames=12,
+            fps=16.0,
+            width=64,
+            height=64,
+            codec="avc1.42c01e",
+            init_bytes=0,
+        )
+        assert record.own_revision is not None
+        return await append(
+            self.bus,
+            subjects.CHUNK.of(record.id),
+            b"video",
+            message_id=f"{record.id}:{index}",
+            headers=header.to_headers(),
+            expect=(subjects.OWN.of(record.id), record.own_revision),
+        )
+
+    async def history(self, subject: str) -> list[tuple[int, bytes]]:
+        """(sequence, body) of everything that the log holds on `subject`."""
+        found: list[tuple[int, bytes]] = []
+        log = next(log for log in subjects.LOGS if subject.startswith(log.of("")))
+        jetstream = self.bus.jetstream()
+        info = await jetstream.stream_info(log.stream, subjects_filter=subject)
+        sequence = 0
+        for _ in range((info.state.subjects or {}).get(subject, 0)):
+            raw = await jetstream.get_msg(
+                log.stream, seq=sequence + 1, subject=subject, direct=True, next=True
+            )
+            assert raw.seq is not None
+            sequence = raw.seq
+            found.append((sequence, raw.data or b""))
+        return found
+
+    async def events(self, session: str) -> list[Event]:
+        history = await self.history(subjects.EVENT.of(session))
+        return [event_from_bytes(body) for _, body in history]
+
+    async def event_types(self, session: str) -> list[str]:
+        return [event.type for event in await self.events(session)]
+
+    async def until_events(self, session: str, *types: str) -> list[Event]:
+        """The events of a session once they are exactly `types`."""
+
+        async def same() -> bool:
+            return await self.event_types(session) == list(types)
+
+        try:
+            await until(same)
+        except TimeoutError:
+            assert await self.event_types(session) == list(types)
+        return await self.events(session)
+
+
+async def until(condition: object, limit_s: float = LIMIT_S) -> None:
+    """Wait for `condition()`, plain or async, to hold; raises TimeoutError."""
+    async with asyncio.timeout(limit_s):
+        while True:
+            result = condition()  # type: ignore[operator]
+            if asyncio.iscoroutine(result):
+                result = await result
+            if result:
+                return
+            await asyncio.sleep(0.02)

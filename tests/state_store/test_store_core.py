@@ -1,0 +1,251 @@
+"""The rules of the rows, without any server: whatever is asked in whatever order, the row stays sound."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from turboserve.contracts.errors import (
+    ConflictError,
+    InvalidInputError,
+    NoCapacityError,
+    StaleEpochError,
+    TransitionError,
+    TurboServeError,
+    UnknownModelError,
+    WorkerGoneError,
+)
+from turboserve.contracts.requests import CreateSession, FailSession, PlaceSession, SubmitPrompt, SuspendIdle
+from turboserve.contracts.sessions import TRANSITIONS, Activity, Decision, Phase, SessionRecord
+from turboserve.contracts.workers import LoadReport, WorkerPhase
+from turboserve.state_store.core import sessions as rules
+from turboserve.state_store.core import workers
+from turboserve.state_store.core.change import Change
+from turboserve.state_store.core.workers import Room, Slots
+
+REQUEST = CreateSession(id="s1", tenant="t", model="m", prompt="a red circle", seed=1)
+FREE = Slots("m", WorkerPhase.READY, capacity=2, used=0)
+
+
+def place_request(record: SessionRecord, worker: str = "w1", version: int | None = None) -> PlaceSession:
+    decision = Decision(session=record.id, epoch=0, kind="place", reason="")
+    expected = record.version if version is None else version
+    return PlaceSession(session=record.id, expected_version=expected, worker=worker, decision=decision)
+
+
+def active(worker: str = "w1") -> SessionRecord:
+    record = rules.create(REQUEST, 1.0).record
+    return rules.place(record, place_request(record, worker), FREE, 2.0, 5.0).record
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Every rule, in any order, against a row; refusals must be typed and change nothing."""
+
+    @initialize()
+    def create(self) -> None:
+        self.now = 1.0
+        self.record = rules.create(REQUEST, self.now).record
+        self.ids: set[str] = set()
+        self.owners: dict[int, str | None] = {0: None}
+
+    def apply(self, change: Change | None) -> None:
+        if change is None:
+            return
+        before, after = self.record, change.record
+        assert after.version == before.version + 1
+        assert after.updated_at == self.now
+        assert after.phase in TRANSITIONS[before.phase] or (
+            after.phase is before.phase and not before.phase.ended
+        )
+        assert after.epoch in (before.epoch, before.epoch + 1)
+        if after.epoch == before.epoch:
+            assert (after.worker, after.own_revision) == (before.worker, before.own_revision)
+        else:
+            assert after.own_revision is None
+            self.owners[after.epoch] = after.worker
+        [event] = change.events
+        assert event.record == after
+        assert event.id not in self.ids
+        self.ids.add(event.id)
+        self.record = after
+
+    def attempt(self, make: object) -> None:
+        self.now += 1.0
+        try:
+            change = make()  # type: ignore[operator]
+        except (TransitionError, ConflictError):
+            return
+        self.apply(change)
+
+    @rule(worker=st.sampled_from(["w1", "w2"]), stale=st.booleans())
+    def place(self, worker: str, stale: bool) -> None:
+        request = place_request(self.record, worker, self.record.version - stale)
+        self.attempt(lambda: rules.place(self.record, request, FREE, self.now, 5.0))
+
+    @rule()
+    def pause(self) -> None:
+        self.attempt(lambda: rules.pause(self.record, self.now))
+
+    @rule()
+    def resume(self) -> None:
+        self.attempt(lambda: rules.resume(self.record, self.now))
+
+    @rule(stale=st.booleans())
+    def idle(self, stale: bool) -> None:
+        request = SuspendIdle(session="s1", expected_version=self.record.version - stale)
+        self.attempt(lambda: rules.suspend_idle(self.record, request, self.now))
+
+    @rule(text=st.text(min_size=1, max_size=20).filter(lambda text: "\x00" not in text))
+    def prompt(self, text: str) -> None:
+        request = SubmitPrompt(session="s1", event_id="e1", prompt=text)
+        self.attempt(lambda: rules.submit_prompt(self.record, request, self.now)[0])
+
+    @rule()
+    def fence_written(self) -> None:
+        if self.record.epoch:
+            self.record = self.record.model_copy(update={"own_revision": self.record.epoch * 10})
+
+    @precondition(lambda self: self.record.version > 12)
+    @rule()
+    def end(self) -> None:
+        self.attempt(lambda: rules.end(self.record, "done", self.now))
+
+    @precondition(lambda self: self.record.version > 12)
+    @rule(stale=st.booleans())
+    def fail(self, stale: bool) -> None:
+        worker = self.record.worker or "w1"
+        request = FailSession(session="s1", epoch=self.record.epoch - stale, worker=worker, reason="oom")
+        self.attempt(lambda: rules.fail(self.record, request, self.now))
+
+    @invariant()
+    def sound(self) -> None:
+        if not hasattr(self, "record"):
+            return
+        record = self.record
+        assert record.worker == self.owners[record.epoch]
+        assert sorted(self.owners) == list(range(record.epoch + 1))
+        if record.phase.holds_slot:
+            assert record.worker is not None
+            assert record.activity is Activity.WATCHING
+        if record.phase.ended:
+            assert record.worker is None
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+
+
+def test_an_ended_session_allows_nothing_and_says_which_phase_it_is_in() -> None:
+    ended = rules.end(active(), "bye", 3.0)
+    assert ended is not None
+    record = ended.record
+    for wish in (
+        lambda: rules.pause(record, 4.0),
+        lambda: rules.resume(record, 4.0),
+        lambda: rules.place(record, place_request(record), FREE, 4.0, 5.0),
+        lambda: rules.submit_prompt(record, SubmitPrompt(session="s1", event_id="e", prompt="x"), 4.0),
+    ):
+        with pytest.raises(TransitionError, match="terminated") as caught:
+            wish()
+        assert (caught.value.field, caught.value.limit) == ("phase", "terminated")
+    assert rules.end(record, "again", 4.0) is None
+
+
+def test_pausing_twice_and_resuming_an_active_one_are_refused() -> None:
+    paused = rules.pause(active(), 3.0).record
+    with pytest.raises(TransitionError, match="paused"):
+        rules.pause(paused, 4.0)
+    with pytest.raises(TransitionError, match="active"):
+        rules.resume(active(), 4.0)
+
+
+def test_a_paused_session_is_not_placed_until_it_is_resumed() -> None:
+    paused = rules.pause(active(), 3.0).record
+    with pytest.raises(TransitionError):
+        rules.place(paused, place_request(paused), FREE, 4.0, 5.0)
+    resumed = rules.resume(paused, 4.0)
+    assert resumed is not None
+    assert resumed.record.phase is Phase.SUSPENDED
+    again = rules.place(resumed.record, place_request(resumed.record, "w2"), FREE, 5.0, 5.0)
+    assert (again.record.phase, again.record.epoch, again.record.worker) == (Phase.ACTIVE, 2, "w2")
+
+
+def test_a_resume_that_is_asked_for_twice_is_asked_for_once() -> None:
+    resumed = rules.resume(rules.pause(active(), 3.0).record, 4.0)
+    assert resumed is not None
+    assert rules.resume(resumed.record, 5.0) is None
+
+
+def test_only_the_owner_fails_a_session_and_only_under_its_epoch() -> None:
+    record = active()
+    for epoch, worker in ((record.epoch - 1, "w1"), (record.epoch, "w2")):
+        with pytest.raises(StaleEpochError):
+            rules.fail(record, FailSession(session="s1", epoch=epoch, worker=worker, reason="x"), 3.0)
+    request = FailSession(session="s1", epoch=record.epoch, worker="w1", reason="x\x00" * 5_000)
+    failed = rules.fail(record, request, 3.0)
+    assert failed is not None
+    assert failed.record.phase is Phase.FAILED
+    assert failed.record.reason is not None
+    assert len(failed.record.reason) <= rules.REASON_LIMIT
+    assert rules.fail(failed.record, request, 4.0) is None
+
+
+@pytest.mark.parametrize(
+    ("slots", "error"),
+    [
+        (Slots("m", WorkerPhase.GONE, 2, 0), WorkerGoneError),
+        (Slots("m", WorkerPhase.DRAINING, 2, 0), NoCapacityError),
+        (Slots("m", WorkerPhase.STARTING, 2, 0), NoCapacityError),
+        (Slots("m", WorkerPhase.READY, 2, 2), NoCapacityError),
+        (Slots("m", WorkerPhase.READY, 1, 3), NoCapacityError),
+        (Slots("other", WorkerPhase.READY, 2, 0), InvalidInputError),
+    ],
+)
+def test_what_a_worker_cannot_take_is_refused(slots: Slots, error: type[TurboServeError]) -> None:
+    record = rules.create(REQUEST, 1.0).record
+    with pytest.raises(error):
+        rules.place(record, place_request(record), slots, 2.0, 5.0)
+
+
+def test_room_says_what_is_missing_and_when_to_come_back() -> None:
+    with pytest.raises(UnknownModelError):
+        Room("m", known=False, capacity=0, demand=0).admit(5.0)
+    with pytest.raises(NoCapacityError) as caught:
+        Room("m", known=True, capacity=2, demand=2).admit(5.0)
+    assert (caught.value.limit, caught.value.retry_after_s) == ("2", 5.0)
+    Room("m", known=True, capacity=2, demand=1).admit(5.0)
+
+
+def test_text_that_postgres_cannot_store_is_refused_by_name() -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        rules.create(REQUEST.model_copy(update={"prompt": "a\x00b"}), 1.0)
+    assert caught.value.field == "prompt"
+    with pytest.raises(InvalidInputError) as caught:
+        rules.create(REQUEST.model_copy(update={"metadata": {"k\x00": "v"}}), 1.0)
+    assert caught.value.field == "metadata"
+
+
+def test_a_drain_is_kept_and_a_gone_worker_stays_gone() -> None:
+    load = LoadReport(worker="w", model="m", capacity=2)
+    joined = workers.renewed(None, load, 1.0)
+    assert joined.phase is WorkerPhase.READY
+    drained = workers.draining(joined)
+    assert drained is not None
+    assert workers.renewed(drained, load, 2.0).phase is WorkerPhase.DRAINING
+    assert workers.draining(drained) is None
+    left = workers.left(drained, "released")
+    assert left is not None
+    assert workers.left(left, "again") is None
+    for refused in (lambda: workers.renewed(left, load, 3.0), lambda: workers.draining(left)):
+        with pytest.raises(WorkerGoneError):
+            refused()
+
+
+def test_a_worker_that_says_it_drains_is_draining() -> None:
+    load = LoadReport(worker="w", model="m", capacity=2)
+    joined = workers.renewed(None, load, 1.0)
+    leaving = load.model_copy(update={"phase": WorkerPhase.DRAINING})
+    draining = workers.renewed(joined, leaving, 2.0)
+    assert workers.renewed(draining, load, 3.0).phase is WorkerPhase.DRAINING

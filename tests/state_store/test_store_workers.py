@@ -1,0 +1,213 @@
+"""Placing, renewing, draining and losing workers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+
+import pytest
+from state_store_harness import Harness
+
+from turboserve import subjects
+from turboserve.contracts.errors import (
+    ConflictError,
+    InvalidInputError,
+    NoCapacityError,
+    SessionNotFoundError,
+    TransitionError,
+    WorkerGoneError,
+)
+from turboserve.contracts.requests import DrainWorker, ListWorkers
+from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.workers import HeldSession, WorkerPhase, WorkerRecord
+
+
+async def listed(api: Harness, worker: str, *, gone: bool = False) -> WorkerRecord:
+    page = await api.bus.call(subjects.LIST_WORKERS, ListWorkers(include_gone=gone))
+    return next(record for record in page.workers if record.id == worker)
+
+
+async def test_a_burst_never_overfills_a_worker_with_two_stores_answering(start_store, settings) -> None:  # type: ignore[no-untyped-def]
+    await start_store()
+    await start_store()
+    async with Harness.connected(settings) as api:
+        big, small = await api.worker("burst", capacity=12), await api.worker("burst", capacity=3)
+        records = [await api.create("burst") for _ in range(12)]
+        results = await asyncio.gather(
+            *(api.place(record, small) for record in records), return_exceptions=True
+        )
+        placed = [result for result in results if isinstance(result, SessionRecord)]
+        assert len(placed) == 3
+        assert all(isinstance(result, NoCapacityError) for result in results if result not in placed)
+        assert (await listed(api, small)).sessions == 3
+        assert len((await api.renew(small, "burst", 3)).assigned) == 3
+
+        await api.pause(placed[0].id)
+        counted = await listed(api, small)
+        assert (counted.sessions, counted.suspended) == (2, 1)
+        rest = [record for record in records if record.id not in {row.id for row in placed}]
+        await api.place(rest[0], small)
+        resumed = await api.resume(placed[0].id)
+        with pytest.raises(NoCapacityError):
+            await api.place(resumed, small)
+        assert (await api.place(resumed, big)).worker == big
+
+
+async def test_of_many_placements_on_one_version_one_wins(api: Harness) -> None:
+    workers = [await api.worker("race") for _ in range(6)]
+    record = await api.create("race")
+    results = await asyncio.gather(*(api.place(record, worker) for worker in workers), return_exceptions=True)
+    won = [result for result in results if isinstance(result, SessionRecord)]
+    assert len(won) == 1
+    assert all(isinstance(result, ConflictError) for result in results if result not in won)
+    row = await api.get(record.id)
+    assert (row.epoch, row.worker) == (1, won[0].worker)
+
+
+async def test_a_placement_whose_answer_was_lost_is_answered_again(api: Harness) -> None:
+    worker = await api.worker("lost")
+    record = await api.create("lost")
+    first = await api.place(record, worker)
+    again = await api.place(record, worker, version=record.version)
+    assert (again.version, again.epoch) == (first.version, first.epoch)
+    await api.prompt(record.id, "a prompt in between")
+    assert (await api.place(record, worker)).epoch == first.epoch
+    other = await api.worker("lost")
+    with pytest.raises(ConflictError):
+        await api.place(record, other)
+    moved = await api.place(await api.get(record.id), other)
+    with pytest.raises(ConflictError):
+        await api.place(record, worker)
+    assert (await api.get(record.id)).epoch == moved.epoch == 2
+
+
+async def test_a_prompt_is_not_taken_for_the_placement_that_it_overtook(api: Harness) -> None:
+    """Version and worker fit: but the version was made by a prompt, and the session sleeps."""
+    record = await api.running("overtaken")
+    await api.pause(record.id)
+    resumed = await api.resume(record.id)
+    await api.prompt(record.id, "first")
+    with pytest.raises(ConflictError):
+        await api.place(resumed, str(record.worker))
+    assert (await api.get(record.id)).phase is Phase.SUSPENDED
+
+
+async def test_where_nothing_may_be_placed(api: Harness) -> None:
+    await api.worker("where")
+    session = await api.create("where")
+    starting = await api.worker("where", phase=WorkerPhase.STARTING)
+    draining = await api.worker("where")
+    await api.bus.call(subjects.DRAIN_WORKER, DrainWorker(worker=draining))
+    gone = await api.worker("where")
+    await api.gone(gone)
+    other = await api.worker("elsewhere")
+    for worker, error in (
+        (starting, NoCapacityError),
+        (draining, NoCapacityError),
+        (gone, WorkerGoneError),
+        ("wk_never", WorkerGoneError),
+        (other, InvalidInputError),
+    ):
+        with pytest.raises(error):
+            await api.place(session, worker)
+    with pytest.raises(SessionNotFoundError):
+        await api.place(session.model_copy(update={"id": "ses_never"}), draining)
+    ended = await api.end(session.id)
+    with pytest.raises(TransitionError):
+        await api.place(ended, await api.worker("where"))
+
+
+async def test_a_drain_is_told_with_the_renewal_and_kept(api: Harness) -> None:
+    record = await api.running("drain")
+    worker = str(record.worker)
+    for _ in range(2):
+        await api.bus.call(subjects.DRAIN_WORKER, DrainWorker(worker=worker))
+        renewal = await api.renew(worker, "drain")
+        assert renewal.drain
+        assert [row.id for row in renewal.assigned] == [record.id]
+    assert (await listed(api, worker)).phase is WorkerPhase.DRAINING
+
+
+async def test_a_worker_that_is_gone_is_told_so_for_ever_and_its_rows_wait(api: Harness) -> None:
+    record = await api.running("gone")
+    worker = str(record.worker)
+    for reason in ("killed", "killed twice"):
+        await api.gone(worker, reason)
+    with pytest.raises(WorkerGoneError):
+        await api.renew(worker, "gone")
+    left = await listed(api, worker, gone=True)
+    assert (left.phase, left.reason) == (WorkerPhase.GONE, "killed")
+    page = await api.bus.call(subjects.LIST_WORKERS, ListWorkers())
+    assert worker not in {item.id for item in page.workers}
+    row = await api.get(record.id)
+    assert (row.phase, row.worker, row.epoch) == (Phase.ACTIVE, worker, 1)
+    recovered = await api.place(row, await api.worker("gone"), kind="recover")
+    assert recovered.epoch == 2
+    history = [body for _, body in await api.history(subjects.WORKER_EVENT.of(worker))]
+    assert [b"worker.joined" in history[0], b"worker.left" in history[1], len(history)] == [True, True, 2]
+
+
+async def test_a_worker_that_says_goodbye_is_gone(api: Harness) -> None:
+    worker = await api.worker("goodbye")
+    await api.renew(worker, "goodbye", phase=WorkerPhase.GONE)
+    assert (await listed(api, worker, gone=True)).phase is WorkerPhase.GONE
+    with pytest.raises(WorkerGoneError):
+        await api.renew(worker, "goodbye")
+
+
+async def test_the_renewal_lists_what_is_the_workers_and_nothing_that_has_ended(api: Harness) -> None:
+    worker = await api.worker("rows")
+    first, second = await api.create("rows"), await api.create("rows")
+    await api.place(first, worker)
+    placed = await api.place(second, worker)
+    await api.end(first.id)
+    held = (HeldSession(session=first.id, epoch=1, next_chunk=0),)
+    renewal = await api.renew(worker, "rows", held=held)
+    assert [(row.id, row.own_revision) for row in renewal.assigned] == [(second.id, placed.own_revision)]
+    moved = await api.place(placed, await api.worker("rows"))
+    assert (await api.renew(worker, "rows")).assigned == ()
+    assert moved.epoch == 2
+
+
+async def test_anything_at_once_leaves_rows_and_logs_that_agree(start_store, settings) -> None:  # type: ignore[no-untyped-def]
+    """Two stores, many callers, no order: epochs rise by one, the fence agrees, no worker is overfull."""
+    await start_store()
+    await start_store()
+    random_ = random.Random(5)
+    async with Harness.connected(settings) as api:
+        workers = [await api.worker("chaos", capacity=2) for _ in range(4)]
+        records = [await api.create("chaos") for _ in range(8)]
+
+        async def caller(seed: int) -> None:
+            choose = random.Random(seed)
+            for _ in range(12):
+                session = choose.choice(records).id
+                row = await api.get(session)
+                calls = (
+                    lambda: api.place(row, choose.choice(workers)),  # noqa: B023
+                    lambda: api.place(row, choose.choice(workers)),  # noqa: B023
+                    lambda: api.pause(session),  # noqa: B023
+                    lambda: api.resume(session),  # noqa: B023
+                    lambda: api.prompt(session, f"prompt {choose.random()}"),  # noqa: B023
+                    lambda: api.renew(choose.choice(workers), "chaos", 2),
+                )
+                # Anything but these two refusals ends the test.
+                with suppress(ConflictError, TransitionError, NoCapacityError):
+                    await choose.choice(calls)()
+
+        await asyncio.gather(*(caller(random_.randrange(10**6)) for _ in range(8)))
+        page = await api.bus.call(subjects.LIST_WORKERS, ListWorkers())
+        assert all(worker.sessions <= worker.capacity for worker in page.workers)
+        for record in records:
+            row = await api.get(record.id)
+            owns = await api.history(subjects.OWN.of(record.id))
+            epochs = [int(body.split(b'"epoch":')[1].split(b",")[0].split(b"}")[0]) for _, body in owns]
+            assert epochs == sorted(set(epochs))
+            if row.epoch:
+                assert epochs[-1] == row.epoch
+                assert owns[-1][0] == row.own_revision
+            events = await api.events(record.id)
+            versions = [event.record.version for event in events if event.type != "prompt.applied"]  # type: ignore[union-attr]
+            assert versions == sorted(versions)
+            assert len({event.id for event in events}) == len(events)
