@@ -91,7 +91,7 @@ async def test_sessions_of_a_killed_worker_go_on_elsewhere(
                     deadline_s - time.monotonic(),
                     "three chunks of another worker",
                 )
-                assert any(e["type"] == "session.placed" and e["kind"] == "recover" for e in viewer.events)
+                await viewer.event("session.placed", deadline_s - time.monotonic(), previous_worker=owner)
             else:
                 assert {chunk.worker for chunk in viewer.chunks} == {owner}
         await end_all(viewers)
