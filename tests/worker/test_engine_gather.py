@@ -152,6 +152,9 @@ def test_profiles_interpolate_and_learn() -> None:
     assert profile(1) == 0.1  # warm-up
     profile.observe(1, 9.0)
     assert profile(1) == 0.1  # outlier
+    for _ in range(5):
+        profile.observe(1, 1.0)
+    assert profile(1) == 1.0  # so many outliers are no outliers
     for _ in range(100):
         profile.observe(1, 0.2)
     assert profile(1) == pytest.approx(0.2, rel=1e-3)
@@ -165,6 +168,20 @@ def test_the_best_batch_stops_where_a_larger_one_no_longer_pays() -> None:
     assert FLAT.best_batch(16) == 16
     assert FLAT.best_batch(5) == 5
     assert LatencyProfile({1: 0.1, 4: 0.12, 8: 0.3, 16: 0.6}).best_batch(16) == 4
+
+
+def test_a_size_that_seemed_bad_is_tried_again() -> None:
+    profile = LatencyProfile({1: 0.1, 2: 0.5})
+    for _ in range(200):
+        assert profile.best_batch(8) == 1
+        profile.observe(1, 0.1)
+    profile.observe(1, 0.1)
+    assert profile.best_batch(8) == 8  # and with it the sizes beyond, which are not measured at all
+    assert profile.best_batch(2) == 2
+    for _ in range(60):
+        profile.observe(2, 0.18)
+    assert profile.best_batch(2) == 2
+    assert profile(2) < 0.2
 
 
 @settings(max_examples=100, deadline=None)

@@ -9,8 +9,13 @@ from collections.abc import Mapping
 _OUTLIER = 3.0
 """A sample this many times above or below what is expected says something about the machine, not the
 stage."""
+_CONVINCED = 5
+"""So many outliers of a size in a row are the truth."""
 _WEIGHT = 0.1
 """Share of a new sample in the running mean."""
+_STALE = 200
+"""After this many samples of other sizes, a size is worth trying again: what was measured may have been
+noise."""
 _WARM_UP = 2
 """First samples of a batch size that only warm caches, allocators and compilers."""
 
@@ -23,6 +28,8 @@ class LatencyProfile:
         """`seconds` are measurements by batch size; without any, every size is unknown (0 seconds)."""
         self._seconds = dict(sorted((seconds or {}).items()))
         self._seen: dict[int, int] = {}
+        self._unseen: dict[int, int] = {}
+        self._outliers: dict[int, int] = {}
 
     def __call__(self, batch: int) -> float:
         """L(batch) in seconds; 0.0 while nothing is known."""
@@ -46,29 +53,41 @@ class LatencyProfile:
 
     def observe(self, batch: int, seconds: float) -> None:
         """Take a sample into account, unless it is one of a size's first or an outlier."""
+        for size in self._seconds:
+            self._unseen[size] = 0 if size == batch else self._unseen.get(size, 0) + 1
         self._seen[batch] = self._seen.get(batch, 0) + 1
         if self._seen[batch] <= _WARM_UP:
             return
         known = self._seconds.get(batch)
         if known is None:
-            self._seconds[batch] = seconds
-            self._seconds = dict(sorted(self._seconds.items()))
+            self._seconds = dict(sorted({**self._seconds, batch: seconds}.items()))
         elif known / _OUTLIER <= seconds <= known * _OUTLIER:
             self._seconds[batch] = known + _WEIGHT * (seconds - known)
+            self._outliers[batch] = 0
+        else:
+            self._outliers[batch] = self._outliers.get(batch, 0) + 1
+            if self._outliers[batch] >= _CONVINCED:
+                self._seconds[batch], self._outliers[batch] = seconds, 0
 
     def best_batch(self, limit: int, gain: float = 0.05) -> int:
         """Largest size up to `limit` where each further row still raises throughput by `gain` of a row's
         share.
 
         A batch of b + 1 pays when (b + 1) / L(b + 1) exceeds b / L(b) by more than `gain` / (b + 1) of it.
+        Sizes beyond all measured ones, and those not measured for long, are tried: else a bad sample would
+        stay true for ever.
         """
         best = 1
-        while best < limit:
-            now, then = self(best), self(best + 1)
-            if now > 0 and (best + 1) / then < best / now * (1 + gain / (best + 1)):
-                break
+        while best < limit and (self._untried(best + 1) or self._pays(best, gain)):
             best += 1
         return best
+
+    def _pays(self, batch: int, gain: float) -> bool:
+        now, then = self(batch), self(batch + 1)
+        return now <= 0 or (batch + 1) / then >= batch / now * (1 + gain / (batch + 1))
+
+    def _untried(self, batch: int) -> bool:
+        return batch > max(self._seconds, default=0) or self._unseen.get(batch, 0) > _STALE
 
     def to_mapping(self) -> dict[int, float]:
         """Seconds by batch size, for a profile file."""
