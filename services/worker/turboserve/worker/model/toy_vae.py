@@ -72,12 +72,13 @@ class ToyVae(nn.Module):
     Args:
         width: channels at 16×16.
         depth: residual blocks at each resolution, in the encoder and in the decoder.
+        fine: residual blocks of the decoder at 16×16; by default `depth`.
     """
 
     latent_mean: Tensor
     latent_std: Tensor
 
-    def __init__(self, width: int = 64, depth: int = 2) -> None:
+    def __init__(self, width: int = 64, depth: int = 2, fine: int | None = None) -> None:
         super().__init__()
         deep = 2 * width
         patch = 3 * TIME_STRIDE * _PATCH * _PATCH
@@ -90,7 +91,7 @@ class ToyVae(nn.Module):
         self.decoder_times = nn.ModuleList(_CausalTime(deep) for _ in range(depth))
         self.decoder_coarse = nn.ModuleList(_Block(deep) for _ in range(depth))
         self.decoder_up = nn.Conv2d(deep, 4 * width, 1)
-        self.decoder_fine = nn.Sequential(*(_Block(width) for _ in range(depth)))
+        self.decoder_fine = nn.Sequential(*(_Block(width) for _ in range(fine or depth)))
         self.decoder_out = nn.Conv2d(width, patch, 1)
         self.register_buffer("latent_mean", torch.zeros(LATENT_CHANNELS))
         self.register_buffer("latent_std", torch.ones(LATENT_CHANNELS))
