@@ -7,12 +7,10 @@ is known the slot is reserved, so that a burst inside one load report cannot ove
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from turboserve.contracts.pool import LoadFeedback
-from turboserve.contracts.sessions import Activity, Decision, Phase, SessionRecord
+from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerRecord
-from turboserve.scheduler import liveness
+from turboserve.scheduler import deciding, liveness
 from turboserve.scheduler.feedback import load_feedback
 from turboserve.scheduler.messages import (
     AllListed,
@@ -26,7 +24,6 @@ from turboserve.scheduler.messages import (
     Note,
     Place,
     ReadSession,
-    Refused,
     Report,
     SessionChanged,
     SuspendIdle,
@@ -35,28 +32,11 @@ from turboserve.scheduler.messages import (
     WorkerChanged,
     WorkersListed,
 )
-from turboserve.scheduler.placement import Candidate, Demand, Placement
+from turboserve.scheduler.outcomes import settle_declaration, settle_session
+from turboserve.scheduler.placement import Placement
+from turboserve.scheduler.policy import Policy
+from turboserve.scheduler.questions import Question
 from turboserve.scheduler.view import SessionView, View
-
-
-@dataclass(frozen=True)
-class Policy:
-    """The core's parameters, seconds."""
-
-    worker_timeout_s: float = 12.0
-    idle_after_s: float = 60.0
-    resync_s: float = 15.0
-    """Between two listings of everything: whatever was missed heals by then."""
-    resync_least_s: float = 1.0
-    """Between two listings that were asked for by surprises."""
-    retry_s: float = 0.5
-    retry_limit_s: float = 10.0
-    full_s: float = 1.0
-    """A worker that the store called full is not tried again for this long."""
-    refused_s: float = 5.0
-    """A worker that refused a session is not asked again for this long, twice as long each time."""
-    refused_limit_s: float = 60.0
-    feedback_s: float = 1.0
 
 
 class Scheduler:
@@ -68,21 +48,15 @@ class Scheduler:
         self.view = View()
         self.listening = liveness.ListeningTime()
         self.decisions = 0
+        self.synced = False
+        """Whether the view has been filled from the store once; nothing is decided before."""
         self._commands: list[Command] = []
         self._under_way: dict[int, Command] = {}
-        self._synced = False
-        self._listing: int | None = None
-        self._looking: int | None = None
-        self._listed_at: float | None = None
-        self._list_wanted = True
-        self._retry_gone: dict[str, float] = {}
+        self._listing = Question(self.policy.resync_least_s)
+        self._listing.wanted = True
+        self._look = Question(0.0)
         self._fed_at: float | None = None
         self._fed: list[LoadFeedback] = []
-
-    @property
-    def synced(self) -> bool:
-        """Whether the view has been filled from the store once; nothing is decided before."""
-        return self._synced
 
     @property
     def waiting(self) -> int:
@@ -105,16 +79,17 @@ class Scheduler:
             case Watched(session, viewers):
                 if viewers > 0 and session in self.view.sessions:
                     self.view.sessions[session].watched_at = self.listening.now
-            case WorkersListed():
-                self._under_way.pop(event.ticket, None)
-                self._looking = None
-                self._workers_listed(event.ticket, event.workers)
-            case AllListed():
-                self._all_listed(event, now)
+            case WorkersListed(ticket, workers):
+                if (asked_at := self._answer(self._look, ticket)) is not None:
+                    self._workers_listed(ticket, asked_at, workers)
+            case AllListed(ticket):
+                if (asked_at := self._answer(self._listing, ticket)) is not None:
+                    self._all_listed(event, asked_at)
             case Answered():
                 self._answered(event, now)
-        self._list_all(now)
-        if self._synced:
+        if self._listing.due(now):
+            self._send(ListAll(self._ask(self._listing, now)))
+        if self.synced:
             self._decide(now)
             self._feed_back(now)
         commands, self._commands = self._commands, []
@@ -123,21 +98,21 @@ class Scheduler:
     # Time
 
     def _tick(self, now: float) -> None:
-        if not self._synced:
+        if not self.synced:
             return
-        listened, timeout_s = self.listening.now, self.policy.worker_timeout_s
-        for worker in list(self.view.workers.values()):
-            due = self._retry_gone.get(worker.id, 0.0) <= now
-            if not worker.declaring and due and liveness.is_dead(worker, listened, timeout_s):
+        listened = self.listening.now
+        timeout_s, lease_s = self.policy.worker_timeout_s, self.policy.lease_s
+        for worker in self.view.workers.values():
+            due = not worker.declaring and worker.declare_after <= now
+            if due and liveness.is_dead(worker, listened, timeout_s, lease_s):
                 worker.declaring = True
-                silent_s = listened - worker.heard_at
-                reason = f"not heard of for {silent_s:.1f} s, limit {timeout_s:g} s"
+                reason = f"not heard of for {listened - worker.heard_at:.1f} s, limit {timeout_s:g} s"
                 self._send(DeclareGone(self.view.stamp(), worker.id, reason))
-        if self._looking is None and liveness.wants_look(self.view.workers.values(), listened, timeout_s):
-            self._looking = self.view.stamp()
-            self._send(ListWorkers(self._looking))
-        if self._listed_at is not None and now - self._listed_at >= self.policy.resync_s:
-            self._list_wanted = True
+        self._look.wanted = liveness.wants_look(self.view.workers.values(), listened, timeout_s)
+        if self._look.due(now):
+            self._send(ListWorkers(self._ask(self._look, now)))
+        if self._listing.older_than(self.policy.resync_s, now):
+            self._listing.wanted = True
         self._suspend_idle(now)
 
     def _suspend_idle(self, now: float) -> None:
@@ -147,19 +122,10 @@ class Scheduler:
                 record.activity is Activity.WATCHING
                 and record.phase in (Phase.ACTIVE, Phase.REQUESTED)
                 and self.listening.now - session.watched_at >= self.policy.idle_after_s
-                and self._free(session, now)
+                and session.is_free(now)
+                and not session.must_read
             ):
-                self._send(SuspendIdle(self._take(session), session.id, record.version), session)
-
-    def _list_all(self, now: float) -> None:
-        if not self._list_wanted or self._listing is not None:
-            return
-        if self._listed_at is not None and now - self._listed_at < self.policy.resync_least_s:
-            return
-        self._list_wanted = False
-        self._listed_at = now
-        self._listing = self.view.stamp()
-        self._send(ListAll(self._listing))
+                self._send(SuspendIdle(self._take(session), session.id, record.version))
 
     # What others say
 
@@ -167,25 +133,21 @@ class Scheduler:
         session = self.view.put_session(record, self.listening.now)
         if session is None:
             return
-        if session.record.worker is not None and not self._known(session.record.worker):
-            self._list_wanted = True
+        if session.record.worker is not None and not self.view.knows(session.record.worker):
+            self._listing.wanted = True
         self.view.settle(session)
-
-    def _known(self, worker: str) -> bool:
-        return worker in self.view.workers or self.view.is_gone(worker)
 
     def _row_of_worker(self, record: WorkerRecord) -> None:
         new = record.id not in self.view.workers
-        worker = self.view.put_worker(record, self.listening.now, self.listening.now)
+        worker = self.view.put_worker(record, self.listening.now)
         if worker is not None and new:
             for name in [*worker.used, *worker.holding]:
                 self.view.settle(self.view.sessions.get(name))
 
     def _load_reported(self, report: LoadReport, now: float) -> None:
-        worker = self.view.put_report(report, self.listening.now)
-        if worker is None:
+        if self.view.put_report(report, self.listening.now) is None:
             # Its row comes first: the store would refuse to place anything on a worker without one.
-            self._list_wanted = self._list_wanted or not self.view.is_gone(report.worker)
+            self._listing.wanted = self._listing.wanted or not self.view.is_gone(report.worker)
             return
         for refusal in report.refusals:
             session = self.view.sessions.get(refusal.session)
@@ -197,17 +159,15 @@ class Scheduler:
             ):
                 continue
             times = session.refusals.get(report.worker, (0, 0.0))[0] + 1
-            rest_s = min(self.policy.refused_s * 2 ** min(times - 1, 16), self.policy.refused_limit_s)
-            session.refusals[report.worker] = (times, now + rest_s)
+            session.refusals[report.worker] = (times, now + self.policy.rest_after(times))
             session.refused_epoch = refusal.epoch
             self.view.settle(session)
 
-    def _workers_listed(self, ticket: int, records: tuple[WorkerRecord, ...]) -> None:
-        listened = self.listening.now
+    def _workers_listed(self, ticket: int, asked_at: float, records: tuple[WorkerRecord, ...]) -> None:
         for record in records:
             known = self.view.workers.get(record.id)
             if known is not None:
-                liveness.note_renewal(known, record.renewed_at, listened)
+                liveness.note_look(known, record.renewed_at, asked_at, self.listening.now)
             self._row_of_worker(record)
         listed = {record.id for record in records}
         for worker in list(self.view.workers.values()):
@@ -215,179 +175,102 @@ class Scheduler:
             if worker.id not in listed and worker.known_since < ticket:
                 self.view.drop_worker(worker.id)
 
-    def _all_listed(self, event: AllListed, now: float) -> None:
-        if self._under_way.pop(event.ticket, None) is None:
-            return
-        self._listing = None
-        self._workers_listed(event.ticket, event.workers)
+    def _all_listed(self, event: AllListed, asked_at: float) -> None:
+        self._workers_listed(event.ticket, asked_at, event.workers)
         for record in event.sessions:
             session = self.view.put_session(record, self.listening.now)
             if session is None:
                 continue
             owner = session.record.worker
             # Workers were listed after sessions: an owner that is not among them is gone.
-            if owner is not None and session.record.version == record.version and not self._known(owner):
+            if owner is not None and session.record.version == record.version and not self.view.knows(owner):
                 self.view.drop_worker(owner)
             self.view.settle(session)
         listed = {record.id for record in event.sessions}
         for session in list(self.view.sessions.values()):
             if session.id not in listed and session.touched < event.ticket and session.ticket is None:
                 self.view.forget_session(session.id)
-        self._synced = True
-
-    # What became of commands
+        self.synced = True
 
     def _answered(self, event: Answered, now: float) -> None:
         command = self._under_way.pop(event.ticket, None)
         match command:
             case ListAll():
                 # Answered means failed: the rows would have come as AllListed.
-                self._listing, self._list_wanted = None, True
+                self._listing.answered(event.ticket)
+                self._listing.wanted = True
             case ListWorkers():
-                self._looking = None
-            case DeclareGone(worker=worker):
-                self._declared(worker, event.refused, now)
+                self._look.answered(event.ticket)
+            case DeclareGone():
+                settle_declaration(self.view, self.policy, command, event, now)
             case Place() | SuspendIdle() | ReadSession():
                 session = self.view.sessions.get(command.session)
-                if session is not None and session.ticket == event.ticket:
-                    session.ticket = None
-                    self._settle_answer(session, command, event, now)
-                elif event.record is not None:
-                    self._session_changed(event.record)
+                if session is None or session.ticket != event.ticket:
+                    return
+                session.ticket = None
+                surprised = settle_session(
+                    self.view, self.policy, session, command, event, now, self.listening.now
+                )
+                self._listing.wanted = self._listing.wanted or surprised
             case _:
                 pass
-
-    def _declared(self, name: str, refused: Refused | None, now: float) -> None:
-        worker = self.view.workers.get(name)
-        if refused in (None, Refused.NOT_FOUND, Refused.WORKER_GONE):
-            self._retry_gone.pop(name, None)
-            self.view.drop_worker(name)
-        elif worker is not None:
-            worker.declaring = False
-            self._retry_gone[name] = now + self.policy.retry_s
-
-    def _settle_answer(
-        self, session: SessionView, command: Place | SuspendIdle | ReadSession, event: Answered, now: float
-    ) -> None:
-        """The command's outcome is known, or known to be unknown."""
-        refused = event.refused
-        if event.record is not None:
-            session.must_read, session.failures = False, 0
-            if self.view.put_session(event.record, self.listening.now) is None:
-                return
-        elif refused is Refused.NOT_FOUND:
-            self.view.drop_session(session.id)
-            return
-        elif isinstance(command, Place) and refused is Refused.NO_CAPACITY:
-            self._list_wanted = True
-            if command.worker in self.view.workers:
-                self.view.workers[command.worker].full_until = now + self.policy.full_s
-        elif isinstance(command, Place) and refused is Refused.WORKER_GONE:
-            self.view.drop_worker(command.worker)
-        else:
-            if refused is not Refused.CONFLICT:
-                session.failures += 1
-                wait_s = self.policy.retry_s * 2 ** min(session.failures - 1, 16)
-                session.not_before = now + min(wait_s, self.policy.retry_limit_s)
-            if refused is not Refused.NOT_SENT:
-                session.must_read = True
-        if not session.must_read:
-            self.view.release(session)
-        self.view.settle(session)
 
     # Decisions
 
     def _decide(self, now: float) -> None:
-        if not self.view.wanting:
-            return
-        wanting = [self.view.sessions[name] for name in self.view.wanting]
-        demands: list[tuple[SessionView, Demand]] = []
-        for session in sorted(wanting, key=lambda s: s.id):
-            kind = self.view.kind(session)
-            if kind is not None and session.waiting_since is None:
+        ripe = []
+        for name in sorted(self.view.wanting):
+            session = self.view.sessions[name]
+            if session.waiting_since is None and self.view.kind(session) is not None:
                 session.waiting_since = now
-            if not self._free(session, now, even_unread=True):
+            if not session.is_free(now):
                 continue
             if session.must_read:
-                self._send(ReadSession(self._take(session), session.id), session)
-            elif kind is not None:
-                demands.append((session, self._demand(session, kind, now)))
-        if not demands:
+                self._send(ReadSession(self._take(session), session.id))
+            else:
+                ripe.append(session)
+        if not ripe:
             return
-        demands.sort(key=lambda pair: _precedence(pair[0]))
-        choices = self.placement.place(self._candidates(now), [demand for _, demand in demands])
-        for (session, demand), choice in zip(demands, choices, strict=True):
-            waited_s = now - (now if session.waiting_since is None else session.waiting_since)
-            decision = Decision(
-                session=session.id,
-                epoch=session.record.epoch + (choice.worker is not None),
-                worker=choice.worker,
-                kind="wait" if choice.worker is None else demand.kind,
-                reason=choice.reason,
-                numbers={**choice.numbers, "waited_s": waited_s},
-            )
-            if choice.worker is None:
-                if session.noted != choice.reason:
-                    session.noted = choice.reason
-                    self._commands.append(Note(decision))
-                continue
-            self.decisions += 1
-            self.view.reserve(session, choice.worker)
-            self._send(Place(self._take(session), session.record.version, decision), session)
-
-    def _demand(self, session: SessionView, kind: str, now: float) -> Demand:
-        record = session.record
-        excluded = {worker for worker, (_, until) in session.refusals.items() if until > now}
-        return Demand(
-            session=session.id,
-            model=record.model,
-            kind=kind,
-            holder=record.worker if record.phase is Phase.SUSPENDED else None,
-            counted_on=record.worker if record.phase.holds_slot else None,
-            excluded=frozenset(excluded),
-        )
-
-    def _candidates(self, now: float) -> list[Candidate]:
-        listened, timeout_s = self.listening.now, self.policy.worker_timeout_s
-        return [
-            Candidate(
-                worker=worker.id,
-                model=worker.model,
-                capacity=worker.capacity,
-                load=worker.load,
-                suspect=liveness.is_suspect(worker, listened, timeout_s),
-                chunk_latency_s=worker.chunk_latency_s,
-            )
-            for worker in sorted(self.view.workers.values(), key=lambda w: w.id)
-            if worker.ready and worker.full_until <= now
-        ]
+        ripe = deciding.in_order(ripe)
+        kinds = [self.view.kind(session) or "place" for session in ripe]
+        demands = [deciding.demand_of(s, kind, now) for s, kind in zip(ripe, kinds, strict=True)]
+        there = deciding.candidates(self.view, now, self.listening.now, self.policy.worker_timeout_s)
+        choices = self.placement.place(there, demands)
+        for session, kind, choice in zip(ripe, kinds, choices, strict=True):
+            decision = deciding.decision_of(session, kind, choice, now)
+            if choice.worker is not None:
+                self.decisions += 1
+                self.view.reserve(session, choice.worker)
+                self._send(Place(self._take(session), session.record.version, decision))
+            elif session.noted != choice.reason:
+                session.noted = choice.reason
+                self._commands.append(Note(decision))
 
     def _feed_back(self, now: float) -> None:
-        if self._fed_at is not None and now < self._fed_at + self.policy.feedback_s and not self._commands:
+        due = self._fed_at is None or now >= self._fed_at + self.policy.feedback_s
+        if not due and not self._commands:
             return
         feedback = load_feedback(self.view, self.decisions)
-        if feedback == self._fed and self._fed_at is not None and now < self._fed_at + self.policy.feedback_s:
-            return
-        self._fed_at, self._fed = now, feedback
-        self._commands.extend(Report(one) for one in feedback)
+        if due or feedback != self._fed:
+            self._fed_at, self._fed = now, feedback
+            self._commands.extend(Report(one) for one in feedback)
 
     # Commands under way
-
-    @staticmethod
-    def _free(session: SessionView, now: float, even_unread: bool = False) -> bool:
-        return session.ticket is None and session.not_before <= now and (even_unread or not session.must_read)
 
     def _take(self, session: SessionView) -> int:
         session.ticket = self.view.stamp()
         return session.ticket
 
-    def _send(self, command: Command, session: SessionView | None = None) -> None:
+    def _ask(self, question: Question, now: float) -> int:
+        ticket = self.view.stamp()
+        question.ask(ticket, now, self.listening.now)
+        return ticket
+
+    def _answer(self, question: Question, ticket: int) -> float | None:
+        self._under_way.pop(ticket, None)
+        return question.answered(ticket)
+
+    def _send(self, command: Command) -> None:
         if not isinstance(command, Note | Report):
             self._under_way[command.ticket] = command
         self._commands.append(command)
-
-
-def _precedence(session: SessionView) -> tuple[float, float, str]:
-    """Who waited longest comes first; after a restart of the scheduler, who was created first."""
-    since = session.waiting_since if session.waiting_since is not None else 0.0
-    return since, session.record.created_at, session.id

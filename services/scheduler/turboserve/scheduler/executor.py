@@ -61,7 +61,8 @@ class Executor:
             if refused is Refused.UNKNOWN and not isinstance(error, UnavailableError):
                 log.error("command failed", command=command, code=error.code, error=error.detail)
             else:
-                log.info(
+                say = log.debug if refused is Refused.NOT_SENT else log.info
+                say(
                     "command refused", command=type(command).__name__, code=error.code, error=error.detail
                 )
         except ValidationError as error:

@@ -10,7 +10,7 @@ LONGEST_GAP_S = 1.0
 """Two events further apart than this: the scheduler itself was held up, and may have missed as much."""
 SUSPECT_AFTER = 1 / 3
 """Part of the time-out after which a silent worker is only given sessions if there is no other."""
-LOOK_AFTER = 1 / 2
+LOOK_AFTER = 1 / 6
 """Part of the time-out after which a silent worker's row is read."""
 LOOK_EVERY = 1 / 4
 
@@ -37,24 +37,32 @@ class ListeningTime:
             self._connected = connected
 
 
-def note_renewal(worker: WorkerView, renewed_at: float, listened: float) -> None:
-    """Its row was read. If it renewed since the read before, it was alive then, though we did not hear it.
+def note_look(worker: WorkerView, renewed_at: float, asked_at: float, listened: float) -> None:
+    """Its row was read, asked for at `asked_at` and answered at `listened`.
 
-    The store's wall clock is compared with itself only.
+    If it has renewed since the read before, it was alive at some time before now, though we may not have
+    heard it. The store's wall clock is compared with itself only.
     """
+    worker.looked_at = max(worker.looked_at, asked_at)
     if renewed_at > worker.renewed_at:
-        worker.renewed_at = renewed_at
-        worker.heard_at = max(worker.heard_at, worker.looked_at)
-    worker.looked_at = listened
+        worker.renewed_at, worker.renewal_seen_at = renewed_at, listened
 
 
 def is_suspect(worker: WorkerView, listened: float, timeout_s: float) -> bool:
     return listened - worker.heard_at > timeout_s * SUSPECT_AFTER
 
 
-def is_dead(worker: WorkerView, listened: float, timeout_s: float) -> bool:
-    """Not heard of for the time-out, and a look at its row after that did not show a renewal either."""
-    return listened - worker.heard_at >= timeout_s and worker.looked_at >= worker.heard_at + timeout_s
+def is_dead(worker: WorkerView, listened: float, timeout_s: float, lease_s: float) -> bool:
+    """Not heard of for the time-out, and its row, read after that, shows no renewal for the lease.
+
+    So a worker whose load reports are lost, but which renews, lives; and one that does not renew has let go
+    of its sessions (its lease is over) before they are taken from it.
+    """
+    return (
+        listened - worker.heard_at >= timeout_s
+        and worker.looked_at >= worker.heard_at + timeout_s
+        and worker.looked_at - worker.renewal_seen_at >= lease_s
+    )
 
 
 def wants_look(workers: Iterable[WorkerView], listened: float, timeout_s: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from turboserve.config import Seconds, Settings
-from turboserve.scheduler.core import Policy
+from turboserve.scheduler.policy import Policy
 
 
 class SchedulerSettings(Settings):
@@ -18,5 +18,8 @@ class SchedulerSettings(Settings):
 
     def policy(self) -> Policy:
         return Policy(
-            worker_timeout_s=self.worker_timeout_s, idle_after_s=self.idle_after_s, resync_s=self.resync_s
+            worker_timeout_s=self.worker_timeout_s,
+            lease_s=self.lease_s,
+            idle_after_s=self.idle_after_s,
+            resync_s=self.resync_s,
         )

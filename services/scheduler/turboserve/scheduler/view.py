@@ -23,9 +23,11 @@ class WorkerView:
     heard_at: float
     """Listening time (see `liveness`) at which it was surely alive."""
     looked_at: float
-    """Listening time at which its row was last read."""
+    """Listening time at which the newest read of its row was asked for."""
     renewed_at: float
     """Its row's `renewed_at`; only ever compared with itself."""
+    renewal_seen_at: float = 0.0
+    """Listening time at which a read first showed its newest renewal."""
     known_since: int = 0
     """Stamp of its creation here."""
     draining: bool = False
@@ -41,6 +43,8 @@ class WorkerView:
     """The store said it is full when we thought otherwise; not before this time again."""
     declaring: bool = False
     """It is being declared gone."""
+    declare_after: float = 0.0
+    """It is not declared gone (again) before this time."""
 
     @property
     def load(self) -> int:
@@ -84,6 +88,10 @@ class SessionView:
     def id(self) -> str:
         return self.record.id
 
+    def is_free(self, now: float) -> bool:
+        """Whether a command for it may be given."""
+        return self.ticket is None and self.not_before <= now
+
 
 class View:
     """All workers and sessions, and which is where. Rows win by version; what is over stays over."""
@@ -107,7 +115,11 @@ class View:
     def is_gone(self, worker: str) -> bool:
         return worker in self._gone
 
-    def put_worker(self, record: WorkerRecord, heard_at: float, looked_at: float) -> WorkerView | None:
+    def knows(self, worker: str) -> bool:
+        """Whether it is known to live or to be gone."""
+        return worker in self.workers or worker in self._gone
+
+    def put_worker(self, record: WorkerRecord, listened: float) -> WorkerView | None:
         """Take over a row; returns its view, or None if the worker is gone."""
         if record.phase is WorkerPhase.GONE:
             self.drop_worker(record.id)
@@ -117,9 +129,16 @@ class View:
         worker = self.workers.get(record.id)
         if worker is None:
             worker = WorkerView(
-                record.id, record.model, record.capacity, record.phase, heard_at, looked_at, record.renewed_at
+                id=record.id,
+                model=record.model,
+                capacity=record.capacity,
+                phase=record.phase,
+                heard_at=listened,
+                looked_at=listened,
+                renewed_at=record.renewed_at,
+                renewal_seen_at=listened,
+                known_since=self.stamp(),
             )
-            worker.known_since = self.stamp()
             self.workers[record.id] = worker
             for session in self.sessions.values():
                 if session.record.worker == record.id:

@@ -1,0 +1,57 @@
+"""From the view to a placement's choices: who needs a worker, which workers may be given sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turboserve.contracts.sessions import Decision, Phase
+from turboserve.scheduler import liveness
+from turboserve.scheduler.placement import Candidate, Choice, Demand
+from turboserve.scheduler.view import SessionView, View
+
+
+def demand_of(session: SessionView, kind: str, now: float) -> Demand:
+    record = session.record
+    excluded = {worker for worker, (_, until) in session.refusals.items() if until > now}
+    return Demand(
+        session=session.id,
+        model=record.model,
+        kind=kind,
+        holder=record.worker if record.phase is Phase.SUSPENDED else None,
+        counted_on=record.worker if record.phase.holds_slot else None,
+        excluded=frozenset(excluded),
+    )
+
+
+def candidates(view: View, now: float, listened: float, timeout_s: float) -> list[Candidate]:
+    """Workers that may be given sessions, in order of id."""
+    return [
+        Candidate(
+            worker=worker.id,
+            model=worker.model,
+            capacity=worker.capacity,
+            load=worker.load,
+            suspect=liveness.is_suspect(worker, listened, timeout_s),
+            chunk_latency_s=worker.chunk_latency_s,
+        )
+        for worker in sorted(view.workers.values(), key=lambda w: w.id)
+        if worker.ready and worker.full_until <= now
+    ]
+
+
+def in_order(sessions: Sequence[SessionView]) -> list[SessionView]:
+    """Who waited longest comes first; after a restart of the scheduler, who was created first."""
+    return sorted(sessions, key=lambda s: (s.waiting_since or 0.0, s.record.created_at, s.id))
+
+
+def decision_of(session: SessionView, kind: str, choice: Choice, now: float) -> Decision:
+    """The choice with its reason and its numbers, as it is kept."""
+    waited_s = 0.0 if session.waiting_since is None else now - session.waiting_since
+    return Decision(
+        session=session.id,
+        epoch=session.record.epoch + (choice.worker is not None),
+        worker=choice.worker,
+        kind="wait" if choice.worker is None else kind,
+        reason=choice.reason,
+        numbers={**choice.numbers, "waited_s": waited_s},
+    )

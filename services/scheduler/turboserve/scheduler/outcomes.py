@@ -1,0 +1,61 @@
+"""What the outcome of a command does to the view. One that is in doubt is settled by reading the row."""
+
+from __future__ import annotations
+
+from turboserve.scheduler.messages import Answered, DeclareGone, Place, ReadSession, Refused, SuspendIdle
+from turboserve.scheduler.policy import Policy
+from turboserve.scheduler.view import SessionView, View
+
+
+def settle_declaration(view: View, policy: Policy, command: DeclareGone, event: Answered, now: float) -> None:
+    """The store took note of a worker's death, or has to be told again."""
+    worker = view.workers.get(command.worker)
+    if event.refused in (None, Refused.NOT_FOUND, Refused.WORKER_GONE):
+        view.drop_worker(command.worker)
+    elif worker is not None:
+        worker.declaring = False
+        worker.declare_after = now + policy.retry_s
+
+
+def settle_session(
+    view: View,
+    policy: Policy,
+    session: SessionView,
+    command: Place | SuspendIdle | ReadSession,
+    event: Answered,
+    now: float,
+    listened: float,
+) -> bool:
+    """Take in the outcome of a session's command; whether it shows that the view is wrong about more.
+
+    The reservation is kept until the row is known: a placement whose answer was lost may have been done.
+    """
+    refused = event.refused
+    surprised = False
+    if event.record is not None:
+        session.must_read, session.failures = False, 0
+        if view.put_session(event.record, listened) is None:
+            return False
+        surprised = session.record.worker is not None and not view.knows(session.record.worker)
+    elif refused is Refused.NOT_FOUND:
+        view.drop_session(session.id)
+        return False
+    elif isinstance(command, Place) and refused is Refused.NO_CAPACITY:
+        surprised = True
+        if command.worker in view.workers:
+            view.workers[command.worker].full_until = now + policy.full_s
+    elif isinstance(command, Place) and refused is Refused.WORKER_GONE:
+        view.drop_worker(command.worker)
+    else:
+        if refused is not Refused.CONFLICT:
+            session.failures += 1
+            session.not_before = now + policy.retry_after(session.failures)
+        if refused is not Refused.NOT_SENT:
+            session.must_read = True
+    if isinstance(command, SuspendIdle) and refused is not None:
+        # The store may know of a viewer that we do not: it is idle no sooner than from now on.
+        session.watched_at = listened
+    if not session.must_read:
+        view.release(session)
+    view.settle(session)
+    return surprised

@@ -1,0 +1,39 @@
+"""The parameters of the scheduler's core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Policy:
+    """All in seconds."""
+
+    worker_timeout_s: float = 12.0
+    """A worker not heard of for this long is taken for dead, unless the store says that it renews."""
+    lease_s: float = 8.0
+    """A worker that has not renewed for this long has stopped by itself."""
+    idle_after_s: float = 60.0
+    """A session that nobody has watched for this long is suspended."""
+    resync_s: float = 15.0
+    """Between two listings of everything: whatever was missed heals by then."""
+    resync_least_s: float = 1.0
+    """Between two listings that were asked for by surprises."""
+    retry_s: float = 0.5
+    """After a command that failed; twice as long each time, up to `retry_limit_s`."""
+    retry_limit_s: float = 10.0
+    full_s: float = 1.0
+    """A worker that the store called full is not tried again for this long."""
+    refused_s: float = 5.0
+    """A worker that refused a session is not asked again for this long; twice as long each time."""
+    refused_limit_s: float = 60.0
+    feedback_s: float = 1.0
+    """The load is reported at least this often."""
+
+    def retry_after(self, failures: int) -> float:
+        """How long to wait after so many failures in a row."""
+        return min(self.retry_s * 2.0 ** min(failures - 1, 16), self.retry_limit_s)
+
+    def rest_after(self, refusals: int) -> float:
+        """How long a worker that has refused a session so often is not asked again."""
+        return min(self.refused_s * 2.0 ** min(refusals - 1, 16), self.refused_limit_s)

@@ -1,0 +1,290 @@
+"""The real state store and scheduler as processes, and a worker that runs nothing but says that it does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from turboserve import subjects
+from turboserve.bus import Bus
+from turboserve.cli.embedded import NatsServer
+from turboserve.config import Settings
+from turboserve.contracts.errors import NotFoundError, TurboServeError, WorkerGoneError
+from turboserve.contracts.requests import Renew, SessionRef
+from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.workers import Assignment, HeldSession, LoadReport, Refusal, WorkerPhase
+from turboserve.ids import new_id
+
+HEARTBEAT_S = 0.2
+WORKER_TIMEOUT_S = 2.0
+LIMIT_S = 30.0
+
+
+class Service:
+    """`python -m MODULE` with the credentials of its user."""
+
+    def __init__(self, name: str, module: str, nats: NatsServer, log: Path, **variables: str) -> None:
+        self._command = [sys.executable, "-m", module]
+        self._log = log
+        self._environment = {
+            **os.environ,
+            "TURBOSERVE_NATS_URL": nats.address,
+            "TURBOSERVE_NATS_USER": name,
+            "TURBOSERVE_NATS_PASSWORD": nats.passwords[name],
+            "TURBOSERVE_HEARTBEAT_S": str(HEARTBEAT_S),
+            "TURBOSERVE_LEASE_S": str(WORKER_TIMEOUT_S / 2),
+            "TURBOSERVE_WORKER_TIMEOUT_S": str(WORKER_TIMEOUT_S),
+            **variables,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, env=self._environment, stderr=log)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+
+class QuietWorker:
+    """Renews and reports as a worker does, and keeps a table of what it would run."""
+
+    def __init__(self, bus: Bus, capacity: int, name: str | None = None) -> None:
+        self.id = name or new_id("wrk")
+        self.capacity = capacity
+        self.phase = WorkerPhase.READY
+        self.held: dict[str, SessionRecord] = {}
+        self.refuse = False
+        self.renews = True
+        self.reports = True
+        self.gone = False
+        self._bus = bus
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._bus.subscribe(subjects.ASSIGN, self.id, self._assigned)
+        self._task = asyncio.create_task(self._beat())
+
+    async def die(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    @property
+    def running(self) -> set[str]:
+        return {name for name, record in self.held.items() if record.phase is Phase.ACTIVE}
+
+    def report(self) -> LoadReport:
+        refusals = [
+            Refusal(session=r.id, epoch=r.epoch, reason="told to")
+            for r in self.held.values()
+            if self.refuse and r.phase is Phase.ACTIVE
+        ]
+        return LoadReport(
+            worker=self.id,
+            model="quiet",
+            capacity=self.capacity,
+            phase=self.phase,
+            sessions=tuple(
+                HeldSession(session=r.id, epoch=r.epoch, next_chunk=0, resident=r.phase is Phase.ACTIVE)
+                for r in self.held.values()
+                if not self.refuse
+            ),
+            refusals=tuple(refusals),
+        )
+
+    async def _assigned(self, assignment: Assignment, _body: bytes) -> None:
+        self._take(assignment.record)
+
+    def _take(self, record: SessionRecord) -> None:
+        if record.worker == self.id and not record.phase.ended:
+            self.held[record.id] = record
+        else:
+            self.held.pop(record.id, None)
+
+    async def _beat(self) -> None:
+        while True:
+            try:
+                if self.renews:
+                    renewal = await self._bus.call(subjects.RENEW, Renew(load=self.report()))
+                    self.held = {record.id: record for record in renewal.assigned}
+                    if renewal.drain:
+                        self.phase = WorkerPhase.DRAINING
+                if self.reports:
+                    await self._bus.publish(subjects.LOAD, self.id, self.report())
+            except WorkerGoneError:
+                self.gone = True
+                return
+            except TurboServeError:
+                pass
+            await asyncio.sleep(HEARTBEAT_S)
+
+
+@pytest.fixture(scope="module")
+def store(
+    nats_server: NatsServer,
+    nats_url: str,
+    redis_url: str,
+    postgres_url: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Service]:
+    """The state store on empty servers."""
+    service = Service(
+        "state-store",
+        "turboserve.state_store",
+        nats_server,
+        tmp_path_factory.mktemp("store") / "log",
+        TURBOSERVE_POSTGRES_URL=postgres_url,
+        TURBOSERVE_REDIS_URL=redis_url,
+        TURBOSERVE_IDLE_GUARD_S="0",
+    )
+    service.start()
+    yield service
+    service.kill()
+
+
+@pytest.fixture
+def scheduler(nats_server: NatsServer, store: Service, tmp_path: Path) -> Iterator[Service]:
+    """A scheduler that is quick to see that nobody watches, and slow to look at everything."""
+    service = Service(
+        "scheduler",
+        "turboserve.scheduler",
+        nats_server,
+        tmp_path / "scheduler.log",
+        TURBOSERVE_IDLE_AFTER_S="3600",
+    )
+    service.start()
+    yield service
+    service.kill()
+    print((tmp_path / "scheduler.log").read_text())
+
+
+@pytest.fixture
+async def connect(nats_server: NatsServer) -> AsyncIterator[Callable[[str], Awaitable[Bus]]]:
+    """Connect as a service, with what it is allowed."""
+    async with AsyncExitStack() as stack:
+
+        async def open_bus(name: str) -> Bus:
+            settings = Settings(
+                nats_url=nats_server.address,
+                nats_user=name,
+                nats_password=SecretStr(nats_server.passwords[name]),
+                request_deadline_s=2.0,
+            )
+            bus = await Bus.connect(name, settings)
+            stack.push_async_callback(bus.close)
+            return bus
+
+        yield open_bus
+
+
+@pytest.fixture
+async def workers(
+    connect: Callable[[str], Awaitable[Bus]],
+) -> AsyncIterator[Callable[..., Awaitable[QuietWorker]]]:
+    """Start a quiet worker; all are declared gone at the end, so that the next test begins without."""
+    started: list[QuietWorker] = []
+    bus = await connect("worker")
+
+    async def start(capacity: int = 4) -> QuietWorker:
+        worker = QuietWorker(bus, capacity)
+        await worker.start()
+        started.append(worker)
+        return worker
+
+    yield start
+    for worker in started:
+        await worker.die()
+        worker.phase = WorkerPhase.GONE
+        with suppress(TurboServeError):
+            await bus.call(subjects.RENEW, Renew(load=worker.report()))
+
+
+class Viewers:
+    """The gateway's side: makes sessions and waits for what becomes of them."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.made: list[str] = []
+
+    async def create(self) -> str:
+        """A new session; tries again while there is no room or nobody serves."""
+        from turboserve.contracts.requests import CreateSession
+
+        session = new_id("ses")
+        request = CreateSession(id=session, tenant="t", model="quiet", prompt="a red circle", seed=1)
+
+        async def created() -> bool:
+            with suppress(TurboServeError):
+                await self.bus.call(subjects.CREATE_SESSION, request)
+                return True
+            return False
+
+        await eventually(created)
+        self.made.append(session)
+        return session
+
+    async def get(self, session: str) -> SessionRecord:
+        return await self.bus.call(subjects.GET_SESSION, SessionRef(session=session))
+
+    async def active(self, session: str, epoch: int = 1) -> SessionRecord:
+        """Wait until it runs in `epoch` or later."""
+        found: list[SessionRecord] = []
+
+        async def is_active() -> bool:
+            with suppress(TurboServeError):
+                record = await self.get(session)
+                found.append(record)
+                return record.phase is Phase.ACTIVE and record.epoch >= epoch
+            return False
+
+        await eventually(is_active)
+        return found[-1]
+
+    async def in_phase(self, session: str, phase: Phase) -> SessionRecord:
+        found: list[SessionRecord] = []
+
+        async def is_there() -> bool:
+            with suppress(TurboServeError):
+                found.append(await self.get(session))
+                return found[-1].phase is phase
+            return False
+
+        await eventually(is_there)
+        return found[-1]
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], limit_s: float = LIMIT_S) -> None:
+    """Look until it holds; fails after `limit_s`."""
+    deadline = asyncio.get_running_loop().time() + limit_s
+    while not await condition():
+        assert asyncio.get_running_loop().time() < deadline, "it never came true"
+        await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def viewers(connect: Callable[[str], Awaitable[Bus]]) -> AsyncIterator[Viewers]:
+    from turboserve.contracts.requests import EndSession
+
+    viewers = Viewers(await connect("gateway"))
+    yield viewers
+    for session in viewers.made:
+        with suppress(NotFoundError, TurboServeError):
+            await viewers.bus.call(subjects.END_SESSION, EndSession(session=session))
