@@ -144,6 +144,24 @@ def test_an_unknown_outcome_is_repeated_with_back_off_until_it_is_known() -> Non
     assert bench.table.entries["s1"].next_publish == 1
 
 
+def test_after_a_long_silence_the_log_is_read_before_the_chunk_is_appended_again() -> None:
+    """The broker recognises a repeated message for two minutes only: a chunk must not be there twice."""
+    bench = Bench()
+    run = bench.run_from(row()).run
+    bench.package("s1", run, 0)
+    bench.package("s1", run, 1)
+    publish = do.PublishChunk("s1", run, 0, (1, 10))
+    bench.outcome(publish, told.Outcome.UNKNOWN)
+    bench.tell(told.Tick(), bench.now + 31)
+    query = bench.last(do.ReadLogEnd).query
+    bench.none(do.PublishChunk)
+    bench.tell(told.Tick(), bench.now + 31)
+    bench.none(do.PublishChunk)
+    bench.tell(told.LogEndRead("s1", query, 1, True))
+    assert bench.last(do.ForgetChunk).index == 0
+    assert bench.last(do.PublishChunk).index == 1
+
+
 def test_after_the_broker_refused_nothing_is_published_until_the_row_names_a_new_ownership() -> None:
     bench = Bench()
     run = bench.run_from(row()).run

@@ -36,8 +36,9 @@ class Settings(Shared):
     max_lead_s: Seconds = 3.0
     """A session generates no chunk that starts further ahead of its playhead."""
     gather_policy: Literal["step", "chunk", "fcfs"] = "step"
-    real_time_margin: float = Field(default=0.8, gt=0, le=1)
-    """Share of a chunk's playing time that making it may take, when K is derived from the profile."""
+    real_time_margin: float = Field(default=0.6, gt=0, le=1)
+    """Share of a chunk's playing time that making it may take, where K comes from the profile. The rest is
+    for packaging, for everything else on the machine, and for catching up."""
     video_crf: int = Field(default=18, ge=0, le=51)
     video_preset: Literal["ultrafast", "superfast", "veryfast", "faster", "fast", "medium"] = "veryfast"
     chunk_ttl_s: int = Field(default=86_400, ge=60)

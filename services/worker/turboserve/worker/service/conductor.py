@@ -10,6 +10,9 @@ from turboserve.worker.service.entry import Awaiting, Entry, Place, Wanted
 RETRY_S = 0.1
 RETRY_LIMIT_S = 2.0
 """A publication without an answer is repeated after this long at first, doubling up to the limit."""
+RECHECK_S = 30.0
+"""After this long without an answer the log is read before the next attempt: well below the time for which
+the broker recognises a repeated message."""
 REFUSAL_S = 5.0
 """What host or device memory had no room for is tried again after this long."""
 
@@ -49,8 +52,7 @@ class Conductor:
         if entry.checked != entry.ownership:
             # What has no state here and is not to run needs no look at the log until it is.
             if (wanted is Wanted.RUN or entry.place is not Place.NOWHERE) and entry.awaiting is None:
-                self._ask(entry, Awaiting.LOG_END)
-                self.out.append(do.ReadLogEnd(entry.session, entry.query))
+                self._read_log_end(entry)
             return
         if wanted is Wanted.RUN:
             self._run(entry, now)
@@ -150,14 +152,22 @@ class Conductor:
     def _publish(self, entry: Entry, now: float) -> None:
         if entry.session in self.in_flight or now < entry.retry_at:
             return
-        if entry.pending:
+        if entry.attempts and now - entry.tried_at >= RECHECK_S:
+            entry.checked = None
+            self._read_log_end(entry)
+        elif entry.pending:
             index, ownership = entry.pending[0], entry.ownership
             self.in_flight.add(entry.session)
             if entry.attempts == 0:
+                entry.tried_at = now
                 self.out.append(do.PublishLatents(entry.session, entry.run, index, ownership[0]))
             self.out.append(do.PublishChunk(entry.session, entry.run, index, ownership))
         elif entry.finished is not None:
             self.fail(entry, entry.finished)
+
+    def _read_log_end(self, entry: Entry) -> None:
+        self._ask(entry, Awaiting.LOG_END)
+        self.out.append(do.ReadLogEnd(entry.session, entry.query))
 
     def _ask(self, entry: Entry, what: Awaiting) -> None:
         entry.awaiting = what

@@ -60,6 +60,8 @@ class Entry:
     """Chunks packaged and not known to be in the log, contiguous."""
     retry_at: float = 0.0
     attempts: int = 0
+    tried_at: float = 0.0
+    """When the pending publication was first tried since the log's end was read."""
     control_sent: int = 0
     """Number of the newest control given to the engine."""
     control_taken: int = 0

@@ -1,0 +1,130 @@
+"""The engine's thread: commands in, stamped events out, with the run that they belong to."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from turboserve.clock import SystemClock
+from turboserve.worker.service import commands as do
+from turboserve.worker.service import inputs as told
+from turboserve.worker.service.engine_thread import AdmitWith, EngineThread
+from turboserve.worker.service.stamped import FromEngine, Made
+
+WAIT_S = 30.0
+
+
+class Desk:
+    """A running engine thread and what it delivered."""
+
+    def __init__(self, thread: EngineThread) -> None:
+        self.thread = thread
+        self.delivered: queue.SimpleQueue[FromEngine] = queue.SimpleQueue()
+
+    def admit(self, run: int, next_chunk: int = 0, session: str = "a", **rest: Any) -> None:
+        admit = do.Admit(session, run, next_chunk, "a red circle", 7, 0, next_chunk * 0.75)
+        self.thread.submit(AdmitWith(admit, **rest))
+
+    def next(self, kind: type[Any]) -> Any:
+        """The next event of this kind; others are dropped."""
+        while True:
+            item = self.delivered.get(timeout=WAIT_S)
+            if isinstance(item, kind):
+                return item
+
+
+@pytest.fixture
+def desk(make_driver: Callable[..., Any]) -> Iterator[Desk]:
+    engine = make_driver(slots=2, max_lead_s=2.0).engine
+    desk = Desk(EngineThread(engine, lambda item: desk.delivered.put(item), SystemClock()))
+    desk.thread.start()
+    desk.thread.submit(do.StartGenerating())
+    yield desk
+    desk.thread.stop(5.0)
+    assert desk.thread.failure is None
+
+
+def test_chunks_carry_the_run_of_their_session(desk: Desk) -> None:
+    desk.admit(run=4)
+    assert (desk.next(Made).run, desk.next(Made).ready.index) == (4, 1)
+    desk.thread.submit(do.Evict("a", 4))
+    desk.admit(run=9)
+    made = desk.next(Made)
+    while made.run == 4:
+        made = desk.next(Made)
+    assert (made.run, made.ready.index) == (9, 0)
+
+
+def test_commands_of_an_earlier_run_mean_nothing(desk: Desk) -> None:
+    desk.admit(run=4)
+    desk.thread.submit(do.Evict("a", 3))
+    desk.thread.submit(do.Suspend("a", 3))
+    desk.thread.submit(do.SetPlayhead("a", 4, 60.0, True))
+    assert [desk.next(Made).ready.index for _ in range(6)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_there_is_no_slab_for_is_refused(desk: Desk) -> None:
+    for number, session in enumerate("abc"):
+        desk.admit(run=number, session=session)
+    refused = desk.next(told.AdmissionRefused)
+    assert (refused.session, refused.run, refused.on_host) == ("c", 2, False)
+
+
+def test_a_session_goes_to_the_host_and_back_and_a_missing_slab_leaves_it_there(desk: Desk) -> None:
+    desk.admit(run=1)
+    desk.next(Made)
+    desk.thread.submit(do.Suspend("a", 1))
+    moved = desk.next(told.MovedToHost)
+    desk.admit(run=2, session="b")
+    desk.admit(run=3, session="c")
+    desk.thread.submit(do.Resume("a", 1, 0.0))
+    refused = desk.next(told.AdmissionRefused)
+    assert (refused.session, refused.on_host) == ("a", True)
+    desk.thread.submit(do.Evict("b", 2))
+    desk.thread.submit(do.Resume("a", 1, 60.0))
+    made = desk.next(Made)
+    while made.run != 1:
+        made = desk.next(Made)
+    assert made.ready.index == moved.next_chunk
+
+
+def test_a_session_without_latents_goes_on_at_its_chunk_with_a_decoder_that_is_warm(desk: Desk) -> None:
+    desk.admit(run=1, next_chunk=5)
+    # What arrives meanwhile takes effect once the session is there.
+    desk.thread.submit(do.SetPrompt("a", 1, 3, "a blue square"))
+    first = desk.next((Made, told.ControlTaken))
+    while not isinstance(first, Made):
+        first = desk.next((Made, told.ControlTaken))
+    assert first.ready.index == 5
+    assert first.ready.frames.shape[0] == 12
+    second = desk.next(Made)
+    assert second.ready.index == 6
+    assert second.ready.control_seq == 3
+
+
+def test_a_session_without_latents_can_be_evicted_before_it_is_there(desk: Desk) -> None:
+    desk.admit(run=1, next_chunk=5)
+    desk.thread.submit(do.Evict("a", 1))
+    desk.admit(run=2, session="b")
+    desk.admit(run=3, session="c")
+    assert {desk.next(Made).run, desk.next(Made).run} <= {2, 3}
+
+
+def test_latents_of_the_wrong_shape_fail_the_run(desk: Desk) -> None:
+    desk.admit(run=1, next_chunk=5, latents=torch.zeros(3, 16, 9, 9))
+    failed = desk.next(told.RunFailed)
+    assert failed.run == 1
+    assert "latents: shape" in failed.reason
+
+
+def test_nothing_is_made_while_generating_is_stopped(desk: Desk) -> None:
+    desk.thread.submit(do.StopGenerating())
+    desk.admit(run=1)
+    with pytest.raises(queue.Empty):
+        desk.delivered.get(timeout=0.5)
+    desk.thread.submit(do.StartGenerating())
+    assert desk.next(Made).ready.index == 0
