@@ -12,7 +12,13 @@ from turboserve.worker.engine.golden import GoldenError, check_file
 from turboserve.worker.model.load import CheckpointError
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
-FILES = ("self_forcing_global", "longlive_window6_sink3", "longlive_switch")
+FILES = (
+    "self_forcing_global",
+    "longlive_window6_sink3",
+    "longlive_switch",
+    "longlive_early_switches",
+    "longlive_framewise_window4_sink1",
+)
 
 
 def rewritten(source: Path, target: Path, **changes: torch.Tensor | None) -> Path:

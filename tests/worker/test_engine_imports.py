@@ -1,0 +1,32 @@
+"""The engine runs on a machine that has torch, numpy and safetensors, and nothing else of ours."""
+
+import pkgutil
+import subprocess
+import sys
+
+import turboserve.worker.engine
+import turboserve.worker.model
+
+SCRIPT = """
+import importlib, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        root = name.split(".")[0]
+        ours = name.startswith("turboserve.") and not name.startswith("turboserve.worker")
+        if ours or root in {"pydantic", "nats", "av", "structlog", "opentelemetry", "fastapi", "sqlalchemy"}:
+            raise ImportError(f"{name} is not on a bare GPU machine")
+sys.meta_path.insert(0, Refuse())
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+"""
+
+
+def test_model_and_engine_import_without_the_services_world() -> None:
+    names = [
+        f"{package.__name__}.{module.name}"
+        for package in (turboserve.worker.engine, turboserve.worker.model)
+        for module in pkgutil.iter_modules(package.__path__)
+    ]
+    assert len(names) > 20
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *names], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
