@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import httpx
-from containers import Engine, EngineError, run
+from containers import Engine, EngineError, prepare_network, run
 
 from turboserve.bench.streaming.decode import decode
 from turboserve.bench.streaming.viewer import Viewer
@@ -173,6 +173,8 @@ def main() -> int:
         engine = Engine.find()
         build(engine, arguments.tag)
         if not arguments.only_build:
+            if (remark := prepare_network()) is not None:
+                say(remark)
             test(engine, arguments.tag)
             say("passed")
     except (EngineError, TimeoutError, AssertionError, httpx.HTTPError) as error:

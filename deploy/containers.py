@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+SYSTEM_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+
 
 class EngineError(Exception):
     """No engine can be used; the message says what was looked for and what to do."""
@@ -56,6 +58,29 @@ def _podman() -> Engine | None:
     if _works("podman", "compose", "version"):
         return Engine(build, ("podman", "compose"))
     return None
+
+
+def prepare_network() -> str | None:
+    """Podman's network (netavark) calls iptables, which Debian does not install with it.
+
+    Installs it where that is possible; returns what was done or is missing, None when nothing is to be said.
+    """
+    if _works("docker", "info") or shutil.which("podman") is None:
+        return None
+    backend = subprocess.run(
+        ("podman", "info", "--format", "{{.Host.NetworkBackend}}"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if backend.stdout.strip() != "netavark" or shutil.which("iptables", path=SYSTEM_PATH) is not None:
+        return None
+    if os.geteuid() == 0 and shutil.which("apt-get") is not None:
+        install = ("apt-get", "install", "-y", "-q", "--no-install-recommends", "iptables")
+        environment = {"DEBIAN_FRONTEND": "noninteractive"}
+        if run(install, environment, quiet=True, check=False).returncode == 0:
+            return "installed iptables, which podman's network needs"
+    return "iptables is not installed: if containers have no network, that is why"
 
 
 def _works(*command: str) -> bool:
