@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import httpx
 import pytest
 
+from turboserve.bench import stream as bench
 from turboserve.bench.streaming.decode import decode
 from turboserve.bench.streaming.viewer import ProblemError, Viewer
 from turboserve.bench.toyworld.judge import has_colours
@@ -167,3 +169,22 @@ async def test_models_workers_and_openapi_tell_the_truth(api: httpx.AsyncClient)
     assert "/v1/sessions/{session}/prompts" in (await api.get("/openapi.json")).json()["paths"]
     page = await api.get("/")
     assert page.headers["content-type"].startswith("text/html")
+
+
+async def test_bench_stream_measures_a_running_stack(stack: BackgroundStack) -> None:
+    result = await bench.run(sessions=2, seconds=6.0, url=None, data=stack.data)
+    assert (result["sessions"], result["chunks_lost"], result["chunks_repeated"]) == (2, 0, 0)
+    assert result["prompts_applied"] == result["prompts_submitted"] == 2
+    for key in ("ttfc_s", "interarrival_s", "gateway_overhead_s", "prompt_applied_s"):
+        assert 0 < result[key]["p50"] <= result[key]["p95"]
+    assert result["baseline"]["chunks"] > 0
+    assert bench.table(result).row_count > 0
+    sessions = await request_sessions(stack.url)
+    assert [session["phase"] for session in sessions[:2]] == ["terminated", "terminated"]
+
+
+async def request_sessions(url: str) -> list[dict[str, Any]]:
+    """All sessions, newest first."""
+    async with httpx.AsyncClient(base_url=url) as client:
+        sessions: list[dict[str, Any]] = (await client.get("/v1/sessions")).json()["sessions"]
+        return sessions

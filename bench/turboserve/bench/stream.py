@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import httpx
 import typer
 from rich import box
-from rich.console import RenderableType
 from rich.table import Table
 
 from turboserve.bench.report import BenchError
@@ -59,7 +58,7 @@ async def run(
     return measurement.report()
 
 
-def table(result: Mapping[str, Any]) -> RenderableType:
+def table(result: Mapping[str, Any]) -> Table:
     """What `run` found, for people."""
     shown = Table(
         "",
