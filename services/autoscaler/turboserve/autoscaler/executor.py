@@ -23,7 +23,7 @@ from turboserve.autoscaler.messages import (
     Reserve,
     WorkersListed,
 )
-from turboserve.autoscaler.providers.base import PoolProvider
+from turboserve.autoscaler.providers.base import LaunchError, PoolProvider
 from turboserve.bus import Bus
 from turboserve.contracts import requests
 from turboserve.contracts.errors import NotFoundError, TurboServeError, WorkerGoneError
@@ -45,6 +45,9 @@ class Executor:
             async with asyncio.timeout(PROVIDER_LIMIT_S + self._grace_s):
                 return await self._run(command)
         except (NotFoundError, WorkerGoneError) as error:
+            return Failed(command.ticket, error.detail, missing=True)
+        except LaunchError as error:
+            # By the provider's contract, nothing was started.
             return Failed(command.ticket, error.detail, missing=True)
         except (TurboServeError, ValidationError, OSError) as error:
             log.info("command failed", command=type(command).__name__, error=str(error))

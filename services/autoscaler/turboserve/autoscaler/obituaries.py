@@ -21,17 +21,18 @@ class Obituaries:
     def __init__(self, retry_s: float) -> None:
         self._retry_s = retry_s
         self._open: dict[str, _Notice] = {}
-        self._dead: OrderedDict[str, None] = OrderedDict()
+        self._dead: OrderedDict[str, int] = OrderedDict()
 
-    def add(self, worker: str, reason: str) -> None:
+    def add(self, worker: str, reason: str, stamp: int) -> None:
         """Tell the store that `worker` is gone; saying it again after it was acknowledged tells it again."""
-        self._dead[worker] = None
+        self._dead[worker] = stamp
         while len(self._dead) > REMEMBERED:
             self._dead.popitem(last=False)
         self._open.setdefault(worker, _Notice(reason))
 
-    def knows(self, worker: str) -> bool:
-        return worker in self._dead
+    def died_after(self, worker: str, stamp: int) -> bool:
+        """Whether its death was learnt after `stamp`."""
+        return self._dead.get(worker, -1) > stamp
 
     def due(self, now: float) -> list[tuple[str, str]]:
         """Those to tell now; each is under way until `answered`."""

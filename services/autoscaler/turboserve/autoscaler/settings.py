@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
 
-from turboserve.autoscaler.core import LARGEST, Policy
+from turboserve.autoscaler.policy import Policy
+from turboserve.autoscaler.sizing import LARGEST
 from turboserve.config import Seconds, Settings
 
 

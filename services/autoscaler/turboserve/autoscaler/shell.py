@@ -7,7 +7,8 @@ import asyncio
 import nats.errors
 
 from turboserve import logs, subjects
-from turboserve.autoscaler.core import Action, Pool
+from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.desk import Action
 from turboserve.autoscaler.executor import Executor
 from turboserve.autoscaler.messages import (
     Command,

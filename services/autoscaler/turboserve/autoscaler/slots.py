@@ -23,6 +23,8 @@ NEXT: dict[SlotPhase, frozenset[SlotPhase]] = {
 """What may follow what. Only DRAINING ends a worker that could hold sessions, unless it is dead anyway."""
 
 STARTING = frozenset({SlotPhase.RESERVING, SlotPhase.LAUNCHING, SlotPhase.LOADING, SlotPhase.BACKING_OFF})
+KEEPABLE = frozenset({*STARTING, SlotPhase.VACANT, SlotPhase.READY})
+"""Phases in which a slot that was not wanted may be wanted again."""
 
 
 @dataclass
@@ -35,6 +37,8 @@ class Slot:
     since: float = 0.0
     reason: str = "new"
     wanted: bool = True
+    sealed: bool = False
+    """Its worker was told to drain, by whomever: that cannot be taken back."""
     reserved: bool = False
     """The provider holds resources for it."""
     worker: str | None = None
@@ -43,8 +47,8 @@ class Slot:
     ready_at: float | None = None
     listed: bool = False
     """The store has had a row of this worker."""
-    known_since: int = 0
-    """Stamp of the launch or adoption, to compare with what was asked before."""
+    up_since: int | None = None
+    """Stamp after which its worker was there for certain; None while the launch is under way."""
     sessions: int = 0
     suspended: int = 0
     failures: int = 0
@@ -59,17 +63,25 @@ class Slot:
         assert phase in NEXT[self.phase], f"{self.name}: {self.phase} → {phase}"
         self.phase, self.since, self.reason = phase, now, reason
 
-    def occupy(self, worker: str, now: float, stamp: int, pid: int | None = None) -> None:
+    def occupy(self, worker: str, now: float) -> None:
         """A new worker comes into this slot."""
-        self.worker, self.pid, self.reserved = worker, pid, True
-        self.launched_at, self.known_since, self.ready_at = now, stamp, None
-        self.listed, self.drained_since = False, None
+        self.worker, self.pid, self.up_since, self.reserved = worker, None, None, True
+        self.launched_at, self.ready_at = now, None
+        self.listed, self.sealed, self.drained_since = False, False, None
         self.sessions = self.suspended = 0
 
     def vacate(self) -> None:
         """Its worker is no more."""
-        self.worker = self.pid = self.ready_at = self.drained_since = self.ticket = None
+        self.worker = self.pid = self.up_since = self.ready_at = self.drained_since = self.ticket = None
         self.sessions = self.suspended = 0
+
+    def is_up_since(self, ticket: int) -> bool:
+        """Whether its worker was there when the question `ticket` was asked."""
+        return self.up_since is not None and self.up_since < ticket
+
+    def has_vanished(self, ticket: int) -> bool:
+        """Whether the store, which had its row before and was asked with `ticket`, should still have it."""
+        return self.listed and self.phase is not SlotPhase.RELEASING and self.is_up_since(ticket)
 
     @property
     def held(self) -> int:

@@ -179,6 +179,8 @@ class View:
             return None
         session = self.sessions.get(record.id)
         touched = self.stamp()
+        if session is not None and record.unwatched_s is not None:
+            session.watched_at = max(session.watched_at, listened - record.unwatched_s)
         if session is not None and record.version <= session.record.version:
             if record.version == session.record.version:
                 session.touched = touched
