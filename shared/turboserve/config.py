@@ -13,18 +13,24 @@ Seconds = Annotated[float, Field(gt=0)]
 class Settings(BaseSettings):
     """What every service needs to join the others."""
 
-    model_config = SettingsConfigDict(env_prefix="TURBOSERVE_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="TURBOSERVE_", extra="ignore", frozen=True, use_attribute_docstrings=True
+    )
 
     nats_url: str = "nats://127.0.0.1:4222"
     """The broker; several, separated by commas."""
     nats_user: str | None = None
     """Defaults to the service's name: the broker has a user per service."""
     nats_password: SecretStr | None = None
+    """None: the broker asks for none."""
     log_format: Literal["text", "json"] = "text"
+    """Lines for people, or JSON objects for machines."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Lines below this level are not written."""
     otlp_endpoint: str | None = None
     """Where traces and metrics go (OTLP over HTTP); none: metrics at `/metrics` only."""
     health_host: str = "127.0.0.1"
+    """Address of the health server."""
     health_port: int = Field(default=0, ge=0, le=65_535)
     """Port for /healthz, /readyz and /metrics; 0: none."""
     request_deadline_s: Seconds = 3.0

@@ -7,6 +7,7 @@ import typer
 from turboserve.cli import model
 from turboserve.cli.bench import bench
 from turboserve.cli.generate import generate
+from turboserve.cli.settings import settings
 from turboserve.cli.up import status, up
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )(bench)
 app.command()(generate)
+app.command()(settings)
 app.add_typer(model.app, name="model")
 
 if __name__ == "__main__":

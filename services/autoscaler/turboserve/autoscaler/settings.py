@@ -38,6 +38,7 @@ class AutoscalerSettings(Settings):
     pool_worker_threads: int = Field(default=1, ge=1)
     """Threads of one worker's matrix library (its OMP_NUM_THREADS)."""
     worker_nats_user: str | None = None
+    """The broker user that launched workers connect as."""
     worker_nats_password: SecretStr | None = None
     """The workers' own credentials; none: they get this service's."""
 

@@ -22,6 +22,7 @@ class Settings(Shared):
     model_config = SettingsConfigDict(hide_input_in_errors=True)
 
     gateway_host: str = "127.0.0.1"
+    """Address that the API listens on; `0.0.0.0` in a container."""
     gateway_port: int = Field(default=8080, ge=0, le=65_535)
     """0: any free port; the log says which."""
     default_model: Id = "toyworld"

@@ -12,7 +12,9 @@ class Settings(Shared):
     """Where the two databases are, and how much is kept for how long."""
 
     postgres_url: SecretStr = SecretStr("postgresql://turboserve@127.0.0.1:5432/turboserve")
+    """The truth."""
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
+    """What is hot and may be lost: playheads, heartbeats, latents."""
     postgres_pool: int = Field(default=12, ge=4)
     """Connections at most; one of them is kept for the leader's lock."""
     transaction_deadline_s: Seconds = 2.5
@@ -34,11 +36,13 @@ class Settings(Shared):
     session_retention_s: Seconds = 30 * 86_400.0
     """Rows of ended sessions and of workers that are gone are deleted after this."""
     events_retention_s: Seconds = 86_400.0
+    """The event log keeps an event this long."""
     duplicate_window_s: Seconds = 120.0
     """For this long the broker itself recognises a repeated message."""
     latents_kept: int = Field(default=8, ge=1)
     """Newest chunks whose latents are kept, beside the first one's (the window and its sink)."""
     latents_ttl_s: Seconds = 6 * 3_600.0
+    """Latents of a session that makes none any more are dropped after this."""
 
     sweep_s: Seconds = 1.0
     """How often to look for what another instance, or an earlier life of this one, left undone."""

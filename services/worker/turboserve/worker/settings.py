@@ -22,9 +22,11 @@ class Settings(Shared):
     pool_slot: str | None = None
     """The pool's name for the place it runs in."""
     model: Literal["toyworld"] = "toyworld"
+    """What it serves."""
     model_weights: Path | None = None
     """The model's weights file; None: those that ship with the worker."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto`: a GPU if there is one."""
     torch_threads: int = Field(default=1, ge=1)
     """Threads of one operation on the CPU: more workers beat more threads."""
     worker_max_sessions: int | None = Field(default=None, ge=1)
@@ -36,10 +38,13 @@ class Settings(Shared):
     max_lead_s: Seconds = 3.0
     """A session generates no chunk that starts further ahead of its playhead."""
     gather_policy: Literal["step", "chunk", "fcfs"] = "step"
+    """Which sessions share a forward: any at any step, whole chunks together, or one session at a time."""
     real_time_margin: float = Field(default=0.6, gt=0, le=1)
     """Share of a chunk's playing time that making it may take, where K comes from the profile. The rest is
     for packaging, for everything else on the machine, and for catching up."""
     video_crf: int = Field(default=18, ge=0, le=51)
+    """H.264 quality: lower is better and larger."""
     video_preset: Literal["ultrafast", "superfast", "veryfast", "faster", "fast", "medium"] = "veryfast"
+    """H.264 effort."""
     chunk_ttl_s: int = Field(default=86_400, ge=60)
     """The broker drops a chunk after this long."""

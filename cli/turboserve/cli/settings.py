@@ -1,0 +1,78 @@
+"""`turboserve settings`: every environment variable, from the settings classes themselves."""
+
+from __future__ import annotations
+
+import importlib
+import types
+import typing
+
+import typer
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+SOURCES = {
+    "every service": ("turboserve.config", "Settings"),
+    "gateway": ("turboserve.gateway.settings", "Settings"),
+    "scheduler": ("turboserve.scheduler.settings", "SchedulerSettings"),
+    "autoscaler": ("turboserve.autoscaler.settings", "AutoscalerSettings"),
+    "worker": ("turboserve.worker.settings", "Settings"),
+    "state-store": ("turboserve.state_store.settings", "Settings"),
+}
+"""Who reads them → module and class."""
+BEGIN, END = "<!-- settings: begin -->", "<!-- settings: end -->"
+"""Where `docs/operations.md` holds the table."""
+
+
+def rows() -> list[tuple[str, str, str, str]]:
+    """(variable, who reads it, default, meaning) of every setting, shared ones first and once."""
+    found: list[tuple[str, str, str, str]] = []
+    shared: set[str] = set()
+    for reader, (module, name) in SOURCES.items():
+        fields: dict[str, FieldInfo] = getattr(importlib.import_module(module), name).model_fields
+        for field, info in fields.items():
+            if field in shared:
+                continue
+            found.append((f"TURBOSERVE_{field.upper()}", reader, _default(info), _meaning(info)))
+        if reader == "every service":
+            shared = set(fields)
+    return found
+
+
+def _default(info: FieldInfo) -> str:
+    value = info.default
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if value is PydanticUndefined or value is None or value == "" or value == ():
+        return "none"
+    if isinstance(value, tuple):
+        # A default command names this machine's interpreter, which is no use in a table.
+        return " ".join("python" if "/" in str(part) else str(part) for part in value)
+    return str(value)
+
+
+def _meaning(info: FieldInfo) -> str:
+    text = " ".join((info.description or "").split())
+    choices = _choices(info.annotation)
+    return " ".join(part for part in (text, f"One of: {', '.join(choices)}." if choices else "") if part)
+
+
+def _choices(kind: object) -> list[str]:
+    if typing.get_origin(kind) is typing.Literal:
+        return [str(choice) for choice in typing.get_args(kind)]
+    if isinstance(kind, types.UnionType):
+        return [choice for part in typing.get_args(kind) for choice in _choices(part)]
+    return []
+
+
+def markdown() -> str:
+    """The table as it stands in the documentation."""
+    lines = ["| variable | read by | default | meaning |", "| --- | --- | --- | --- |"]
+    for variable, reader, default, meaning in rows():
+        lines.append(f"| `{variable}` | {reader} | `{default}` | {meaning.replace('|', '/')} |")
+    return "\n".join(lines)
+
+
+def settings() -> None:
+    """Print every environment variable that the services read, as a Markdown table."""
+    typer.echo(markdown())
