@@ -72,8 +72,11 @@ def _history(scene: Scene, rng: random.Random) -> tuple[world.Body, ...]:
 def draw_clip(vae: ToyVae, rng: random.Random, pair: float) -> Clip:
     """Renders and encodes one clip."""
     starts = rng.random() < 0.35
-    switches = rng.random() < (0.35 if starts else 0.45)
+    switches = rng.random() < 0.6
     old = random_scene(rng, pair)
+    if not any(figure.motion == "circling" for figure in old.figures) and rng.random() < 0.25:
+        # Circling is one motion of six, and harder than the others.
+        old = random_scene(rng, pair)
     new = other_scene(old, rng, pair) if switches else old
     sink_scene = old if starts or rng.random() < 0.6 else random_scene(rng, pair)
     sink_bodies = world.start(sink_scene, rng)

@@ -40,6 +40,9 @@ from turboserve.worker.model.transformer import CausalWanTransformer
 
 CONTEXT_NOISE = 0.15
 AT_THE_STEPS = 0.85
+FIRST_CHUNK_STEPS = torch.tensor([0.1, 0.3, 0.35, 0.25])
+"""Shares of the four steps' levels. From pure noise a first chunk can only be the mean of all starts."""
+LATER_CHUNK_STEPS = torch.tensor([0.3, 0.2, 0.2, 0.3])
 WINDOW_MODE = 1.0
 FARTHEST_CHUNK = 336
 FFN_DIM = 512
@@ -101,8 +104,9 @@ class Batches:
         }
 
     def _sigmas(self, count: int) -> Tensor:
-        weights = torch.tensor([0.3, 0.2, 0.2, 0.3])
-        fixed = self._steps[torch.multinomial(weights, count * 4, replacement=True)].view(count, 4)
+        first = torch.multinomial(FIRST_CHUNK_STEPS, count, replacement=True).view(count, 1)
+        later = torch.multinomial(LATER_CHUNK_STEPS, count * 3, replacement=True).view(count, 3)
+        fixed = self._steps[torch.cat((first, later), 1)]
         u = torch.rand(count, 4)
         free = self._schedule.sigmas[(u * 999).long()]
         return torch.where(torch.rand(count, 4) < AT_THE_STEPS, fixed, free)
@@ -250,7 +254,7 @@ def train(rank: int, args: argparse.Namespace) -> None:
         torch.optim.AdamW(outer, lr=args.rate, betas=(0.9, 0.98), weight_decay=0.0),
     )
     rates = (args.muon_rate, args.rate)
-    average = MovingAverage(model, 0.998)
+    average = MovingAverage(model, 0.99)
     steps, spent = 0, 0.0
     if args.out.exists():
         saved = torch.load(args.out, weights_only=False)
