@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from pydantic import SecretStr
 
 from turboserve import subjects
 from turboserve.bus import Ack, Bus, append
+from turboserve.cli.embedded import EmbeddedServer
+from turboserve.cli.embedded.server import wait_ready
 from turboserve.clock import SystemClock
 from turboserve.config import Settings as Shared
 from turboserve.contracts.chunks import ChunkHeader
+from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.events import Event, event_from_bytes
 from turboserve.contracts.requests import (
     CreateSession,
     EndSession,
+    ListWorkers,
     PlaceSession,
     Renew,
     SessionRef,
@@ -25,6 +35,7 @@ from turboserve.contracts.requests import (
 from turboserve.contracts.sessions import Decision, PromptReceipt, SessionRecord
 from turboserve.contracts.workers import HeldSession, LoadReport, Renewal, WorkerPhase
 from turboserve.ids import new_id
+from turboserve.lifeline import FD_VARIABLE, PARENT_VARIABLE
 from turboserve.service import Runtime
 from turboserve.state_store.app import start
 from turboserve.state_store.settings import Settings
@@ -47,6 +58,7 @@ class Store:
         runtime.clock = SystemClock()
         try:
             await start(runtime, settings)
+            runtime._started = True
             await bus.client.flush()
             yield cls(runtime)
         finally:
@@ -74,6 +86,14 @@ class Harness:
             yield cls(bus)
         finally:
             await bus.close()
+
+    async def answered(self) -> bool:
+        """Whether a store answers at the moment."""
+        try:
+            await self.bus.call(subjects.LIST_WORKERS, ListWorkers(), deadline_s=1.0)
+        except UnavailableError:
+            return False
+        return True
 
     # Workers
 
@@ -214,3 +234,85 @@ async def until(condition: object, limit_s: float = LIMIT_S) -> None:
             if result:
                 return
             await asyncio.sleep(0.02)
+
+
+class Process:
+    """A state store as a process of its own, which may die."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, settings: Settings, point: str | None = None) -> AsyncIterator[Process]:
+        """Start it and wait until it serves; with `point`, one that dies there."""
+        script = [str(Path(__file__).with_name("crashing_store.py")), point] if point else []
+        command = [sys.executable, *(script or ["-m", "turboserve.state_store"])]
+        process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **_environment(settings)})
+        try:
+            async with Harness.connected(settings) as harness:
+                await until(harness.answered)
+            yield cls(process)
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+    async def died(self) -> int:
+        """Its exit status, once it is dead."""
+        async with asyncio.timeout(LIMIT_S):
+            return await self.process.wait()
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    values = {name: getattr(settings, name) for name in settings.model_fields_set}
+    plain = {
+        name: value.get_secret_value() if isinstance(value, SecretStr) else value
+        for name, value in values.items()
+    }
+    return {f"TURBOSERVE_{name.upper()}": str(value) for name, value in plain.items()}
+
+
+class Machine:
+    """A server that tests kill, stop and start again."""
+
+    def __init__(self, server: EmbeddedServer, log: Path) -> None:
+        self.server, self._log = server, log
+        self._guard: asyncio.subprocess.Process | None = None
+        self._lifeline: tuple[int, int] | None = None
+
+    async def start(self) -> None:
+        await self.server.prepare()
+        self._lifeline = os.pipe()
+        lifeline = {FD_VARIABLE: str(self._lifeline[0]), PARENT_VARIABLE: str(os.getpid())}
+        with self._log.open("ab") as output:
+            self._guard = await asyncio.create_subprocess_exec(
+                *self.server.command(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **lifeline},
+                pass_fds=(self._lifeline[0],),
+                start_new_session=True,
+            )
+        await wait_ready(self.server, 60.0)
+
+    def signal(self, sign: signal.Signals) -> None:
+        """To the server itself, past its guard."""
+        os.kill(int(self.server.pid_file.read_text()), sign)
+
+    async def kill(self) -> None:
+        """kill -9, and wait until it is dead."""
+        self.signal(signal.SIGKILL)
+        await self.stop()
+
+    async def stop(self) -> None:
+        if self._guard is not None:
+            if self._guard.returncode is None:
+                with suppress(ProcessLookupError):
+                    self._guard.terminate()
+            await self._guard.wait()
+            self._guard = None
+        for end in self._lifeline or ():
+            os.close(end)
+        self._lifeline = None

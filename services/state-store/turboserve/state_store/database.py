@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -51,6 +52,7 @@ class Database:
         event.listen(self.engine.sync_engine, "checkout", _refuse_closed)
         self._single = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self.reachable = False
+        self._quiet_until = 0.0
 
     @asynccontextmanager
     async def transaction(self, *, durable: bool = True) -> AsyncIterator[AsyncConnection]:
@@ -60,35 +62,51 @@ class Database:
         `UnavailableError` within the deadline when Postgres is down, slow or restarting, and `ConflictError`
         when another transaction inserted the same thing first.
         """
-        async with self._bounded(self.engine.begin()) as connection:
+        async with self._bounded(self.engine) as connection:
+            await connection.begin()
             if not durable:
                 await connection.execute(text("set local synchronous_commit = off"))
             yield connection
+            await connection.commit()
 
     @asynccontextmanager
     async def statement(self) -> AsyncIterator[AsyncConnection]:
         """For a single statement, which commits itself: two round trips less. Raises as `transaction`."""
-        async with self._bounded(self._single.connect()) as connection:
+        async with self._bounded(self._single) as connection:
             yield connection
 
     @asynccontextmanager
-    async def _bounded(
-        self, opening: AbstractAsyncContextManager[AsyncConnection]
-    ) -> AsyncIterator[AsyncConnection]:
+    async def _bounded(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+        connection = engine.connect()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._deadline_s
         try:
-            async with asyncio.timeout(self._deadline_s), opening as connection:
+            async with asyncio.timeout_at(deadline):
+                await connection.start()
+            # Not a cancellation: undoing things politely takes the server's answer and would hang as well.
+            driver = (await connection.get_raw_connection()).driver_connection
+            cut = loop.call_at(deadline, driver.terminate)  # type: ignore[union-attr]
+            try:
                 yield connection
+            finally:
+                await connection.close()
+                cut.cancel()
         except exc.IntegrityError as error:
             raise ConflictError(f"another request did this first: {error.orig}") from error
         except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
             # TimeoutError is an OSError: our own deadline and the driver's both end here.
             if not transient(error):
                 raise
-            self.reachable = False
-            log.warning("transaction given up", error=_brief(error))
+            self._complain(error)
             raise UnavailableError(
                 "the database does not answer at the moment", retry_after_s=RETRY_AFTER_S
             ) from error
+
+    def _complain(self, error: BaseException) -> None:
+        """Once a second at most: a database that is down fails everything at once."""
+        if time.monotonic() >= self._quiet_until:
+            self._quiet_until = time.monotonic() + 1.0
+            log.warning("transaction given up", error=_brief(error))
 
     async def ping(self) -> bool:
         """Ask for something trivial; the answer is also kept in `reachable`."""

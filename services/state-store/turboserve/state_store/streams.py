@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import nats
 from nats.js import api
@@ -13,6 +14,7 @@ from turboserve.bus import Bus
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import CHUNK, CHUNKS, EVENT, EVENTS, OWN, WORKER_EVENT
 
+LOOK_S = 0.5
 CHECK_S = 5.0
 
 log = logs.get("streams")
@@ -67,9 +69,14 @@ class Streams:
                 await asyncio.sleep(0.5)
 
     async def keep(self) -> None:
-        """Look again now and then; never returns."""
+        """Look again now and then, and after every reconnect; never returns."""
+        seen, checked_at = -1, 0.0
         while True:
-            await asyncio.sleep(CHECK_S)
+            await asyncio.sleep(LOOK_S)
+            connects, now = int(self._bus.client.stats["reconnects"]), time.monotonic()
+            if connects == seen and self.ready and now < checked_at + CHECK_S:
+                continue
+            seen, checked_at = connects, now
             try:
                 await self.ensure()
             except (TimeoutError, OSError, nats.errors.Error) as error:

@@ -1,0 +1,136 @@
+"""kill -9 of the state store between a commit and what follows it: nothing lost, doubled or out of order."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import suppress
+
+import pytest
+from state_store_harness import Harness, Process, Store, until
+
+from turboserve import subjects
+from turboserve.bus import last_entry
+from turboserve.contracts.chunks import Ownership
+from turboserve.contracts.errors import FencedError, UnavailableError
+from turboserve.contracts.events import PromptApplied, event_from_bytes
+from turboserve.ids import new_id
+from turboserve.state_store.settings import Settings
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    # Sessions of a store that died wait for its successor, not for the next sweep after that.
+    return settings.model_copy(update={"request_deadline_s": 2.0})
+
+
+async def test_a_session_that_was_committed_is_announced(settings: Settings) -> None:
+    session = new_id("ses")
+    async with Harness.connected(settings) as api:
+        async with Process.running(settings, "created, nothing published") as process:
+            await api.worker("created")
+            with pytest.raises(UnavailableError):
+                await api.create("created", id=session)
+            assert await process.died() == -signal.SIGKILL
+        assert await api.history(subjects.EVENT.of(session)) == []
+        async with Store.running(settings):
+            await api.until_events(session, "session.created")
+            assert (await api.create("created", id=session)).version == 1
+            await api.until_events(session, "session.created")
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "placed, nothing published",
+        "placed, fence not begun",
+        "own in the log, nobody told",
+        "own in the log, revision not stored",
+        "own in the log, revision not committed",
+    ],
+)
+async def test_a_change_of_owner_reaches_the_fence_exactly_once(settings: Settings, point: str) -> None:
+    model = point.replace(" ", "-").replace(",", "")
+    async with Harness.connected(settings) as api:
+        async with Store.running(settings):
+            first, second = await api.worker(model), await api.worker(model)
+            before = await api.place(await api.create(model), first)
+            await api.chunk(before, 0)
+            await api.until_events(before.id, "session.created", "session.placed")
+        async with Process.running(settings, point) as process:
+            with pytest.raises(UnavailableError):
+                await api.place(before, second)
+            assert await process.died() == -signal.SIGKILL
+        async with Store.running(settings):
+
+            async def fenced() -> bool:
+                return (await api.get(before.id)).own_revision is not None
+
+            await until(fenced)
+            row = await api.get(before.id)
+            assert (row.epoch, row.worker) == (2, second)
+            owns = await api.history(subjects.OWN.of(before.id))
+            assert [Ownership.from_bytes(body).epoch for _, body in owns] == [1, 2]
+            assert row.own_revision == owns[-1][0]
+            # The scheduler asks again, and is told that it has happened; the old owner is out.
+            assert (await api.place(before, second)).epoch == 2
+            with pytest.raises(FencedError):
+                await api.chunk(before, 1)
+            await api.chunk(row, 1)
+            await api.until_events(before.id, "session.created", "session.placed", "session.placed")
+            [assigned] = (await api.renew(second, model)).assigned
+            assert assigned.own_revision == row.own_revision
+            assert (await api.renew(first, model)).assigned == ()
+
+
+@pytest.mark.parametrize(
+    "point", ["event in the log, not removed", "event in the log, removal not committed"]
+)
+async def test_an_event_that_was_published_is_not_published_again(settings: Settings, point: str) -> None:
+    model = point.replace(" ", "-").replace(",", "")
+    worker = new_id("wk")
+    async with Harness.connected(settings) as api:
+        async with Process.running(settings, point) as process:
+            with suppress(UnavailableError):
+                await api.renew(worker, model)
+            assert await process.died() == -signal.SIGKILL
+        async with Store.running(settings):
+            await api.gone(worker)
+
+            async def told() -> list[str]:
+                history = await api.history(subjects.WORKER_EVENT.of(worker))
+                return [event_from_bytes(body).type for _, body in history]
+
+            async def left() -> bool:
+                return "worker.left" in await told()
+
+            await until(left)
+            assert await told() == ["worker.joined", "worker.left"]
+
+
+@pytest.mark.parametrize("point", ["chunk counted, not committed", "prompt applied, not committed"])
+async def test_a_prompt_is_applied_once_and_by_its_first_chunk(settings: Settings, point: str) -> None:
+    model = point.replace(" ", "-").replace(",", "")
+    async with Harness.connected(settings) as api:
+        async with Store.running(settings):
+            record = await api.running(model)
+            await api.prompt(record.id, "switch")
+        async with Process.running(settings, point) as process:
+            await api.chunk(record, 0)
+            await api.chunk(record, 1, control_seq=1)
+            assert await process.died() == -signal.SIGKILL
+        # The chunk after it is in the log before anyone counts again.
+        await api.chunk(record, 2, control_seq=1)
+        async with Store.running(settings):
+            events = await api.until_events(
+                record.id, "session.created", "session.placed", "prompt.accepted", "prompt.applied"
+            )
+            assert isinstance(events[3], PromptApplied)
+            assert events[3].chunk_index == 1
+
+            async def counted() -> bool:
+                return (await api.get(record.id)).next_chunk == 3
+
+            await until(counted)
+            entry = await last_entry(api.bus, subjects.CHUNKS, subjects.CHUNK.of(record.id))
+            assert entry is not None
+            assert (await api.get(record.id)).applied_control_seq == 1

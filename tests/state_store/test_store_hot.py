@@ -1,0 +1,136 @@
+"""Latents and playheads in a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from turboserve.clock import VirtualClock
+from turboserve.contracts.chunks import LatentsHeader
+from turboserve.contracts.errors import NotFoundError
+from turboserve.contracts.requests import GetLatents
+from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.workers import Playhead
+from turboserve.ids import new_id
+from turboserve.state_store.hot.latents import Latents
+from turboserve.state_store.hot.playheads import Playheads
+from turboserve.state_store.hot.redis import Hot
+from turboserve.state_store.settings import Settings
+
+
+@pytest.fixture
+async def hot(redis_url: str) -> AsyncIterator[Hot]:
+    hot = Hot(Settings(redis_url=redis_url))
+    yield hot
+    await hot.close()
+
+
+def header(session: str, index: int, epoch: int = 1) -> LatentsHeader:
+    return LatentsHeader(
+        session=session,
+        index=index,
+        epoch=epoch,
+        dtype="float16",
+        shape=(3, 16, 8, 8),
+        first_latent=3 * index,
+    )
+
+
+async def kept(latents: Latents, session: str, up_to: int) -> list[int]:
+    found = []
+    for index in range(up_to):
+        try:
+            answer, _ = await latents.get(GetLatents(session=session, index=index))
+        except NotFoundError:
+            continue
+        assert answer.index == index
+        found.append(index)
+    return found
+
+
+async def test_the_newest_latents_and_the_sink_are_kept(hot: Hot) -> None:
+    latents, session = Latents(hot, kept=4, ttl_s=60), new_id("ses")
+    for index in range(20):
+        await latents.keep(header(session, index), bytes([index]) * 1_000)
+    assert await kept(latents, session, 25) == [0, 16, 17, 18, 19]
+    _, data = await latents.get(GetLatents(session=session, index=17))
+    assert data == bytes([17]) * 1_000
+    await latents.forget(session)
+    assert await kept(latents, session, 25) == []
+
+
+async def test_an_earlier_owners_late_latents_replace_nothing(hot: Hot) -> None:
+    latents, session = Latents(hot, kept=4, ttl_s=60), new_id("ses")
+    await latents.keep(header(session, 5, epoch=2), b"new\nwith a line end")
+    await latents.keep(header(session, 5, epoch=1), b"old")
+    answer, data = await latents.get(GetLatents(session=session, index=5))
+    assert (answer.epoch, data) == (2, b"new\nwith a line end")
+    await latents.keep(header(session, 5, epoch=3), b"newer")
+    assert (await latents.get(GetLatents(session=session, index=5)))[1] == b"newer"
+
+
+def row(session: str, updated_at: float) -> SessionRecord:
+    return SessionRecord(
+        id=session,
+        tenant="t",
+        model="m",
+        prompt="p",
+        seed=1,
+        phase=Phase.ACTIVE,
+        version=1,
+        epoch=1,
+        created_at=updated_at,
+        updated_at=updated_at,
+    )
+
+
+async def test_the_freshest_playhead_wins_across_instances(hot: Hot) -> None:
+    clock, session = VirtualClock(), new_id("ses")
+    first, second = Playheads(hot, clock), Playheads(hot, clock)
+    await first.report(Playhead(session=session, playhead_s=1.0, viewers=1), b"")
+    await first.flush()
+    clock.advance(1.0)
+    await second.report(Playhead(session=session, playhead_s=2.0, viewers=1), b"")
+    await second.flush()
+    clock.advance(1.0)
+    for playheads in (first, second):
+        [record] = await playheads.onto([row(session, clock.wall() - 100.0)])
+        assert record.playhead_s == 2.0
+        assert record.unwatched_s == pytest.approx(1.0)
+
+
+async def test_for_how_long_nobody_has_watched(hot: Hot) -> None:
+    clock, session = VirtualClock(), new_id("ses")
+    playheads = Playheads(hot, clock)
+    assert await playheads.watched_s(session) is None
+    await playheads.report(Playhead(session=session, playhead_s=1.0, viewers=2), b"")
+    clock.advance(5.0)
+    # A player that has left reports no viewers: the playhead stands, and nobody watches.
+    await playheads.report(Playhead(session=session, playhead_s=1.5, viewers=0), b"")
+    await playheads.flush()
+    clock.advance(5.0)
+    assert await playheads.watched_s(session) == pytest.approx(10.0)
+    assert await Playheads(hot, clock).watched_s(session) == pytest.approx(10.0)
+    [never_changed] = await playheads.onto([row(session, clock.wall() - 100.0)])
+    assert (never_changed.playhead_s, never_changed.unwatched_s) == (1.5, pytest.approx(10.0))
+    [just_resumed] = await playheads.onto([row(session, clock.wall() - 2.0)])
+    assert just_resumed.unwatched_s == pytest.approx(2.0)
+    [ended] = await playheads.onto([row(session, 0.0).model_copy(update={"phase": Phase.TERMINATED})])
+    assert ended.unwatched_s is None
+
+
+async def test_an_unreachable_redis_is_left_alone_for_a_while() -> None:
+    hot = Hot(Settings(redis_url="redis://127.0.0.1:1/0"))
+    tries = 0
+
+    async def work(redis: object) -> str:
+        nonlocal tries
+        tries += 1
+        await redis.ping()  # type: ignore[attr-defined]
+        return "answer"
+
+    for _ in range(5):
+        assert await hot.attempt(work) is None
+    assert (tries, hot.resting) == (1, True)
+    await hot.close()

@@ -1,0 +1,227 @@
+"""The fence and the outbox beyond the broker's memory for duplicates, and with several stores at work."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from sqlalchemy import text
+from state_store_harness import Harness, Store, until
+
+from turboserve import subjects
+from turboserve.bus import append, last_entry
+from turboserve.contracts.chunks import Ownership
+from turboserve.contracts.errors import FencedError
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.state_store.database import Database
+from turboserve.state_store.hot.playheads import Playheads
+from turboserve.state_store.hot.redis import Hot
+from turboserve.state_store.publish.assignments import Assignments
+from turboserve.state_store.publish.fence import Fence
+from turboserve.state_store.publish.outbox import Outbox
+from turboserve.state_store.repository import outbox as outbox_rows
+from turboserve.state_store.retention import Retention
+from turboserve.state_store.settings import Settings
+
+WINDOW_S = 0.2
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"duplicate_window_s": WINDOW_S})
+
+
+class Parts:
+    """The parts of a store that follow a commit, driven by hand beside the store that serves."""
+
+    def __init__(self, api: Harness, store: Store, settings: Settings) -> None:
+        self.database = Database(settings)
+        self.hot = Hot(settings)
+        clock = store.runtime.clock
+        assignments = Assignments(api.bus, Playheads(self.hot, clock))
+        self.fence = Fence(self.database, api.bus, assignments)
+        self.outbox = Outbox(self.database, api.bus, clock, settings)
+        self.retention = Retention(self.database, api.bus, clock, settings)
+
+    async def sql(self, statement: str, **values: object) -> list[tuple[object, ...]]:
+        async with self.database.transaction() as db:
+            result = await db.execute(text(statement), values)
+            return [tuple(row) for row in result.fetchall()] if result.returns_rows else []
+
+
+@pytest.fixture
+async def parts(api: Harness, store: Store, settings: Settings):  # type: ignore[no-untyped-def]
+    parts = Parts(api, store, settings)
+    yield parts
+    await parts.database.close()
+    await parts.hot.close()
+
+
+async def owns(api: Harness, record: SessionRecord) -> list[int]:
+    return [Ownership.from_bytes(body).epoch for _, body in await api.history(subjects.OWN.of(record.id))]
+
+
+async def test_an_owner_written_long_ago_is_found_again_and_not_written_twice(
+    api: Harness, parts: Parts
+) -> None:
+    record = await api.running("late-owner")
+    moved = await api.place(record, await api.worker("late-owner"))
+    await asyncio.sleep(2 * WINDOW_S)
+    # As a crash between the append and the note of its sequence leaves it.
+    await parts.sql(
+        "update sessions set own_revision = null, fence_revision = :before where id = :id",
+        before=record.own_revision,
+        id=record.id,
+    )
+    settled = await parts.fence.settle(record.id)
+    assert settled is not None
+    assert settled.own_revision == moved.own_revision
+    assert await owns(api, record) == [1, 2]
+    await api.chunk(moved, 0)
+
+
+async def test_an_owner_of_an_epoch_nobody_noted_is_followed(api: Harness, parts: Parts) -> None:
+    record = await api.running("skipped")
+    moved = await api.place(record, await api.worker("skipped"))
+    await asyncio.sleep(2 * WINDOW_S)
+    # Epoch 3 is committed by a store that knows nothing of epoch 2's place in the log.
+    await parts.sql(
+        "update sessions set epoch = 3, own_revision = null, fence_revision = :before where id = :id",
+        before=record.own_revision,
+        id=record.id,
+    )
+    await asyncio.gather(*(parts.fence.settle(record.id) for _ in range(4)))
+    assert await owns(api, record) == [1, 2, 3]
+    with pytest.raises(FencedError):
+        await api.chunk(moved, 0)
+    await api.chunk(await api.get(record.id), 0)
+
+
+async def test_verification_leaves_what_agrees_alone_and_writes_what_is_lost(
+    api: Harness, parts: Parts
+) -> None:
+    record, other = await api.running("verify"), await api.running("verify2")
+    assert await parts.fence.verify() == 0
+    await api.bus.jetstream().purge_stream(subjects.CHUNKS, subject=subjects.OWN.of(record.id))
+    await asyncio.sleep(2 * WINDOW_S)
+    assert await parts.fence.verify() == 1
+    row = await api.get(record.id)
+    assert (row.epoch, row.version) == (record.epoch, record.version + 1)
+    assert row.own_revision != record.own_revision
+    await api.chunk(row, 0)
+    assert (await api.get(other.id)).version == other.version
+
+
+async def test_events_published_long_ago_are_recognised_in_the_log(api: Harness, parts: Parts) -> None:
+    record = await api.running("late-events")
+    await api.prompt(record.id, "one")
+    await api.prompt(record.id, "two")
+    types = ("session.created", "session.placed", "prompt.accepted", "prompt.accepted")
+    events = await api.until_events(record.id, *types)
+    await asyncio.sleep(2 * WINDOW_S)
+    # As a crash before the removal leaves them, with one more that was never published.
+    async with parts.database.transaction() as db:
+        await outbox_rows.lock(db)
+        await outbox_rows.add(db, events[2:])
+        again = events[3].model_copy(update={"id": "ev_never_published"})
+        await outbox_rows.add(db, [again])
+        await db.execute(text("update outbox set created_at = created_at - 60"))
+    while await parts.outbox.drain():
+        pass
+
+    async def empty() -> bool:
+        return await parts.sql("select 1 from outbox") == []
+
+    await until(empty)
+    found = await api.events(record.id)
+    assert [event.id for event in found] == [*(event.id for event in events), "ev_never_published"]
+
+
+async def test_several_publishers_keep_the_order(api: Harness, parts: Parts, start_store) -> None:  # type: ignore[no-untyped-def]
+    await start_store()
+    await start_store()
+    records = [await api.running(f"ordered{n}") for n in range(4)]
+
+    async def talk(record: SessionRecord) -> None:
+        for number in range(15):
+            await api.prompt(record.id, f"prompt {number}")
+
+    await asyncio.gather(*(talk(record) for record in records))
+    for record in records:
+        accepted = ["prompt.accepted"] * 15
+        events = await api.until_events(record.id, "session.created", "session.placed", *accepted)
+        prompts = [event.prompt for event in events[2:]]  # type: ignore[union-attr]
+        assert prompts == [f"prompt {number}" for number in range(15)]
+
+
+async def test_ended_sessions_leave_the_log_after_their_time_and_the_old_owner_stays_out(
+    api: Harness, parts: Parts, settings: Settings
+) -> None:
+    record = await api.running("retention")
+    await api.chunk(record, 0)
+    going_on = await api.running("retention2")
+    await api.chunk(going_on, 0)
+    await api.end(record.id)
+    assert await parts.retention.purge() == 0
+    longer = settings.chunk_retention_s + 1
+    await parts.sql("update sessions set ended_at = ended_at - :s where id = :id", s=longer, id=record.id)
+    assert await parts.retention.purge() == 1
+    assert await parts.retention.purge() == 0
+    assert await last_entry(api.bus, subjects.CHUNKS, subjects.CHUNK.of(record.id)) is None
+    assert await last_entry(api.bus, subjects.CHUNKS, subjects.CHUNK.of(going_on.id)) is not None
+    with pytest.raises(FencedError):
+        await append(
+            api.bus,
+            subjects.CHUNK.of(record.id),
+            b"late",
+            message_id=f"{record.id}:1",
+            expect=(subjects.OWN.of(record.id), record.own_revision or 0),
+        )
+    assert await parts.fence.sweep() == 0
+    await parts.sql(
+        "update sessions set ended_at = ended_at - :s where id = :id",
+        s=settings.session_retention_s,
+        id=record.id,
+    )
+    await parts.retention.purge()
+    assert await parts.sql("select 1 from sessions where id = :id", id=record.id) == []
+    assert await parts.sql("select 1 from decisions where session = :id", id=record.id) == []
+    assert (await api.get(going_on.id)).next_chunk <= 1
+
+
+async def test_chunks_are_counted_once_whoever_leads(api: Harness, start_store, settings: Settings) -> None:  # type: ignore[no-untyped-def]
+    second = await start_store()
+    record = await api.running("counted")
+    receipts = [await api.prompt(record.id, f"prompt {n}") for n in range(3)]
+    for index in range(30):
+        await api.chunk(record, index, control_seq=min(index // 8, 3))
+        if index == 15:
+            # The leader leaves in the middle; whichever is left goes on.
+            for task in list(second.runtime._tasks):
+                if task.get_name() == "accounting":
+                    task.cancel()
+
+    async def counted() -> bool:
+        return (await api.get(record.id)).next_chunk == 30
+
+    await until(counted)
+    applied = ["prompt.applied"] * 3
+    events = await api.until_events(
+        record.id, "session.created", "session.placed", *["prompt.accepted"] * 3, *applied
+    )
+    assert [(event.event_id, event.chunk_index) for event in events[5:]] == [  # type: ignore[union-attr]
+        (receipt.event_id, 8 * (n + 1)) for n, receipt in enumerate(receipts)
+    ]
+
+
+async def test_two_prompts_before_one_chunk_are_both_applied_by_it(api: Harness) -> None:
+    record = await api.running("superseded")
+    await api.prompt(record.id, "first")
+    await api.prompt(record.id, "second")
+    await api.chunk(record, 0, control_seq=2)
+    events = await api.until_events(
+        record.id,
+        *("session.created", "session.placed", "prompt.accepted", "prompt.accepted"),
+        *("prompt.applied", "prompt.applied"),
+    )
+    assert [(event.control_seq, event.chunk_index) for event in events[4:]] == [(1, 0), (2, 0)]  # type: ignore[union-attr]

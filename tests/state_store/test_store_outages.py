@@ -1,0 +1,286 @@
+"""Servers die, hang and come back under a running store: bounded errors meanwhile, no repair by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from nats.js.errors import NotFoundError as StreamNotFound
+from state_store_harness import Harness, Machine, Process, Store, until
+
+from turboserve import subjects
+from turboserve.bus import append
+from turboserve.cli.embedded import EmbeddedServer, Layout, NatsServer, Ports, PostgresServer, RedisServer
+from turboserve.contracts.chunks import LatentsHeader
+from turboserve.contracts.errors import NotFoundError, UnavailableError
+from turboserve.contracts.requests import GetLatents
+from turboserve.contracts.workers import Playhead
+from turboserve.state_store.settings import Settings
+
+NO_DURABILITY = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+
+
+@asynccontextmanager
+async def machine(server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[Machine]:
+    server.directory.mkdir(parents=True, exist_ok=True)
+    one = Machine(server, tmp_path / f"{server.name}.log")
+    await one.start()
+    try:
+        yield one
+    finally:
+        await one.stop()
+
+
+async def test_postgres_dies_hangs_and_comes_back(
+    nats_url: str, redis_url: str, layout: Layout, ports: Ports, tmp_path: Path
+) -> None:
+    server = PostgresServer(layout.server("mortal-postgres"), ports.get("mortal"), "secret", NO_DURABILITY)
+    settings = Settings(
+        nats_url=nats_url,
+        redis_url=redis_url,
+        postgres_url=server.url(),
+        sweep_s=0.2,
+        transaction_deadline_s=1.0,
+    )
+    async with (
+        machine(server, tmp_path) as postgres,
+        Store.running(settings) as store,
+        Harness.connected(settings) as api,
+    ):
+        record = await api.running("mortal")
+
+        async def refused_in_time() -> None:
+            started = time.monotonic()
+            results = await asyncio.gather(
+                *(api.get(record.id) for _ in range(30)), api.create("mortal"), return_exceptions=True
+            )
+            for result in results:
+                assert isinstance(result, UnavailableError), result
+                assert result.code == "unavailable"
+                assert result.retry_after_s is not None
+            # The deadline of a transaction and the undoing of it, not the caller's patience, ends the wait.
+            assert time.monotonic() - started < settings.request_deadline_s
+
+        async def serves() -> bool:
+            try:
+                await api.prompt(record.id, "once more")
+            except UnavailableError:
+                return False
+            return store.runtime.checks()["postgres"]
+
+        for round_ in range(2):
+            await postgres.kill()
+            await refused_in_time()
+            await until(lambda: not store.runtime.checks()["postgres"])
+            await api.chunk(record, round_)
+            await postgres.start()
+            await until(serves)
+
+        postgres.signal(signal.SIGSTOP)
+        pids = [int(pid) for pid in await children(postgres)]
+        for pid in pids:
+            signal_quietly(pid, signal.SIGSTOP)
+        try:
+            await refused_in_time()
+        finally:
+            for pid in pids:
+                signal_quietly(pid, signal.SIGCONT)
+            postgres.signal(signal.SIGCONT)
+        await until(serves)
+
+        async def counted() -> bool:
+            return (await api.get(record.id)).next_chunk == 2
+
+        await until(counted)
+        prompts = (await api.get(record.id)).control_seq
+        await api.until_events(record.id, "session.created", "session.placed", *["prompt.accepted"] * prompts)
+        assert not store.runtime.stopping.is_set()
+
+
+async def children(machine: Machine) -> list[str]:
+    pid = int(machine.server.pid_file.read_text())
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found.append(path.parent.name)
+    return found
+
+
+def signal_quietly(pid: int, sign: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, sign)
+
+
+async def test_without_redis_sessions_go_on(
+    nats_url: str, postgres_url: str, layout: Layout, ports: Ports, tmp_path: Path
+) -> None:
+    server = RedisServer(layout.server("mortal-redis"), ports.get("mortal_redis"), "secret")
+    settings = Settings(nats_url=nats_url, redis_url=server.url, postgres_url=postgres_url, sweep_s=0.2)
+    async with (
+        machine(server, tmp_path) as redis,
+        Store.running(settings) as store,
+        Harness.connected(settings) as api,
+    ):
+        record = await api.running("hot")
+        header = LatentsHeader(
+            session=record.id, index=0, epoch=1, dtype="float16", shape=(3, 16, 8, 8), first_latent=0
+        )
+
+        async def kept() -> bool:
+            await api.bus.publish(subjects.LATENTS, record.id, header, b"latents" * 100)
+            try:
+                answer, data = await api.bus.call_raw(
+                    subjects.GET_LATENTS, GetLatents(session=record.id, index=0)
+                )
+            except NotFoundError:
+                return False
+            return (answer, data) == (header, b"latents" * 100)
+
+        async def watched() -> bool:
+            playhead = Playhead(session=record.id, playhead_s=2.5, viewers=1)
+            await api.bus.publish(subjects.PLAYHEAD, record.id, playhead)
+            return (await api.get(record.id)).playhead_s == 2.5
+
+        await until(kept)
+        await until(watched)
+        assert (await api.get(record.id)).unwatched_s is not None
+
+        await redis.kill()
+        with pytest.raises(NotFoundError):
+            await api.bus.call_raw(subjects.GET_LATENTS, GetLatents(session=record.id, index=0))
+        assert (await api.get(record.id)).unwatched_s is None
+        paused = await api.pause(record.id)
+        resumed = await api.resume(record.id)
+        again = await api.place(resumed, str(paused.worker))
+        await api.prompt(record.id, "without Redis")
+        [assigned] = (await api.renew(str(paused.worker), "hot")).assigned
+        assert (assigned.epoch, assigned.playhead_s) == (again.epoch, 2.5)
+        assert all(store.runtime.checks().values())
+
+        await redis.start()
+        await until(kept)
+        await until(watched)
+
+        async def known() -> bool:
+            return (await api.get(record.id)).unwatched_s is not None
+
+        await until(known)
+        await api.end(record.id)
+        with pytest.raises(NotFoundError):
+            await api.bus.call_raw(subjects.GET_LATENTS, GetLatents(session=record.id, index=0))
+
+
+def broker(layout: Layout, ports: Ports, name: str) -> NatsServer:
+    users = {user: f"secret-{user}" for user in (*subjects.SERVICES, "admin")}
+    return NatsServer(
+        layout.server(name), ports.get(name), ports.get(f"{name}_monitor"), users, subjects.permissions
+    )
+
+
+async def test_the_broker_dies_while_sessions_change(
+    postgres_url: str, redis_url: str, layout: Layout, ports: Ports, tmp_path: Path
+) -> None:
+    """With the store's own permissions: whatever it needs of the broker stands in the table of subjects."""
+    server = broker(layout, ports, "mortal-nats")
+    settings = Settings(
+        nats_url=server.url("state-store"), redis_url=redis_url, postgres_url=postgres_url, sweep_s=0.2
+    )
+    admin = settings.model_copy(update={"nats_url": server.url()})
+    async with (
+        machine(server, tmp_path) as nats,
+        Store.running(settings) as store,
+        Harness.connected(admin) as api,
+    ):
+        record = await api.running("broker")
+        for index in range(3):
+            await nats.kill()
+            await nats.start()
+
+            async def back() -> bool:
+                return await api.answered() and all(store.runtime.checks().values())
+
+            await until(back)
+            await api.chunk(record, index)
+            await api.prompt(record.id, f"after {index}")
+        await api.until_events(record.id, "session.created", "session.placed", *["prompt.accepted"] * 3)
+
+        async def counted() -> bool:
+            return (await api.get(record.id)).next_chunk == 3
+
+        await until(counted)
+
+
+async def test_a_broker_that_lost_its_disk_gets_streams_and_owners_again(
+    postgres_url: str, redis_url: str, layout: Layout, ports: Ports, tmp_path: Path
+) -> None:
+    server = broker(layout, ports, "forgetful-nats")
+    settings = Settings(nats_url=server.url(), redis_url=redis_url, postgres_url=postgres_url, sweep_s=0.2)
+    async with (
+        machine(server, tmp_path) as nats,
+        Store.running(settings),
+        Harness.connected(settings) as api,
+    ):
+        record = await api.running("forgetful")
+        other = await api.running("forgetful2")
+        await nats.kill()
+        shutil.rmtree(server.directory / "jetstream")
+        await nats.start()
+
+        async def owned() -> bool:
+            if not await api.answered():
+                return False
+            row = await api.get(other.id)
+            try:
+                entry = await api.history(subjects.OWN.of(other.id))
+            except StreamNotFound:
+                return False
+            return bool(entry) and entry[-1][0] == row.own_revision
+
+        await until(owned, 40.0)
+        row = await api.get(record.id)
+        assert (row.epoch, row.worker) == (record.epoch, record.worker)
+        assert row.version > record.version
+        await api.chunk(row, 0)
+        await api.end(record.id)
+        await append(api.bus, "event.ses_probe", b"{}", message_id="probe")
+
+
+async def test_the_store_waits_for_servers_that_are_not_there_yet(
+    layout: Layout, ports: Ports, redis_url: str, tmp_path: Path
+) -> None:
+    nats_server = broker(layout, ports, "late-nats")
+    postgres_server = PostgresServer(
+        layout.server("late-postgres"), ports.get("late_postgres"), "secret", NO_DURABILITY
+    )
+    settings = Settings(
+        nats_url=nats_server.url(), redis_url=redis_url, postgres_url=postgres_server.url(), sweep_s=0.2
+    )
+    nats_machine = Machine(nats_server, tmp_path / "nats.log")
+    postgres_machine = Machine(postgres_server, tmp_path / "postgres.log")
+    starting = asyncio.ensure_future(_serves(settings))
+    try:
+        await asyncio.sleep(1.0)
+        await nats_machine.start()
+        await asyncio.sleep(1.0)
+        await postgres_machine.start()
+        await asyncio.wait_for(starting, 60.0)
+    finally:
+        starting.cancel()
+        await nats_machine.stop()
+        await postgres_machine.stop()
+
+
+async def _serves(settings: Settings) -> None:
+    async with Process.running(settings), Harness.connected(settings) as api:
+        await api.running("late")
