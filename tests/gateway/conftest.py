@@ -103,12 +103,11 @@ class Viewer:
 
     async def closed(self) -> int:
         """Read to the end; returns the code that the gateway closed with."""
-        try:
+        with suppress(websockets.ConnectionClosed):
             while True:
                 await self.next()
-        except websockets.ConnectionClosed as closed:
-            assert closed.rcvd is not None
-            return closed.rcvd.code
+        assert self.socket.close_code is not None
+        return self.socket.close_code
 
     async def chunks(self, count: int) -> list[dict[str, Any]]:
         return [await self.until("chunk") for _ in range(count)]
