@@ -52,7 +52,10 @@ from turboserve.subjects import (
 )
 
 TINY_WORKER = Path(__file__).with_name("tiny_worker.py")
-PATIENCE_S = 40.0
+PATIENCE_S = 60.0
+TAKEOVERS = "turboserve_worker_takeovers_total"
+LOST = 'turboserve_worker_takeovers_total{context="lost"'
+FENCED = "turboserve_worker_fenced_total"
 
 
 class Chunk:
@@ -62,16 +65,50 @@ class Chunk:
         self.header, self.data, self.sequence = header, data, sequence
 
 
+class Pool:
+    """Worker processes, kept from test to test: starting one takes longer than most tests."""
+
+    def __init__(self, logs: Path) -> None:
+        self.logs = logs
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.health: dict[str, int] = {}
+        self.free: set[str] = set()
+
+    def idle(self) -> str | None:
+        return self.free.pop() if self.free else None
+
+    def start(self, worker: str, health_port: int, environment: dict[str, str]) -> None:
+        self.health[worker] = health_port
+        own = {
+            "TURBOSERVE_WORKER_ID": worker,
+            "TURBOSERVE_WORKER_MAX_SESSIONS": "2",
+            "TURBOSERVE_HEALTH_PORT": str(health_port),
+        }
+        with (self.logs / f"{worker}.log").open("ab") as log:
+            self.processes[worker] = subprocess.Popen(
+                [sys.executable, str(TINY_WORKER)], env=environment | own, stdout=log, stderr=log
+            )
+
+    def kill(self, worker: str) -> None:
+        process = self.processes[worker]
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        process.wait()
+
+
 class Scene:
     """A bus, and processes around it."""
 
-    def __init__(self, bus: Bus, environment: dict[str, str], ports: Ports, logs: Path) -> None:
-        self.bus, self.environment, self.ports, self.logs = bus, environment, ports, logs
+    def __init__(self, bus: Bus, environment: dict[str, str], ports: Ports, pool: Pool) -> None:
+        self.bus, self.environment, self.ports, self.pool = bus, environment, ports, pool
         self.latents: dict[tuple[str, int], bytes] = {}
         self.loads: dict[str, LoadReport] = {}
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.health: dict[str, int] = {}
         self.sessions: list[str] = []
+        self.used: set[str] = set()
+        """Workers of this test."""
+        self.spent: set[str] = set()
+        """Those that no other test should get."""
 
     async def listen(self) -> None:
         async def latents(header: LatentsHeader, data: bytes) -> None:
@@ -83,53 +120,50 @@ class Scene:
         await self.bus.subscribe(LATENTS, "*", latents)
         await self.bus.subscribe(LOAD, "*", load)
 
-    def spawn(self, name: str, *command: str, **environment: str) -> subprocess.Popen[bytes]:
-        log = (self.logs / f"{name}.log").open("ab")
-        process = subprocess.Popen(
-            [sys.executable, *command], env=self.environment | environment, stdout=log, stderr=log
-        )
-        self.processes[name] = process
-        return process
-
     async def worker(self, **environment: str) -> str:
-        """Start a worker and wait until it has joined; its id."""
-        worker = new_id("wrk")
-        self.health[worker] = self.ports.get(worker)
-        self.spawn(
-            worker,
-            str(TINY_WORKER),
-            TURBOSERVE_WORKER_ID=worker,
-            TURBOSERVE_WORKER_MAX_SESSIONS="2",
-            TURBOSERVE_HEALTH_PORT=str(self.health[worker]),
-            **environment,
-        )
+        """A worker that has joined, left over from an earlier test or new; its id."""
+        worker = None if environment else self.pool.idle()
+        if worker is None:
+            worker = new_id("wrk")
+            self.pool.start(worker, self.ports.get(worker), self.environment | environment)
+        self.used.add(worker)
+        if environment:
+            self.spent.add(worker)
 
         async def joined() -> bool:
             page = await self.bus.call(LIST_WORKERS, ListWorkers())
-            return any(record.id == worker for record in page.workers)
+            return worker in self.loads and any(record.id == worker for record in page.workers)
 
         await self.until(joined, f"{worker} joins")
         return worker
 
     def signal(self, worker: str, number: signal.Signals) -> None:
-        self.processes[worker].send_signal(number)
+        self.spent.add(worker)
+        self.pool.processes[worker].send_signal(number)
+
+    async def declare_gone(self, worker: str) -> None:
+        self.spent.add(worker)
+        await self.bus.call(WORKER_GONE, WorkerGone(worker=worker, reason="the test says so"))
+
+    async def exit_status(self, worker: str) -> int | None:
+        process = self.pool.processes[worker]
+        await self.until(lambda: process.poll() is not None, f"{worker} exits")
+        return process.returncode
 
     def metric(self, worker: str, name: str) -> float:
-        url = f"http://127.0.0.1:{self.health[worker]}/metrics"
+        url = f"http://127.0.0.1:{self.pool.health[worker]}/metrics"
         with urllib.request.urlopen(url, timeout=5) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     async def clear(self) -> None:
-        """Leave nothing behind: no process, no session, no live row of a worker."""
-        for worker, process in self.processes.items():
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-                process.kill()
-                process.wait()
-            await self.bus.call(WORKER_GONE, WorkerGone(worker=worker, reason="the test is over"))
+        """Leave no session behind, and only such workers as are as good as new."""
         for session in self.sessions:
             await self.bus.call(END_SESSION, EndSession(session=session))
+        for worker in self.used & self.spent:
+            self.pool.kill(worker)
+            await self.bus.call(WORKER_GONE, WorkerGone(worker=worker, reason="the test is over"))
+        self.pool.free |= self.used - self.spent
 
     # The store
 
@@ -241,12 +275,22 @@ def store(
         store.kill()
 
 
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    pool = Pool(tmp_path_factory.mktemp("workers"))
+    try:
+        yield pool
+    finally:
+        for worker in pool.processes:
+            pool.kill(worker)
+
+
 @pytest.fixture
 async def scene(
-    store: Store, environment: dict[str, str], nats_url: str, ports: Ports, tmp_path: Path
+    store: Store, pool: Pool, environment: dict[str, str], nats_url: str, ports: Ports
 ) -> AsyncIterator[Scene]:
     bus = await Bus.connect("tester", Settings(nats_url=nats_url))
-    scene = Scene(bus, environment, ports, tmp_path)
+    scene = Scene(bus, environment, ports, pool)
     await scene.listen()
 
     async def answers() -> bool:
@@ -331,10 +375,11 @@ async def test_pause_and_resume_continue_bit_for_bit(scene: Scene) -> None:
 
 async def test_another_worker_goes_on_after_a_death(scene: Scene) -> None:
     first, second = await scene.worker(), await scene.worker()
+    before = scene.metric(second, TAKEOVERS)
     session = await scene.started(first, seed=5)
     await scene.chunks(session, 6)
     scene.signal(first, signal.SIGKILL)
-    await scene.bus.call(WORKER_GONE, WorkerGone(worker=first, reason="killed"))
+    await scene.declare_gone(first)
     await scene.place(session, second, "recover")
     last = await last_entry(scene.bus, CHUNKS, CHUNK.of(session))
     assert last is not None
@@ -344,23 +389,24 @@ async def test_another_worker_goes_on_after_a_death(scene: Scene) -> None:
     assert chunks[0].header.worker == first
     assert chunks[-1].header.worker == second
     assert chunks[-1].header.epoch == 2
-    assert scene.metric(second, "turboserve_worker_takeovers_total") == 1
+    assert scene.metric(second, TAKEOVERS) == before + 1
 
 
 async def test_lost_latents_cost_the_context_but_not_the_session(scene: Scene, redis_url: str) -> None:
     import redis
 
     first, second = await scene.worker(), await scene.worker()
+    before = scene.metric(second, LOST)
     session = await scene.started(first)
     await scene.chunks(session, 5)
     scene.signal(first, signal.SIGKILL)
-    await scene.bus.call(WORKER_GONE, WorkerGone(worker=first, reason="killed"))
+    await scene.declare_gone(first)
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
     await scene.place(session, second, "recover")
     chunks = await scene.chunks(session, 14)
     assert chunks[-1].header.worker == second
-    assert scene.metric(second, 'turboserve_worker_takeovers_total{context="lost"') == 1
+    assert scene.metric(second, LOST) == before + 1
 
 
 async def test_a_worker_that_slept_through_a_change_of_owner_is_kept_out(scene: Scene) -> None:
@@ -388,6 +434,7 @@ async def test_the_broker_refuses_who_is_not_the_owner_and_the_worker_stops(scen
     first, second = await scene.worker(), await scene.worker()
     session = await scene.started(first)
     await scene.chunks(session, 3)
+    refusals = scene.metric(first, FENCED)
     usurper = Ownership(session=session, epoch=2, worker=second)
     await append(scene.bus, OWN.of(session), usurper.to_bytes(), message_id=new_id("test"))
 
@@ -395,7 +442,7 @@ async def test_the_broker_refuses_who_is_not_the_owner_and_the_worker_stops(scen
         last = await last_entry(scene.bus, CHUNKS, CHUNK.of(session))
         assert last is not None
         await scene.play(session, ChunkHeader.from_headers(last.headers).start_s)
-        return scene.metric(first, "turboserve_worker_fenced_total") == 1
+        return scene.metric(first, FENCED) == refusals + 1
 
     await scene.until(refused, "the broker refuses the chunk")
     before = await last_entry(scene.bus, CHUNKS, CHUNK.of(session))
@@ -404,7 +451,7 @@ async def test_the_broker_refuses_who_is_not_the_owner_and_the_worker_stops(scen
     assert before is not None
     assert after is not None
     assert after.sequence == before.sequence
-    assert scene.metric(first, "turboserve_worker_fenced_total") == 1
+    assert scene.metric(first, FENCED) == refusals + 1
 
 
 async def test_ended_sessions_leave_no_memory(scene: Scene) -> None:
@@ -440,9 +487,8 @@ async def test_a_session_that_cannot_be_computed_fails_alone(scene: Scene) -> No
 
 async def test_a_worker_that_was_declared_gone_exits_with_its_own_status(scene: Scene) -> None:
     worker = await scene.worker()
-    await scene.bus.call(WORKER_GONE, WorkerGone(worker=worker, reason="a test says so"))
-    await scene.until(lambda: scene.processes[worker].poll() is not None, "it exits")
-    assert scene.processes[worker].returncode == 3
+    await scene.declare_gone(worker)
+    assert await scene.exit_status(worker) == 3
 
 
 async def test_a_worker_that_is_asked_to_stop_publishes_what_it_has_and_exits(scene: Scene) -> None:
@@ -450,8 +496,7 @@ async def test_a_worker_that_is_asked_to_stop_publishes_what_it_has_and_exits(sc
     session = await scene.started(worker)
     await scene.chunks(session, 3)
     scene.signal(worker, signal.SIGTERM)
-    await scene.until(lambda: scene.processes[worker].poll() is not None, "it exits")
-    assert scene.processes[worker].returncode == 0
+    assert await scene.exit_status(worker) == 0
 
 
 async def grows(scene: Scene, session: str, seconds: float) -> bool:

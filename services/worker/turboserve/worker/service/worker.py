@@ -183,6 +183,7 @@ class Worker:
                 self._spawn(self._fetch_latents(command))
             case do.Admit():
                 latents, sink = self._fetched.pop((command.session, command.run), (None, None))
+                log.info("session starts", session=command.session, chunk=command.next_chunk)
                 self._engine.submit(AdmitWith(command, latents, sink))
             case do.PublishChunk():
                 chunk = self._chunks[command.session, command.run, command.index]
@@ -197,9 +198,13 @@ class Worker:
             case do.Report():
                 self.heartbeat.soon()
             case do.Evict():
+                log.info("session is let go", session=command.session)
                 self._fetched.pop((command.session, command.run), None)
                 for key in [key for key in self._chunks if key[:2] == (command.session, command.run)]:
                     self._forget(key)
+                self._engine.submit(command)
+            case do.Suspend() | do.Resume():
+                log.info(f"session {type(command).__name__.lower()}s", session=command.session)
                 self._engine.submit(command)
             case do.StopGenerating():
                 log.warning("lease is over: generating stops until the state store answers")
