@@ -21,6 +21,7 @@ help:
 	@echo "             (options: make up UP_ARGS='--workers 2 --port 9000')"
 	@echo "make test    set up, check style, types and imports, run every test"
 	@echo "make setup   only create $(VENV) and install everything into it"
+	@echo "make compose-test  build the images, stream a session through the stack in containers, take it down"
 	@echo "make format  let ruff fix and format the code"
 
 setup: $(STAMP)
