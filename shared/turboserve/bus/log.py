@@ -151,7 +151,9 @@ async def follow(
                 dropped = caught_up = False
                 continue
             try:
-                entry = await asyncio.wait_for(queue.get(), QUIET_S)
+                # Not wait_for: before Python 3.12 it can swallow a cancellation.
+                async with asyncio.timeout(QUIET_S):
+                    entry = await queue.get()
             except TimeoutError:
                 caught_up = False
                 continue

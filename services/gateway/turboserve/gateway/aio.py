@@ -1,26 +1,30 @@
-"""Two ways to read an async generator without losing an item when something else happens first."""
+"""Reading an async generator without losing an item when something else happens first; ending tasks."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+CANCEL_AGAIN_S = 2.0
 
-async def until(source: AsyncGenerator[T, None], stop: asyncio.Event) -> AsyncGenerator[T, None]:
-    """Items of `source` until `stop` is set; an item that is being waited for then is given up."""
-    over = asyncio.ensure_future(stop.wait())
+
+async def until(source: AsyncGenerator[T, None], over: asyncio.Event) -> AsyncGenerator[T, None]:
+    """Items of `source` until `over` is set; an item that is being waited for then is given up."""
+    ending = asyncio.ensure_future(over.wait())
     try:
         async with aclosing(source):
-            while not stop.is_set():
+            while not over.is_set():
                 coming = asyncio.ensure_future(anext(source))
                 try:
-                    await asyncio.wait({coming, over}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({coming, ending}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    await _give_up(coming)
+                    # A generator cannot be closed while it still runs.
+                    if not coming.done():
+                        await stop(coming)
                 if coming.cancelled():
                     return
                 try:
@@ -29,7 +33,7 @@ async def until(source: AsyncGenerator[T, None], stop: asyncio.Event) -> AsyncGe
                     return
                 yield item
     finally:
-        over.cancel()
+        ending.cancel()
 
 
 async def or_silence(source: AsyncGenerator[T, None], seconds: float) -> AsyncGenerator[T | None, None]:
@@ -41,7 +45,8 @@ async def or_silence(source: AsyncGenerator[T, None], seconds: float) -> AsyncGe
                 while not (await asyncio.wait({coming}, timeout=seconds))[0]:
                     yield None
             finally:
-                await _give_up(coming)
+                if not coming.done():
+                    await stop(coming)
             try:
                 item = coming.result()
             except StopAsyncIteration:
@@ -49,8 +54,15 @@ async def or_silence(source: AsyncGenerator[T, None], seconds: float) -> AsyncGe
             yield item
 
 
-async def _give_up(task: asyncio.Future[T]) -> None:
-    # Waited for: a generator cannot be closed while it still runs.
-    if not task.done():
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+async def stop(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel `tasks` and wait until they are over; what they raise is dropped.
+
+    Asked for again and again: a library's `wait_for` can swallow one cancellation before Python 3.12.
+    """
+    while running := [task for task in tasks if not task.done()]:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=CANCEL_AGAIN_S)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()

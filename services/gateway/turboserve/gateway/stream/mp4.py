@@ -9,6 +9,7 @@ from contextlib import aclosing
 from turboserve import logs
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import SessionRecord
+from turboserve.gateway.aio import stop
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.stream.chunks import Start
 from turboserve.gateway.stream.watch import Watch
@@ -41,5 +42,4 @@ async def video(
             except TurboServeError as error:
                 log.info("stream ended early", session=record.id, problem=error.detail)
             finally:
-                events.cancel()
-                await asyncio.gather(events, return_exceptions=True)
+                await stop(events)

@@ -9,6 +9,8 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from turboserve.gateway.aio import stop
+
 
 class LiveResponse(Response):
     """Sends what `source` yields as it comes, chunked. A client that does not read holds `source` back."""
@@ -46,9 +48,7 @@ class LiveResponse(Response):
         try:
             await asyncio.wait([feeding, *others], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (feeding, *others):
-                task.cancel()
-            await asyncio.gather(feeding, *others, return_exceptions=True)
+            await stop(feeding, *others)
         if others[0].done() and not others[0].cancelled():
             return
         if not feeding.cancelled() and (error := feeding.exception()) is not None:

@@ -12,6 +12,7 @@ from turboserve.contracts.errors import InvalidInputError, TurboServeError
 from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway import metrics
+from turboserve.gateway.aio import stop
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.problems.errors import ChunkGoneError
 from turboserve.gateway.problems.schemas import problem_of
@@ -115,12 +116,12 @@ class Connection:
         except TurboServeError as error:
             if isinstance(error, ChunkGoneError):
                 metrics.gaps.add(1)
+            # First: a task that waits for a slow reader holds the lock that the message needs.
+            await stop(*tasks)
             await self._problem(error)
             return close_code(error), error.title
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await stop(*tasks)
 
     async def _video(self) -> None:
         async with aclosing(self._watch.chunks()) as chunks:
