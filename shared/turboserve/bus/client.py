@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -32,6 +34,8 @@ from turboserve.telemetry import context_of, inject_context, tracer
 
 ERROR_HEADER = "Ts-Error"
 META_HEADER = "Ts-Meta"
+COMPLAIN_S = 5.0
+"""A broker that is away is logged this often."""
 
 Req = TypeVar("Req", bound=Contract)
 Resp = TypeVar("Resp", bound=Contract)
@@ -66,8 +70,18 @@ class Bus:
         async def reconnected() -> None:
             log.info("broker reconnected")
 
+        complained_at = 0.0
+
         async def failed(error: Exception) -> None:
-            log.debug("broker error", error=repr(error))
+            # The client tries again for ever, several times a second.
+            nonlocal complained_at
+            if isinstance(error, OSError) and time.monotonic() >= complained_at + COMPLAIN_S:
+                complained_at = time.monotonic()
+                log.warning(
+                    "broker not reachable", url=_without_password(settings.nats_url), error=repr(error)
+                )
+            else:
+                log.debug("broker error", error=repr(error))
 
         while True:
             try:
@@ -88,7 +102,8 @@ class Bus:
                 )
                 return cls(client, service, settings)
             except (TimeoutError, OSError, nats.errors.Error) as error:
-                log.warning("broker not reachable yet", url=settings.nats_url, error=repr(error))
+                url = _without_password(settings.nats_url)
+                log.warning("broker not reachable yet", url=url, error=repr(error))
                 await asyncio.sleep(0.5)
 
     @property
@@ -238,6 +253,10 @@ class Bus:
             task.add_done_callback(self._tasks.discard)
 
         return await self.client.subscribe(endpoint.subject, queue=endpoint.server, cb=receive)
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"//[^@/,]*@", "//", url)
 
 
 def _invalid(error: ValidationError) -> InvalidInputError:

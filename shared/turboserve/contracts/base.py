@@ -14,7 +14,8 @@ Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 UnixSeconds = Annotated[float, Field(ge=0)]
 """Wall-clock time, seconds since the epoch. Only shown to people and never compared across machines."""
 
-_ID = re.compile(ID_PATTERN)
+# Without its anchors: in Python `$` also stands before a line end at the end.
+_ID = re.compile(ID_PATTERN.strip("^$"))
 
 
 class Contract(BaseModel):
@@ -38,4 +39,4 @@ class Contract(BaseModel):
 
 def is_id(text: str) -> bool:
     """Whether `text` can stand as a session, worker or event id."""
-    return _ID.match(text) is not None
+    return _ID.fullmatch(text) is not None

@@ -88,7 +88,7 @@ class SessionRecord(Contract):
     playhead_s: float = 0.0
     """Media time that playback had reached when last reported, seconds."""
     unwatched_s: float | None = None
-    """For how long nobody has watched or changed it, as of this answer of the state store; None: not known."""
+    """For how long nobody has watched or changed it, as of this answer of the store; None: not known."""
     reason: str | None = None
     """Why it ended, or why it waits."""
     created_at: UnixSeconds

@@ -1,0 +1,136 @@
+"""Requests and topics over a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from turboserve import subjects
+from turboserve.bus import Bus
+from turboserve.bus.client import NoServerError
+from turboserve.contracts.chunks import LatentsHeader
+from turboserve.contracts.errors import DeadlineError, InvalidInputError, NoCapacityError, TurboServeError
+from turboserve.contracts.requests import Done, DrainWorker, GetLatents, WorkerGone
+from turboserve.contracts.workers import Playhead
+
+LATENTS = LatentsHeader(session="s", index=3, epoch=1, dtype="float16", shape=(3, 2), first_latent=9)
+
+
+async def test_an_answer_and_every_kind_of_refusal(connect) -> None:  # type: ignore[no-untyped-def]
+    store, caller = await connect("state-store"), await connect("autoscaler")
+
+    async def answer(request: DrainWorker) -> Done:
+        if request.worker == "full":
+            raise NoCapacityError("full", field="worker", limit=2, retry_after_s=1.5)
+        if request.worker == "bug":
+            raise RuntimeError("secrets of the inside")
+        return Done()
+
+    await store.serve(subjects.DRAIN_WORKER, answer)
+    await store.client.flush()
+    assert await caller.call(subjects.DRAIN_WORKER, DrainWorker(worker="w")) == Done()
+    with pytest.raises(NoCapacityError) as full:
+        await caller.call(subjects.DRAIN_WORKER, DrainWorker(worker="full"))
+    assert (full.value.field, full.value.limit, full.value.retry_after_s) == ("worker", "2", 1.5)
+    with pytest.raises(TurboServeError) as bug:
+        await caller.call(subjects.DRAIN_WORKER, DrainWorker(worker="bug"))
+    assert (bug.value.code, bug.value.status) == ("internal", 500)
+    assert "secrets" not in bug.value.detail
+    raw = await caller.client.request(subjects.DRAIN_WORKER.subject, b"not json", timeout=5)
+    assert "invalid_input" in (raw.headers or {})["Ts-Error"]
+
+
+async def test_nobody_there_and_nobody_answering_are_told_apart(connect) -> None:  # type: ignore[no-untyped-def]
+    store, caller = await connect("state-store"), await connect("autoscaler")
+    with pytest.raises(NoServerError) as nobody:
+        await caller.call(subjects.WORKER_GONE, WorkerGone(worker="w", reason=""))
+    assert nobody.value.retryable
+    release = asyncio.Event()
+
+    async def slow(_: WorkerGone) -> Done:
+        await release.wait()
+        return Done()
+
+    await store.serve(subjects.WORKER_GONE, slow)
+    await store.client.flush()
+    with pytest.raises(DeadlineError) as late:
+        await caller.call(subjects.WORKER_GONE, WorkerGone(worker="w", reason=""), deadline_s=0.2)
+    assert (late.value.status, late.value.limit) == (504, "0.2")
+    release.set()
+
+
+async def test_requests_run_side_by_side_and_are_shared_by_the_instances(connect) -> None:  # type: ignore[no-untyped-def]
+    served = [0, 0]
+    together = asyncio.Event()
+
+    async def serve(bus: Bus, number: int) -> None:
+        async def answer(_: DrainWorker) -> Done:
+            served[number] += 1
+            if sum(served) == 20:
+                together.set()
+            await together.wait()
+            return Done()
+
+        await bus.serve(subjects.DRAIN_WORKER, answer)
+        await bus.client.flush()
+
+    for number in range(2):
+        await serve(await connect("state-store"), number)
+    caller = await connect("autoscaler")
+    calls = [caller.call(subjects.DRAIN_WORKER, DrainWorker(worker="w")) for _ in range(20)]
+    assert await asyncio.gather(*calls) == [Done()] * 20
+    assert sum(served) == 20
+    assert all(served)
+
+
+async def test_raw_bodies_travel_beside_their_message(connect) -> None:  # type: ignore[no-untyped-def]
+    store, worker = await connect("state-store"), await connect("worker")
+    data = bytes(range(256)) * 4_096
+
+    async def answer(_: GetLatents) -> tuple[LatentsHeader, bytes]:
+        return LATENTS, data
+
+    kept: asyncio.Queue[tuple[LatentsHeader, bytes]] = asyncio.Queue()
+
+    async def keep(header: LatentsHeader, body: bytes) -> None:
+        await kept.put((header, body))
+
+    await store.serve_raw(subjects.GET_LATENTS, answer)
+    await store.subscribe(subjects.LATENTS, "*", keep)
+    await store.client.flush()
+    assert await worker.call_raw(subjects.GET_LATENTS, GetLatents(session="s", index=3)) == (LATENTS, data)
+    await worker.publish(subjects.LATENTS, "s", LATENTS, data)
+    assert await asyncio.wait_for(kept.get(), 10) == (LATENTS, data)
+
+
+async def test_a_subscription_outlives_what_it_cannot_read_and_what_its_handler_raises(connect) -> None:  # type: ignore[no-untyped-def]
+    gateway, store = await connect("gateway"), await connect("state-store")
+    heard: asyncio.Queue[float] = asyncio.Queue()
+
+    async def hear(message: Playhead, _: bytes) -> None:
+        if message.playhead_s == 1.0:
+            raise RuntimeError("once")
+        await heard.put(message.playhead_s)
+
+    await store.subscribe(subjects.PLAYHEAD, "*", hear)
+    await store.client.flush()
+    await gateway.client.publish(subjects.PLAYHEAD.of("s"), b"\xff not json")
+    for playhead_s in (1.0, 2.0):
+        message = Playhead(session="s", playhead_s=playhead_s, viewers=1)
+        await gateway.publish(subjects.PLAYHEAD, "s", message)
+    assert await asyncio.wait_for(heard.get(), 10) == 2.0
+
+
+async def test_what_the_caller_sends_wrong_names_its_field(connect) -> None:  # type: ignore[no-untyped-def]
+    store, caller = await connect("state-store"), await connect("autoscaler")
+
+    async def answer(_: DrainWorker) -> Done:
+        return Done()
+
+    await store.serve(subjects.DRAIN_WORKER, answer)
+    await store.client.flush()
+    wrong = DrainWorker.model_construct(worker="not an id")
+    with pytest.raises(InvalidInputError) as caught:
+        await caller.call(subjects.DRAIN_WORKER, wrong)
+    assert caught.value.field == "worker"

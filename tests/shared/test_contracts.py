@@ -1,0 +1,188 @@
+"""Every message survives the wire, whatever it carries; what a reader does not know does not hurt it."""
+
+from __future__ import annotations
+
+import types
+import typing
+from enum import StrEnum
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import StringConstraints, ValidationError
+from pydantic.fields import FieldInfo
+
+from turboserve import subjects
+from turboserve.contracts import chunks, errors, events, requests
+from turboserve.contracts.base import ID_PATTERN, Contract, is_id
+from turboserve.contracts.sessions import PROMPT_LIMIT, TRANSITIONS, Phase
+
+
+def every(root: type[Contract]) -> list[type[Contract]]:
+    found = [] if root.__name__.startswith("_") or root is Contract else [root]
+    for child in root.__subclasses__():
+        found += every(child)
+    return found
+
+
+CONTRACTS = sorted(set(every(Contract)), key=lambda kind: kind.__qualname__)
+IDS = st.from_regex(ID_PATTERN.rstrip("$") + r"\Z", fullmatch=True)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+
+
+def values(kind: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
+    """Anything that the annotation allows."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return values(arguments[0], (*arguments[1:], *metadata))
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of(*(values(argument, metadata) for argument in arguments))
+    if origin is typing.Literal:
+        return st.sampled_from(arguments)
+    if origin is tuple:
+        if arguments[-1:] == (Ellipsis,):
+            return st.lists(values(arguments[0]), max_size=3).map(tuple)
+        return st.tuples(*map(values, arguments))
+    if origin is dict:
+        return st.dictionaries(values(arguments[0]), values(arguments[1]), max_size=3)
+    if kind is type(None):
+        return st.none()
+    if isinstance(kind, type) and issubclass(kind, Contract):
+        return built(kind)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return st.sampled_from(list(kind))
+    if kind is bool:
+        return st.booleans()
+    limits = dict(bound for item in metadata for bound in bounds(item))
+    if kind is int:
+        return st.integers(limits.get("ge", -(2**62)), limits.get("le", 2**62))
+    if kind is float:
+        return st.floats(limits.get("ge", -1e9), limits.get("le", 1e9), allow_nan=False)
+    assert kind is str, kind
+    if any(isinstance(item, StringConstraints) and item.pattern for item in metadata):
+        return IDS
+    return TEXT.filter(lambda text: len(text) >= limits.get("min_length", 0))
+
+
+def bounds(item: Any) -> list[tuple[str, Any]]:
+    if isinstance(item, FieldInfo):
+        return [bound for inner in item.metadata for bound in bounds(inner)]
+    names = ("ge", "le", "gt", "min_length", "max_length")
+    return [(name, getattr(item, name)) for name in names if getattr(item, name, None) is not None]
+
+
+def built(kind: type[Contract]) -> st.SearchStrategy[Contract]:
+    fields = {
+        name: values(field.annotation, tuple(field.metadata)) for name, field in kind.model_fields.items()
+    }
+    return st.builds(kind, **fields)
+
+
+@pytest.mark.parametrize("kind", CONTRACTS, ids=lambda kind: kind.__name__)
+def test_it_is_read_as_it_was_written(kind: type[Contract]) -> None:
+    @given(built(kind))
+    @settings(max_examples=15, deadline=None, derandomize=True)
+    def round_trip(message: Contract) -> None:
+        assert kind.from_bytes(message.to_bytes()) == message
+
+    round_trip()
+
+
+@pytest.mark.parametrize("kind", CONTRACTS, ids=lambda kind: kind.__name__)
+def test_it_is_frozen_and_ignores_what_a_newer_sender_adds(kind: type[Contract]) -> None:
+    @given(built(kind))
+    @settings(max_examples=3, deadline=None, derandomize=True)
+    def check(message: Contract) -> None:
+        newer = message.to_bytes()[:-1] + (b"," if kind.model_fields else b"") + b'"from_the_future":[1]}'
+        if message.to_bytes() != b"{}":
+            assert kind.from_bytes(newer) == message
+        for name in list(kind.model_fields)[:1]:
+            with pytest.raises(ValidationError):
+                setattr(message, name, None)
+
+    check()
+
+
+@pytest.mark.parametrize("kind", typing.get_args(events.SessionEvent) + typing.get_args(events.WorkerEvent))
+def test_events_are_told_apart_by_their_type(kind: type[Contract]) -> None:
+    @given(built(kind))
+    @settings(max_examples=3, deadline=None, derandomize=True)
+    def check(event: Contract) -> None:
+        assert events.event_from_bytes(event.to_bytes()) == event
+
+    check()
+
+
+def test_an_event_of_another_version_is_refused_and_not_misread() -> None:
+    with pytest.raises(ValidationError):
+        events.event_from_bytes(b'{"type": "session.teleported", "id": "e", "at": 1}')
+
+
+def test_everything_on_a_subject_is_a_contract_with_a_version() -> None:
+    kinds = {endpoint.request for endpoint in subjects.ENDPOINTS}
+    kinds |= {endpoint.response for endpoint in subjects.ENDPOINTS}
+    kinds |= {topic.message for topic in subjects.TOPICS}
+    assert kinds <= set(CONTRACTS)
+    assert all(kind.VERSION >= 1 for kind in CONTRACTS)
+
+
+@pytest.mark.parametrize(
+    "kind", sorted(set(errors._subclasses(errors.TurboServeError).values()), key=lambda kind: kind.code)
+)
+def test_an_error_comes_out_as_what_it_went_in(kind: type[errors.TurboServeError]) -> None:
+    error = kind("what happened", field="prompt", limit=2_000, retry_after_s=1.5)
+    body = errors.ErrorBody.from_bytes(error.body().to_bytes())
+    again = errors.error_from(body)
+    assert type(again) is kind
+    assert (again.detail, again.field, again.limit, again.retry_after_s) == (
+        "what happened",
+        "prompt",
+        "2000",
+        1.5,
+    )
+    assert again.retryable
+    assert 400 <= kind.status < 600
+
+
+def test_an_error_of_a_newer_service_is_an_error_still() -> None:
+    error = errors.error_from(errors.ErrorBody(code="not_known_here", detail="new"))
+    assert type(error) is errors.TurboServeError
+    assert not error.retryable
+
+
+def test_codes_are_unique() -> None:
+    kinds: list[type[errors.TurboServeError]] = [errors.TurboServeError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    codes = [kind.code for kind in kinds]
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize("text", ["", "a.b", "a b", "*", ">", "a" * 65, "é", "a\n", "../x"])
+def test_what_cannot_be_a_token_of_a_subject_is_no_id(text: str) -> None:
+    assert not is_id(text)
+    with pytest.raises(ValidationError):
+        requests.SessionRef(session=text)
+
+
+def test_prompts_have_their_limit() -> None:
+    fields = {"session": "s", "event_id": "e"}
+    requests.SubmitPrompt(**fields, prompt="x" * PROMPT_LIMIT)
+    for prompt in ("", "x" * (PROMPT_LIMIT + 1)):
+        with pytest.raises(ValidationError):
+            requests.SubmitPrompt(**fields, prompt=prompt)
+
+
+def test_every_phase_has_its_transitions_and_the_ended_ones_none() -> None:
+    assert set(TRANSITIONS) == set(Phase)
+    assert all(not TRANSITIONS[phase] for phase in Phase if phase.ended)
+    assert all(TRANSITIONS[phase] for phase in Phase if not phase.ended)
+
+
+@given(built(chunks.ChunkHeader))
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_a_chunk_header_travels_in_headers(header: Contract) -> None:
+    assert isinstance(header, chunks.ChunkHeader)
+    assert chunks.ChunkHeader.from_headers(header.to_headers()) == header
+    assert all("\n" not in value and "\r" not in value for value in header.to_headers().values())
