@@ -59,6 +59,7 @@ async def start(runtime: Runtime, settings: Settings) -> None:
     runtime.spawn(database.watch(), "postgres")
     runtime.spawn(streams.keep(), "streams")
     runtime.spawn(outbox.run(), "outbox")
+    runtime.spawn(outbox.measure(), "outbox gauges")
     runtime.spawn(fence.sweep_forever(settings.sweep_s), "fence")
     runtime.spawn(playheads.flush_forever(), "playheads")
     runtime.spawn(lead(database, ACCOUNTING_LOCK, accounting.run), "accounting")

@@ -5,19 +5,26 @@ from __future__ import annotations
 from turboserve.telemetry import meter
 
 _meter = meter("state_store")
+_SECONDS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0]
 
 requests = _meter.create_counter(
     "turboserve.store.requests",
     description="Requests answered, by endpoint and outcome (ok or the error's code)",
 )
 request_time = _meter.create_histogram(
-    "turboserve.store.request.duration", unit="s", description="Time to answer, by endpoint"
+    "turboserve.store.request.duration",
+    unit="s",
+    description="Time to answer, by endpoint",
+    explicit_bucket_boundaries_advisory=_SECONDS,
 )
 conflicts = _meter.create_counter(
     "turboserve.store.conflicts", description="Compare-and-sets that lost, by endpoint"
 )
 outbox_delay = _meter.create_histogram(
-    "turboserve.store.outbox.delay", unit="s", description="From an event's commit to its place in the log"
+    "turboserve.store.outbox.delay",
+    unit="s",
+    description="From an event's commit to its place in the log",
+    explicit_bucket_boundaries_advisory=_SECONDS,
 )
 outbox_backlog = _meter.create_gauge(
     "turboserve.store.outbox.backlog", description="Events not in the log yet"

@@ -10,9 +10,8 @@ from turboserve import logs
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TurboServeError
-from turboserve.state_store import metrics
 from turboserve.state_store.database import Database
-from turboserve.state_store.repository import outbox, progress, workers
+from turboserve.state_store.repository import progress, workers
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 
@@ -30,7 +29,6 @@ class Retention:
     async def run(self) -> None:
         while True:
             try:
-                await self.measure()
                 await self.purge()
             except TurboServeError as error:
                 log.warning("retention waits", error=error.detail)
@@ -54,9 +52,3 @@ class Retention:
             await progress.delete_ended(db, now - self._settings.session_retention_s)
             await workers.delete_gone(db, now - self._settings.session_retention_s)
         return len(due)
-
-    async def measure(self) -> None:
-        async with self._database.transaction() as db:
-            count, since = await outbox.backlog(db)
-        metrics.outbox_backlog.set(count)
-        metrics.outbox_lag.set(0.0 if since is None else max(0.0, self._clock.wall() - since))

@@ -52,5 +52,7 @@ class Settings(Shared):
     @property
     def sqlalchemy_url(self) -> str:
         """The same address for the asynchronous driver; `postgres://` is accepted as well."""
-        scheme, _, rest = self.postgres_url.get_secret_value().partition("://")
+        # The driver has its own name for what libpq calls `sslmode`.
+        url = self.postgres_url.get_secret_value().replace("sslmode=", "ssl=")
+        scheme, _, rest = url.partition("://")
         return f"postgresql+asyncpg://{rest}" if scheme.startswith("postgres") else f"{scheme}://{rest}"

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from turboserve import logs
 from turboserve.state_store.settings import Settings
 
 DEADLINE_S = 0.25
+"""For one command; an attempt, which may be several, takes at most twice that."""
 REST_S = 1.0
+CONNECTIONS = 16
 
 T = TypeVar("T")
 log = logs.get("redis")
@@ -23,25 +30,32 @@ class Hot:
     """The connection. Callers get None when Redis is down, and go on without."""
 
     def __init__(self, settings: Settings) -> None:
-        self._redis: Redis = Redis.from_url(
+        pool = BlockingConnectionPool.from_url(
             settings.redis_url.get_secret_value(),
             socket_timeout=DEADLINE_S,
             socket_connect_timeout=DEADLINE_S,
-            max_connections=16,
-            retry_on_timeout=False,
+            max_connections=CONNECTIONS,
+            timeout=DEADLINE_S,
+            # Once more and at once: a connection that an earlier Redis left behind is found out by using it.
+            retry=Retry(NoBackoff(), 1),
         )
+        self._redis: Redis = Redis.from_pool(pool)
         self._rest_until = 0.0
 
     async def attempt(self, work: Callable[[Redis], Awaitable[T]]) -> T | None:
-        """What `work` returns, or None if Redis does not answer (now, or a moment ago)."""
+        """What `work` returns, or None if Redis does not answer (now, or a moment ago) or refuses."""
         if time.monotonic() < self._rest_until:
             return None
         try:
-            result = await work(self._redis)
-        except (RedisError, OSError) as error:
+            async with asyncio.timeout(2 * DEADLINE_S):
+                result = await work(self._redis)
+        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
             if self._rest_until == 0.0:
                 log.warning("Redis does not answer; going on without", error=repr(error))
             self._rest_until = time.monotonic() + REST_S
+            return None
+        except RedisError as error:
+            log.warning("Redis refuses", error=repr(error))
             return None
         if self._rest_until:
             log.info("Redis answers again")

@@ -85,6 +85,16 @@ class Outbox:
             raise trouble
         return len(pending) == BATCH or len(done) < len(pending)
 
+    async def measure(self, every_s: float = 5.0) -> None:
+        """Keep the gauges of what waits up to date; never returns."""
+        while True:
+            with suppress(TurboServeError):
+                async with self._database.statement() as db:
+                    count, since = await outbox.backlog(db)
+                metrics.outbox_backlog.set(count)
+                metrics.outbox_lag.set(0.0 if since is None else max(0.0, self._clock.wall() - since))
+            await asyncio.sleep(every_s)
+
     async def _published_before(self, pending: Sequence[Pending]) -> list[int]:
         """Numbers of events that an earlier life published too long ago for the broker to recognise.
 
