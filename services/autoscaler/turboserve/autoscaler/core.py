@@ -99,7 +99,8 @@ class Pool:
     # What the provider has
 
     def _members_listed(self, event: Listed, now: float) -> None:
-        self._desk.answered(event.ticket)
+        if self._desk.answered(event.ticket) is None:
+            return
         self._asked.pop(ListMembers, None)
         living = {member.worker for member in event.members}
         for slot in list(self.slots.values()):
@@ -143,7 +144,8 @@ class Pool:
     # What the store has
 
     def _workers_listed(self, event: WorkersListed, now: float) -> None:
-        self._desk.answered(event.ticket)
+        if self._desk.answered(event.ticket) is None:
+            return
         self._asked.pop(ListWorkers, None)
         self.rows = {record.id: record for record in event.workers}
         for slot in list(self.slots.values()):

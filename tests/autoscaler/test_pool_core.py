@@ -1,0 +1,303 @@
+"""The pool's core, event by event: orders that the simulation meets too rarely."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TypeVar
+
+from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.messages import (
+    Command,
+    DeclareGone,
+    Done,
+    Drain,
+    Event,
+    Exited,
+    Failed,
+    Launch,
+    Listed,
+    ListMembers,
+    ListWorkers,
+    Living,
+    LoadReported,
+    Release,
+    Reserve,
+    SizeWanted,
+    Tick,
+    WorkersListed,
+)
+from turboserve.autoscaler.policy import Policy
+from turboserve.contracts.pool import SlotPhase
+from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
+
+Kind = TypeVar("Kind")
+
+
+def row(
+    worker: str, phase: WorkerPhase = WorkerPhase.READY, sessions: int = 0, suspended: int = 0
+) -> WorkerRecord:
+    return WorkerRecord(
+        id=worker,
+        model="m",
+        phase=phase,
+        capacity=4,
+        sessions=sessions,
+        suspended=suspended,
+        pool_slot="local-0",
+        started_at=1,
+        renewed_at=1,
+    )
+
+
+class Bench:
+    """Feeds the core by hand; commands wait in `open` until they are answered."""
+
+    def __init__(self, size: int = 1, policy: Policy | None = None) -> None:
+        names = itertools.count()
+        self.now = 0.0
+        self.pool = Pool("local", lambda: f"wrk_{next(names)}", policy or Policy())
+        self.open: list[Command] = []
+        self.feed(SizeWanted(size, "test"))
+
+    def feed(self, event: Event, after: float = 0.0) -> None:
+        self.now += after
+        self.open += self.pool.handle(event, self.now)
+
+    def take(self, kind: type[Kind]) -> Kind:
+        """The oldest open command of this kind."""
+        found = next(command for command in self.open if isinstance(command, kind))
+        self.open.remove(found)  # type: ignore[arg-type]
+        return found
+
+    def has(self, kind: type[Command]) -> bool:
+        return any(isinstance(command, kind) for command in self.open)
+
+    def do(self, kind: type[Kind]) -> Kind:
+        """The oldest open command of this kind succeeds."""
+        command = self.take(kind)
+        self.feed(Done(command.ticket, 42 if isinstance(command, Launch) else None))  # type: ignore[attr-defined]
+        return command
+
+    def list_workers(self, *rows: WorkerRecord, asked: ListWorkers | None = None) -> None:
+        self.feed(Tick(), after=2.0)
+        self.feed(WorkersListed((asked or self.take(ListWorkers)).ticket, rows))
+
+    def list_members(self, *members: Living) -> None:
+        self.feed(Listed(self.take(ListMembers).ticket, members))
+
+    def report(self, worker: str, phase: WorkerPhase = WorkerPhase.READY) -> None:
+        self.feed(LoadReported(LoadReport(worker=worker, model="m", capacity=4, phase=phase)))
+
+    @property
+    def phase(self) -> SlotPhase:
+        [slot] = self.pool.slots.values()
+        return slot.phase
+
+    def start(self) -> str:
+        """From nothing to a ready worker."""
+        self.list_members()
+        self.do(Reserve)
+        worker = self.do(Launch).worker
+        self.report(worker)
+        assert self.phase is SlotPhase.READY
+        return worker
+
+
+def test_nothing_is_started_before_the_provider_has_said_what_lives() -> None:
+    bench = Bench()
+    bench.feed(Tick(), after=1.0)
+    bench.feed(Failed(bench.take(ListMembers).ticket, "not now"))
+    bench.feed(Tick(), after=5.0)
+    assert not bench.has(Reserve)
+    bench.list_members()
+    assert bench.has(Reserve)
+
+
+def test_the_phases_of_a_start() -> None:
+    bench = Bench()
+    bench.list_members()
+    phases = [bench.phase]
+    bench.do(Reserve)
+    phases.append(bench.phase)
+    worker = bench.do(Launch).worker
+    bench.report(worker, WorkerPhase.STARTING)
+    phases.append(bench.phase)
+    bench.report(worker)
+    phases.append(bench.phase)
+    assert phases == [SlotPhase.RESERVING, SlotPhase.LAUNCHING, SlotPhase.LOADING, SlotPhase.READY]
+
+
+def test_what_was_asked_before_the_drain_was_accepted_is_no_evidence() -> None:
+    """A session may have come between the store's answer and the drain."""
+    bench = Bench()
+    worker = bench.start()
+    bench.list_workers(row(worker))
+    bench.feed(Tick(), after=2.0)
+    early = bench.take(ListWorkers)
+    bench.feed(SizeWanted(0, "test"))
+    bench.do(Drain)
+    bench.feed(WorkersListed(early.ticket, (row(worker),)))
+    assert not bench.has(Release)
+    bench.list_workers(row(worker, WorkerPhase.DRAINING, sessions=1))
+    assert not bench.has(Release)
+    bench.list_workers(row(worker, WorkerPhase.DRAINING, suspended=1))
+    assert not bench.has(Release)
+    bench.list_workers(row(worker, WorkerPhase.DRAINING))
+    bench.do(Release)
+    assert bench.pool.slots == {}
+    assert bench.take(DeclareGone).worker == worker
+
+
+def test_a_drain_that_fails_is_repeated() -> None:
+    bench = Bench()
+    bench.start()
+    bench.feed(SizeWanted(0, "test"))
+    bench.feed(Failed(bench.take(Drain).ticket, "no answer"))
+    bench.feed(Tick(), after=0.5)
+    assert not bench.has(Drain)
+    bench.feed(Tick(), after=1.0)
+    bench.do(Drain)
+    assert bench.phase is SlotPhase.DRAINING
+
+
+def test_an_adopted_worker_that_drains_is_not_late() -> None:
+    bench = Bench(policy=Policy(ready_timeout_s=20.0))
+    bench.list_members(Living("local-0", "wrk_old", 7))
+    bench.feed(Tick(), after=100.0)
+    bench.list_workers(row("wrk_old", WorkerPhase.DRAINING, sessions=2))
+    assert not bench.has(Release)
+    assert bench.pool.slots["local-0"].phase is SlotPhase.DRAINING
+    # The place it leaves is filled by another slot.
+    assert bench.take(Reserve).slot == "local-1"
+
+
+def test_an_adopted_worker_is_not_late_while_the_store_is_silent() -> None:
+    bench = Bench(policy=Policy(ready_timeout_s=20.0))
+    bench.list_members(Living("local-0", "wrk_old", 7))
+    for _ in range(100):
+        bench.feed(Tick(), after=2.0)
+        bench.feed(Failed(bench.take(ListWorkers).ticket, "no answer"))
+    assert not bench.has(Release)
+    bench.list_workers(row("wrk_old", sessions=2))
+    assert bench.phase is SlotPhase.READY
+
+
+def test_a_listing_older_than_a_death_does_not_bring_back_the_dead() -> None:
+    bench = Bench()
+    worker = bench.start()
+    bench.feed(Tick(), after=2.0)
+    bench.feed(Exited(worker, "killed"))
+    bench.list_members(Living("local-0", worker, 42))
+    assert [slot.name for slot in bench.pool.slots.values()] == ["local-0"]
+    assert bench.take(Launch).worker != worker
+
+
+def test_what_lives_although_it_was_taken_for_dead_is_ended() -> None:
+    bench = Bench()
+    worker = bench.start()
+    bench.feed(Exited(worker, "killed"))
+    bench.do(DeclareGone)
+    bench.feed(Tick(), after=2.0)
+    bench.list_members(Living("local-0", worker, 42))
+    extra = bench.pool.slots[f"local-extra-{worker}"]
+    bench.report(worker)
+    bench.feed(Failed(bench.take(Drain).ticket, "gone", missing=True))
+    assert extra.phase is SlotPhase.RELEASING
+    assert bench.take(Release).worker == worker
+
+
+def test_a_worker_that_the_store_has_given_up_is_ended_and_replaced() -> None:
+    """Incident to come: a stopped process keeps its place although nobody hears it."""
+    bench = Bench()
+    worker = bench.start()
+    bench.list_workers(row(worker, sessions=1))
+    bench.list_workers()
+    release = bench.do(Release)
+    assert release.worker == worker
+    bench.feed(Tick())
+    assert bench.do(Reserve).slot == "local-0"
+    assert bench.take(Launch).worker != worker
+
+
+def test_failures_are_forgotten_after_a_stable_time() -> None:
+    bench = Bench()
+    for expected in (1, 2, 3):
+        if expected == 1:
+            worker = bench.start()
+        else:
+            bench.feed(Tick(), after=30.0)
+            worker = bench.do(Launch).worker
+            bench.report(worker)
+        bench.feed(Exited(worker, "crashed"))
+        assert bench.pool.slots["local-0"].failures == expected
+    bench.feed(Tick(), after=30.0)
+    worker = bench.do(Launch).worker
+    bench.report(worker)
+    bench.feed(Tick(), after=31.0)
+    bench.feed(Exited(worker, "crashed"))
+    assert bench.pool.slots["local-0"].failures == 1
+    assert bench.has(Launch), "the first failure costs no wait"
+
+
+def test_a_launch_of_unknown_outcome_is_settled_by_what_lives() -> None:
+    bench = Bench()
+    bench.list_members()
+    bench.do(Reserve)
+    launch = bench.take(Launch)
+    bench.feed(Failed(launch.ticket, "no answer"))
+    bench.feed(Tick(), after=2.0)
+    bench.list_members(Living("local-0", launch.worker, 42))
+    bench.report(launch.worker)
+    assert bench.phase is SlotPhase.READY
+    assert not bench.has(Release)
+
+
+def test_a_launch_that_started_nothing_is_tried_again() -> None:
+    bench = Bench()
+    bench.list_members()
+    bench.do(Reserve)
+    launch = bench.take(Launch)
+    bench.feed(Failed(launch.ticket, "no such program", missing=True))
+    again = bench.take(Launch)
+    assert again.worker != launch.worker
+
+
+def test_the_store_is_told_until_it_has_heard() -> None:
+    bench = Bench()
+    worker = bench.start()
+    bench.feed(Exited(worker, "its process ended with status 1"))
+    for _ in range(3):
+        notice = bench.take(DeclareGone)
+        assert (notice.worker, notice.reason) == (worker, "its process ended with status 1")
+        bench.feed(Failed(notice.ticket, "no answer"))
+        bench.feed(Tick(), after=1.0)
+    bench.do(DeclareGone)
+    bench.feed(Tick(), after=10.0)
+    assert not bench.has(DeclareGone)
+
+
+def test_answers_that_come_twice_or_too_late_change_nothing() -> None:
+    bench = Bench()
+    worker = bench.start()
+    before = bench.phase
+    for ticket in range(1, 20):
+        bench.feed(Done(ticket))
+        bench.feed(Failed(ticket, "late"))
+    bench.feed(Listed(3, ()))
+    assert bench.phase is before
+    assert bench.pool.slots["local-0"].worker == worker
+
+
+def test_shrinking_gives_up_what_is_missed_least() -> None:
+    bench = Bench(size=3)
+    bench.list_members()
+    for _ in range(3):
+        bench.do(Reserve)
+    workers = [bench.do(Launch).worker for _ in range(3)]
+    for worker in workers:
+        bench.report(worker)
+    bench.list_workers(row(workers[0], sessions=2), row(workers[1]), row(workers[2], sessions=1))
+    bench.feed(SizeWanted(2, "test"))
+    assert bench.do(Drain).worker == workers[1]
+    bench.feed(SizeWanted(1, "test"))
+    assert bench.do(Drain).worker == workers[2]
