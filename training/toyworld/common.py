@@ -46,6 +46,12 @@ def warmup_cosine(progress: float, warmup: float = 0.02, floor: float = 0.02) ->
     return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * done))
 
 
+def warmup_hold_fall(progress: float, warmup: float = 0.02, fall: float = 0.25, floor: float = 0.02) -> float:
+    """Factor of the learning rate: up, level, and down in the last part. progress: 0..1 of the run."""
+    left = max(0.0, 1.0 - progress)
+    return min(1.0, progress / warmup, max(floor, left / fall))
+
+
 class MovingAverage:
     """Exponential moving average of a module's parameters, with a short memory at the start."""
 

@@ -14,18 +14,15 @@ is far faster than threads, which wait for each other in every operation.
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import socket
 import time
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing
-from common import MovingAverage, commit, contact_sheet, keep_memory, warmup_cosine, write_png
+from common import MovingAverage, commit, contact_sheet, warmup_hold_fall, write_png
 from memory import CHUNK, TrainingMemory
 from muon import Muon
+from parallel import average_gradients, join, spawn
 from rollout import Sampler
 from torch import Tensor
 
@@ -186,23 +183,6 @@ def load_parts(vae_path: Path, text_path: Path) -> tuple[ToyVae, ToyText]:
     return vae.eval().requires_grad_(False), text.eval().requires_grad_(False)
 
 
-def average_gradients(parameters: list[Tensor], word: list[float]) -> list[float]:
-    """Averages gradients over the processes. `word` of process 0 is returned to all."""
-    if not dist.is_initialized():
-        return word
-    mine = word if dist.get_rank() == 0 else [0.0] * len(word)
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    flat = torch.cat([g.flatten() for g in gradients] + [torch.tensor(mine)])
-    dist.all_reduce(flat)
-    said = flat[-len(word) :].tolist()
-    flat /= dist.get_world_size()
-    for gradient, part in zip(
-        gradients, flat.split([g.numel() for g in gradients] + [len(word)]), strict=False
-    ):
-        gradient.copy_(part.view_as(gradient))
-    return said
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -226,19 +206,12 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
-    torch.multiprocessing.spawn(train, (args,), args.processes)
+    spawn(train, args, args.processes)
 
 
 def train(rank: int, args: argparse.Namespace) -> None:
     """Trains in process `rank`; process 0 keeps time, averages weights and saves."""
-    keep_memory()
-    torch.set_num_threads(1)
-    if args.processes > 1:
-        dist.init_process_group("gloo", rank=rank, world_size=args.processes)
+    join(rank, args.processes)
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed + 1000 * rank)
     vae, text = load_parts(args.vae, args.text)
@@ -266,7 +239,9 @@ def train(rank: int, args: argparse.Namespace) -> None:
         rng.seed(args.seed + steps + 1000 * rank)
     torch.manual_seed(args.seed + steps + 1000 * rank)
     share = args.batch // args.processes
-    pool = ClipPool(vae, rng, args.pool // args.processes, PAIRS_EARLY)
+    progress = spent / (args.minutes * 60)
+    pair = PAIRS_EARLY if progress < EARLY else PAIRS_LATE
+    pool = ClipPool(vae, rng, args.pool // args.processes, pair)
     batches = Batches(pool, text, config, rng)
 
     def save() -> None:
@@ -293,12 +268,12 @@ def train(rank: int, args: argparse.Namespace) -> None:
 
     begun, last_save, last_show = time.monotonic() - spent, time.monotonic(), time.monotonic()
     recent = torch.zeros(2, 3, 2)
-    progress, stopped = spent / (args.minutes * 60), 0.0
+    stopped = 0.0
     while not stopped:
         pool.pair = PAIRS_EARLY if progress < EARLY else PAIRS_LATE
         for optimiser, rate in zip(optimisers, rates, strict=True):
             for group in optimiser.param_groups:
-                group["lr"] = rate * warmup_cosine(progress)
+                group["lr"] = rate * warmup_hold_fall(progress)
         batch = batches.draw(share)
         each = losses(model, batch)
         for optimiser in optimisers:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 import train_vae
-from common import MovingAverage, commit, contact_sheet, keep_memory, warmup_cosine, write_png
+from common import MovingAverage, commit, contact_sheet, warmup_cosine, write_png
+from parallel import average_gradients, join, spawn
 from torch import Tensor, nn
 
 from turboserve.bench.toyworld import world
@@ -52,16 +53,20 @@ def main() -> None:
     parser.add_argument("--vae", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=15.0)
-    parser.add_argument("--batch", type=int, default=6, help="clips of 17 frames")
+    parser.add_argument("--batch", type=int, default=8, help="clips of 17 frames")
     parser.add_argument("--fine", type=int, default=4)
     parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
-    keep_memory()
-    torch.set_num_threads(args.threads)
+    spawn(tune, args, args.processes)
+
+
+def tune(rank: int, args: argparse.Namespace) -> None:
+    """Trains in process `rank`; process 0 keeps time and saves."""
+    join(rank, args.processes)
     torch.manual_seed(args.seed)
-    rng = random.Random(args.seed)
+    rng = random.Random(args.seed + 1000 * rank)
     train_vae.OFF_LATTICE = OFF_LATTICE
     saved = torch.load(args.vae, weights_only=False)
     config = {**saved["config"], "fine": args.fine}
@@ -70,7 +75,8 @@ def main() -> None:
         parameter.requires_grad_(name.startswith("decoder"))
     trained: list[nn.Parameter] = [p for p in vae.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(trained, lr=args.rate, betas=(0.9, 0.99), weight_decay=1e-4)
-    average = MovingAverage(vae, 0.995)
+    average = MovingAverage(vae, 0.99)
+    torch.manual_seed(args.seed + 1000 * rank)
 
     def save() -> None:
         shown = ToyVae(**config)
@@ -105,10 +111,11 @@ def main() -> None:
         )
 
     steps, spent, begun, last = 0, 0.0, time.monotonic(), time.monotonic()
-    while spent < args.minutes * 60:
+    progress = 0.0
+    while progress < 1.0:
         for group in optimiser.param_groups:
-            group["lr"] = args.rate * warmup_cosine(spent / (args.minutes * 60))
-        clips = train_vae.draw_clips(rng, args.batch)
+            group["lr"] = args.rate * warmup_cosine(progress)
+        clips = train_vae.draw_clips(rng, args.batch // args.processes)
         with torch.no_grad():
             latents = vae.encode(clips)
             scale = LARGEST_NOISE * torch.rand(len(latents), 1, 1, 1, 1)
@@ -116,17 +123,21 @@ def main() -> None:
         loss = loss_of(vae.decode(latents)[0], clips)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
+        spent = time.monotonic() - begun
+        (progress,) = average_gradients(trained, [spent / (args.minutes * 60)])
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimiser.step()
-        average.update(vae)
         steps += 1
-        spent = time.monotonic() - begun
+        if rank:
+            continue
+        average.update(vae)
         if steps % 50 == 0:
             print(f"steps {steps} minutes {spent / 60:.2f} loss {loss.item():.5f}", flush=True)
         if time.monotonic() - last > 90:
             save()
             last = time.monotonic()
-    save()
+    if rank == 0:
+        save()
 
 
 if __name__ == "__main__":

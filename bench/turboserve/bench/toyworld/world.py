@@ -30,7 +30,9 @@ RADIUS = 8.0
 """Pixels, of the path of a circling shape."""
 PERIOD = 24
 """Frames per turn of a circling shape."""
-START_SPACING = 16
+STARTS = (24.0, 56.0)
+"""Pixels, across and down: a session begins at one of four places. More would be harder to choose from in
+four sampling steps, since the first of them can only give the mean of all."""
 SECOND_OFFSET = (32.0, 16.0)
 """Pixels from the first shape to the second at the start: straight paths from here pass each other."""
 MIN_SEPARATION = 16.0
@@ -95,14 +97,11 @@ class Body:
 
 
 def start(scene: Scene, rng: random.Random) -> tuple[Body, ...]:
-    """Bodies after the first chunk of a new session: one of 16 places, and one of two phases for circling."""
-    cells = range(CELL, PIXELS, START_SPACING)
-    x, y = float(rng.choice(cells)), float(rng.choice(cells))
-    phase = rng.choice((0.0, 0.5))
-    first = Body(x, y, phase)
+    """Bodies after the first chunk of a new session: one of four places, chosen by chance; phase 0."""
+    first = Body(rng.choice(STARTS), rng.choice(STARTS))
     if len(scene.figures) == 1:
         return (first,)
-    return (first, _beside(first, phase))
+    return (first, _beside(first))
 
 
 def advance(scene: Scene, bodies: Sequence[Body], frames: int) -> tuple[Body, ...]:
@@ -121,7 +120,7 @@ def switch(old: Scene, new: Scene, bodies: Sequence[Body]) -> tuple[Body, ...]:
         for was, now, body in zip(old.figures, new.figures, bodies, strict=False)
     ]
     if len(new.figures) == 2 and (len(kept) == 1 or _distance(kept[0], kept[1]) < MIN_SEPARATION):
-        kept = [kept[0], _beside(kept[0], 0.0)]
+        kept = [kept[0], _beside(kept[0])]
     return tuple(kept)
 
 
@@ -192,8 +191,8 @@ def _move(figure: Figure, body: Body, frames: int) -> Body:
     return Body((body.x + SPEED * ux * frames) % PIXELS, (body.y + SPEED * uy * frames) % PIXELS, body.phase)
 
 
-def _beside(first: Body, phase: float) -> Body:
-    return Body((first.x + SECOND_OFFSET[0]) % PIXELS, (first.y + SECOND_OFFSET[1]) % PIXELS, phase)
+def _beside(first: Body) -> Body:
+    return Body((first.x + SECOND_OFFSET[0]) % PIXELS, (first.y + SECOND_OFFSET[1]) % PIXELS)
 
 
 def _distance(a: Body, b: Body) -> float:
