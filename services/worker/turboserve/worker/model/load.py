@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 _PREFIXES = ("model.", "_fsdp_wrapped_module.")
 _CONTAINERS = ("generator_ema", "generator", "model")
+_INDEX = ".safetensors.index.json"
 _SHOWN = 8
 
 
@@ -44,33 +46,80 @@ class UnreadableCheckpoint(ValueError):
     """A checkpoint file holds no state dict that is known here."""
 
 
-def read_checkpoint(path: Path, container: str | None = None) -> dict[str, Tensor]:
-    """Tensors of a `.safetensors` or `.pt` file, with the prefixes of public checkpoints stripped.
+def read_checkpoint(
+    path: Path, container: str | None = None, known: tuple[str, ...] = _CONTAINERS
+) -> dict[str, Tensor]:
+    """Tensors of a checkpoint, with the prefixes of public checkpoints stripped, mapped and not yet read.
 
-    `container`: which dictionary of a `.pt` file to take; by default the first there is of generator_ema,
-    generator, model, else the file itself. Raises `UnreadableCheckpoint`.
+    `path`: a `.safetensors` file, a `….safetensors.index.json` of several, a `.pt` or `.pth` file, or a
+    folder that holds exactly one of them. `container`: which dictionary of a `.pt` file to take; by default
+    the first there is of `known`, else the file itself. Raises `UnreadableCheckpoint`, and
+    `CheckpointError` if an index and its files disagree.
     """
+    if path.is_dir():
+        path = _only_file(path)
+    if path.name.endswith(_INDEX):
+        return strip_prefixes(_read_shards(path))
     if path.suffix == ".safetensors":
-        try:
-            return strip_prefixes(load_file(path))
-        except SafetensorError as error:
-            raise UnreadableCheckpoint(f"{path}: {error}") from error
+        return strip_prefixes(_read_safetensors(path))
+    return strip_prefixes(_read_pickled(path, container, known))
+
+
+def _only_file(folder: Path) -> Path:
+    for pattern in (f"*{_INDEX}", "*.safetensors", "*.pt", "*.pth"):
+        found = sorted(folder.glob(pattern))
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UnreadableCheckpoint(
+                f"{folder}: {len(found)} files {pattern}, which of them is not said by an index"
+            )
+    raise UnreadableCheckpoint(f"{folder}: no checkpoint in it")
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UnreadableCheckpoint(f"{path}: {error}") from error
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    try:
+        where: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        files = sorted(set(where.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnreadableCheckpoint(f"{index}: {error!r}") from error
+    state: dict[str, Tensor] = {}
+    extra: list[str] = []
+    for file in files:
+        for name, tensor in _read_safetensors(index.parent / file).items():
+            if where.get(name) != file:
+                extra.append(f"{name} in {file}")
+            state[name] = tensor
+    missing = sorted(where.keys() - state.keys())
+    if missing or extra:
+        raise CheckpointError(missing, sorted(extra), [])
+    return state
+
+
+def _read_pickled(path: Path, container: str | None, known: tuple[str, ...]) -> Mapping[str, Tensor]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
         raise UnreadableCheckpoint(f"{path}: {error}") from error
     if not isinstance(loaded, dict):
         raise UnreadableCheckpoint(f"{path}: not a dictionary")
     if container is not None and container not in loaded:
         raise UnreadableCheckpoint(f"{path}: no {container}, but {', '.join(map(str, loaded))}")
     found: Any = loaded
-    for name in (container,) if container else _CONTAINERS:
+    for name in (container,) if container else known:
         if name in loaded:
             found = loaded[name]
             break
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
         raise UnreadableCheckpoint(f"{path}: no state dict in it")
-    return strip_prefixes(found)
+    return found
 
 
 def strip_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
