@@ -1,0 +1,150 @@
+"""TAEHV, a tiny decoder of the same latents (madebyollin/taehv; `taew2_1` for Wan 2.1), streaming.
+
+Names of parameters are those of the public weights. Each memory block reads the frame before its input; that
+frame is all a session has to remember, and is kept with the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Cache = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class TaehvConfig:
+    """Sizes of the decoder; by default those of `taew2_1`."""
+
+    latent_channels: int = 16
+    widths: tuple[int, int, int, int] = (256, 128, 64, 64)
+    """Channels of the three levels, and of what they end in."""
+    time_upscale: tuple[bool, bool, bool] = (False, True, True)
+    """Of each level, whether it doubles the frames."""
+    memory_blocks: int = 3
+    """Of each level."""
+
+    @property
+    def frames_per_latent(self) -> int:
+        """Pixel frames of each latent frame; of a session's first all but the last are dropped."""
+        return int(2 ** sum(self.time_upscale))
+
+
+class _Clamp(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x / 3.0) * 3.0
+
+
+class _MemoryBlock(nn.Module):
+    """Residual block over each frame and the frame before it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(
+            nn.Conv2d(2 * channels, channels, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+        )
+
+    def forward(self, x: Tensor, last: Tensor) -> Tensor:
+        """x [T, C, H, W], last [1, C, H, W] → x's shape."""
+        before = torch.cat((last, x[:-1]))
+        return F.relu(x + self.conv(torch.cat((x, before), 1)))
+
+
+class _Grow(nn.Module):
+    """Each frame becomes `stride` frames."""
+
+    def __init__(self, channels: int, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.conv = nn.Conv2d(channels, stride * channels, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        grown: Tensor = self.conv(x)
+        return grown.reshape(-1, x.shape[1], *x.shape[2:])
+
+
+class Taehv(nn.Module):
+    """The decoder. Latents are taken as the transformer makes them, normalised."""
+
+    def __init__(self, config: TaehvConfig) -> None:
+        super().__init__()
+        self.config = config
+        widths = config.widths
+        layers: list[nn.Module] = [
+            _Clamp(),
+            nn.Conv2d(config.latent_channels, widths[0], 3, padding=1),
+            nn.ReLU(),
+        ]
+        for width, next_width, doubles in zip(widths, widths[1:], config.time_upscale, strict=False):
+            layers += [_MemoryBlock(width) for _ in range(config.memory_blocks)]
+            layers += [nn.Upsample(scale_factor=2.0), _Grow(width, 2 if doubles else 1)]
+            layers += [nn.Conv2d(width, next_width, 3, padding=1, bias=False)]
+        layers += [nn.ReLU(), nn.Conv2d(widths[-1], 3, 3, padding=1)]
+        self.decoder = nn.Sequential(*layers)
+
+    def decode(self, latents: Tensor, cache: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Cache]:
+        """latents [F, C, h, w] → (frames [N, 3, H, W] in 0..1, the cache for the next call).
+
+        Without a cache the latents begin a video. The given cache is not changed.
+        """
+        after: Cache = {}
+        x = latents
+        for index, layer in enumerate(self.decoder):
+            if isinstance(layer, _MemoryBlock):
+                last = torch.zeros_like(x[:1]) if cache is None else cache[f"memory{index}"]
+                after[f"memory{index}"] = x[-1:].clone()
+                x = layer(x, last)
+            else:
+                x = layer(x)
+        drop = self.config.frames_per_latent - 1 if cache is None else 0
+        return x[drop:].clamp(0.0, 1.0), after
+
+    def cache_numbers(self, height: int, width: int) -> int:
+        """Numbers in one session's cache, for latents of this size."""
+        levels = enumerate(self.config.widths[:-1])
+        return sum(self.config.memory_blocks * c * (1 << 2 * level) for level, c in levels) * height * width
+
+    def fitted(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights for this decoder out of weights that may double time at more levels.
+
+        As the public loader does: of a growing layer's output channels the last frame's are taken.
+        """
+        fitted = dict(state)
+        for index, layer in enumerate(self.decoder):
+            name = f"decoder.{index}.conv.weight"
+            if isinstance(layer, _Grow) and name in fitted:
+                needed = layer.conv.out_channels
+                if fitted[name].shape[0] == 2 * needed:
+                    fitted[name] = fitted[name][-needed:]
+        return fitted
+
+
+class TaehvDecoder:
+    """The engine's `Decoder` over TAEHV."""
+
+    def __init__(self, model: Taehv, height: int, width: int, frames_at_once: int = 3) -> None:
+        """`height`, `width`: of a latent frame. `frames_at_once`: latent frames of one forward, to bound
+        memory."""
+        self._model = model
+        self._at_once = frames_at_once
+        weight = next(model.parameters())
+        self._dtype = weight.dtype
+        self.cache_bytes = model.cache_numbers(height, width) * weight.element_size()
+        """Bytes of one session's cache."""
+
+    @torch.inference_mode()
+    def decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `Decoder.decode`."""
+        made = []
+        for part in torch.split(latents.to(self._dtype), self._at_once):
+            frames, cache = self._model.decode(part, cache)
+            made.append((frames.movedim(1, -1).float() * 255.0).round().to(torch.uint8))
+        return torch.cat(made), cache or {}
