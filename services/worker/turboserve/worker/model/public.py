@@ -1,0 +1,88 @@
+"""Public 1.3 B models for the engine: Self-Forcing and LongLive 1, from their authors' files."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from turboserve.worker.engine.engine import Models
+from turboserve.worker.model.config import ModelConfig, Rotation
+from turboserve.worker.model.decoders import load_decoder
+from turboserve.worker.model.load import load_state, read_checkpoint
+from turboserve.worker.model.lora import merge_lora, read_lora
+from turboserve.worker.model.naming import transformer_names
+from turboserve.worker.model.presets import preset
+from turboserve.worker.model.transformer import CausalWanTransformer
+from turboserve.worker.model.umt5 import load_text_encoder
+
+_CONTAINERS = {
+    # As the authors' own inference does: Self-Forcing with the averaged weights, LongLive with the last ones.
+    "self-forcing-1.3b": ("generator_ema", "generator", "model"),
+    "longlive-1.3b": ("generator", "model", "generator_ema"),
+}
+_SUBFOLDER = "transformer"
+
+
+@dataclass(frozen=True)
+class PublicFiles:
+    """Where a public model's parts are."""
+
+    checkpoint: Path
+    """The transformer: `.pt`, `.safetensors`, an index of several, or a folder with one of them."""
+    vae: Path
+    """See `load_decoder`."""
+    text_encoder: Path | str
+    """See `load_text_encoder`."""
+    lora: Path | None = None
+    """Merged into the transformer; LongLive is incomplete without."""
+    container: str | None = None
+    """Which dictionary of a `.pt` file to take; None: the one that the model's authors run."""
+
+
+def load_public(
+    name: str,
+    files: PublicFiles,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    rotation: Rotation | None = None,
+) -> Models:
+    """The engine's models for a preset's name. `rotation` None: as the preset has it.
+
+    Raises `UnknownPreset`, `UnreadableCheckpoint`, `CheckpointError`, `ModelConfigError` or
+    `TextEncoderUnavailable`.
+    """
+    config = preset(name)
+    if rotation is not None:
+        config = dataclasses.replace(config, rotation=rotation)
+    return Models(
+        load_transformer(config, files, device, dtype, _CONTAINERS[name]),
+        load_text_encoder(files.text_encoder, device, dtype, config.text_len),
+        load_decoder(files.vae, config, device, dtype),
+    )
+
+
+def load_transformer(
+    config: ModelConfig,
+    files: PublicFiles,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    containers: tuple[str, ...] = _CONTAINERS["self-forcing-1.3b"],
+) -> CausalWanTransformer:
+    """The transformer, with its adapter merged if there is one. `containers`: dictionaries to look for.
+
+    The file is mapped, not read: beside the model itself, no more than one tensor is in memory at a time;
+    merged tensors are in `dtype` at once.
+    """
+    path = files.checkpoint
+    if (path / _SUBFOLDER).is_dir():
+        path = path / _SUBFOLDER
+    state = transformer_names(read_checkpoint(path, files.container, containers))
+    if files.lora is not None:
+        state = merge_lora(state, read_lora(files.lora), dtype=dtype)
+    with torch.device("meta"):
+        model = CausalWanTransformer(config)
+    load_state(model, state)
+    return model.to(device, dtype)
