@@ -154,6 +154,9 @@ export class Playback {
         video.play().catch(() => {});
       }
     }
+    if (!this.started && !this.#wanted && this.ahead > 0 && video.currentTime < this.#startAt) {
+      video.currentTime = this.#startAt; // A paused session shows where it stopped.
+    }
     if (this.started && this.#wanted) {
       this.#leapGap();
       if (video.paused && !video.ended && this.ahead > 0) video.play().catch(() => {});

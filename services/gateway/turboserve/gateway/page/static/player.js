@@ -241,19 +241,25 @@ function mode() {
   return playback.started ? "live" : "waiting";
 }
 
-const VEIL = {
-  empty: "Say what you want to see. It starts while you watch.",
-  waiting: "Your session has a place. The first chunk is being made.",
-  paused: "Paused",
-  live: "",
-};
+function veil(now) {
+  switch (now) {
+    case "empty":
+      return "Say what you want to see. It starts while you watch.";
+    case "paused":
+      return "Paused";
+    case "waiting":
+      if (phase === "requested") return "Waiting for a worker.";
+      return phase === "suspended" ? "Waking up." : "The first chunk is being made.";
+    default:
+      return "";
+  }
+}
 
 function show() {
   const now = mode();
   document.body.dataset.mode = now;
-  const requested = now === "waiting" && phase === "requested";
   at("veil-text").textContent =
-    now === "ended" ? ended : requested ? "Waiting for a worker." : playback.supported ? VEIL[now] : "This browser cannot play live video.";
+    now === "ended" ? ended : playback.supported ? veil(now) : "This browser cannot play live video.";
   at("veil-resume").hidden = now !== "paused";
   at("waiting").hidden = !(now === "live" && playback.stalled && !ended);
   at("phase").textContent = !session ? "no session" : activity === "paused" ? "paused" : phase;

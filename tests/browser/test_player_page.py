@@ -1,0 +1,143 @@
+"""The player page in a real Chromium, before a real stack: what a person does in the first minute."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turboserve.cli.stack.background import BackgroundStack
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--autoplay-policy=no-user-gesture-required",
+]
+WAIT_MS = 90_000
+
+# Share of the video's pixels that are clearly red, and clearly blue, in the frame that is shown now.
+COLOURS = """
+() => {
+  const video = document.getElementById("video");
+  if (!video.videoWidth) return {red: 0, blue: 0};
+  const canvas = new OffscreenCanvas(video.videoWidth, video.videoHeight);
+  const pen = canvas.getContext("2d");
+  pen.drawImage(video, 0, 0);
+  const data = pen.getImageData(0, 0, canvas.width, canvas.height).data;
+  let red = 0, blue = 0;
+  for (let n = 0; n < data.length; n += 4) {
+    const [r, g, b] = [data[n], data[n + 1], data[n + 2]];
+    if (r > 140 && g < 100 && b < 100) red += 1;
+    if (b > 140 && r < 110 && g < 150) blue += 1;
+  }
+  return {red: red / (data.length / 4), blue: blue / (data.length / 4)};
+}
+"""
+ENOUGH = 0.02
+SEES = f"(colour) => (({COLOURS})())[colour] > {ENOUGH}"
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: the browser test did not run"),
+]
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncIterator[Any]:
+    """A fresh Chromium with one page. What the page logs as an error fails the test."""
+    playwright = pytest.importorskip("playwright.async_api")
+    errors: list[str] = []
+    async with playwright.async_playwright() as driver:
+        context = await driver.chromium.launch_persistent_context(
+            str(tmp_path / "profile"), executable_path=CHROMIUM, args=FLAGS, headless=True
+        )
+        context.set_default_timeout(WAIT_MS)
+        page = await context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda line: errors.append(line.text) if refused(line) else None)
+        yield page
+        # Shown by pytest if the test failed.
+        print(await page.locator("body").inner_text())
+        await context.close()
+    assert errors == []
+
+
+def refused(line: Any) -> bool:
+    """Whether the browser complains about the page, e.g. about its security policy."""
+    # Chromium also logs every answer of 400 and above; those are checked by what the page makes of them.
+    return line.type == "error" and not line.text.startswith("Failed to load resource")
+
+
+async def until(page: Any, test: str, arg: object = None) -> None:
+    """Wait until the JavaScript function or expression `test` holds."""
+    # Not Playwright's own waiting: it evaluates strings inside the page, which the page's policy forbids.
+    async with asyncio.timeout(WAIT_MS / 1000):
+        while not await page.evaluate(test, arg):
+            await asyncio.sleep(0.1)
+
+
+async def playhead(page: Any) -> float:
+    return float(await page.evaluate("document.getElementById('video').currentTime"))
+
+
+async def plays_on(page: Any, beyond_s: float) -> None:
+    """Wait until playback has passed `beyond_s` seconds of media."""
+    await until(page, "(s) => document.getElementById('video').currentTime > s", arg=beyond_s)
+
+
+async def test_prompt_switch_pause_resume_reload(stack: BackgroundStack, page: Any) -> None:
+    await page.goto(stack.url)
+    await page.get_by_label("What should the video show?").fill("a red circle moving left")
+    await page.get_by_role("button", name="Start").click()
+    await until(page, SEES, arg="red")
+    colours = await page.evaluate(COLOURS)
+    assert colours["blue"] < ENOUGH
+    assert re.fullmatch(r"\d+\.\d\d s", await page.locator("#r-first").inner_text())
+    session = (await page.evaluate("location.hash")).removeprefix("#")
+    assert session
+
+    await page.get_by_label("What should it show now?").fill("a blue square moving up")
+    await page.get_by_role("button", name="Change").click()
+    applied = page.get_by_text(re.compile(r"applied at chunk \d+"))
+    await applied.wait_for()
+    await until(page, SEES, arg="blue")
+    # The last frames of the red circle may still be shown beside the first of the square; then they are gone.
+    await until(page, f"() => (({COLOURS})()).red < {ENOUGH}")
+
+    await page.get_by_role("button", name="Pause").click()
+    await until(page, "document.body.dataset.mode === 'paused'")
+    await page.locator("#phase", has_text="paused").wait_for()
+    stopped_s = await playhead(page)
+    await page.wait_for_timeout(1_500)
+    assert await playhead(page) == stopped_s
+
+    await page.locator("#pause", has_text="Resume").click()
+    await plays_on(page, stopped_s + 2)
+    before_s = await playhead(page)
+
+    await page.reload()
+    await until(page, "document.body.dataset.mode === 'live'")
+    assert (await page.evaluate("location.hash")).removeprefix("#") == session
+    await plays_on(page, before_s + 1)
+    await until(page, SEES, arg="blue")
+    # History is there again, and the session was the same all the time.
+    await page.get_by_text(re.compile(r"applied at chunk \d+")).wait_for()
+    await page.get_by_role("button", name="End session").click()
+    await page.locator("#phase", has_text="terminated").wait_for()
+
+
+async def test_a_prompt_without_words_is_refused_in_plain_words(stack: BackgroundStack, page: Any) -> None:
+    await page.goto(stack.url)
+    await page.get_by_role("button", name="Start").click()
+    await page.get_by_role("alert").filter(has_text="The prompt is empty").wait_for()
