@@ -108,7 +108,7 @@ def test_any_history_attends_like_a_naive_window(history: tuple[ModelConfig, lis
         for _ in range(steps):
             for layer in range(LAYERS):
                 q, k, v = torch.randn(3, count * TOKENS, HEADS, WIDTH)
-                found = ring.attend(layer, placement, q, k, v)
+                found = ring.attend(layer, placement, q[None], k[None], v[None])
                 naive[layer].write(first, k, v, skip)
                 assert torch.allclose(found, naive[layer].attend(q, rotation), atol=2e-5)
         assert sorted(ring.slots) == sorted(naive[0].frames)
@@ -124,7 +124,7 @@ def test_a_new_frame_takes_the_slot_of_the_one_it_evicts_and_moves_nothing() -> 
     placement = ring.place(6, 2)
     assert ring.slots == [0, 1, 6, 7, 4, 5]
     assert placement.runs == ((2 * TOKENS, 0, 2 * TOKENS),)
-    ring.attend(0, placement, *torch.full((3, 2 * TOKENS, HEADS, WIDTH), 9.0))
+    ring.attend(0, placement, *torch.full((3, 1, 2 * TOKENS, HEADS, WIDTH), 9.0))
     assert keys[0, :, 0, 0, 0].tolist() == [0, 1, 9, 9, 4, 5]
     assert ring.place(6, 2) == placement
     ring.place(8, 2)
@@ -156,7 +156,7 @@ def test_a_long_session_in_window_rotation_keeps_its_precision() -> None:
     for first in range(0, 2000, 2):
         placement = ring.place(first, 2)
         q, k, v = torch.randn(3, 2 * TOKENS, HEADS, WIDTH)
-        found = ring.attend(0, placement, q, k, v)
+        found = ring.attend(0, placement, q[None], k[None], v[None])
         naive.write(first, k, v)
     assert torch.allclose(found, naive.attend(q, rotation), atol=2e-5)
 
@@ -170,7 +170,7 @@ def test_slabs_of_two_sessions_do_not_touch() -> None:
         ring.place(0, 2)
         for tensor in ring.filled().values():
             tensor.zero_()
-    one.attend(0, one.place(2, 2), *torch.ones(3, 2 * TOKENS, HEADS, WIDTH))
+    one.attend(0, one.place(2, 2), *torch.ones(3, 1, 2 * TOKENS, HEADS, WIDTH))
     first, second = (ring.filled()["keys"].untyped_storage().data_ptr() for ring in (one, two))
     assert first == second
     assert not any(tensor.any() for tensor in two.filled().values())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.ring import KVRing
-from turboserve.worker.engine.rows import forward_rows
+from turboserve.worker.engine.rows import RowsForward
 from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.work import ChunkWork, RecacheWork, Work
@@ -73,6 +73,7 @@ def check_file(
         model = CausalWanTransformer(config)
     load_state(model, file.weights)
     model.to(device, dtype)
+    forward = RowsForward(model)
     schedule = Schedule(config)
     layout = SlabLayout.of(config, dtype)
     slab = SlabPool(layout, layout.total_bytes, torch.device(device)).acquire()
@@ -87,10 +88,10 @@ def check_file(
             text = file.text[prompt : prompt + 1].to(device, dtype)
             ring.set_text(model.project_text(text), row=0)
             if chunk:
-                _run(model, RecacheWork(state, config, schedule))
+                _run(forward, RecacheWork(state, config, schedule))
         noise = file.noise[chunk].to(device)
         work = ChunkWork(state, config, schedule, noise.__getitem__)
-        _run(model, work)
+        _run(forward, work)
         assert work.clean is not None
         state.remember(work.clean, config)
         state.next_chunk += 1
@@ -99,9 +100,9 @@ def check_file(
     return GoldenReport(tuple(errors), tolerance)
 
 
-def _run(model: CausalWanTransformer, work: Work) -> None:
+def _run(forward: RowsForward, work: Work) -> None:
     while work.done < work.total:
-        work.advance(forward_rows(model, [work.row()])[0])
+        work.advance(forward([work.row()])[0])
 
 
 def _read(path: Path) -> _File:

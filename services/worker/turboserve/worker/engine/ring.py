@@ -28,6 +28,20 @@ class Placement:
     """Tokens that attention reads: the filled prefix of the slab."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """One layer's part of a placement, as views of the slab: made once for all of a chunk's forwards."""
+
+    writes: tuple[tuple[Tensor, Tensor, int, int], ...]
+    """Keys and values [count, heads, head_dim] to overwrite, offset in the forward, count."""
+    kept: tuple[tuple[Tensor, int, int], ...]
+    """Sink keys to keep as written, offset, count."""
+    keys: Tensor
+    """What attention reads, [1, heads, visible, head_dim]."""
+    values: Tensor
+    """The same of the values."""
+
+
 class KVRing:
     """Frame slots of one slab. Bookkeeping is on the host; no call waits for the device."""
 
@@ -42,6 +56,11 @@ class KVRing:
         self._values = slab.values.flatten(1, 2).unbind(0)
         self._kept = slab.sink_keys.flatten(1, 2).unbind(0)
         self._kept_tokens = slab.sink_keys.shape[1] * self._tokens
+        self._text = tuple(
+            (_for_attention(keys), _for_attention(values))
+            for keys, values in zip(slab.text_keys, slab.text_values, strict=True)
+        )
+        self._views: tuple[Placement, tuple[_Layer, ...]] | None = None
         self.slots: list[int] = []
         """Frame index in each filled slot."""
         self._next = self._sink
@@ -89,20 +108,21 @@ class KVRing:
     def attend(self, layer: int, placement: Placement, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write this forward's keys and values, then attend over all visible ones.
 
-        q, k, v: [S, heads, head_dim]; returns [1, S, heads, head_dim].
+        q, k, v: [1, S, heads, head_dim]; returns the same shape.
         """
-        keys, values = self._keys[layer], self._values[layer]
-        for position, offset, count in placement.runs:
-            keys[position : position + count] = k[offset : offset + count]
-            values[position : position + count] = v[offset : offset + count]
-            if position < self._kept_tokens:
-                kept = self._kept[layer][position : position + count]
-                kept.copy_(k[offset : offset + kept.shape[0]])
-        return attention(q, keys[: placement.visible], values[: placement.visible])
+        if self._views is None or self._views[0] is not placement:
+            self._views = placement, tuple(self._layer(i, placement) for i in range(len(self._keys)))
+        view = self._views[1][layer]
+        for keys, values, offset, count in view.writes:
+            keys.copy_(k[0].narrow(0, offset, count))
+            values.copy_(v[0].narrow(0, offset, count))
+        for kept, offset, count in view.kept:
+            kept.copy_(k[0].narrow(0, offset, count))
+        return attention(q, view.keys, view.values)
 
     def attend_text(self, layer: int, q: Tensor) -> Tensor:
-        """Attend over the prompt. q: [S, heads, head_dim]; returns [1, S, heads, head_dim]."""
-        return attention(q, self._slab.text_keys[layer], self._slab.text_values[layer])
+        """Attend over the prompt. q: [1, S, heads, head_dim]; returns the same shape."""
+        return attention(q, *self._text[layer])
 
     def set_text(self, layers: list[tuple[Tensor, Tensor]], row: int) -> None:
         """Replace the prompt by row `row` of what the transformer's `project_text` gave."""
@@ -130,6 +150,21 @@ class KVRing:
             "sink_keys": self._slab.sink_keys[:, :sink],
         }
 
+    def _layer(self, layer: int, placement: Placement) -> _Layer:
+        keys, values = self._keys[layer], self._values[layer]
+        writes, kept = [], []
+        for position, offset, count in placement.runs:
+            writes.append((keys.narrow(0, position, count), values.narrow(0, position, count), offset, count))
+            if position < self._kept_tokens:
+                part = self._kept[layer][position : position + count]
+                kept.append((part, offset, part.shape[0]))
+        return _Layer(
+            tuple(writes),
+            tuple(kept),
+            _for_attention(keys[: placement.visible]),
+            _for_attention(values[: placement.visible]),
+        )
+
     def _insert(self, frame: int) -> None:
         if len(self.slots) < self._capacity:
             self.slots.append(frame)
@@ -155,9 +190,10 @@ class KVRing:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax attention. q: [S, heads, head_dim]; k, v: [N, heads, head_dim]; returns [1, S, heads,
-    head_dim]."""
-    out = F.scaled_dot_product_attention(
-        q.transpose(0, 1).unsqueeze(0), k.transpose(0, 1).unsqueeze(0), v.transpose(0, 1).unsqueeze(0)
-    )
-    return out.transpose(1, 2)
+    """Softmax attention. q: [1, S, heads, head_dim]; k, v: [1, heads, N, head_dim]; returns q's shape."""
+    return F.scaled_dot_product_attention(q.transpose(1, 2), k, v).transpose(1, 2)
+
+
+def _for_attention(tokens: Tensor) -> Tensor:
+    """A view of [N, heads, head_dim] as [1, heads, N, head_dim]."""
+    return tokens.transpose(0, 1).unsqueeze(0)

@@ -3,6 +3,7 @@ fill."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,10 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.ring import KVRing, Placement
-from turboserve.worker.model.transformer import CausalWanTransformer
+from turboserve.worker.model.transformer import CausalWanTransformer, Conditioning
+
+_ROTATIONS = 64
+"""Rotations kept: one for each session in work, since a chunk's forwards share theirs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,31 +38,70 @@ class RowsMemory:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `Memory.attend`."""
-        out = [row.ring.attend(layer, row.placement, q[i], k[i], v[i]) for i, row in enumerate(self._rows)]
+        out = [
+            row.ring.attend(layer, row.placement, *(x[i : i + 1] for x in (q, k, v)))
+            for i, row in enumerate(self._rows)
+        ]
         return out[0] if len(out) == 1 else torch.cat(out)
 
     def attend_text(self, layer: int, q: Tensor) -> Tensor:
         """See `Memory.attend_text`."""
-        out = [row.ring.attend_text(layer, q[i]) for i, row in enumerate(self._rows)]
+        out = [row.ring.attend_text(layer, q[i : i + 1]) for i, row in enumerate(self._rows)]
         return out[0] if len(out) == 1 else torch.cat(out)
 
 
-@torch.inference_mode()
-def forward_rows(model: CausalWanTransformer, rows: Sequence[Row]) -> Tensor:
-    """Run the transformer once over rows with equally many frames; returns their flows [B, F, C, H, W].
+class RowsForward:
+    """Runs one model over rows, keeping what depends on few values alone: timesteps, and a chunk's frames.
 
-    Keys and values are written to the rows' rings as a side effect, which repeating the call repeats exactly.
+    Made once the model is where it stays: it lays out the model's projections anew (`fuse`).
     """
-    parameter = model.patch_embedding.weight
-    frames = rows[0].latents.shape[0]
-    latents = torch.stack([row.latents for row in rows]).to(parameter.dtype)
-    timesteps = torch.tensor([row.timestep for row in rows], dtype=torch.float64)
-    first = torch.tensor([row.first_frame for row in rows])
-    index = first.unsqueeze(1) + torch.arange(frames)
-    flow: Tensor = model(
-        latents,
-        timesteps.unsqueeze(1).expand(-1, frames).to(parameter.device, non_blocking=True),
-        index.to(parameter.device, non_blocking=True),
-        RowsMemory(rows),
-    )
-    return flow
+
+    def __init__(self, model: CausalWanTransformer) -> None:
+        model.fuse()
+        self._model = model
+        self._weight = model.patch_embedding.weight
+        self._conditions: dict[float, Conditioning] = {}
+        self._rotations: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
+
+    @torch.inference_mode()
+    def __call__(self, rows: Sequence[Row]) -> Tensor:
+        """Run the transformer once over rows with equally many frames; returns their flows [B, F, C, H, W].
+
+        Keys and values are written to the rows' rings as a side effect, which repeating the call repeats
+        exactly.
+        """
+        frames = rows[0].latents.shape[0]
+        latents = torch.stack([row.latents for row in rows]).to(self._weight.dtype)
+        rotations = [self._rotation(row.first_frame, frames) for row in rows]
+        rotation = rotations[0] if len(rows) == 1 else torch.cat(rotations)
+        return self._model.run(latents, self._conditioning(rows), rotation, RowsMemory(rows))
+
+    def _conditioning(self, rows: Sequence[Row]) -> Conditioning:
+        each = [self._condition(row.timestep) for row in rows]
+        if all(one is each[0] for one in each):
+            return each[0]
+        return Conditioning(
+            torch.cat([one.blocks for one in each], dim=2), torch.cat([one.head for one in each], dim=1)
+        )
+
+    def _condition(self, timestep: float) -> Conditioning:
+        if timestep not in self._conditions:
+            # A model is sampled at a handful of timesteps, so this never grows past those.
+            of = torch.tensor([[timestep]], dtype=torch.float64, device=self._weight.device)
+            self._conditions[timestep] = self._model.condition(of)
+        return self._conditions[timestep]
+
+    def _rotation(self, first: int, frames: int) -> Tensor:
+        key = (first, frames)
+        if key not in self._rotations:
+            index = torch.arange(first, first + frames, device=self._weight.device).unsqueeze(0)
+            self._rotations[key] = self._model.rotation.at(index)
+            while len(self._rotations) > _ROTATIONS:
+                self._rotations.popitem(last=False)
+        self._rotations.move_to_end(key)
+        return self._rotations[key]
+
+
+def forward_rows(model: CausalWanTransformer, rows: Sequence[Row]) -> Tensor:
+    """`RowsForward` for a single use."""
+    return RowsForward(model)(rows)

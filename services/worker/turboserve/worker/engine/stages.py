@@ -15,7 +15,7 @@ from torch import Tensor
 
 from turboserve.worker.engine.gather import Candidate, GatherPolicy
 from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.rows import forward_rows
+from turboserve.worker.engine.rows import RowsForward
 from turboserve.worker.engine.session import Session
 from turboserve.worker.engine.spec import Decoder, TextEncoder
 from turboserve.worker.model.transformer import CausalWanTransformer
@@ -91,7 +91,8 @@ class ForwardStage(Stage[Session, Tensor]):
     ) -> None:
         super().__init__(clock, profile)
         self.recache_profile = LatencyProfile()
-        self._model = model
+        self._forward = RowsForward(model)
+        self._frames_per_chunk = model.config.frames_per_chunk
         self._policy = policy
         self._max_batch = max_batch
 
@@ -103,12 +104,12 @@ class ForwardStage(Stage[Session, Tensor]):
     def compute(self, batch: list[Session]) -> list[Tensor]:
         """See `Stage.compute`. Flows [F, C, H, W]."""
         rows = [session.work.row() for session in batch if session.work is not None]
-        return list(forward_rows(self._model, rows).unbind(0))
+        return list(self._forward(rows).unbind(0))
 
     def observe(self, batch: list[Session], seconds: float) -> None:
         """See `Stage.observe`."""
         work = batch[0].work
-        usual = work is not None and work.frames == self._model.config.frames_per_chunk
+        usual = work is not None and work.frames == self._frames_per_chunk
         (self.profile if usual else self.recache_profile).observe(len(batch), seconds)
 
 

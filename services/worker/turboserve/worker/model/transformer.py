@@ -7,7 +7,7 @@ asks a `Memory`, which training fills with a mask and the engine with its KV rin
 from __future__ import annotations
 
 import math
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,18 @@ class Memory(Protocol):
     def attend_text(self, layer: int, q: Tensor) -> Tensor:
         """Attention over each row's prompt. q: [B, F·T, heads, head_dim]. Returns q's shape."""
         ...
+
+
+class Conditioning(NamedTuple):
+    """What timesteps make of a model's modulations; 1 is already added to every scale.
+
+    Batch and frames may be 1 where all rows or frames have one timestep.
+    """
+
+    blocks: Tensor
+    """[layers, 6, B, F, 1, dim]"""
+    head: Tensor
+    """[2, B, F, 1, dim]"""
 
 
 class RMSNorm(nn.Module):
@@ -54,6 +66,41 @@ class Attention(nn.Module):
         self.o = nn.Linear(config.dim, config.dim)
         self.norm_q = RMSNorm(config.dim, config.eps)
         self.norm_k = RMSNorm(config.dim, config.eps)
+        self._fused: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @torch.no_grad()
+    def fuse(self) -> None:
+        """Lay the three projections out as one matrix, which the parameters become views of: for inference.
+
+        Costs no memory. A module that moved, or whose parameters were replaced, works as before `fuse`.
+        """
+        if self._is_fused():
+            return
+        linears = (self.q, self.k, self.v)
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        bias = torch.cat([linear.bias.detach() for linear in linears])
+        for linear, rows, row in zip(linears, weight.chunk(3), bias.chunk(3), strict=True):
+            linear.weight.data, linear.bias.data = rows, row
+        norms = torch.stack([self.norm_q.weight.detach(), self.norm_k.weight.detach()])
+        self._fused = weight, bias, norms
+
+    def _is_fused(self) -> bool:
+        return (
+            self._fused is not None
+            and not torch.is_grad_enabled()
+            and self._fused[0].data_ptr() == self.q.weight.data_ptr()
+        )
+
+    def rotated(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, S, dim] → rotated queries, rotated keys, values, each [B, S, heads, head_dim]."""
+        if not self._is_fused() or self._fused is None:
+            return rotate(self.queries(x), rotation), rotate(self.keys(x), rotation), self.values(x)
+        weight, bias, norms = self._fused
+        batch, tokens, dim = x.shape
+        qk, v = F.linear(x, weight, bias).split((2 * dim, dim), dim=-1)
+        qk = F.rms_norm(qk.view(batch, tokens, 2, dim), (dim,), eps=self.norm_q.eps) * norms
+        q, k = rotate(qk.view(batch, tokens, 2 * self.heads, -1), rotation).chunk(2, dim=2)
+        return q, k, self._heads(v)
 
     def queries(self, x: Tensor) -> Tensor:
         """[B, S, dim] → normed queries [B, S, heads, head_dim]."""
@@ -93,16 +140,24 @@ class Block(nn.Module):
         shift1, scale1, gate1, shift2, scale2, gate2 = modulation.unbind(0)
 
         h = torch.addcmul(shift1, F.layer_norm(x, self.width, eps=self.eps), scale1).flatten(1, 2)
-        q = rotate(self.self_attn.queries(h), rotation)
-        k = rotate(self.self_attn.keys(h), rotation)
-        h = memory.attend(layer, q, k, self.self_attn.values(h))
+        h = memory.attend(layer, *self.self_attn.rotated(h, rotation))
         x = torch.addcmul(x, self.self_attn.o(h.flatten(2)).view_as(x), gate1)
 
         h = memory.attend_text(layer, self.cross_attn.queries(self.norm3(x).flatten(1, 2)))
         x = x + self.cross_attn.o(h.flatten(2)).view_as(x)
 
-        h = self.ffn(torch.addcmul(shift2, F.layer_norm(x, self.width, eps=self.eps), scale2))
+        h = torch.addcmul(shift2, F.layer_norm(x, self.width, eps=self.eps), scale2)
+        h = self.ffn[2](gelu(self.ffn[0](h)))
         return torch.addcmul(x, h, gate2)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU, tanh approximation. On a CPU as x·σ(2·√(2/π)·(x + 0.044715·x³)): the same, in half the time."""
+    if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_grad_enabled():
+        return F.gelu(x, approximate="tanh")
+    scale = 2 * math.sqrt(2 / math.pi)
+    inner = (x * x).mul_(0.044715 * scale).add_(scale)
+    return inner.mul_(x).sigmoid_().mul_(x)
 
 
 class Head(nn.Module):
@@ -115,10 +170,11 @@ class Head(nn.Module):
         self.head = nn.Linear(config.dim, math.prod(config.patch_size) * config.out_dim)
         self.modulation = nn.Parameter(torch.randn(1, 2, config.dim) / config.dim**0.5)
 
-    def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        """x [B, F, T, dim], time [B, F, dim] → [B, F, T, patch channels]."""
-        shift, scale = (time[:, :, None] + self.modulation).unsqueeze(3).unbind(2)
-        x = torch.addcmul(shift, F.layer_norm(x, self.width, eps=self.eps), 1 + scale)
+    def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
+        """x [B, F, T, dim], modulation [2, B, F, 1, dim] with 1 added to the scale → patch channels
+        [B, F, T, ·]."""
+        shift, scale = modulation.unbind(0)
+        x = torch.addcmul(shift, F.layer_norm(x, self.width, eps=self.eps), scale)
         return F.linear(x, self.head.weight, self.head.bias)
 
 
@@ -159,13 +215,28 @@ class CausalWanTransformer(nn.Module):
         latents [B, F, C, H, W]; timesteps [B, F] float in 0..1000; frame_index [B, F] long, absolute in the
         row's session. Returns the flow [B, F, C, H, W] in the latents' dtype.
         """
+        return self.run(latents, self.condition(timesteps), self.rotation.at(frame_index), memory)
+
+    def run(self, latents: Tensor, conditioning: Conditioning, rotation: Tensor, memory: Memory) -> Tensor:
+        """`forward` with what depends on timesteps and frame indices alone given: callers may keep that.
+
+        latents [B, F, C, H, W]; rotation as `Rotation.at` gives it. Returns the flow [B, F, C, H, W].
+        """
         x = self._patchify(latents)
-        time = self.time_embedding(self._sinusoid(timesteps).to(x.dtype))
-        modulations = self._modulations(time)
-        rotation = self.rotation.at(frame_index)
-        for layer, block in enumerate(self._blocks):
-            x = block(layer, x, modulations[layer], rotation, memory)
-        return self._unpatchify(self.head(x, time))
+        for layer, (block, modulation) in enumerate(zip(self._blocks, conditioning.blocks, strict=True)):
+            x = block(layer, x, modulation, rotation, memory)
+        return self._unpatchify(self.head(x, conditioning.head))
+
+    def condition(self, timesteps: Tensor) -> Conditioning:
+        """Modulations of timesteps [B, F], float in 0..1000."""
+        weight = self.patch_embedding.weight
+        time: Tensor = self.time_embedding(self._sinusoid(timesteps).to(weight.dtype))
+        return Conditioning(self._modulations(time), self._head_modulation(time))
+
+    def fuse(self) -> None:
+        """See `Attention.fuse`: for inference, once the weights are where they stay."""
+        for block in self._blocks:
+            block.self_attn.fuse()
 
     def project_text(self, text: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Prompt embeddings [B, L, text_dim], L ≤ text_len → per layer its cross-attention keys and values.
@@ -192,6 +263,12 @@ class CausalWanTransformer(nn.Module):
         batch, frames = time.shape[:2]
         table = own.view(self.config.num_layers, 6, 1, 1, 1, -1)
         return table + shared.permute(2, 0, 1, 3).view(1, 6, batch, frames, 1, -1)
+
+    def _head_modulation(self, time: Tensor) -> Tensor:
+        """Time embedding [B, F, dim] → [2, B, F, 1, dim], 1 already added to the scale."""
+        own = self.head.modulation.clone()
+        own[:, 1].add_(1)
+        return (time.unsqueeze(2) + own).permute(2, 0, 1, 3).unsqueeze(3)
 
     def _patchify(self, latents: Tensor) -> Tensor:
         """[B, F, C, H, W] → tokens [B, F, T, dim]."""
