@@ -21,10 +21,27 @@ class Settings(Shared):
     """None: a new one each start, for the id of a worker that was declared gone never comes back."""
     pool_slot: str | None = None
     """The pool's name for the place it runs in."""
-    model: Literal["toyworld"] = "toyworld"
+    model: Literal["toyworld", "self-forcing-1.3b", "longlive-1.3b"] = "toyworld"
     """What it serves."""
     model_weights: Path | None = None
-    """The model's weights file; None: those that ship with the worker."""
+    """toyworld's weights file; None: those that ship with the worker."""
+    checkpoint: Path | None = None
+    """A public model's transformer: `.pt`, `.safetensors`, an index of several, or a folder with one of
+    them."""
+    checkpoint_container: str | None = None
+    """Which dictionary of a `.pt` checkpoint to take, such as `generator_ema`; None: as its authors do."""
+    lora: Path | None = None
+    """Adapter that is merged into the checkpoint: LongLive's `lora.pt`."""
+    vae: Path | None = None
+    """A public model's decoder: `Wan2.1_VAE.pth`, a folder of diffusers' `AutoencoderKLWan`, or
+    `taew2_1.pth`."""
+    text_encoder: str | None = None
+    """A public model's UMT5: a folder of diffusers, transformers or Wan, or a hub's name that is cached."""
+    rotation: Literal["absolute", "window"] | None = None
+    """How keys carry their position in a public model; `window` lets sessions of a model with a window go on
+    without end. None: as it was published."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of a public model's weights; `auto`: bfloat16 on a GPU, else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: a GPU if there is one."""
     torch_threads: int = Field(default=1, ge=1)

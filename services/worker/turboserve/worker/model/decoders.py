@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.spec import Decoder
-from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.model.config import ModelConfig, ModelConfigError
 from turboserve.worker.model.load import UnreadableCheckpoint, load_state, read_checkpoint
 from turboserve.worker.model.naming import renamed, wan_vae
 from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder
@@ -41,9 +41,12 @@ def load_decoder(
     state = read_checkpoint(path)
     height, width = config.latent_height, config.latent_width
     if _TAEHV_MARK in state:
-        tiny = load_taehv(state, sizes if isinstance(sizes, TaehvConfig) else TaehvConfig())
+        tiny_sizes = sizes if isinstance(sizes, TaehvConfig) else TaehvConfig()
+        _require_fit(tiny_sizes.latent_channels, tiny_sizes.frames_per_latent, config)
+        tiny = load_taehv(state, tiny_sizes)
         return TaehvDecoder(tiny.to(device, dtype), height, width)
     wan_sizes = sizes if isinstance(sizes, WanVaeConfig) else _sizes(path)
+    _require_fit(wan_sizes.z_dim, 2 ** sum(wan_sizes.temporal_downsample), config)
     vae = load_wan_vae(state, wan_sizes)
     return WanDecoder(vae.to(device, dtype), height, width)
 
@@ -65,6 +68,15 @@ def load_taehv(state: dict[str, Tensor], sizes: TaehvConfig) -> Taehv:
         model = Taehv(sizes)
     load_state(model, model.fitted(_without(state, ("encoder.",))))
     return model
+
+
+def _require_fit(channels: int, frames: int, config: ModelConfig) -> None:
+    for what, found, needed in (
+        ("latent channels", channels, config.out_dim),
+        ("frames per latent", frames, config.frames_per_latent),
+    ):
+        if found != needed:
+            raise ModelConfigError(f"vae {what}: {found} must be the transformer's {needed}")
 
 
 def _without(state: dict[str, Tensor], prefixes: Iterable[str]) -> dict[str, Tensor]:

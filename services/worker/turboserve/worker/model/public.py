@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 from turboserve.worker.engine.engine import Models
-from turboserve.worker.model.config import ModelConfig, Rotation
+from turboserve.worker.model.config import ModelConfig, ModelConfigError, Rotation
 from turboserve.worker.model.decoders import load_decoder
 from turboserve.worker.model.load import load_state, read_checkpoint
 from turboserve.worker.model.lora import merge_lora, read_lora
 from turboserve.worker.model.naming import transformer_names
-from turboserve.worker.model.presets import preset
+from turboserve.worker.model.presets import UnknownPreset, preset
 from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.model.umt5 import load_text_encoder
 
@@ -54,12 +54,19 @@ def load_public(
     Raises `UnknownPreset`, `UnreadableCheckpoint`, `CheckpointError`, `ModelConfigError` or
     `TextEncoderUnavailable`.
     """
+    if name not in _CONTAINERS:
+        raise UnknownPreset(name)
     config = preset(name)
     if rotation is not None:
         config = dataclasses.replace(config, rotation=rotation)
+    text = load_text_encoder(files.text_encoder, device, dtype, config.text_len)
+    if text.width != config.text_dim:
+        raise ModelConfigError(
+            f"text encoder: width {text.width} must be the transformer's text_dim ({config.text_dim})"
+        )
     return Models(
         load_transformer(config, files, device, dtype, _CONTAINERS[name]),
-        load_text_encoder(files.text_encoder, device, dtype, config.text_len),
+        text,
         load_decoder(files.vae, config, device, dtype),
     )
 

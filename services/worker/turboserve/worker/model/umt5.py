@@ -45,6 +45,8 @@ class Umt5TextEncoder:
         self._model = model
         self._tokenizer = tokenizer
         self._text_len = text_len
+        self.width = int(model.config.d_model)
+        """Numbers of one token's embedding."""
 
     @torch.inference_mode()
     def encode(self, prompts: Sequence[str]) -> Tensor:

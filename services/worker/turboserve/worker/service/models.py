@@ -22,21 +22,57 @@ def choose_device(settings: Settings) -> torch.device:
     return torch.device(settings.device)
 
 
+class MissingFile(ValueError):
+    """A public model lacks one of its files: names the variable that says where it is."""
+
+    def __init__(self, model: str, setting: str) -> None:
+        super().__init__(f"TURBOSERVE_{setting.upper()}: model {model} needs it")
+        self.setting = setting
+
+
 def load_models(settings: Settings) -> Models:
-    """The configured model on the chosen device. Takes seconds; raises `CheckpointError` for bad weights."""
+    """The configured model on the chosen device. Takes seconds for toyworld and minutes for a public model.
+
+    Raises `CheckpointError` or `UnreadableCheckpoint` for bad files, `MissingFile`, and
+    `TextEncoderUnavailable` where the worker's extra `models` is not installed.
+    """
     from turboserve.worker.model.toyworld import load_toyworld
 
     device = choose_device(settings)
     if device.type == "cpu":
         torch.set_num_threads(settings.torch_threads)
-    return load_toyworld(device, settings.model_weights)
+    if settings.model == "toyworld":
+        return load_toyworld(device, settings.model_weights)
+    return _load_public(settings, device)
+
+
+def _load_public(settings: Settings, device: torch.device) -> Models:
+    from turboserve.worker.model.public import PublicFiles, load_public
+
+    for setting in ("checkpoint", "vae", "text_encoder"):
+        if getattr(settings, setting) is None:
+            raise MissingFile(settings.model, setting)
+    assert settings.checkpoint is not None
+    assert settings.vae is not None
+    assert settings.text_encoder is not None
+    files = PublicFiles(
+        checkpoint=settings.checkpoint,
+        vae=settings.vae,
+        text_encoder=settings.text_encoder,
+        lora=settings.lora,
+        container=settings.checkpoint_container,
+    )
+    half = settings.dtype == "bfloat16" or (settings.dtype == "auto" and device.type == "cuda")
+    return load_public(
+        settings.model, files, device, torch.bfloat16 if half else torch.float32, settings.rotation
+    )
 
 
 def make_engine(models: Models, settings: Settings) -> Engine:
     """An engine with as many slabs as are wanted and fit. Raises `BudgetTooSmall` when none does."""
     weight = models.transformer.patch_embedding.weight
     layout = SlabLayout.of(models.transformer.config, weight.dtype)
-    model_bytes = sum(p.numel() * p.element_size() for p in models.transformer.parameters())
+    model_bytes = _model_bytes(models, weight.device)
     total = settings.memory_bytes or _free_bytes(weight.device) + model_bytes
     budget = MemoryBudget(
         total_bytes=total,
@@ -54,6 +90,13 @@ def make_engine(models: Models, settings: Settings) -> Engine:
         policy=settings.gather_policy,
     )
     return Engine(models, options)
+
+
+def _model_bytes(models: Models, device: torch.device) -> int:
+    if device.type == "cuda":
+        # Nothing is on the device yet but the networks, the text encoder's and the decoder's too.
+        return torch.cuda.memory_allocated(device)
+    return sum(p.numel() * p.element_size() for p in models.transformer.parameters())
 
 
 def _free_bytes(device: torch.device) -> int:
