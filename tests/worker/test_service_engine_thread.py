@@ -92,6 +92,20 @@ def test_a_session_goes_to_the_host_and_back_and_a_missing_slab_leaves_it_there(
     assert made.ready.index == moved.next_chunk
 
 
+def test_a_command_that_a_suspension_overtook_harms_no_session(desk: Desk) -> None:
+    """A viewer's playhead that was on its way when the session left its slab once failed the session."""
+    desk.admit(run=1)
+    desk.next(Made)
+    desk.thread.submit(do.Suspend("a", 1))
+    moved = desk.next(told.MovedToHost)
+    desk.thread.submit(do.SetPlayhead("a", 1, 0.5, True))
+    desk.thread.submit(do.Halt("a", 1, 0))
+    desk.thread.submit(do.Resume("a", 1, 60.0))
+    made = desk.next((Made, told.RunFailed))
+    assert isinstance(made, Made), made
+    assert made.ready.index == moved.next_chunk
+
+
 def test_a_session_without_latents_goes_on_at_its_chunk_with_a_decoder_that_is_warm(desk: Desk) -> None:
     desk.admit(run=1, next_chunk=5)
     # What arrives meanwhile takes effect once the session is there.

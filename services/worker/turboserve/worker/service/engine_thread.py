@@ -141,8 +141,10 @@ class EngineThread:
         try:
             self._apply(command)
         except UnknownSession as error:
-            # It failed a moment ago and the event is on its way, or this is the first that is heard of it.
-            self._fail(command.session, str(error))
+            # On the host, it left its slab while the command was on its way: what still matters is said again
+            # with its return. Otherwise it failed a moment ago, or this is the first that is heard of it.
+            if not self._on_host(command.session):
+                self._fail(command.session, str(error))
         except SlabsExhausted as error:
             self._deliver(told.AdmissionRefused(command.session, command.run, str(error), on_host=True))
         except EngineError as error:
@@ -237,6 +239,12 @@ class EngineThread:
         self._evict(session)
         if stay is not None:
             self._deliver(told.RunFailed(session, stay.run, reason))
+
+    def _on_host(self, session: str) -> bool:
+        with suppress(UnknownSession):
+            self.engine.snapshot(session)
+            return True
+        return False
 
     def _evict(self, session: str) -> None:
         with suppress(UnknownSession):

@@ -181,7 +181,8 @@ class Table:
             case told.AdmissionRefused():
                 if entry.place is Place.SLAB:
                     entry.place = Place.HOST if message.on_host else Place.NOWHERE
-                    entry.control_sent = entry.control_taken
+                    # What was sent after it has not been taken: it is said again with the next attempt.
+                    entry.control_sent, entry.halted = entry.control_taken, message.on_host
                     self._conductor.refuse(entry, message.reason, now + REFUSAL_S)
             case told.RunFailed():
                 self._conductor.fail(entry, message.reason)
