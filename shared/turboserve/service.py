@@ -6,7 +6,10 @@ import asyncio
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any
+
+import nats.errors
 
 from turboserve import lifeline, logs, telemetry
 from turboserve.bus import Bus
@@ -70,6 +73,9 @@ async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Await
         await health.start()
     try:
         await start(runtime)
+        # Ready means that requests arrive: the broker has seen every subscription.
+        with suppress(nats.errors.Error):
+            await bus.flush()
         runtime._started = True
         log.info("ready")
         await runtime.stopping.wait()

@@ -28,7 +28,7 @@ async def test_an_answer_and_every_kind_of_refusal(connect) -> None:  # type: ig
         return Done()
 
     await store.serve(subjects.DRAIN_WORKER, answer)
-    await store.client.flush()
+    await store.flush()
     assert await caller.call(subjects.DRAIN_WORKER, DrainWorker(worker="w")) == Done()
     with pytest.raises(NoCapacityError) as full:
         await caller.call(subjects.DRAIN_WORKER, DrainWorker(worker="full"))
@@ -53,7 +53,7 @@ async def test_nobody_there_and_nobody_answering_are_told_apart(connect) -> None
         return Done()
 
     await store.serve(subjects.WORKER_GONE, slow)
-    await store.client.flush()
+    await store.flush()
     with pytest.raises(DeadlineError) as late:
         await caller.call(subjects.WORKER_GONE, WorkerGone(worker="w", reason=""), deadline_s=0.2)
     assert (late.value.status, late.value.limit) == (504, "0.2")
@@ -73,7 +73,7 @@ async def test_requests_run_side_by_side_and_are_shared_by_the_instances(connect
             return Done()
 
         await bus.serve(subjects.DRAIN_WORKER, answer)
-        await bus.client.flush()
+        await bus.flush()
 
     for number in range(2):
         await serve(await connect("state-store"), number)
@@ -98,7 +98,7 @@ async def test_raw_bodies_travel_beside_their_message(connect) -> None:  # type:
 
     await store.serve_raw(subjects.GET_LATENTS, answer)
     await store.subscribe(subjects.LATENTS, "*", keep)
-    await store.client.flush()
+    await store.flush()
     assert await worker.call_raw(subjects.GET_LATENTS, GetLatents(session="s", index=3)) == (LATENTS, data)
     await worker.publish(subjects.LATENTS, "s", LATENTS, data)
     assert await asyncio.wait_for(kept.get(), 10) == (LATENTS, data)
@@ -114,7 +114,7 @@ async def test_a_subscription_outlives_what_it_cannot_read_and_what_its_handler_
         await heard.put(message.playhead_s)
 
     await store.subscribe(subjects.PLAYHEAD, "*", hear)
-    await store.client.flush()
+    await store.flush()
     await gateway.client.publish(subjects.PLAYHEAD.of("s"), b"\xff not json")
     for playhead_s in (1.0, 2.0):
         message = Playhead(session="s", playhead_s=playhead_s, viewers=1)
@@ -129,7 +129,7 @@ async def test_what_the_caller_sends_wrong_names_its_field(connect) -> None:  # 
         return Done()
 
     await store.serve(subjects.DRAIN_WORKER, answer)
-    await store.client.flush()
+    await store.flush()
     wrong = DrainWorker.model_construct(worker="not an id")
     with pytest.raises(InvalidInputError) as caught:
         await caller.call(subjects.DRAIN_WORKER, wrong)

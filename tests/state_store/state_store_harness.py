@@ -59,7 +59,7 @@ class Store:
         try:
             await start(runtime, settings)
             runtime._started = True
-            await bus.client.flush()
+            await bus.flush()
             yield cls(runtime)
         finally:
             runtime.stopping.set()

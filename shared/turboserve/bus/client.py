@@ -113,6 +113,15 @@ class Bus:
     def jetstream(self, timeout_s: float = 2.0) -> JetStreamContext:
         return self.client.jetstream(timeout=timeout_s)
 
+    async def flush(self) -> None:
+        """Returns once the broker has processed what was sent before, subscriptions included.
+
+        Raises nats' errors when it does not answer.
+        """
+        # Twice, since nats-py sends the first ping ahead of what it has not written yet.
+        for _ in range(2):
+            await self.client.flush()
+
     async def close(self) -> None:
         """Finish what is being answered, then leave."""
         if self._tasks:
