@@ -136,9 +136,11 @@ class Pool:
         self._desk.act(now, "adopt", f"process {member.pid} was there already", slot)
 
     def _exited(self, worker: str, status: str, now: float) -> None:
-        self._obituaries.add(worker, status, self._desk.stamp())
         slot = self._slot_of(worker)
-        if slot is not None:
+        ended_by_us = slot is not None and slot.phase is SlotPhase.RELEASING
+        reason = slot.reason if slot is not None and ended_by_us else status
+        self._obituaries.add(worker, reason, self._desk.stamp())
+        if slot is not None and not ended_by_us:
             self._life.exited(slot, status, now)
 
     # What the store has
@@ -160,6 +162,9 @@ class Pool:
                 self._life.fail(slot, "the state store does not know it any more", now)
         ours = [r.id for r in event.workers if r.pool_slot is not None and self.owns(r.pool_slot)]
         orphans = [worker for worker in ours if self._slot_of(worker) is None]
+        if any(worker not in self._orphans for worker in orphans):
+            # Their sessions wait: the provider is asked at once whether they live.
+            self._asked_at.pop(ListMembers, None)
         self._orphans = {worker: self._orphans.get(worker, self._desk.stamp()) for worker in orphans}
 
     def _row_of(self, slot: Slot, row: WorkerRecord, ticket: int, now: float) -> None:

@@ -53,8 +53,6 @@ class Lifecycle:
     def exited(self, slot: Slot, status: str, now: float) -> None:
         """Its worker has ended by itself."""
         self._desk.act(now, "gone", status, slot)
-        if slot.phase is SlotPhase.RELEASING:
-            return
         self._count_failure(slot, now)
         slot.vacate()
         if slot.wanted:

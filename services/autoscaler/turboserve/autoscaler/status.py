@@ -18,19 +18,19 @@ _PHASES = {
 def pool_status(pool: Pool, provider: str, managed: bool, now: float, wall: float) -> PoolStatus:
     """`now` is the core's monotonic time, `wall` the same instant for people.
 
-    Workers that this pool did not start are listed under their own ids.
+    Workers that this pool did not start are listed after its own, and counted only if it has none by design.
     """
     slots = [_slot(slot, now, wall) for slot in sorted(pool.slots.values(), key=lambda s: (s.index, s.name))]
     ours = {slot.worker for slot in slots}
-    slots += [_row(row) for row in sorted(pool.rows.values(), key=lambda r: r.id) if row.id not in ours]
-    phases = [slot.phase for slot in slots]
+    others = [_row(row) for row in sorted(pool.rows.values(), key=lambda r: r.id) if row.id not in ours]
+    phases = [slot.phase for slot in (slots if managed else others)]
     return PoolStatus(
         provider=provider,
         target=pool.target if managed else None,
         ready=phases.count(SlotPhase.READY),
         starting=sum(phase in STARTING for phase in phases),
         draining=phases.count(SlotPhase.DRAINING),
-        slots=tuple(slots),
+        slots=(*slots, *others),
         actions=tuple(
             PoolAction(
                 at=wall - (now - action.at),

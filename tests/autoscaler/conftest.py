@@ -1,0 +1,202 @@
+"""The real state store and autoscaler as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from turboserve import subjects
+from turboserve.bus import Bus
+from turboserve.cli.embedded import NatsServer
+from turboserve.config import Settings
+from turboserve.contracts.errors import TurboServeError
+from turboserve.contracts.pool import PoolStatus
+from turboserve.contracts.requests import ListWorkers
+from turboserve.contracts.workers import WorkerRecord
+from turboserve.ids import new_id
+
+WORKER = Path(__file__).with_name("renewing_worker.py")
+LIMIT_S = 90.0
+
+
+class Service:
+    """`python -m MODULE` with the credentials of its user; `log` is where its output goes."""
+
+    def __init__(self, name: str, module: str, nats: NatsServer, log: Path, **variables: str) -> None:
+        self.log = log
+        self.variables = {
+            **os.environ,
+            "TURBOSERVE_NATS_URL": nats.address,
+            "TURBOSERVE_NATS_USER": name,
+            "TURBOSERVE_NATS_PASSWORD": nats.passwords[name],
+            **variables,
+        }
+        self._command = [sys.executable, "-m", module]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, env=self.variables, stderr=log)
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(LIMIT_S)
+            self._process = None
+
+
+class Autoscaler(Service):
+    """An autoscaler whose workers do as `mode` says, and a view of what it does."""
+
+    def __init__(self, nats: NatsServer, directory: Path, bus: Bus) -> None:
+        self._mode = directory / "mode"
+        self.mode = "ready"
+        self.bus = bus
+        self.status: PoolStatus | None = None
+        super().__init__(
+            "autoscaler",
+            "turboserve.autoscaler",
+            nats,
+            directory / "log",
+            RENEWING_MODE=str(self._mode),
+            TURBOSERVE_POOL_WORKER_COMMAND=json.dumps([sys.executable, str(WORKER)]),
+            # Each test has a pool of its own, so that one does not see the other's rows as orphans.
+            TURBOSERVE_POOL_NAME=new_id("p").replace("_", "")[:20],
+            TURBOSERVE_WORKER_NATS_PASSWORD=nats.passwords["worker"],
+        )
+
+    @property
+    def mode(self) -> str:
+        return self._mode.read_text()
+
+    @mode.setter
+    def mode(self, mode: str) -> None:
+        self._mode.write_text(mode)
+
+    def workers(self) -> list[int]:
+        """Process ids of all workers it has started and that live, known to the store or not."""
+        pool = f"TURBOSERVE_POOL_SLOT={self.variables['TURBOSERVE_POOL_NAME']}-".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdigit() and pool in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+        return found
+
+    async def rows(self) -> dict[str, WorkerRecord]:
+        """The pool's workers that are not gone, by slot."""
+        pool = self.variables["TURBOSERVE_POOL_NAME"]
+        page = await self.bus.call(subjects.LIST_WORKERS, ListWorkers())
+        return {row.pool_slot: row for row in page.workers if (row.pool_slot or "").startswith(f"{pool}-")}
+
+    async def reason(self, worker: str) -> str | None:
+        """Wait until the worker is gone; why it is."""
+        found: list[WorkerRecord] = []
+
+        async def is_gone() -> bool:
+            with suppress(TurboServeError):
+                page = await self.bus.call(subjects.LIST_WORKERS, ListWorkers(include_gone=True))
+                found[:] = [row for row in page.workers if row.id == worker and row.phase == "gone"]
+            return bool(found)
+
+        await eventually(is_gone)
+        return found[0].reason
+
+    async def ready(self, count: int) -> dict[str, WorkerRecord]:
+        """Wait until exactly so many workers are ready; the rows by slot."""
+        found: dict[str, WorkerRecord] = {}
+
+        async def there() -> bool:
+            with suppress(TurboServeError):
+                found.clear()
+                found.update(await self.rows())
+                return len(found) == count and all(row.phase == "ready" for row in found.values())
+            return False
+
+        await eventually(there)
+        return dict(found)
+
+    async def says(self, condition: Callable[[PoolStatus], bool]) -> PoolStatus:
+        """Wait for a status that fulfils the condition."""
+
+        async def said() -> bool:
+            return self.status is not None and condition(self.status)
+
+        try:
+            await eventually(said)
+        except AssertionError:
+            raise AssertionError(f"it never said so; last: {self.status!r}") from None
+        assert self.status is not None
+        return self.status
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    deadline = asyncio.get_running_loop().time() + LIMIT_S
+    while not await condition():
+        assert asyncio.get_running_loop().time() < deadline, "it never came true"
+        await asyncio.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def store(
+    nats_server: NatsServer,
+    nats_url: str,
+    redis_url: str,
+    postgres_url: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Service]:
+    """The state store on empty servers."""
+    service = Service(
+        "state-store",
+        "turboserve.state_store",
+        nats_server,
+        tmp_path_factory.mktemp("store") / "log",
+        TURBOSERVE_POSTGRES_URL=postgres_url,
+        TURBOSERVE_REDIS_URL=redis_url,
+    )
+    service.start()
+    yield service
+    service.end()
+
+
+@pytest.fixture
+async def autoscaler(nats_server: NatsServer, store: Service, tmp_path: Path) -> AsyncIterator[Autoscaler]:
+    """Not started yet; at the end nothing of it is left."""
+    settings = Settings(
+        nats_url=nats_server.address,
+        nats_user="gateway",
+        nats_password=SecretStr(nats_server.passwords["gateway"]),
+    )
+    bus = await Bus.connect("gateway", settings)
+
+    async def serves() -> bool:
+        with suppress(TurboServeError):
+            await bus.call(subjects.LIST_WORKERS, ListWorkers())
+            return True
+        return False
+
+    await eventually(serves)
+    service = Autoscaler(nats_server, tmp_path, bus)
+
+    async def hear(status: PoolStatus, _body: bytes) -> None:
+        if any(s.slot.startswith(service.variables["TURBOSERVE_POOL_NAME"]) for s in status.slots):
+            service.status = status
+
+    await bus.subscribe(subjects.POOL, "status", hear)
+    yield service
+    await asyncio.to_thread(service.end)
+    for pid in service.workers():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    await bus.close()
+    print(service.log.read_text())

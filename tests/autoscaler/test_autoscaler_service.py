@@ -1,0 +1,126 @@
+"""The autoscaler as a process, with the real broker and state store, and workers that are real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from turboserve.contracts.pool import SlotPhase
+
+
+def lives(pid: int | None) -> bool:
+    """Whether the process is there and not just waiting to be buried."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def gone(pid: int | None) -> None:
+    while lives(pid):
+        await asyncio.sleep(0.02)
+
+
+async def test_a_killed_worker_is_replaced_and_the_store_knows_why(autoscaler: Any) -> None:
+    autoscaler.variables["TURBOSERVE_POOL_SIZE"] = "2"
+    autoscaler.start()
+    before = await autoscaler.ready(2)
+    assert len({row.id for row in before.values()}) == 2
+    victim = sorted(before)[0]
+    os.kill(before[victim].pid, signal.SIGKILL)
+    while victim in (rows := await autoscaler.rows()) and rows[victim].id == before[victim].id:
+        await asyncio.sleep(0.02)
+    after = await autoscaler.ready(2)
+    assert after[victim].id != before[victim].id
+    assert {row.id for row in after.values()} - {after[victim].id} == {row.id for row in before.values()} - {
+        before[victim].id
+    }
+    assert await autoscaler.reason(before[victim].id) == "its process was ended by SIGKILL"
+    status = await autoscaler.says(lambda s: s.ready == 2 and s.target == 2)
+    assert status.reason is None
+    assert "gone" in [action.action for action in status.actions]
+
+
+async def test_after_kill_9_of_the_autoscaler_its_workers_are_adopted(autoscaler: Any) -> None:
+    autoscaler.variables["TURBOSERVE_POOL_SIZE"] = "2"
+    autoscaler.start()
+    before = await autoscaler.ready(2)
+    autoscaler.end(signal.SIGKILL)
+    # One of them dies while nobody looks.
+    lost, kept = sorted(before)
+    os.kill(before[lost].pid, signal.SIGKILL)
+    assert lives(before[kept].pid)
+    autoscaler.start()
+    while (rows := await autoscaler.rows()).get(lost) is not None and rows[lost].id == before[lost].id:
+        await asyncio.sleep(0.02)
+    after = await autoscaler.ready(2)
+    assert after[kept].id == before[kept].id
+    assert await autoscaler.reason(before[lost].id) == "no such process in the pool"
+    # An adopted worker is watched like any other.
+    os.kill(before[kept].pid, signal.SIGKILL)
+    while (rows := await autoscaler.rows()).get(kept) is not None and rows[kept].id == before[kept].id:
+        await asyncio.sleep(0.02)
+    last = await autoscaler.ready(2)
+    assert last[kept].id != before[kept].id
+    assert await autoscaler.reason(before[kept].id) == "its process has ended"
+
+
+async def test_an_orderly_stop_leaves_the_workers_for_the_next(autoscaler: Any) -> None:
+    autoscaler.start()
+    [before] = (await autoscaler.ready(1)).values()
+    autoscaler.end(signal.SIGTERM)
+    assert lives(before.pid)
+    autoscaler.start()
+    await autoscaler.says(lambda s: any(a.action == "adopt" for a in s.actions) and s.ready == 1)
+    assert [row.id for row in (await autoscaler.rows()).values()] == [before.id]
+
+
+async def test_told_to_it_stops_the_workers_with_itself(autoscaler: Any) -> None:
+    autoscaler.variables["TURBOSERVE_POOL_STOP_WITH_AUTOSCALER"] = "1"
+    autoscaler.start()
+    [worker] = (await autoscaler.ready(1)).values()
+    autoscaler.end(signal.SIGTERM)
+    assert not lives(worker.pid)
+    assert await autoscaler.rows() == {}
+
+
+async def test_a_worker_that_never_becomes_ready_is_replaced(autoscaler: Any) -> None:
+    autoscaler.mode = "never"
+    autoscaler.variables["TURBOSERVE_POOL_READY_TIMEOUT_S"] = "4"
+    autoscaler.start()
+    status = await autoscaler.says(lambda s: any(slot.phase is SlotPhase.LOADING for slot in s.slots))
+    pid = status.slots[0].pid
+    autoscaler.mode = "ready"
+    [worker] = (await autoscaler.ready(1)).values()
+    assert worker.pid != pid
+    await gone(pid)
+    status = await autoscaler.says(lambda s: s.ready == 1)
+    assert "not ready within 4 s" in [action.reason for action in status.actions]
+
+
+async def test_a_worker_that_crashes_at_start_is_tried_again_later_and_later(autoscaler: Any) -> None:
+    autoscaler.mode = "crash"
+    autoscaler.start()
+    status = await autoscaler.says(lambda s: bool(s.slots) and s.slots[0].failures >= 3)
+    assert status.reason is not None
+    assert "status 3" in status.reason
+    autoscaler.mode = "ready"
+    await autoscaler.ready(1)
+
+
+async def test_a_smaller_pool_drains_what_is_too_much(autoscaler: Any) -> None:
+    autoscaler.variables["TURBOSERVE_POOL_SIZE"] = "2"
+    autoscaler.start()
+    before = await autoscaler.ready(2)
+    autoscaler.end(signal.SIGTERM)
+    autoscaler.variables["TURBOSERVE_POOL_SIZE"] = "1"
+    autoscaler.start()
+    [kept] = (await autoscaler.ready(1)).values()
+    [left] = [row for row in before.values() if row.id != kept.id]
+    await gone(left.pid)
+    assert await autoscaler.reason(left.id) == "drained"
+    status = await autoscaler.says(lambda s: s.target == 1 and len(s.slots) == 1)
+    assert [a.action for a in status.actions if a.worker == left.id] == ["adopt", "ready", "drain", "release"]
