@@ -47,9 +47,9 @@ class KVRing:
 
     def __init__(self, slab: Slab, config: ModelConfig, rotation: Rotation) -> None:
         self._slab = slab
-        self._windowed = config.local_attn_size != -1
+        self._limit = config.session_frames
         self._capacity = config.window_frames
-        self._sink = config.sink_size if self._windowed else 0
+        self._sink = config.sink_size if config.local_attn_size != -1 else 0
         self._tokens = config.tokens_per_frame
         self._rotation = rotation
         self._keys = slab.keys.flatten(1, 2).unbind(0)
@@ -75,11 +75,12 @@ class KVRing:
         """Slots for frames first … first+count−1: their own if they have them, else the oldest's, evicting
         those.
 
-        The sink is never evicted. Raises `FramesExhausted` where there is no window and no slot is left.
+        The sink is never evicted. Raises `FramesExhausted` past the model's last frame: where
+        there is no window and no slot is left, or no rotation is defined.
         """
         if first >= self.end:
-            if not self._windowed and len(self.slots) + count > self._capacity:
-                raise FramesExhausted(first + count, self._capacity)
+            if self._limit is not None and first + count > self._limit:
+                raise FramesExhausted(first + count, self._limit)
             for frame in range(first, first + count):
                 self._insert(frame)
             self._follow()
