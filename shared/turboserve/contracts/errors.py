@@ -32,6 +32,9 @@ class TurboServeError(Exception):
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Internal error"
 
+    answered: bool = False
+    """Whether the server itself said so, over the bus: it is there."""
+
     def __init__(
         self,
         detail: str,

@@ -1,4 +1,4 @@
-"""Session and worker events: what happened, in the order of the state store's commits.
+"""Session and worker events: what happened, for each session and each worker in the order of the commits.
 
 Only the state store publishes them, through an outbox: an event is in the log if and only if its change was
 committed. Every event carries the row as it was right after.
