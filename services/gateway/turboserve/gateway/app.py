@@ -73,7 +73,7 @@ def create_app(gateway: Gateway) -> FastAPI:
             expose_headers=["Location", "Retry-After"],
         )
     app.add_middleware(_NoSniff)
-    _with_problem_schema(app)
+    _true_openapi(app, keys_needed=bool(gateway.keys))
     return app
 
 
@@ -93,13 +93,18 @@ class _NoSniff:
         await self._app(scope, receive, marked if scope["type"] == "http" else send)
 
 
-def _with_problem_schema(app: FastAPI) -> None:
+def _true_openapi(app: FastAPI, *, keys_needed: bool) -> None:
+    """Adds what FastAPI does not know: the form of problems, and whether this gateway asks for keys."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = make()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        if not keys_needed:
+            for operations in document["paths"].values():
+                for operation in operations.values():
+                    operation.pop("security", None)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

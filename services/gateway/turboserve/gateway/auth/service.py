@@ -16,6 +16,10 @@ class Keys:
     def __init__(self, tenants: Mapping[str, str]) -> None:
         self._tenants = {key.encode(): tenant for key, tenant in tenants.items()}
 
+    def __bool__(self) -> bool:
+        """Whether there is any key, so that one is needed."""
+        return bool(self._tenants)
+
     def tenant_of(self, key: str | None) -> str:
         """The tenant of `key`; raises UnauthorizedError. Takes the same time whichever key matches."""
         if not self._tenants:

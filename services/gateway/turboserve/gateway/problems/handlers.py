@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -46,7 +47,11 @@ def install(app: FastAPI) -> None:
         if error.status_code == 404:
             problem = NotFoundError(f"there is nothing at {path}", field="path")
         elif error.status_code == 405:
-            problem = MethodNotAllowedError(f"{path} does not take {request.method}", field="method")
+            allowed = ", ".join(sorted(_methods(request)))
+            problem = MethodNotAllowedError(
+                f"{path} does not take {request.method}", field="method", limit=allowed
+            )
+            return problem_response(problem, path, {"Allow": allowed})
         else:
             problem = MalformedRequestError(str(error.detail), field="body")
         return problem_response(problem, path, dict(error.headers or {}))
@@ -54,3 +59,15 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def crash(request: Request, _error: Exception) -> Response:
         return problem_response(TurboServeError("something in the gateway broke"), request.url.path)
+
+
+def _methods(request: Request) -> set[str]:
+    # Starlette names those of the first route on this path, and there may be several.
+    found: set[str] = set()
+    for path, operations in request.app.openapi()["paths"].items():
+        pattern = "".join(
+            "[^/]+" if part.startswith("{") else re.escape(part) for part in re.split(r"(\{[^}]*\})", path)
+        )
+        if re.fullmatch(pattern, request.url.path):
+            found |= {method.upper() for method in operations}
+    return found or {"GET"}

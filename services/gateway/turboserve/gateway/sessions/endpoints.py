@@ -99,7 +99,7 @@ async def pause(session: str, tenant: Tenant, gateway: Context) -> Session:
     "/{session}/resume",
     status_code=202,
     summary="Make video again from where it stopped",
-    responses=problems(401, 404, 409),
+    responses=problems(401, 404, 409, 429),
 )
 async def resume(session: str, tenant: Tenant, gateway: Context) -> Session:
     return Session.of(await gateway.sessions.resume(tenant, session))
