@@ -252,6 +252,25 @@ def test_a_suspension_that_the_host_has_no_room_for_parks_the_session_and_is_rep
     bench.last(do.Unhalt)
 
 
+def test_a_full_host_lets_go_of_the_state_that_slept_longest() -> None:
+    """Viewers who never came back once filled the host for ever, and after it slab after slab."""
+    bench = Bench(capacity=3)
+    runs = {}
+    for session in ("s1", "s2", "s3"):
+        runs[session] = bench.run_from(row(session)).run
+        bench.tell(told.Assigned(row(session, version=3, phase=Phase.SUSPENDED)))
+        if session != "s3":
+            bench.tell(told.MovedToHost(session, runs[session], 0))
+    bench.tell(told.SuspendRefused("s3", runs["s3"], "host pool: full"))
+    assert (bench.last(do.Evict).session, bench.last(do.Suspend).session) == ("s1", "s3")
+    assert bench.table.refusals() == ()
+    bench.tell(told.MovedToHost("s3", runs["s3"], 0))
+    assert {held.session for held in bench.table.held(lambda index: 0.0)} == {"s2", "s3"}
+    bench.tell(told.Assigned(row("s1", version=4, epoch=2, own_revision=22)))
+    bench.tell(told.LogEndRead("s1", bench.last(do.ReadLogEnd).query, 4, True))
+    assert bench.last(do.FetchLatents).next_chunk == 4
+
+
 def test_a_session_beyond_the_slots_is_refused_and_runs_once_there_is_room() -> None:
     bench = Bench(capacity=1)
     bench.run_from(row("s1"))

@@ -80,6 +80,19 @@ class Conductor:
             self.out.append(do.Report())
         entry.refusal, entry.refused_until = reason, until
 
+    def make_room_on_host(self) -> bool:
+        """Let go of the state that has been there longest; whether there was one.
+
+        Its session is rebuilt from its latents when it is wanted again. Kept for ever, the states of viewers
+        who never came back would fill the host, and then one slab after the other.
+        """
+        asleep = [e for e in self._entries.values() if e.place is Place.HOST and e.wanted is Wanted.HOST]
+        if not asleep:
+            return False
+        self.evict(min(asleep, key=lambda entry: entry.shelved))
+        self.out.append(do.Report())
+        return True
+
     def _run(self, entry: Entry, now: float) -> None:
         if entry.place in (Place.NOWHERE, Place.HOST):
             self._find_slot(entry, now)

@@ -67,6 +67,8 @@ class Entry:
     control_taken: int = 0
     playhead_s: float = 0.0
     halted: bool = False
+    shelved: int = 0
+    """Rises with every arrival on the host: the lowest has been there longest."""
     have_latents: bool = False
     refusal: str | None = None
     """Why this worker does not do what the row wants."""

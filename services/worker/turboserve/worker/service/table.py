@@ -173,11 +173,13 @@ class Table:
             case told.MovedToHost():
                 if entry.place is Place.LEAVING:
                     entry.place, entry.refusal = Place.HOST, None
+                    entry.shelved = self._conductor.number()
                     self._say(do.Report())
             case told.SuspendRefused():
                 if entry.place is Place.LEAVING:
                     entry.place = Place.SLAB
-                    self._conductor.refuse(entry, message.reason, now + REFUSAL_S)
+                    if not self._conductor.make_room_on_host():
+                        self._conductor.refuse(entry, message.reason, now + REFUSAL_S)
             case told.AdmissionRefused():
                 if entry.place is Place.SLAB:
                     entry.place = Place.HOST if message.on_host else Place.NOWHERE
