@@ -205,7 +205,9 @@ class Bus:
                 raise UnavailableError(f"the broker is not reachable: {error!r}", retry_after_s=0.5) from None
         problem = (reply.headers or {}).get(ERROR_HEADER)
         if problem:
-            raise error_from(ErrorBody.from_bytes(problem.encode()))
+            error = error_from(ErrorBody.from_bytes(problem.encode()))
+            error.answered = True
+            raise error
         return reply
 
     async def serve(

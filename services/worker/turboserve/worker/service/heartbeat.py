@@ -67,6 +67,9 @@ class Heartbeat:
             self._gone(error.detail)
         except UnavailableError as error:
             log.warning("not renewed", error=error.detail)
+            if error.answered:
+                # The state store is there and its database is not: it cannot give our sessions away either.
+                self._tell(told.NobodyRenews(asked_at))
         except TurboServeError as error:
             log.error("renewal refused", error=error.detail, code=error.code)
         except (nats.errors.Error, OSError) as error:

@@ -26,7 +26,8 @@ class Renewed:
 
 @dataclass(frozen=True)
 class NobodyRenews:
-    """No state store is there to renew with, so nobody can give our sessions to another worker either."""
+    """No state store is there to renew with, or it says that its database is away: so nobody can give our
+    sessions to another worker either."""
 
     asked_at: float
 

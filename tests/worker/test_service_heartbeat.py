@@ -1,0 +1,74 @@
+"""What an answer to a renewal, or none, means for the lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from turboserve import subjects
+from turboserve.bus import Bus
+from turboserve.cli.embedded import NatsServer
+from turboserve.clock import SystemClock
+from turboserve.config import Settings
+from turboserve.contracts.errors import UnavailableError
+from turboserve.contracts.requests import Renew
+from turboserve.contracts.workers import LoadReport, Renewal
+from turboserve.worker.service import inputs as told
+from turboserve.worker.service.heartbeat import Heartbeat
+
+
+@pytest.fixture
+async def buses(nats_url: str, nats_server: NatsServer) -> AsyncIterator[tuple[Bus, Bus]]:
+    """As state store, and as a worker with little patience."""
+    store = await Bus.connect("state-store", Settings(nats_url=nats_server.url("state-store")))
+    worker = await Bus.connect("worker", Settings(nats_url=nats_server.url("worker"), request_deadline_s=0.3))
+    yield store, worker
+    await worker.close()
+    await store.close()
+
+
+async def first_told(bus: Bus, seconds: float) -> told.Input | None:
+    """What the table is told first within `seconds`."""
+    inputs: asyncio.Queue[told.Input] = asyncio.Queue()
+    report = LoadReport(worker="heartbeat-1", model="toyworld", capacity=1)
+    heartbeat = Heartbeat(bus, SystemClock(), 0.1, lambda: report, inputs.put_nowait, lambda reason: None)
+    beating = asyncio.create_task(heartbeat.run())
+    try:
+        async with asyncio.timeout(seconds):
+            return await inputs.get()
+    except TimeoutError:
+        return None
+    finally:
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+
+
+async def test_nobody_there_keeps_the_lease(buses: tuple[Bus, Bus]) -> None:
+    assert isinstance(await first_told(buses[1], 20.0), told.NobodyRenews)
+
+
+async def test_a_store_without_its_database_keeps_the_lease(buses: tuple[Bus, Bus]) -> None:
+    """All video stopped eight seconds into an outage of Postgres, although nobody could take it over."""
+    store, worker = buses
+
+    async def renew(_: Renew) -> Renewal:
+        raise UnavailableError("the database does not answer at the moment", retry_after_s=1.0)
+
+    await store.serve(subjects.RENEW, renew)
+    await store.flush()
+    assert isinstance(await first_told(worker, 20.0), told.NobodyRenews)
+
+
+async def test_silence_does_not_keep_the_lease(buses: tuple[Bus, Bus]) -> None:
+    store, worker = buses
+
+    async def hang(_: Renew) -> Renewal:
+        await asyncio.sleep(60.0)
+        raise AssertionError
+
+    subscription = await store.serve(subjects.RENEW, hang)
+    await store.flush()
+    assert await first_told(worker, 1.5) is None
+    await subscription.unsubscribe()
