@@ -97,6 +97,9 @@ async def test_the_same_prompt_event_is_accepted_once(api: Harness) -> None:
     other = await api.create("prompts")
     with pytest.raises(ConflictError):
         await api.prompt(other.id, "a star", event)
+    with pytest.raises(InvalidInputError):
+        await api.prompt(record.id, "a square", event)
+    assert (await api.get(record.id)).prompt == "a star"
 
 
 async def test_a_foreign_session_is_exactly_as_unknown_as_one_that_never_was(api: Harness) -> None:

@@ -23,6 +23,8 @@ from turboserve.subjects import CHUNK, CHUNKS
 
 CURSOR = "accounting"
 RETRY_S = 0.5
+MEMORY = 20_000
+"""Sessions whose applied prompts are remembered; one that is not costs a statement more, and nothing else."""
 
 T = TypeVar("T")
 
@@ -90,7 +92,10 @@ class Accounting:
             if told:
                 await make_durable(db)
         for session, row in rows.items():
+            self._applied.pop(session, None)
             self._applied[session] = row.applied_control_seq
+        while len(self._applied) > MEMORY:
+            self._applied.pop(next(iter(self._applied)))
         metrics.chunks.add(len(chunks))
         if told:
             self._wake()

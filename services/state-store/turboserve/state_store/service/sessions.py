@@ -111,6 +111,11 @@ class Sessions:
             if first is not None:
                 if first.session != record.id:
                     raise ConflictError(f"the event id {request.event_id} is taken", field="event_id")
+                if first.prompt != request.prompt:
+                    # A client that counts its messages from 1 again: to call this accepted would lose it.
+                    raise InvalidInputError(
+                        f"the event id {request.event_id} was used for another prompt", field="event_id"
+                    )
                 return first
             change, receipt = rules.submit_prompt(record, request, self._clock.wall())
             await changes.write(db, change)
