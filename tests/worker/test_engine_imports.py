@@ -13,7 +13,9 @@ class Refuse:
     def find_spec(self, name, path=None, target=None):
         root = name.split(".")[0]
         ours = name.startswith("turboserve.") and not name.startswith("turboserve.worker")
-        if ours or root in {"pydantic", "nats", "av", "structlog", "opentelemetry", "fastapi", "sqlalchemy"}:
+        services = {"pydantic", "nats", "av", "structlog", "opentelemetry", "fastapi", "sqlalchemy"}
+        models = {"transformers", "diffusers", "tokenizers", "huggingface_hub", "ftfy"}
+        if ours or root in services | models:
             raise ImportError(f"{name} is not on a bare GPU machine")
 sys.meta_path.insert(0, Refuse())
 for name in sys.argv[1:]:

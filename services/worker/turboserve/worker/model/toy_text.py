@@ -86,7 +86,8 @@ class ToyText(nn.Module):
     @torch.inference_mode()
     def encode(self, prompts: Sequence[str]) -> Tensor:
         """Prompts → [B, 8, dim]."""
-        return self(self.tokenize(prompts).to(self.queries.device))
+        embedded: Tensor = self(self.tokenize(prompts).to(self.queries.device))
+        return embedded
 
     def _token(self, word: str) -> int:
         known = self._index.get(word)

@@ -62,7 +62,7 @@ class _CausalTime(nn.Module):
             past = h[:, :1].expand(-1, 2, -1, -1, -1)
         h = torch.cat((past, h), 1)
         stacked = torch.cat((h[:, :-2], h[:, 1:-1], h[:, 2:]), 2).flatten(0, 1)
-        out = x + F.silu(self.mix(stacked)).unflatten(0, (batch, frames))
+        out = x + torch.unflatten(F.silu(self.mix(stacked)), 0, (batch, frames))
         return out, h[:, -2:].contiguous()
 
 
@@ -105,13 +105,13 @@ class ToyVae(nn.Module):
         if frames.shape[1] % TIME_STRIDE != 1:
             raise ValueError(f"frames: {frames.shape[1]} is not 1 + {TIME_STRIDE}·n")
         padded = torch.cat((frames[:, :1].expand(-1, TIME_STRIDE - 1, -1, -1, -1), frames), 1)
-        return self.encode_groups(padded.unflatten(1, (-1, TIME_STRIDE)))
+        return self.encode_groups(torch.unflatten(padded, 1, (-1, TIME_STRIDE)))
 
     def encode_groups(self, groups: Tensor) -> Tensor:
         """groups of 4 frames [B, f, 4, 3, H, W] → latents [B, f, 16, H/8, W/8]; each group stands alone."""
         batch, count = groups.shape[:2]
         raw = self._encode(groups.flatten(0, 1).flatten(1, 2))
-        return self._normalise(raw).unflatten(0, (batch, count))
+        return torch.unflatten(self._normalise(raw), 0, (batch, count))
 
     def decode(self, latents: Tensor, cache: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Cache]:
         """latents [B, f, 16, h, w] → (frames [B, F', 3, 8h, 8w] in -1..1, the cache for the next call).
@@ -148,4 +148,5 @@ class ToyVae(nn.Module):
             h = block(mixed.flatten(0, 1))
         h = self.decoder_fine(F.pixel_shuffle(self.decoder_up(h), 2))
         pixels = F.pixel_shuffle(self.decoder_out(h), _PATCH)
-        return pixels.unflatten(1, (TIME_STRIDE, 3)).unflatten(0, (batch, count)).flatten(1, 2), after
+        frames = pixels.reshape(batch, count * TIME_STRIDE, 3, *pixels.shape[2:])
+        return frames, after

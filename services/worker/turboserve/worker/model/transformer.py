@@ -97,7 +97,7 @@ class Attention(nn.Module):
             return rotate(self.queries(x), rotation), rotate(self.keys(x), rotation), self.values(x)
         weight, bias, norms = self._fused
         batch, tokens, dim = x.shape
-        qk, v = F.linear(x, weight, bias).split((2 * dim, dim), dim=-1)
+        qk, v = torch.split(F.linear(x, weight, bias), [2 * dim, dim], dim=-1)
         qk = F.rms_norm(qk.view(batch, tokens, 2, dim), (dim,), eps=self.norm_q.eps) * norms
         q, k = rotate(qk.view(batch, tokens, 2 * self.heads, -1), rotation).chunk(2, dim=2)
         return q, k, self._heads(v)
