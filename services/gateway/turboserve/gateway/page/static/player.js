@@ -37,11 +37,9 @@ function begin(id) {
   ended = "";
   askedAt ??= performance.now();
   rememberSession(id);
-  events.reset();
-  strip.reset();
   playback.reset();
   playback.play();
-  for (const name of ["buffer", "first", "delivery", "compute", "chunk", "epoch", "worker"]) write(name, "–");
+  clear();
   at("ffplay").textContent = `ffplay ${api.videoUrl(id)}`;
   stream?.close();
   stream = new Stream(api, id, { hello, init, chunk, event, end, problem: complain, lost, gone });
@@ -125,9 +123,15 @@ function leave() {
   phase = ended = "";
   rememberSession(null);
   playback.reset();
+  clear();
+  show();
+}
+
+function clear() {
   strip.reset();
   events.reset();
-  show();
+  for (const name of ["buffer", "first", "delivery", "compute", "chunk", "epoch", "worker"]) write(name, "–");
+  for (const name of ["chunk", "worker", "applied"]) delete document.body.dataset[name];
 }
 
 // Buttons

@@ -3,7 +3,7 @@
 import { Problem } from "./api.js";
 
 const FIRST_WAIT_MS = 250;
-const LONGEST_WAIT_MS = 5000;
+const LONGEST_WAIT_MS = 2000;
 const FOR_GOOD = new Set([4401, 4403, 4404]);
 
 export class Stream {
