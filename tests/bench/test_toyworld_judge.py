@@ -19,8 +19,15 @@ from turboserve.bench.toyworld.world import Figure, Scene
 Clip = NDArray[np.uint8]
 
 
+def starting(scene: Scene, seed: int) -> tuple[world.Body, ...]:
+    """Bodies at a random place of the torus."""
+    rng = random.Random(seed)
+    right, down = rng.random() * 64, rng.random() * 64
+    return tuple(world.Body((b.x + right) % 64, (b.y + down) % 64, b.phase) for b in world.start(scene, rng))
+
+
 def clip(scene: Scene, seed: int, frames: range = range(1, 13)) -> Clip:
-    bodies = world.start(scene, random.Random(seed))
+    bodies = starting(scene, seed)
     return world.render(scene, world.centres(scene, bodies, frames)).numpy()
 
 

@@ -47,6 +47,16 @@ def test_a_second_figure_appears_apart_from_the_first() -> None:
     assert (moved[1].x, moved[1].y) == (40.0, 24.0)
 
 
+def test_the_figure_that_keeps_its_colour_keeps_its_place() -> None:
+    red, blue, green = (Figure("circle", colour, "left") for colour in ("red", "blue", "green"))
+    bodies = (Body(8.0, 8.0), Body(40.0, 24.0))
+    old = Scene((red, blue))
+    assert world.switch(old, Scene((blue,)), bodies) == (bodies[1],)
+    assert world.switch(old, Scene((green, red)), bodies) == (bodies[1], bodies[0])
+    assert world.switch(old, Scene((red, green)), bodies) == bodies
+    assert world.switch(old, Scene((green,)), bodies) == bodies[:1]
+
+
 def test_circling_keeps_its_phase_and_comes_round() -> None:
     scene = Scene((Figure("circle", "red", "circling"),))
     bodies = (Body(40.0, 32.0, 0.5),)

@@ -124,7 +124,7 @@ class ClipPool:
         clips = self._rng.sample(self._clips, count)
         sinks, mains = [], []
         for clip in clips:
-            start = tuple(self._rng.choice((0, 4)) for _ in range(2))
+            start = tuple(2 * self._rng.randrange(4) for _ in range(2))
             shift = start if clip.starts else tuple(self._rng.randrange(8) for _ in range(2))
             sinks.append(clip.sink.roll(start, (2, 3)))
             mains.append(clip.main.roll(shift, (2, 3)))

@@ -35,11 +35,13 @@ from turboserve.worker.model.toy_text import ToyText
 from turboserve.worker.model.toy_vae import ToyVae
 from turboserve.worker.model.transformer import CausalWanTransformer
 
-CONTEXT_NOISE = 0.15
+CONTEXT_NOISE = 0.2
+GHOSTS = 0.4
+MIXED_FROM = 0.5
+"""Noise level above which the noisy chunks, too, have ghosts: the target is the chunk without."""
 AT_THE_STEPS = 0.85
-FIRST_CHUNK_STEPS = torch.tensor([0.1, 0.3, 0.35, 0.25])
-"""Shares of the four steps' levels. From pure noise a first chunk can only be the mean of all starts."""
-LATER_CHUNK_STEPS = torch.tensor([0.3, 0.2, 0.2, 0.3])
+STEP_SHARES = torch.tensor([0.3, 0.2, 0.2, 0.3])
+"""Shares of the four steps' noise levels."""
 WINDOW_MODE = 1.0
 FARTHEST_CHUNK = 336
 FFN_DIM = 512
@@ -77,12 +79,14 @@ class Batches:
         clips, sinks, mains = self._pool.batch(count)
         chunks = mains.unflatten(1, (4, CHUNK))
         clean = torch.cat((sinks[:, None], chunks[:, :3]), 1)
+        clean = self._with_ghosts(clean)
         clean = clean + CONTEXT_NOISE * torch.rand(count, 4, 1, 1, 1, 1) * torch.randn_like(clean)
         target = torch.cat((sinks[:, None], chunks[:, 1:]), 1)
         sigma = self._sigmas(count)
         wide = sigma[:, :, None, None, None, None]
         noise = torch.randn_like(target)
-        noisy = (1 - wide) * target + wide * noise
+        noisy = (1 - wide) * torch.where(wide > MIXED_FROM, self._with_ghosts(target), target) + wide * noise
+        flow = (noisy - target) / wide
         latents = torch.cat((clean[:, :1], noisy[:, :1], clean[:, 1:], noisy[:, 1:]), 1).flatten(1, 2)
         times = (
             torch.cat((torch.zeros(count, 1), sigma[:, :1], torch.zeros(count, 3), sigma[:, 1:]), 1) * 1000
@@ -92,7 +96,7 @@ class Batches:
             "latents": latents,
             "timesteps": times.repeat_interleave(CHUNK, 1),
             "frame_index": index,
-            "flow": noise - target,
+            "flow": flow,
             "sigma": sigma,
             "m": m,
             "shift": shift,
@@ -100,10 +104,16 @@ class Batches:
             "text": self._texts(clips),
         }
 
+    def _with_ghosts(self, chunks: Tensor) -> Tensor:
+        """Half of the chunks [B, n, 3, 16, 8, 8] faded, with as much of themselves somewhere else: the
+        errors that the model makes while it has to choose between places."""
+        shift = tuple(2 * self._rng.randrange(4) for _ in range(2))
+        shape = (*chunks.shape[:2], 1, 1, 1, 1)
+        share = GHOSTS * torch.rand(shape) * (torch.rand(shape) < 0.5)
+        return torch.lerp(chunks, chunks.roll(shift, (4, 5)), share)
+
     def _sigmas(self, count: int) -> Tensor:
-        first = torch.multinomial(FIRST_CHUNK_STEPS, count, replacement=True).view(count, 1)
-        later = torch.multinomial(LATER_CHUNK_STEPS, count * 3, replacement=True).view(count, 3)
-        fixed = self._steps[torch.cat((first, later), 1)]
+        fixed = self._steps[torch.multinomial(STEP_SHARES, count * 4, replacement=True)].view(count, 4)
         u = torch.rand(count, 4)
         free = self._schedule.sigmas[(u * 999).long()]
         return torch.where(torch.rand(count, 4) < AT_THE_STEPS, fixed, free)

@@ -1,9 +1,9 @@
 """The toy world: one or two flat shapes that move over a plain background on a torus.
 
-The world has little entropy on purpose, so that a small model can learn all of it. Speed, size and radius are
-fixed; chance picks only the start. A shape that moves straight covers 8 pixels, one latent cell, in 4 frames,
-which is one latent frame. A circle takes 24 frames, two chunks. So every shape stands on the 8-pixel lattice
-at every chunk boundary, whatever prompts came before.
+The world has little entropy on purpose, so that a small model can learn all of it. Speed, size and
+radius are fixed; chance picks only the start. A shape that moves straight covers 8
+pixels, one latent cell, in 4 frames, which is one latent frame. A circle takes 24 frames, two chunks. So
+every shape stands on the 8-pixel lattice at every chunk boundary, whatever prompts came before.
 
 A `Body` is the state of one shape at a boundary: after the last frame of a chunk. The first chunk has 9
 frames, each later one 12, and 4 · i is the last frame of latent frame i.
@@ -30,9 +30,9 @@ RADIUS = 8.0
 """Pixels, of the path of a circling shape."""
 PERIOD = 24
 """Frames per turn of a circling shape."""
-STARTS = (24.0, 56.0)
-"""Pixels, across and down: a session begins at one of four places. More would be harder to choose from in
-four sampling steps, since the first of them can only give the mean of all."""
+START_CELLS = range(8, 64, 16)
+"""Pixels, across and down: where the first figure can be after the first chunk. These are the middles of the
+transformer's patches: it knows no absolute place, so every patch has to be as good as any other."""
 SECOND_OFFSET = (32.0, 16.0)
 """Pixels from the first shape to the second at the start: straight paths from here pass each other."""
 MIN_SEPARATION = 16.0
@@ -97,11 +97,9 @@ class Body:
 
 
 def start(scene: Scene, rng: random.Random) -> tuple[Body, ...]:
-    """Bodies after the first chunk of a new session: one of four places, chosen by chance; phase 0."""
-    first = Body(rng.choice(STARTS), rng.choice(STARTS))
-    if len(scene.figures) == 1:
-        return (first,)
-    return (first, _beside(first))
+    """Bodies after the first chunk of a new session: one of 16 places, chosen by chance."""
+    first = Body(float(rng.choice(START_CELLS)), float(rng.choice(START_CELLS)))
+    return (first,) if len(scene.figures) == 1 else (first, _beside(first))
 
 
 def advance(scene: Scene, bodies: Sequence[Body], frames: int) -> tuple[Body, ...]:
@@ -112,16 +110,31 @@ def advance(scene: Scene, bodies: Sequence[Body], frames: int) -> tuple[Body, ..
 def switch(old: Scene, new: Scene, bodies: Sequence[Body]) -> tuple[Body, ...]:
     """The bodies with which `new` goes on where `old` stopped.
 
-    A figure keeps its place. One that begins to circle starts at phase 0, one that goes on circling keeps its
-    phase. A second figure that is new, or too near to the first, appears at SECOND_OFFSET from the first.
+    A figure keeps its place. Of two, the one with the same colour is the same figure; if no colour is kept,
+    they follow in the prompts' order. One that begins to circle starts at phase 0, one that goes on circling
+    keeps its phase. A second figure that is new, or too near to the first, appears at SECOND_OFFSET from the
+    first.
     """
-    kept = [
-        Body(body.x, body.y, body.phase if was.motion == "circling" == now.motion else 0.0)
-        for was, now, body in zip(old.figures, new.figures, bodies, strict=False)
-    ]
+    order = _successors(old, new)
+    kept = []
+    for now, index in zip(new.figures, order, strict=False):
+        was, body = old.figures[index], bodies[index]
+        kept.append(Body(body.x, body.y, body.phase if was.motion == "circling" == now.motion else 0.0))
     if len(new.figures) == 2 and (len(kept) == 1 or _distance(kept[0], kept[1]) < MIN_SEPARATION):
         kept = [kept[0], _beside(kept[0])]
     return tuple(kept)
+
+
+def _successors(old: Scene, new: Scene) -> tuple[int, ...]:
+    """Which old figure each new one follows, in the order of the new."""
+    if len(old.figures) == 1:
+        return (0,)
+    colours = [figure.colour for figure in old.figures]
+    for index, figure in enumerate(new.figures):
+        if figure.colour in colours:
+            same = colours.index(figure.colour)
+            return (same, 1 - same) if index == 0 else (1 - same, same)
+    return (0, 1)
 
 
 def centres(scene: Scene, bodies: Sequence[Body], frames: Sequence[int]) -> Tensor:
