@@ -25,7 +25,7 @@ from turboserve.ids import new_id
 
 HEARTBEAT_S = 0.2
 WORKER_TIMEOUT_S = 2.0
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 
 
 class Service:
@@ -46,15 +46,22 @@ class Service:
         }
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, **variables: str) -> None:
+        """Start, unless it runs; `variables` are added to its environment this time only."""
+        if self._process is not None:
+            return
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, env=self._environment, stderr=log)
+            environment = {**self._environment, **variables}
+            self._process = subprocess.Popen(self._command, env=environment, stderr=log)
 
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def logged(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
 
     @property
     def pid(self) -> int:
@@ -160,20 +167,28 @@ def store(
     service.kill()
 
 
-@pytest.fixture
-def scheduler(nats_server: NatsServer, store: Service, tmp_path: Path) -> Iterator[Service]:
-    """A scheduler that is quick to see that nobody watches, and slow to look at everything."""
+@pytest.fixture(scope="module")
+def scheduler_process(
+    nats_server: NatsServer, store: Service, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
     service = Service(
         "scheduler",
         "turboserve.scheduler",
         nats_server,
-        tmp_path / "scheduler.log",
+        tmp_path_factory.mktemp("scheduler") / "log",
         TURBOSERVE_IDLE_AFTER_S="3600",
     )
-    service.start()
     yield service
     service.kill()
-    print((tmp_path / "scheduler.log").read_text())
+
+
+@pytest.fixture
+def scheduler(scheduler_process: Service) -> Iterator[Service]:
+    """A running scheduler, the same for all tests that leave it alone; what it logs is printed."""
+    scheduler_process.start()
+    before = scheduler_process.logged()
+    yield scheduler_process
+    print(scheduler_process.logged()[len(before) :])
 
 
 @pytest.fixture

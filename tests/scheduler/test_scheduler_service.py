@@ -45,7 +45,10 @@ async def test_a_dead_worker_is_noticed_and_its_sessions_go_on_elsewhere(
         record = await viewers.active(session, epoch=2)
         assert record.worker == second.id
     decisions = await viewers.bus.call(subjects.LIST_DECISIONS, SessionRef(session=lost[0]))
-    assert {decision.kind for decision in decisions.decisions} >= {"place"}
+    recovery = next(d for d in decisions.decisions if d.epoch == 2)
+    assert recovery.kind == "recover"
+    assert recovery.reason == f"its worker {first.id} is gone: the bottleneck load grows least"
+    assert recovery.numbers["capacity"] == 4
 
 
 async def test_a_worker_whose_reports_are_lost_is_not_dead(
@@ -125,6 +128,8 @@ async def test_a_freed_slot_goes_to_who_waits(scheduler: Any, workers: Workers, 
     await other.die()
     await asyncio.sleep(3.0)
     assert (await viewers.get(lost)).epoch == 1
+    decisions = await viewers.bus.call(subjects.LIST_DECISIONS, SessionRef(session=lost))
+    assert "wait" in {decision.kind for decision in decisions.decisions}
     await viewers.bus.call(subjects.END_SESSION, EndSession(session=kept))
     assert (await viewers.active(lost, epoch=2)).worker == worker.id
 
@@ -141,37 +146,6 @@ async def test_resumes_where_the_state_is(scheduler: Any, workers: Workers, view
     await viewers.bus.call(subjects.RESUME_SESSION, SessionRef(session=session))
     after = await viewers.active(session, epoch=2)
     assert after.worker == before.worker
-
-
-async def test_nobody_watches(
-    nats_server: Any,
-    store: Any,
-    connect: Callable[[str], Awaitable[Bus]],
-    workers: Workers,
-    viewers: Any,
-    scheduler: Any,
-) -> None:
-    scheduler.kill()
-    scheduler._environment["TURBOSERVE_IDLE_AFTER_S"] = "2"
-    scheduler.start()
-    await workers(4)
-    watched, forgotten = await viewers.create(), await viewers.create()
-    await viewers.active(watched)
-    await viewers.active(forgotten)
-
-    async def watch() -> None:
-        while True:
-            playhead = Playhead(session=watched, playhead_s=1.0, viewers=1)
-            await viewers.bus.publish(subjects.PLAYHEAD, watched, playhead)
-            await asyncio.sleep(0.25)
-
-    watching = asyncio.create_task(watch())
-    try:
-        record = await viewers.in_phase(forgotten, Phase.SUSPENDED)
-        assert record.activity is Activity.IDLE
-        assert (await viewers.get(watched)).phase is Phase.ACTIVE
-    finally:
-        watching.cancel()
 
 
 async def test_the_autoscaler_is_told_the_load(
@@ -191,3 +165,27 @@ async def test_the_autoscaler_is_told_the_load(
     while not any(f.model == "quiet" and f.rho_max == 0.25 and f.required == 1 for f in heard):
         assert asyncio.get_running_loop().time() < deadline
         await asyncio.sleep(0.05)
+
+
+async def test_nobody_watches(scheduler: Any, workers: Workers, viewers: Any) -> None:
+    scheduler.kill()
+    scheduler.start(TURBOSERVE_IDLE_AFTER_S="2")
+    await workers(4)
+    watched, forgotten = await viewers.create(), await viewers.create()
+    await viewers.active(watched)
+    await viewers.active(forgotten)
+
+    async def watch() -> None:
+        while True:
+            playhead = Playhead(session=watched, playhead_s=1.0, viewers=1)
+            await viewers.bus.publish(subjects.PLAYHEAD, watched, playhead)
+            await asyncio.sleep(0.25)
+
+    watching = asyncio.create_task(watch())
+    try:
+        record = await viewers.in_phase(forgotten, Phase.SUSPENDED)
+        assert record.activity is Activity.IDLE
+        assert (await viewers.get(watched)).phase is Phase.ACTIVE
+    finally:
+        watching.cancel()
+        scheduler.kill()

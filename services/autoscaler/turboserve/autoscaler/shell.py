@@ -60,7 +60,13 @@ class Shell:
         """Give the core one event and start what it asks for."""
         if self._stopped:
             return
-        commands = self.pool.handle(event, self._runtime.clock.monotonic())
+        try:
+            commands = self.pool.handle(event, self._runtime.clock.monotonic())
+        except Exception as error:
+            # A core that failed halfway cannot be trusted: the process ends, and the next adopts what lives.
+            self._stopped = True
+            self._runtime.spawn(_fail(error), "core")
+            return
         self._tell()
         for command in commands:
             self._runtime.spawn(self._execute(command), type(command).__name__)
@@ -125,6 +131,10 @@ class Shell:
             say(f"pool {action.action}", slot=action.slot, worker=action.worker, reason=action.reason)
             self._said = action
             self._changed.set()
+
+
+async def _fail(error: Exception) -> None:
+    raise error
 
 
 def is_ready(pool: Pool, managed: bool) -> bool:

@@ -44,6 +44,16 @@ def in_order(sessions: Sequence[SessionView]) -> list[SessionView]:
     return sorted(sessions, key=lambda s: (s.waiting_since or 0.0, s.record.created_at, s.id))
 
 
+def _cause(session: SessionView, kind: str) -> str:
+    if kind == "recover":
+        return f"its worker {session.record.worker} is gone"
+    if kind == "resume":
+        return "its user is back"
+    if session.record.phase.holds_slot:
+        return f"its worker {session.record.worker} refused it"
+    return "it is new"
+
+
 def decision_of(session: SessionView, kind: str, choice: Choice, now: float) -> Decision:
     """The choice with its reason and its numbers, as it is kept."""
     waited_s = 0.0 if session.waiting_since is None else now - session.waiting_since
@@ -52,6 +62,6 @@ def decision_of(session: SessionView, kind: str, choice: Choice, now: float) -> 
         epoch=session.record.epoch + (choice.worker is not None),
         worker=choice.worker,
         kind="wait" if choice.worker is None else kind,
-        reason=choice.reason,
+        reason=f"{_cause(session, kind)}: {choice.reason}",
         numbers={**choice.numbers, "waited_s": waited_s},
     )

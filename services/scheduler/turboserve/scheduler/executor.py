@@ -62,9 +62,7 @@ class Executor:
                 log.error("command failed", command=command, code=error.code, error=error.detail)
             else:
                 say = log.debug if refused is Refused.NOT_SENT else log.info
-                say(
-                    "command refused", command=type(command).__name__, code=error.code, error=error.detail
-                )
+                say("command refused", command=type(command).__name__, code=error.code, error=error.detail)
         except ValidationError as error:
             log.error("answer not understood", command=command, error=str(error))
             refused = Refused.UNKNOWN

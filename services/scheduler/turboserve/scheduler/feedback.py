@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.scheduler.view import View
 
@@ -9,17 +11,19 @@ from turboserve.scheduler.view import View
 def load_feedback(view: View, decisions: int) -> list[LoadFeedback]:
     """One per model that a worker serves or a session wants, in order of name."""
     models = {worker.model for worker in view.workers.values()}
-    required: dict[str, int] = {}
-    waiting: dict[str, int] = {}
-    for session in view.sessions.values():
-        model = session.record.model
-        waits = view.kind(session) is not None
-        if waits:
-            waiting[model] = waiting.get(model, 0) + 1
-        if waits or session.record.phase.holds_slot:
-            required[model] = required.get(model, 0) + 1
+    required: Counter[str] = Counter()
+    waiting: Counter[str] = Counter()
+    for worker in view.workers.values():
+        required[worker.model] += len(worker.used)
+    for name in view.wanting:
+        session = view.sessions[name]
+        if view.kind(session) is not None:
+            waiting[session.record.model] += 1
+            # One that its worker refused still holds that worker's slot: it is counted there.
+            owner = view.workers.get(session.record.worker or "")
+            required[session.record.model] += owner is None or name not in owner.used
     return [
-        _of_model(view, model, required.get(model, 0), waiting.get(model, 0), decisions)
+        _of_model(view, model, required[model], waiting[model], decisions)
         for model in sorted(models | required.keys())
     ]
 

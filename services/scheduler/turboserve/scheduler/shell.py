@@ -83,7 +83,12 @@ class Shell:
     def feed(self, event: Event) -> None:
         """Give the core one event and start what it asks for."""
         began = time.perf_counter()
-        commands = self.core.handle(event, self._runtime.clock.monotonic())
+        try:
+            commands = self.core.handle(event, self._runtime.clock.monotonic())
+        except Exception as error:
+            # A core that failed halfway cannot be trusted: the process ends, and the next fills its view anew.
+            self._runtime.spawn(_fail(error), "core")
+            return
         _decision_s.record(time.perf_counter() - began, {"event": type(event).__name__})
         if self.core.synced:
             self._synced.set()
@@ -159,6 +164,10 @@ async def serve(runtime: Runtime, core: Scheduler, tick_s: float) -> Shell:
     _observe(core)
     await shell.start()
     return shell
+
+
+async def _fail(error: Exception) -> None:
+    raise error
 
 
 def _observe(core: Scheduler) -> None:

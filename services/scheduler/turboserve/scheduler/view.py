@@ -242,9 +242,9 @@ class View:
         lost = record.worker is not None and self.is_gone(record.worker)
         if record.phase is Phase.SUSPENDED:
             return "recover" if lost else "resume"
-        if lost or record.worker is None or session.refused_epoch == record.epoch:
-            return "recover" if record.next_chunk > 0 or record.epoch > 1 else "place"
-        return None
+        if lost or record.worker is None:
+            return "recover"
+        return "place" if session.refused_epoch == record.epoch else None
 
     def settle(self, session: SessionView | None) -> None:
         """Bring `wanting` up to date for one session."""
