@@ -205,9 +205,9 @@ class Bus:
                 raise UnavailableError(f"the broker is not reachable: {error!r}", retry_after_s=0.5) from None
         problem = (reply.headers or {}).get(ERROR_HEADER)
         if problem:
-            error = error_from(ErrorBody.from_bytes(problem.encode()))
-            error.answered = True
-            raise error
+            refusal = error_from(ErrorBody.from_bytes(problem.encode()))
+            refusal.answered = True
+            raise refusal
         return reply
 
     async def serve(

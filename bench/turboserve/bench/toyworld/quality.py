@@ -70,7 +70,7 @@ class Played:
 def held_out_jobs(count: int, seed: int) -> list[Job]:
     """Sessions over scenes, and for half of them phrasings, that training never saw."""
     rng = random.Random(seed)
-    jobs = []
+    jobs: list[Job] = []
     while len(jobs) < count:
         first, second = (random_scene(rng, 0.5, True) for _ in range(2))
         if {f.colour for f in first.figures} & {f.colour for f in second.figures}:
@@ -181,7 +181,9 @@ def long_sessions(models: Models, seed: int) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """The result for people."""
-    rows = [("", "all", "one figure", "two figures", "after switch", "other prompts (baseline)")]
+    rows: list[tuple[str, ...]] = [
+        ("", "all", "one figure", "two figures", "after switch", "other prompts (baseline)")
+    ]
     parts = [
         result,
         *(result[k] for k in ("one_figure", "two_figures", "after_switch", "baseline_other_prompts")),
