@@ -94,6 +94,13 @@ def test_the_state_is_the_session_s(model: Taehv) -> None:
     assert decoder.cache_bytes == sum(t.numel() * t.element_size() for t in cache.values())
 
 
+def test_bfloat16_stays_near_float32(model: Taehv) -> None:
+    half = load_taehv({name: t.bfloat16() for name, t in model.state_dict().items()}, CONFIG)
+    exact, _ = TaehvDecoder(model, 4, 6).decode(latents(3), None)
+    found, _ = TaehvDecoder(half, 4, 6).decode(latents(3), None)
+    assert (found.float() - exact.float()).abs().mean() < 2
+
+
 def test_bytes_of_the_public_model_s_state_are_the_facts() -> None:
     with torch.device("meta"):
         model = Taehv(TaehvConfig())

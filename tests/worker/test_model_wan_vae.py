@@ -150,6 +150,15 @@ def test_the_decoder_gives_pixels_of_normalised_latents(made: AutoencoderKLWan, 
     assert decoder.cache_bytes == sum(t.numel() * t.element_size() for t in cache.values())
 
 
+def test_bfloat16_stays_near_float32(made: AutoencoderKLWan, ours: WanVae) -> None:
+    half = load_wan_vae({name: t.bfloat16() for name, t in made.state_dict().items()}, sizes())
+    exact, _ = ours.decode(latents(3))
+    found, cache = half.decode(latents(3).bfloat16())
+    assert found.dtype is torch.bfloat16
+    assert {t.dtype for t in cache.values()} == {torch.bfloat16}
+    assert (found.float() - exact).abs().mean() < 0.05
+
+
 def test_bytes_of_the_public_model_s_cache_are_the_facts() -> None:
     with torch.device("meta"):
         vae = WanVae(WanVaeConfig())
