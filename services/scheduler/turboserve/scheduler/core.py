@@ -91,7 +91,7 @@ class Scheduler:
             self._send(ListAll(self._ask(self._listing, now)))
         if self.synced:
             self._decide(now)
-            self._feed_back(now)
+            self._feed_back(now, calm=not self._commands and isinstance(event, Tick | LoadReported | Watched))
         commands, self._commands = self._commands, []
         return commands
 
@@ -246,9 +246,9 @@ class Scheduler:
                 session.noted = choice.reason
                 self._commands.append(Note(decision))
 
-    def _feed_back(self, now: float) -> None:
+    def _feed_back(self, now: float, calm: bool) -> None:
         due = self._fed_at is None or now >= self._fed_at + self.policy.feedback_s
-        if not due and not self._commands:
+        if calm and not due:
             return
         feedback = load_feedback(self.view, self.decisions)
         if due or feedback != self._fed:

@@ -86,7 +86,7 @@ class Shell:
         try:
             commands = self.core.handle(event, self._runtime.clock.monotonic())
         except Exception as error:
-            # A core that failed halfway cannot be trusted: the process ends, and the next fills its view anew.
+            # A core that failed halfway cannot be trusted: the process ends, the next fills its view anew.
             self._runtime.spawn(_fail(error), "core")
             return
         _decision_s.record(time.perf_counter() - began, {"event": type(event).__name__})
