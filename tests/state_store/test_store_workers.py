@@ -156,6 +156,19 @@ async def test_a_worker_that_says_goodbye_is_gone(api: Harness) -> None:
         await api.renew(worker, "goodbye")
 
 
+async def test_a_renewal_leaves_out_what_sleeps_elsewhere(api: Harness) -> None:
+    """Sessions that people paused and left, many enough, once made the answer too large to be sent."""
+    worker = await api.worker("asleep")
+    record = await api.create("asleep", metadata={"note": "x" * 512})
+    await api.place(record, worker)
+    [assigned] = (await api.renew(worker, "asleep")).assigned
+    assert (assigned.id, assigned.metadata) == (record.id, {})
+    await api.pause(record.id)
+    assert (await api.renew(worker, "asleep")).assigned == ()
+    held = (HeldSession(session=record.id, epoch=1, next_chunk=0, resident=False),)
+    assert [row.id for row in (await api.renew(worker, "asleep", held=held)).assigned] == [record.id]
+
+
 async def test_the_renewal_lists_what_is_the_workers_and_nothing_that_has_ended(api: Harness) -> None:
     worker = await api.worker("rows")
     first, second = await api.create("rows"), await api.create("rows")

@@ -63,6 +63,7 @@ class LoadReport(Contract):
 class Renewal(Contract):
     """state store → worker: all sessions whose rows name this worker. What is held beyond it is let go.
 
+    Without those that are suspended and of which it reported nothing, and without people's metadata.
     A row without `own_revision` is one that the worker holds already and whose new epoch is not in the log
     yet: its state is kept, and nothing is appended until a later answer has the revision.
     """

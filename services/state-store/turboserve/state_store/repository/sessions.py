@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve.contracts.requests import CreateSession, ListSessions
-from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.state_store.tables import sessions
 
 FIELDS = tuple(name for name in SessionRecord.model_fields if name in sessions.c)
@@ -72,7 +72,8 @@ async def page(
     return [(row["number"], record_of(row)) for row in (await db.execute(query)).mappings()]
 
 
-async def assigned(db: AsyncConnection, worker: str) -> list[SessionRecord]:
-    """All that have not ended and name this worker, oldest first."""
-    query = select(*COLUMNS).where(sessions.c.worker == worker, LIVE).order_by(sessions.c.number)
+async def assigned(db: AsyncConnection, worker: str, held: Collection[str]) -> list[SessionRecord]:
+    """All that have not ended and name this worker, oldest first; of those asleep, the ones in `held`."""
+    concerns = or_(sessions.c.phase != Phase.SUSPENDED.value, sessions.c.id.in_(held))
+    query = select(*COLUMNS).where(sessions.c.worker == worker, LIVE, concerns).order_by(sessions.c.number)
     return [record_of(row) for row in (await db.execute(query)).mappings()]

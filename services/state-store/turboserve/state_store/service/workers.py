@@ -21,12 +21,15 @@ class Workers:
         self._playheads, self._clock = playheads, clock
 
     async def renew(self, request: Renew) -> Renewal:
-        """Note that it lives; all rows that name it. Raises WorkerGoneError to one declared gone.
+        """Note that it lives; the rows that name it. Raises WorkerGoneError to one declared gone.
 
+        A session that is asleep and of which it holds nothing is left out: there is nothing to do for it,
+        and people may leave more of them behind than fit into one message.
         A row whose fence is not in the log is listed only to a worker that holds it already: it keeps the
         state, and appends nothing until the revision is there.
         """
         load = request.load
+        held = {session.session for session in load.sessions}
         if load.phase is WorkerPhase.GONE:
             await self.gone(WorkerGone(worker=load.worker, reason="it left"))
             return Renewal(worker=load.worker, drain=True)
@@ -39,13 +42,13 @@ class Workers:
             elif await workers.insert(db, record):
                 await make_durable(db)
                 await outbox.add(db, [rules.joined_event(record, now)])
-            assigned = await sessions.assigned(db, load.worker)
+            assigned = await sessions.assigned(db, load.worker, held)
         if before is None:
             self._aftermath.events()
-        held = {session.session for session in load.sessions}
         settled = await self._aftermath.settled(assigned)
         told = [
-            row
+            # What it needs to run them; what people have noted on them may be large.
+            row.model_copy(update={"metadata": {}})
             for row in settled
             if row.worker == load.worker and (row.own_revision is not None or row.id in held)
         ]
