@@ -15,6 +15,7 @@ from turboserve import lifeline, logs, telemetry
 from turboserve.bus import Bus
 from turboserve.clock import Clock, SystemClock
 from turboserve.config import Settings
+from turboserve.contracts.errors import UnavailableError
 from turboserve.health import HealthServer
 
 log = logs.get("service")
@@ -77,6 +78,7 @@ async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Await
         with suppress(nats.errors.Error):
             await bus.flush()
         runtime._started = True
+        runtime.spawn(_until_closed(bus), "broker")
         log.info("ready")
         await runtime.stopping.wait()
     finally:
@@ -93,6 +95,11 @@ async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Await
         await health.stop()
         await bus.close()
     return 1 if runtime._failed else 0
+
+
+async def _until_closed(bus: Bus) -> None:
+    await bus.closed.wait()
+    raise UnavailableError("the connection to the broker was closed for good")
 
 
 def run(name: str, settings: Settings, start: Callable[[Runtime], Awaitable[None]]) -> None:

@@ -41,6 +41,16 @@ async def test_an_answer_and_every_kind_of_refusal(connect) -> None:  # type: ig
     assert "invalid_input" in (raw.headers or {})["Ts-Error"]
 
 
+async def test_a_client_that_gave_up_says_so(connect) -> None:  # type: ignore[no-untyped-def]
+    """nats-py closes itself for good after some errors of the broker; the service then has to end."""
+    bus = await connect("gateway")
+    assert not bus.closed.is_set()
+    await bus.client._process_err("'Maximum Subscriptions Exceeded'")
+    async with asyncio.timeout(20):
+        await bus.closed.wait()
+    assert not bus.connected
+
+
 async def test_nobody_there_and_nobody_answering_are_told_apart(connect) -> None:  # type: ignore[no-untyped-def]
     store, caller = await connect("state-store"), await connect("autoscaler")
     with pytest.raises(NoServerError) as nobody:

@@ -54,8 +54,12 @@ class NoServerError(UnavailableError):
 class Bus:
     """One service's connection to the broker. Reconnects for ever; subscriptions survive a reconnect."""
 
-    def __init__(self, client: Client, service: str, settings: Settings) -> None:
+    def __init__(
+        self, client: Client, service: str, settings: Settings, closed: asyncio.Event | None = None
+    ) -> None:
         self.client = client
+        self.closed = closed or asyncio.Event()
+        """Set once the client has given up for good: it does so after some errors that a broker may send."""
         self.service = service
         self._deadline_s = settings.request_deadline_s
         self._tasks: set[asyncio.Task[None]] = set()
@@ -70,6 +74,11 @@ class Bus:
         async def reconnected() -> None:
             log.info("broker reconnected")
 
+        closed = asyncio.Event()
+
+        async def ended() -> None:
+            closed.set()
+
         complained_at = 0.0
 
         async def failed(error: Exception) -> None:
@@ -80,6 +89,9 @@ class Bus:
                 log.warning(
                     "broker not reachable", url=_without_password(settings.nats_url), error=repr(error)
                 )
+            elif "permissions violation" in str(error).lower():
+                # A message that the broker does not take is lost without any other sign.
+                log.warning("broker refuses", error=str(error))
             else:
                 log.debug("broker error", error=repr(error))
 
@@ -99,8 +111,9 @@ class Bus:
                     disconnected_cb=disconnected,
                     reconnected_cb=reconnected,
                     error_cb=failed,
+                    closed_cb=ended,
                 )
-                return cls(client, service, settings)
+                return cls(client, service, settings, closed)
             except (TimeoutError, OSError, nats.errors.Error) as error:
                 url = _without_password(settings.nats_url)
                 log.warning("broker not reachable yet", url=url, error=repr(error))
