@@ -1,4 +1,4 @@
-#!/opt/turboserve/bin/python
+#!/opt/packages/bin/python
 """The images' health check: exits 0 when the service in this container says that it is ready."""
 
 import os
