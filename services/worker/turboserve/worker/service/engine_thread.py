@@ -72,6 +72,8 @@ class EngineThread:
         self._stays: dict[str, _Stay] = {}
         self._generating = False
         self._stopping = False
+        self.turns = 0
+        """Rises with every round of the loop, several times a second also when there is nothing to do."""
         self.failure: BaseException | None = None
         """What ended the thread, if that was not `stop`."""
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
@@ -96,6 +98,7 @@ class EngineThread:
     def _main(self) -> None:
         try:
             while not self._stopping:
+                self.turns += 1
                 self._take_commands()
                 if self._generating and not self._stopping:
                     for event in self.engine.step(self._clock.monotonic()):

@@ -43,6 +43,10 @@ class Packager:
     def put(self, item: FromEngine) -> None:
         self._queue.put(item)
 
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
     def stop(self, timeout_s: float) -> None:
         """End after what was put so far."""
         self._queue.put(None)

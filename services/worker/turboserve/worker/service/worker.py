@@ -29,6 +29,7 @@ from turboserve.worker.service import metrics
 from turboserve.worker.service.engine_thread import AdmitWith, EngineThread
 from turboserve.worker.service.heartbeat import Heartbeat
 from turboserve.worker.service.packager import Packager
+from turboserve.worker.service.pulse import Pulse
 from turboserve.worker.service.stamped import Chunk, ToLoop
 from turboserve.worker.service.table import Table
 from turboserve.worker.service.takeover import Takeover
@@ -36,6 +37,8 @@ from turboserve.worker.service.wire import Wire
 from turboserve.worker.settings import Settings
 
 TICK_S = 0.05
+STUCK_S = 120.0
+"""No step of any model takes this long: the device hangs."""
 FAREWELL_S = 2.0
 """How long a worker that is told to stop waits for its chunks to be published."""
 
@@ -125,11 +128,20 @@ class Worker:
         )
 
     async def _tick(self) -> None:
+        pulse = Pulse(round(STUCK_S / TICK_S))
         while True:
             await asyncio.sleep(TICK_S)
             self.tell(told.Tick())
-            if not self._engine.alive and not self._stopping:
+            stuck = pulse.stuck(self._engine.turns)
+            if self._stopping:
+                continue
+            # The process ends, and its sessions go on elsewhere: it renews, so nobody else would notice.
+            if not self._engine.alive:
                 raise RuntimeError("the engine's thread has ended") from self._engine.failure
+            if not self._packager.alive:
+                raise RuntimeError("the packager's thread has ended")
+            if stuck:
+                raise RuntimeError(f"the engine is stuck in one step for {STUCK_S:g} s")
 
     # Inputs
 
