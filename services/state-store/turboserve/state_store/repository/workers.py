@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import delete, exists, func, select, true, update
+from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -13,6 +13,8 @@ from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.state_store.tables import sessions, workers
 
+GONE_LISTED = 500
+"""A worker that dies at every start leaves thousands of rows, more than fit into one message."""
 _COUNTED = {"sessions", "suspended"}
 _FIELDS = tuple(name for name in WorkerRecord.model_fields if name not in _COUNTED)
 
@@ -44,8 +46,10 @@ async def write(db: AsyncConnection, record: WorkerRecord, *, gone_at: float | N
 
 
 async def page(db: AsyncConnection, *, include_gone: bool) -> list[WorkerRecord]:
-    """All, oldest first, each with its counts of sessions."""
+    """All that are there, oldest first, each with its counts of sessions; and the last `GONE_LISTED` gone."""
     holds = sessions.c.phase.in_([phase.value for phase in Phase if phase.holds_slot])
+    there = workers.c.phase != WorkerPhase.GONE.value
+    gone = select(workers.c.id).where(~there).order_by(workers.c.gone_at.desc()).limit(GONE_LISTED)
     asleep = sessions.c.phase == Phase.SUSPENDED.value
     counts = (
         select(
@@ -60,7 +64,7 @@ async def page(db: AsyncConnection, *, include_gone: bool) -> list[WorkerRecord]
     query = (
         select(workers, counts.c.sessions, counts.c.suspended)
         .join(counts, counts.c.worker == workers.c.id, isouter=True)
-        .where(true() if include_gone else workers.c.phase != WorkerPhase.GONE.value)
+        .where(there if not include_gone else or_(there, workers.c.id.in_(gone)))
         .order_by(workers.c.started_at, workers.c.id)
     )
     rows = (await db.execute(query)).mappings()
