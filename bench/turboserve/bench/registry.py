@@ -40,6 +40,16 @@ BENCHES: dict[str, Bench] = {
     bench.name: bench
     for bench in (
         Bench(
+            "batching",
+            "turboserve.bench.batching.command",
+            "The gather policies on a virtual clock: chunk latency and stalls by load.",
+        ),
+        Bench(
+            "engine",
+            "turboserve.bench.engine.command",
+            "The engine on this machine: chunk latency, throughput, the ring against copies, memory.",
+        ),
+        Bench(
             "stream",
             "turboserve.bench.stream",
             "Several viewers of a running stack: first chunk, gaps between chunks, stalls, losses.",

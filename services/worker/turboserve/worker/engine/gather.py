@@ -66,7 +66,13 @@ class CoalescedChunks:
 
 
 class LeastCreditFirst:
-    """Any sessions at any steps: least service credit first, as many as the profile says pay."""
+    """Any sessions at any steps: least service credit first, as many as the profile says pay.
+
+    The credit counts as it stood when the chunk was begun: what a chunk gained by its own forwards does not
+    cost it its turn, which would make every chunk finish late. A batch is smaller than what pays if that
+    saves everybody who can be saved: so it never runs past the tightest slack while no one else pays for it.
+    Where somebody will be late at any size, throughput is what helps the rest.
+    """
 
     def __init__(self, aging: float = 0.25) -> None:
         """`aging`: seconds of credit that a second of waiting is worth, so that nobody waits for ever."""
@@ -76,17 +82,20 @@ class LeastCreditFirst:
         """See `GatherPolicy.gather`."""
         if not ready:
             return []
-        pool = _alike(sorted(ready, key=lambda c: (c.credit_s - self._aging * c.waiting_s, -c.step)))
-        size = min(len(pool), profile.best_batch(min(limit, len(pool))))
-        while size > 1 and not self._in_time(pool[:size], profile):
-            size -= 1
+        alone = profile(1)
+        pool = _alike(sorted(ready, key=lambda c: (self._turn(c, alone), -c.step)))
+        size = profile.best_batch(min(limit, len(pool)))
+        if size == 1 or _in_time(pool[:size], profile(size)) == _in_time(pool[:size], alone):
+            return pool[:size]
+        savable = _in_time(pool, alone)
+        for smaller in range(size - 1, 0, -1):
+            if _in_time(pool, profile(smaller), smaller) >= savable:
+                return pool[:smaller]
         return pool[:size]
 
-    @staticmethod
-    def _in_time(batch: Sequence[Candidate], profile: LatencyProfile) -> bool:
-        """Whether the batch's size itself makes no row late that would be in time alone."""
-        together, alone = profile(len(batch)), profile(1)
-        return all(c.steps_left * together <= c.slack_s for c in batch if c.steps_left * alone <= c.slack_s)
+    def _turn(self, candidate: Candidate, alone: float) -> float:
+        begun = candidate.steps_left * alone if candidate.step else 0.0
+        return candidate.credit_s + begun - self._aging * candidate.waiting_s
 
 
 def policy(name: str) -> GatherPolicy:
@@ -104,3 +113,10 @@ def policy(name: str) -> GatherPolicy:
 def _alike(ordered: Sequence[Candidate]) -> list[Candidate]:
     """Those with as many frames as the first, in order."""
     return [c for c in ordered if c.frames == ordered[0].frames]
+
+
+def _in_time(ordered: Sequence[Candidate], seconds: float, size: int | None = None) -> int:
+    """How many finish within their slack if `size` at a time, or all at once, go through forwards of
+    `seconds`."""
+    turns = size or max(1, len(ordered))
+    return sum(c.steps_left * seconds * (1 + place // turns) <= c.slack_s for place, c in enumerate(ordered))

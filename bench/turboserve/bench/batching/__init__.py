@@ -1,0 +1,1 @@
+"""Gather policies compared on a virtual clock."""

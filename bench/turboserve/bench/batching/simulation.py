@@ -1,0 +1,92 @@
+"""The engine's gather code on a virtual clock: chunks become due, forwards take what a profile says.
+
+Definitions. Sessions become due for a chunk by a Poisson process. At most `slots` of them are in the
+engine at a time, as its slabs allow; the others wait outside in order. *Capacity* of a profile is the largest
+b / (forwards · L(b)) for b up to the batch limit, in chunks a second. *Load* is the rate at which chunks
+become due over capacity. *Latency* of a chunk is from becoming due to the end of its last forward, with
+whatever wait outside. A chunk *stalls* its viewer if its latency exceeds the playout slack with which it
+became due.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from turboserve.worker.engine.gather import Candidate, GatherPolicy
+from turboserve.worker.engine.profile import LatencyProfile
+
+FRAMES = 3
+"""Latent frames of every forward: all rows are alike."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What happens to every policy that is compared."""
+
+    due_s: tuple[float, ...]
+    """When each chunk becomes due, rising."""
+    forwards: int = 5
+    """Forwards of a chunk."""
+    slack_s: float = 1.0
+    """Video that a viewer has left when the chunk becomes due."""
+    slots: int = 16
+    """Sessions in the engine at once, and rows of a forward at most."""
+
+
+@dataclass
+class _Chunk:
+    name: str
+    due_s: float
+    step: int = 0
+
+
+def poisson(chunks: int, rate: float, seed: int) -> tuple[float, ...]:
+    """Times of `chunks` events at `rate` a second."""
+    source = random.Random(seed)
+    now, times = 0.0, []
+    for _ in range(chunks):
+        now += source.expovariate(rate)
+        times.append(now)
+    return tuple(times)
+
+
+def capacity(profile: LatencyProfile, forwards: int, limit: int) -> float:
+    """Chunks a second at the best batch size up to `limit`."""
+    return max(size / (forwards * profile(size)) for size in range(1, limit + 1))
+
+
+def simulate(scene: Scene, policy: GatherPolicy, profile: LatencyProfile) -> list[float]:
+    """Run a policy over a scene until every chunk is done; returns latencies in order of completion."""
+    latencies: list[float] = []
+    inside: dict[str, _Chunk] = {}
+    now, entered, count = 0.0, 0, len(scene.due_s)
+    while len(latencies) < count:
+        while entered < count and scene.due_s[entered] <= now and len(inside) < scene.slots:
+            inside[str(entered)] = _Chunk(str(entered), scene.due_s[entered])
+            entered += 1
+        if not inside:
+            now = scene.due_s[entered]
+            continue
+        ready = [_candidate(chunk, scene, now, profile(1)) for chunk in inside.values()]
+        batch = policy.gather(ready, profile, scene.slots)
+        now += profile(len(batch))
+        for row in batch:
+            chunk = inside[row.session]
+            chunk.step += 1
+            if chunk.step == scene.forwards:
+                latencies.append(now - chunk.due_s)
+                del inside[row.session]
+    return latencies
+
+
+def _candidate(chunk: _Chunk, scene: Scene, now: float, alone: float) -> Candidate:
+    """As the engine's pacing makes them: credit is slack less what is left of a chunk in work, less one
+    more."""
+    left = scene.forwards - chunk.step
+    waited = now - chunk.due_s
+    slack = scene.slack_s - waited
+    rest = left * alone if chunk.step else 0.0
+    return Candidate(
+        chunk.name, FRAMES, chunk.step, left, waited, slack, slack - rest - scene.forwards * alone
+    )

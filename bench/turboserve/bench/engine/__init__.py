@@ -1,0 +1,1 @@
+"""Measuring the engine. Everything but `command` needs torch, numpy and safetensors alone."""

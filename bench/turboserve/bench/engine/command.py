@@ -1,0 +1,66 @@
+"""`turboserve bench engine`: the engine with the shipped model on this machine."""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import Annotated, Any
+
+import typer
+
+from turboserve.bench.report import percentile
+
+POLICIES = ("fcfs", "chunk", "step")
+
+
+def run(
+    sessions: Annotated[
+        str, typer.Option(help="Loads: numbers of viewers, with commas between.")
+    ] = "1,2,4,8",
+    chunks: Annotated[int, typer.Option(min=1, help="Chunks of each session, after two that warm up.")] = 8,
+    repeats: Annotated[int, typer.Option(min=3, help="Runs of what is timed alone.")] = 9,
+) -> dict[str, Any]:
+    """Chunk latency, stalls and throughput by policy and number of viewers; the ring against copies;
+    memory."""
+    import torch
+
+    from turboserve.bench.engine.measure import Sessions, batches, naive_chunk_s
+    from turboserve.bench.engine.models import PROMPT, toyworld
+    from turboserve.bench.engine.traffic import Watched
+
+    try:
+        loads = [int(load) for load in sessions.split(",")]
+    except ValueError:
+        loads = []
+    if not loads or min(loads) < 1:
+        raise typer.BadParameter(f"--sessions: {sessions!r} is not numbers from 1 with commas between")
+    models = toyworld()
+    policies: dict[str, Any] = {name: {} for name in POLICIES}
+    for name in POLICIES:
+        for load in loads:
+            watched = Watched(models, load, name, repeat(PROMPT))
+            watched.run(2)
+            found = watched.run(chunks)
+            policies[name][str(load)] = {
+                "chunk_latency_s": {
+                    key: percentile(found.latencies_s, share)
+                    for key, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+                },
+                "stall_rate": found.stalls / len(found.latencies_s),
+                "throughput_chunks_per_s": len(found.latencies_s) / found.elapsed_s,
+                "busy": found.busy_s / found.elapsed_s,
+            }
+    with torch.inference_mode():
+        text = models.text.encode([PROMPT])
+    naive_s = naive_chunk_s(models.transformer, text, repeats)
+    by_batch = batches(models.transformer, text, (1, 2, 4), repeats)
+    memory = Sessions(models.transformer, 4, text)
+    return {
+        "clock": "seconds of the processor; where nothing is due, it moves on to when something is",
+        "policies": policies,
+        "chunk_s": {str(size): found.chunk_s for size, found in by_batch.items()},
+        "forward_s": {str(size): found.forward_s for size, found in by_batch.items()},
+        "naive_chunk_s": naive_s,
+        "ring_vs_copy_speedup": naive_s / by_batch[1].chunk_s,
+        "peak_bytes": memory.pool.allocated_bytes,
+        "expected_bytes": memory.expected_bytes,
+    }

@@ -1,0 +1,161 @@
+"""How long the engine's forwards and chunks take, and what a session's memory is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turboserve.bench.engine.naive import NaiveLoop
+from turboserve.worker.engine.pool import SlabPool
+from turboserve.worker.engine.ring import KVRing
+from turboserve.worker.engine.rows import RowsForward
+from turboserve.worker.engine.slab import SlabLayout
+from turboserve.worker.engine.state import SessionState
+from turboserve.worker.engine.work import ChunkWork
+from turboserve.worker.model.schedule import Schedule
+from turboserve.worker.model.transformer import CausalWanTransformer
+
+WARM_UP = 2
+"""Runs that are not counted."""
+
+
+class Timer:
+    """Seconds of work on a device: of the processor on a CPU, so that a busy machine does not count."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+
+    def __call__(self) -> float:
+        if self._cuda:
+            torch.cuda.synchronize()
+            return time.perf_counter()
+        return time.process_time()
+
+    def median(self, work: Callable[[], object], repeats: int) -> float:
+        """Median seconds of `repeats` runs of `work`, after warm-up runs."""
+        for _ in range(WARM_UP):
+            work()
+        seconds = []
+        for _ in range(repeats):
+            begin = self()
+            work()
+            seconds.append(self() - begin)
+        return sorted(seconds)[len(seconds) // 2]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Latency at one batch size. Seconds, medians."""
+
+    forward_s: float
+    """One forward with a full window."""
+    chunk_s: float
+    """A whole chunk of every session: all denoising forwards and the clean pass, no decoding."""
+
+
+class Sessions:
+    """Sessions in lockstep with full windows, for measuring. Their slabs are one pool."""
+
+    def __init__(self, model: CausalWanTransformer, count: int, text: Tensor, seed: int = 0) -> None:
+        """`text`: prompt embeddings [1, L, text_dim]."""
+        self._config = model.config
+        self._schedule = Schedule(model.config)
+        self._forward = RowsForward(model)
+        weight = model.patch_embedding.weight
+        self.layout = SlabLayout.of(model.config, weight.dtype)
+        self.pool = SlabPool(self.layout, count * self.layout.total_bytes, weight.device)
+        self.states = []
+        with torch.inference_mode():
+            projected = model.project_text(text.to(weight))
+            for number in range(count):
+                slab = self.pool.acquire()
+                ring = KVRing(slab, model.config, model.rotation)
+                ring.set_text(projected, 0)
+                generator = torch.Generator(weight.device)
+                self.states.append(SessionState(str(number), slab, ring, generator, seed + number, ""))
+        self._begin()
+
+    @property
+    def expected_bytes(self) -> int:
+        """The formula for all sessions' keys and values: self-attention over the window, cross-attention over
+        the prompt, and the sink's keys a second time under window rotation."""
+        config = self._config
+        width = config.num_layers * config.num_heads * config.head_dim * self.layout.dtype.itemsize
+        frames = 2 * config.window_frames
+        if config.rotation == "window" and config.local_attn_size != -1:
+            frames += config.sink_size
+        return len(self.states) * width * (frames * config.tokens_per_frame + 2 * config.text_len)
+
+    @torch.inference_mode()
+    def chunk(self, noise: Tensor | None = None) -> list[Tensor]:
+        """One chunk of every session, begun anew where the model's frames end; returns clean latents."""
+        limit = self._config.session_frames
+        last = self.states[0].first_frame(self._config) + self._config.frames_per_chunk
+        if limit is not None and last > limit:
+            self._begin()
+        draw = None if noise is None else noise.__getitem__
+        works = [ChunkWork(state, self._config, self._schedule, draw) for state in self.states]
+        while works[0].done < works[0].total:
+            flows = self._forward([work.row() for work in works])
+            for work, flow in zip(works, flows, strict=True):
+                work.advance(flow)
+        clean = []
+        for state, work in zip(self.states, works, strict=True):
+            assert work.clean is not None
+            state.remember(work.clean, self._config)
+            state.next_chunk += 1
+            clean.append(work.clean)
+        return clean
+
+    @torch.inference_mode()
+    def fill(self) -> None:
+        """Mark every window full, with values that cost as much as any: time does not depend on them."""
+        for state in self.states:
+            for tensor in (state.slab.keys, state.slab.values):
+                tensor.normal_()
+            per_chunk = self._config.frames_per_chunk
+            state.next_chunk = max(1, self._config.window_frames // per_chunk - 1)
+            for chunk in range(state.next_chunk):
+                state.ring.place(chunk * per_chunk, per_chunk)
+
+    @torch.inference_mode()
+    def measure(self, timer: Timer, repeats: int) -> Batch:
+        """Median times at this batch size."""
+        self.fill()
+        chunk_s = timer.median(self.chunk, repeats)
+        limit = self._config.session_frames
+        if limit is not None and self.states[0].first_frame(self._config) >= limit:
+            self.fill()
+        works = [ChunkWork(state, self._config, self._schedule) for state in self.states]
+        rows = [work.row() for work in works]
+        return Batch(timer.median(lambda: self._forward(rows), repeats), chunk_s)
+
+    def _begin(self) -> None:
+        for state in self.states:
+            state.next_chunk = 0
+            state.ring.restore([], self._config.sink_size if self._config.local_attn_size != -1 else 0, 0)
+
+
+def batches(
+    model: CausalWanTransformer, text: Tensor, sizes: Sequence[int], repeats: int
+) -> dict[int, Batch]:
+    """Latencies by batch size."""
+    timer = Timer(model.patch_embedding.weight.device)
+    return {size: Sessions(model, size, text).measure(timer, repeats) for size in sizes}
+
+
+def naive_chunk_s(model: CausalWanTransformer, text: Tensor, repeats: int) -> float:
+    """Median seconds of a chunk in the naive loop, with a full window."""
+    config, weight = model.config, model.patch_embedding.weight
+    noise = torch.randn(len(config.denoising_steps), *config.latent_shape, device=weight.device)
+    loop = NaiveLoop(model, text.to(weight))
+    limit = config.session_frames
+    room = 10**9 if limit is None else limit // config.frames_per_chunk
+    fill = max(0, min(config.window_frames // config.frames_per_chunk, room - WARM_UP - repeats))
+    for _ in range(fill):
+        loop.chunk(noise)
+    return Timer(weight.device).median(lambda: loop.chunk(noise), min(repeats, max(1, room - fill - WARM_UP)))
