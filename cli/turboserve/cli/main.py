@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from turboserve.cli import model
+from turboserve.cli import model, profile
 from turboserve.cli.bench import bench
 from turboserve.cli.generate import generate
 from turboserve.cli.settings import settings
@@ -24,6 +24,7 @@ app.command(
 app.command()(generate)
 app.command()(settings)
 app.add_typer(model.app, name="model")
+app.add_typer(profile.app, name="profile")
 
 if __name__ == "__main__":
     app()

@@ -54,6 +54,8 @@ class Settings(Shared):
     """Memory of the host for suspended sessions."""
     max_lead_s: Seconds = 3.0
     """A session generates no chunk that starts further ahead of its playhead."""
+    profile: Path | None = None
+    """Measured latencies of the engine's stages, from `turboserve profile engine`; None: it learns them."""
     gather_policy: Literal["step", "chunk", "fcfs"] = "step"
     """Which sessions share a forward: any at any step, whole chunks together, or one session at a time."""
     real_time_margin: float = Field(default=0.6, gt=0, le=1)

@@ -7,6 +7,7 @@ The order of stages within a step is the pipeline's end first: a decoded chunk i
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from turboserve.worker.engine.admission import SessionTable
@@ -14,6 +15,7 @@ from turboserve.worker.engine.boundary import Boundary
 from turboserve.worker.engine.events import ChunkReady, ChunkTimings, Event, SessionFailed
 from turboserve.worker.engine.gather import policy
 from turboserve.worker.engine.pacing import Pacing
+from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.engine.session import PendingControl, Session
 from turboserve.worker.engine.snapshot import Snapshot
 from turboserve.worker.engine.spec import Control, Decoder, EngineOptions, SessionSpec, TextEncoder
@@ -37,14 +39,31 @@ class Engine:
     Every `now` is monotonic seconds on the caller's clock, which `clock` must read too.
     """
 
-    def __init__(self, models: Models, options: EngineOptions, clock: Clock = time.monotonic) -> None:
-        """Allocates the slabs. Raises `BudgetTooSmall` when not one fits."""
+    def __init__(
+        self,
+        models: Models,
+        options: EngineOptions,
+        clock: Clock = time.monotonic,
+        profiles: Mapping[str, Mapping[int, float]] | None = None,
+    ) -> None:
+        """Allocates the slabs. Raises `BudgetTooSmall` when not one fits.
+
+        `profiles`: measured seconds by batch size, by stage (`profile_file.STAGES`), to begin with.
+        """
+        known = {stage: LatencyProfile(seconds) for stage, seconds in (profiles or {}).items()}
         transformer = models.transformer
         self.config = transformer.config
         self.options = options
-        self.text = TextStage(models.text, clock)
-        self.forward = ForwardStage(transformer, policy(options.policy), options.max_batch, clock)
-        self.decode = DecodeStage(models.decoder, clock)
+        self.text = TextStage(models.text, clock, known.get("text"))
+        self.forward = ForwardStage(
+            transformer,
+            policy(options.policy),
+            options.max_batch,
+            clock,
+            known.get("forward"),
+            known.get("recache"),
+        )
+        self.decode = DecodeStage(models.decoder, clock, known.get("decode"))
         self._clock = clock
         schedule = Schedule(self.config)
         self.table = SessionTable(transformer, options)

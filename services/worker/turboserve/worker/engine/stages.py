@@ -65,8 +65,8 @@ class Stage(ABC, Generic[Item, Result]):
 class TextStage(Stage[str, Tensor]):
     """Prompts → embeddings [L, text_dim]."""
 
-    def __init__(self, encoder: TextEncoder, clock: Clock) -> None:
-        super().__init__(clock)
+    def __init__(self, encoder: TextEncoder, clock: Clock, profile: LatencyProfile | None = None) -> None:
+        super().__init__(clock, profile)
         self._encoder = encoder
 
     @torch.inference_mode()
@@ -88,9 +88,10 @@ class ForwardStage(Stage[Session, Tensor]):
         max_batch: int,
         clock: Clock,
         profile: LatencyProfile | None = None,
+        recache_profile: LatencyProfile | None = None,
     ) -> None:
         super().__init__(clock, profile)
-        self.recache_profile = LatencyProfile()
+        self.recache_profile = recache_profile or LatencyProfile()
         self._forward = RowsForward(model)
         self._frames_per_chunk = model.config.frames_per_chunk
         self._policy = policy
@@ -124,8 +125,8 @@ class Decoded:
 class DecodeStage(Stage[Session, Decoded]):
     """Clean latents → pixel frames, through each session's own streaming cache."""
 
-    def __init__(self, decoder: Decoder, clock: Clock) -> None:
-        super().__init__(clock)
+    def __init__(self, decoder: Decoder, clock: Clock, profile: LatencyProfile | None = None) -> None:
+        super().__init__(clock, profile)
         self._decoder = decoder
 
     @torch.inference_mode()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from turboserve.worker.engine.budget import MemoryBudget
 from turboserve.worker.engine.engine import Engine, Models
+from turboserve.worker.engine.profile_file import ProfileFile
 from turboserve.worker.engine.slab import SlabLayout
+from turboserve.worker.engine.snapshot import fingerprint
 from turboserve.worker.engine.spec import EngineOptions
 from turboserve.worker.settings import AUTO_SESSIONS, Settings
 
@@ -69,7 +73,8 @@ def _load_public(settings: Settings, device: torch.device) -> Models:
 
 
 def make_engine(models: Models, settings: Settings) -> Engine:
-    """An engine with as many slabs as are wanted and fit. Raises `BudgetTooSmall` when none does."""
+    """An engine with as many slabs as are wanted and fit. Raises `BudgetTooSmall` when none does, and
+    `BadProfile`."""
     weight = models.transformer.patch_embedding.weight
     layout = SlabLayout.of(models.transformer.config, weight.dtype)
     model_bytes = _model_bytes(models, weight.device)
@@ -89,7 +94,16 @@ def make_engine(models: Models, settings: Settings) -> Engine:
         max_batch=slots,
         policy=settings.gather_policy,
     )
-    return Engine(models, options)
+    return Engine(models, options, profiles=_profiles(models, settings, weight.device))
+
+
+def _profiles(
+    models: Models, settings: Settings, device: torch.device
+) -> Mapping[str, Mapping[int, float]] | None:
+    if settings.profile is None:
+        return None
+    model = fingerprint(models.transformer.config)
+    return ProfileFile.read(settings.profile, model=model, device=device.type).stages
 
 
 def _model_bytes(models: Models, device: torch.device) -> int:
