@@ -126,10 +126,17 @@ async def test_a_freed_slot_goes_to_who_waits(scheduler: Any, workers: Workers, 
     lost = first if (await viewers.get(first)).worker == other.id else second
     kept = second if lost == first else first
     await other.die()
-    await asyncio.sleep(3.0)
+
+    async def waits() -> bool:
+        page = await viewers.bus.call(subjects.LIST_DECISIONS, SessionRef(session=lost))
+        gone = f"its worker {other.id} is gone"
+        return any(d.kind == "wait" and d.reason.startswith(gone) for d in page.decisions)
+
+    deadline = asyncio.get_running_loop().time() + 60
+    while not await waits():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.05)
     assert (await viewers.get(lost)).epoch == 1
-    decisions = await viewers.bus.call(subjects.LIST_DECISIONS, SessionRef(session=lost))
-    assert "wait" in {decision.kind for decision in decisions.decisions}
     await viewers.bus.call(subjects.END_SESSION, EndSession(session=kept))
     assert (await viewers.active(lost, epoch=2)).worker == worker.id
 
