@@ -20,7 +20,7 @@ import pytest
 from turboserve.bus import Bus, append, last_entry, next_entry
 from turboserve.cli.embedded import NatsServer, Ports
 from turboserve.config import Settings
-from turboserve.contracts.chunks import ChunkHeader, LatentsHeader, Ownership
+from turboserve.contracts.chunks import HEADER, ChunkHeader, LatentsHeader, Ownership
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.requests import (
     CreateSession,
@@ -489,6 +489,22 @@ async def test_a_session_that_cannot_be_computed_fails_alone(scene: Scene) -> No
     await scene.until(failed, "the session fails")
     assert "text encoder" in str((await scene.record(bad)).reason)
     await scene.chunks(good, 6)
+
+
+async def test_a_session_whose_log_cannot_be_read_fails_alone(scene: Scene) -> None:
+    """Its slot was held for ever: the question for the log's end was never answered nor asked again."""
+    worker = await scene.worker()
+    session = await scene.create()
+    await append(scene.bus, CHUNK.of(session), b"", message_id=new_id("test"), headers={HEADER: "{}"})
+    await scene.place(session, worker)
+
+    async def failed() -> bool:
+        return (await scene.record(session)).phase is Phase.FAILED
+
+    await scene.until(failed, "the session fails")
+    assert "has no readable header" in str((await scene.record(session)).reason)
+    for good in [await scene.started(worker) for _ in range(2)]:
+        await scene.chunks(good, 3)
 
 
 async def test_a_worker_that_was_declared_gone_exits_with_its_own_status(scene: Scene) -> None:

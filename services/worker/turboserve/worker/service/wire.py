@@ -25,6 +25,10 @@ from turboserve.worker.service.stamped import Chunk
 log = logs.get("wire")
 
 
+class UnreadableEntryError(Exception):
+    """The newest entry of a session's log is not a chunk: nobody can say where its video ends."""
+
+
 @dataclass(frozen=True)
 class LogEnd:
     """Where a session's chunk log ends."""
@@ -99,11 +103,16 @@ class Wire:
             log.warning("latents not sent", session=chunk.session, chunk=chunk.index, error=repr(error))
 
     async def log_end(self, session: str) -> LogEnd:
-        """Raises `UnavailableError`."""
+        """Raises `UnavailableError`, and `UnreadableEntryError`, which asking again does not change."""
         entry = await last_entry(self._bus, CHUNKS, CHUNK.of(session))
         if entry is None:
             return LogEnd(0, mine=False)
-        header = ChunkHeader.from_headers(entry.headers)
+        try:
+            header = ChunkHeader.from_headers(entry.headers)
+        except (KeyError, ValidationError) as error:
+            raise UnreadableEntryError(
+                f"entry {entry.sequence} of {CHUNK.of(session)} has no readable header ({type(error).__name__})"
+            ) from None
         return LogEnd(header.index + 1, header.worker == self._worker)
 
     async def latents(self, session: str, index: int) -> Tensor | None:
