@@ -242,7 +242,10 @@ def train(rank: int, args: argparse.Namespace) -> None:
     if args.out.exists():
         saved = torch.load(args.out, weights_only=False)
         model.load_state_dict(saved["live"])
-        for optimiser, state in zip(optimisers, saved["optimisers"], strict=True):
+        # Weights that were taken out of the shipped file come without moments.
+        for optimiser, state in zip(
+            optimisers, saved["optimisers"] or (), strict=saved["optimisers"] is not None
+        ):
             optimiser.load_state_dict(state)
         average.values, average.updates = saved["weights"], saved["steps"]
         steps, spent = saved["steps"], saved["seconds"]
