@@ -2,7 +2,7 @@
 
     python training/toyworld/unpack.py --out runs
 
-Writes vae.pt, text.pt and dit.pt as the training scripts do, without the optimisers' moments: those start anew.
+Writes vae.pt, text.pt and dit.pt as the training scripts do, but without the optimisers' moments.
 """
 
 from __future__ import annotations
