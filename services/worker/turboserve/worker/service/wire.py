@@ -110,9 +110,8 @@ class Wire:
         try:
             header = ChunkHeader.from_headers(entry.headers)
         except (KeyError, ValidationError) as error:
-            raise UnreadableEntryError(
-                f"entry {entry.sequence} of {CHUNK.of(session)} has no readable header ({type(error).__name__})"
-            ) from None
+            where = f"entry {entry.sequence} of {CHUNK.of(session)}"
+            raise UnreadableEntryError(f"{where} has no readable header: {type(error).__name__}") from None
         return LogEnd(header.index + 1, header.worker == self._worker)
 
     async def latents(self, session: str, index: int) -> Tensor | None:
