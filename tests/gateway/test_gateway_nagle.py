@@ -1,4 +1,4 @@
-"""A chunk is two WebSocket messages. With Nagle's algorithm on, the second one waited for the client's delayed
+"""A chunk is two WebSocket messages. With Nagle's algorithm on, the second one waited for the delayed
 acknowledgement of the first: 40 ms in every twentieth chunk, as `turboserve bench stream` showed."""
 
 from __future__ import annotations

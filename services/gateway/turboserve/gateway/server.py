@@ -42,8 +42,8 @@ class Server(uvicorn.Server):
     async def start(self) -> None:
         """Bind and accept. Raises OSError if the address is taken."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        # Named as TCP, which connections inherit: asyncio turns Nagle's algorithm off for those only. With it on,
-        # the second message of a chunk waits up to 40 ms for the first one's acknowledgement.
+        # Named as TCP, which connections inherit: asyncio turns Nagle's algorithm off for those only. With it
+        # on, the second message of a chunk waits up to 40 ms for the first one's acknowledgement.
         listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
