@@ -32,7 +32,7 @@ from turboserve.contracts.requests import (
     WorkerGone,
 )
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
-from turboserve.contracts.workers import LoadReport, Playhead
+from turboserve.contracts.workers import LoadReport, Playhead, WorkerPhase
 from turboserve.ids import new_id
 from turboserve.subjects import (
     CHUNK,
@@ -513,12 +513,19 @@ async def test_a_worker_that_was_declared_gone_exits_with_its_own_status(scene: 
     assert await scene.exit_status(worker) == 3
 
 
-async def test_a_worker_that_is_asked_to_stop_publishes_what_it_has_and_exits(scene: Scene) -> None:
+async def test_a_worker_that_is_asked_to_stop_publishes_what_it_has_and_leaves(scene: Scene) -> None:
     worker = await scene.worker()
     session = await scene.started(worker)
     await scene.chunks(session, 3)
     scene.signal(worker, signal.SIGTERM)
     assert await scene.exit_status(worker) == 0
+
+    async def left() -> bool:
+        page = await scene.bus.call(LIST_WORKERS, ListWorkers(include_gone=True))
+        record = next(record for record in page.workers if record.id == worker)
+        return (record.phase, record.reason) == (WorkerPhase.GONE, "it left")
+
+    await scene.until(left, "it said goodbye")
 
 
 async def grows(scene: Scene, session: str, seconds: float) -> bool:

@@ -14,12 +14,14 @@ from turboserve.bus.client import NoServerError
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TurboServeError, UnavailableError, WorkerGoneError
 from turboserve.contracts.requests import Renew
-from turboserve.contracts.workers import LoadReport
+from turboserve.contracts.workers import LoadReport, WorkerPhase
 from turboserve.subjects import LOAD, RENEW
 from turboserve.worker.service import inputs as told
 
 PAUSE_S = 0.05
 """Reports are at least this far apart."""
+GOODBYE_S = 0.3
+"""The state store carries a goodbye out also when its answer comes too late."""
 
 log = logs.get("heartbeat")
 
@@ -41,19 +43,32 @@ class Heartbeat:
         self._wanted = asyncio.Event()
         self.answered = False
         """Whether the state store has ever answered."""
+        self._leaving = False
 
     def soon(self) -> None:
         """Report at once rather than at the next heartbeat."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Beat for ever."""
-        while True:
+        """Beat until `leave`."""
+        while not self._leaving:
             self._wanted.clear()
             await self._beat()
             await asyncio.sleep(PAUSE_S)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wanted.wait(), max(0.001, self._heartbeat_s - PAUSE_S))
+
+    async def leave(self) -> None:
+        """Beat no more, and say so: the sessions move at once rather than when silence is taken for death.
+
+        For after the last chunk: the fence keeps out what comes later. Raises nothing, waits `GOODBYE_S`.
+        """
+        self._leaving = True
+        load = self._report().model_copy(update={"phase": WorkerPhase.GONE})
+        try:
+            await self._bus.call(RENEW, Renew(load=load), deadline_s=GOODBYE_S)
+        except TurboServeError as error:
+            log.info("no answer to the goodbye", error=error.detail)
 
     async def _beat(self) -> None:
         load = self._report()
@@ -64,7 +79,9 @@ class Heartbeat:
         except NoServerError:
             self._tell(told.NobodyRenews(asked_at))
         except WorkerGoneError as error:
-            self._gone(error.detail)
+            # A renewal that was on its way when the goodbye overtook it is told so, too.
+            if not self._leaving:
+                self._gone(error.detail)
         except UnavailableError as error:
             log.warning("not renewed", error=error.detail)
             if error.answered:

@@ -91,7 +91,7 @@ class Worker:
         spawn(self._tick(), "ticks")
 
     async def stop(self) -> None:
-        """Make nothing new; publish what is made, as far as that takes a moment; end the threads."""
+        """Make nothing new; publish what is made, as far as that takes a moment; end the threads; leave."""
         self._stopping = True
         self._engine.submit(do.StopGenerating())
         deadline = self._clock.monotonic() + FAREWELL_S
@@ -99,6 +99,7 @@ class Worker:
             await asyncio.sleep(0.02)
         await asyncio.to_thread(self._engine.stop, FAREWELL_S)
         await asyncio.to_thread(self._packager.stop, 0.5)
+        await self.heartbeat.leave()
         for task in list(self._tasks):
             task.cancel()
 
