@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from types import TracebackType
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 
 from turboserve import logs
 from turboserve.bus import follow, last_entry
-from turboserve.contracts.errors import TurboServeError
+from turboserve.contracts.errors import SessionNotFoundError, TransitionError, TurboServeError
 from turboserve.contracts.events import SessionEvent, WorkerJoined, WorkerLeft, event_from_bytes
 from turboserve.contracts.sessions import Activity, SessionRecord
 from turboserve.gateway import metrics
@@ -23,7 +24,9 @@ from turboserve.subjects import EVENT
 
 log = logs.get("stream")
 
-WAKE_RETRIES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+WAKE_RETRIES_S = (0.0, 0.5, 1.0, 2.0, 4.0)
+WAKE_AGAIN_S = 8.0
+"""Between later attempts, for as long as the viewer stays: nobody else asks for an idle session."""
 
 
 class Watch:
@@ -53,10 +56,15 @@ class Watch:
         self._waking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        await self._gateway.timeline.joined(
-            self.record.id, self.viewer, self.start.start_s, self_paced=self._self_paced
-        )
-        await self._learn(self.record)
+        try:
+            await self._gateway.timeline.joined(
+                self.record.id, self.viewer, self.start.start_s, self_paced=self._self_paced
+            )
+            await self._learn(self.record)
+        except BaseException:
+            # A viewer who stays counted keeps its session from ever becoming idle.
+            await self._gateway.timeline.left(self.record.id, self.viewer)
+            raise
         return self
 
     async def __aexit__(
@@ -120,15 +128,18 @@ class Watch:
             self._waking = asyncio.create_task(self._wake())
 
     async def _wake(self) -> None:
-        for pause_s in WAKE_RETRIES_S:
+        for pause_s in itertools.chain(WAKE_RETRIES_S, itertools.repeat(WAKE_AGAIN_S)):
             await asyncio.sleep(pause_s)
+            if self.record.activity is not Activity.IDLE or self.ended.is_set():
+                return
             try:
                 await self._gateway.sessions.resume(self.record.tenant, self.record.id)
                 return
+            except (SessionNotFoundError, TransitionError) as error:
+                log.info("idle session not resumed", session=self.record.id, problem=error.detail)
+                return
             except TurboServeError as error:
                 log.info("idle session not resumed", session=self.record.id, problem=error.detail)
-                if not error.retryable:
-                    return
 
 
 async def newest_event(gateway: Gateway, session: str) -> int:
