@@ -15,11 +15,15 @@ from dataclasses import dataclass
 
 from turboserve.bus import Bus, Entry, follow, last_entry, next_entry
 from turboserve.contracts.chunks import ChunkHeader
+from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway.aio import until
 from turboserve.gateway.problems.errors import ChunkGoneError, ChunkNotMadeError
 from turboserve.subjects import CHUNK
 
 REMEMBERED = 65_536
+EMPTY_LOG_AHEAD_S = 5.0
+"""An empty log does not say how long its chunks were. Beyond the last known playhead there are at most the
+lead and a chunk. Too much costs some lead once; too little, and the worker waits for ever to be caught up."""
 
 
 @dataclass(frozen=True)
@@ -57,30 +61,34 @@ class ChunkLog:
         self._bus = bus
         self._sequences: OrderedDict[tuple[str, int], int] = OrderedDict()
 
-    async def after(self, session: str, index: int) -> Start:
+    async def after(self, record: SessionRecord, index: int) -> Start:
         """The place right behind chunk `index` (-1: the beginning).
 
         Raises ChunkGoneError if the chunk that follows is no longer kept, ChunkNotMadeError if `index` itself
         was never made.
         """
+        session = record.id
         newest = await self._newest(session)
-        made = -1 if newest is None else newest.header.index
+        made = record.next_chunk - 1 if newest is None else newest.header.index
         if index > made:
             raise ChunkNotMadeError(
                 f"after: {index} is beyond the newest chunk, {made}", field="after", limit=made
             )
         if newest is None:
-            return Start(0, 0.0, 0)
+            if index < made:
+                raise _gone(index + 1, record.next_chunk)
+            return _behind_all(record, record.playhead_s)
         if index == made:
             return Start(index + 1, newest.header.end_s, newest.sequence)
         found = await self._find(session, index + 1, newest)
         return Start(found.header.index, found.header.start_s, found.sequence - 1)
 
-    async def at(self, session: str, playhead_s: float) -> Start:
+    async def at(self, record: SessionRecord, playhead_s: float) -> Start:
         """The chunk that contains `playhead_s`; if that is no longer kept, the oldest that is."""
+        session = record.id
         newest = await self._newest(session)
         if newest is None:
-            return Start(0, 0.0, 0)
+            return _behind_all(record, playhead_s)
         header = newest.header
         if playhead_s >= header.end_s:
             return Start(header.index + 1, header.end_s, newest.sequence)
@@ -168,6 +176,13 @@ class ChunkLog:
         while len(self._sequences) > REMEMBERED:
             self._sequences.popitem(last=False)
         return Chunk(header, entry.sequence, entry.data)
+
+
+def _behind_all(record: SessionRecord, playhead_s: float) -> Start:
+    """Where to begin in an empty log: nothing was made, or all of it is no longer kept."""
+    if not record.next_chunk:
+        return Start(0, 0.0, 0)
+    return Start(record.next_chunk, playhead_s + EMPTY_LOG_AHEAD_S, 0)
 
 
 def _gone(index: int, oldest: int) -> ChunkGoneError:

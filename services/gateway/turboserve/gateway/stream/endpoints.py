@@ -35,10 +35,10 @@ async def _begin(
     events_after = await newest_event(gateway, session)
     record = await gateway.sessions.get_or_remembered(tenant, session)
     if after is not None:
-        return record, await gateway.chunks.after(session, after), events_after
+        return record, await gateway.chunks.after(record, after), events_after
     view = gateway.timeline.view(session)
     playhead_s = record.playhead_s if view is None else view.playhead_s
-    return record, await gateway.chunks.at(session, playhead_s), events_after
+    return record, await gateway.chunks.at(record, playhead_s), events_after
 
 
 @router.get(
