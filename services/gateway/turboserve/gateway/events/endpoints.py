@@ -55,27 +55,26 @@ async def events(
     position = after if last_event_id is None else last_event_id
     if record.phase.ended and await newest_event(gateway, session) <= position:
         return Response(status_code=204)
-    return LiveResponse(_lines(gateway, session, position), gateway.streams.stopping, "text/event-stream")
+    return LiveResponse(_lines(gateway, session, position), gateway.streams, "text/event-stream")
 
 
 async def _lines(gateway: Gateway, session: str, position: int) -> AsyncGenerator[bytes, None]:
     entries = follow(
         gateway.bus, EVENT.stream, EVENT.of(session), EVENT.live(session), after_sequence=position
     )
-    with gateway.streams.place():
-        yield f"retry: {RECONNECT_MS}\n\n".encode()
-        async with aclosing(or_silence(entries, gateway.settings.events_keepalive_s)) as items:
-            async for entry in items:
-                if entry is None:
-                    yield b": still here\n\n"
-                    continue
-                try:
-                    event = event_from_bytes(entry.data)
-                except ValidationError:
-                    continue
-                if isinstance(event, WorkerJoined | WorkerLeft):
-                    continue
-                data = EventMessage.of(event, entry.sequence).text()
-                yield f"id: {entry.sequence}\nevent: {event.type}\ndata: {data}\n\n".encode()
-                if isinstance(event, SessionEnded):
-                    return
+    yield f"retry: {RECONNECT_MS}\n\n".encode()
+    async with aclosing(or_silence(entries, gateway.settings.events_keepalive_s)) as items:
+        async for entry in items:
+            if entry is None:
+                yield b": still here\n\n"
+                continue
+            try:
+                event = event_from_bytes(entry.data)
+            except ValidationError:
+                continue
+            if isinstance(event, WorkerJoined | WorkerLeft):
+                continue
+            data = EventMessage.of(event, entry.sequence).text()
+            yield f"id: {entry.sequence}\nevent: {event.type}\ndata: {data}\n\n".encode()
+            if isinstance(event, SessionEnded):
+                return

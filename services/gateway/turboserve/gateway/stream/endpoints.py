@@ -64,7 +64,7 @@ async def stream_mp4(
 ) -> Response:
     gateway.streams.check()
     record, start, events_after = await _begin(gateway, tenant, session, after)
-    return LiveResponse(video(gateway, record, start, events_after), gateway.streams.stopping, "video/mp4")
+    return LiveResponse(video(gateway, record, start, events_after), gateway.streams, "video/mp4")
 
 
 @router.websocket("/{session}/stream")

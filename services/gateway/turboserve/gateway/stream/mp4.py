@@ -25,21 +25,20 @@ async def video(
     A player of plain HTTP cannot be told of a new init segment or of a gap, so the stream ends at either.
     """
     init: bytes | None = None
-    with gateway.streams.place():
-        async with Watch(gateway, record, start, events_after, self_paced=True) as watch:
-            events = asyncio.create_task(watch.events())
-            try:
-                async with aclosing(watch.chunks()) as chunks:
-                    async for chunk in chunks:
-                        if init is None:
-                            init = chunk.init
-                            yield init
-                        if chunk.init != init:
-                            log.info("stream ended: the encoder changed", session=record.id)
-                            return
-                        yield chunk.fragment
-                        await watch.sent(chunk, len(chunk.fragment))
-            except TurboServeError as error:
-                log.info("stream ended early", session=record.id, problem=error.detail)
-            finally:
-                await stop(events)
+    async with Watch(gateway, record, start, events_after, self_paced=True) as watch:
+        events = asyncio.create_task(watch.events())
+        try:
+            async with aclosing(watch.chunks()) as chunks:
+                async for chunk in chunks:
+                    if init is None:
+                        init = chunk.init
+                        yield init
+                    if chunk.init != init:
+                        log.info("stream ended: the encoder changed", session=record.id)
+                        return
+                    yield chunk.fragment
+                    await watch.sent(chunk, len(chunk.fragment))
+        except TurboServeError as error:
+            log.info("stream ended early", session=record.id, problem=error.detail)
+        finally:
+            await stop(events)

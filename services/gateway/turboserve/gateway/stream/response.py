@@ -10,15 +10,20 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from turboserve.gateway.aio import stop
+from turboserve.gateway.stream.registry import Streams
 
 
 class LiveResponse(Response):
-    """Sends what `source` yields as it comes, chunked. A client that does not read holds `source` back."""
+    """Sends what `source` yields as it comes, chunked. A client that does not read holds `source` back.
+
+    Has a place in `streams` while it lasts. Where there is none it raises TooManyStreamsError before
+    anything is sent, so that the client still gets the problem and not half an answer.
+    """
 
     def __init__(
         self,
         source: AsyncGenerator[bytes, None],
-        stopping: asyncio.Event,
+        streams: Streams,
         media_type: str,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -27,11 +32,15 @@ class LiveResponse(Response):
         self.media_type = media_type
         self.body = b""
         self._source = source
-        self._stopping = stopping
+        self._streams = streams
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._streams.place():
+            await self._serve(receive, send)
+
+    async def _serve(self, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
         async def feed() -> None:
@@ -58,4 +67,4 @@ class LiveResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _stopped(self) -> None:
-        await self._stopping.wait()
+        await self._streams.stopping.wait()

@@ -1,0 +1,34 @@
+"""The limit of streams, when several ask for the last place at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import httpx
+from fastapi import FastAPI
+
+from turboserve.gateway.problems.handlers import install
+from turboserve.gateway.stream.registry import Streams
+from turboserve.gateway.stream.response import LiveResponse
+
+
+async def test_of_a_burst_as_many_are_served_as_there_are_places_and_the_rest_is_told() -> None:
+    app, streams, burst = FastAPI(), Streams(2), asyncio.Barrier(5)
+    install(app)
+
+    async def video() -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(0.2)
+        yield b"video"
+
+    @app.get("/")
+    async def stream() -> LiveResponse:
+        streams.check()
+        await burst.wait()
+        return LiveResponse(video(), streams, "video/mp4")
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        answers = await asyncio.gather(*(client.get("/") for _ in range(5)))
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429, 429]
+    assert {answer.json()["code"] for answer in answers if answer.status_code == 429} == {"too_many_streams"}
+    streams.check()
