@@ -25,7 +25,7 @@ from turboserve.contracts.workers import Playhead
 from turboserve.state_store.settings import Settings
 
 WITHOUT_DISK = ("fsync=off", "full_page_writes=off")
-"""Safe when the server is killed, not when the machine is; commits must still be written before their answer."""
+"""Safe when the server is killed, not the machine: a commit is written before it is answered."""
 
 
 @asynccontextmanager
