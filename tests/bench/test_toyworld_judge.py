@@ -23,7 +23,7 @@ def starting(scene: Scene, seed: int) -> tuple[world.Body, ...]:
     """Bodies at a random place of the torus."""
     rng = random.Random(seed)
     right, down = rng.random() * 64, rng.random() * 64
-    return tuple(world.Body((b.x + right) % 64, (b.y + down) % 64, b.phase) for b in world.start(scene, rng))
+    return tuple(world.Body((b.x + right) % 64, (b.y + down) % 64, b.phase) for b in world.start(scene))
 
 
 def clip(scene: Scene, seed: int, frames: range = range(1, 13)) -> Clip:

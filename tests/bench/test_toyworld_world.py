@@ -22,7 +22,7 @@ def test_shapes_stand_on_the_lattice_at_every_boundary_whatever_the_prompts() ->
     rng = random.Random(0)
     for _ in range(50):
         scene = random_scene(rng, 0.5, None)
-        bodies = world.start(scene, rng)
+        bodies = world.start(scene)
         for _ in range(6):
             assert on_lattice(bodies), (scene, bodies)
             new = random_scene(rng, 0.5, None)
@@ -54,7 +54,16 @@ def test_the_figure_that_keeps_its_colour_keeps_its_place() -> None:
     assert world.switch(old, Scene((blue,)), bodies) == (bodies[1],)
     assert world.switch(old, Scene((green, red)), bodies) == (bodies[1], bodies[0])
     assert world.switch(old, Scene((red, green)), bodies) == bodies
-    assert world.switch(old, Scene((green,)), bodies) == bodies[:1]
+
+
+def test_what_cannot_be_told_from_the_old_video_begins_anew() -> None:
+    red, blue, green, pink = (Figure("circle", colour, "left") for colour in ("red", "blue", "green", "pink"))
+    bodies = (Body(8.0, 8.0), Body(40.0, 24.0))
+    for new in (Scene((green,)), Scene((green, pink))):
+        assert world.begins_anew(Scene((red, blue)), new)
+        assert world.switch(Scene((red, blue)), new, bodies) == world.start(new)
+    assert not world.begins_anew(Scene((red,)), Scene((green, pink)))
+    assert not world.begins_anew(Scene((red, blue)), Scene((green, blue)))
 
 
 def test_circling_keeps_its_phase_and_comes_round() -> None:
@@ -75,7 +84,7 @@ def test_shapes_are_drawn_split_over_the_edges(shape: str) -> None:
 def test_rendering_many_equals_rendering_one() -> None:
     rng = random.Random(1)
     scenes = [random_scene(rng, 0.5, None) for _ in range(8)]
-    places = [world.centres(scene, world.start(scene, rng), range(-8, 1)) for scene in scenes]
+    places = [world.centres(scene, world.start(scene), range(-8, 1)) for scene in scenes]
     batch = world.render_batch(
         scenes, torch.stack([p.expand(2, -1, -1) if len(p) == 1 else p for p in places])
     )

@@ -50,6 +50,7 @@ def test_json_round_trip() -> None:
         ({"denoising_steps": ()}, "denoising_steps"),
         ({"rotation": "relative"}, "rotation: 'relative'"),
         ({"sink_size": -1}, "sink_size: -1"),
+        ({"learned_positions": 1}, "learned_positions: 1 is not true or false"),
     ],
 )
 def test_values_out_of_range_name_field_and_limit(change: dict[str, Any], message: str) -> None:

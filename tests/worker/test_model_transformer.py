@@ -1,5 +1,6 @@
 """The transformer beside what the reference files check: schedule, gradients, types, mixed rows."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -111,3 +112,22 @@ def test_prompts_longer_than_the_model_takes_are_refused(
     model = make_models(tiny_config).transformer
     with pytest.raises(ValueError, match="6 tokens exceed the model's text_len of 5"):
         model.project_text(torch.zeros(1, 6, tiny_config.text_dim))
+
+
+def test_only_learned_positions_tell_a_patch_where_it_is(
+    tiny_config: ModelConfig, make_models: Callable[..., Models]
+) -> None:
+    """Rotation is relative: in a frame whose patches are all alike, every patch has the same flow."""
+    alike = torch.randn(1, 1, tiny_config.in_dim, 1, 1).expand(1, *tiny_config.latent_shape).contiguous()
+
+    def spread(config: ModelConfig) -> float:
+        model = make_models(config).transformer
+        if config.learned_positions:
+            torch.nn.init.normal_(model.position_embedding)
+        memory = NoMemory(model.project_text(torch.randn(1, 3, config.text_dim)))
+        flow = model(alike, torch.full((1, 3), 500.0), torch.arange(3)[None], memory)
+        _, high, wide = config.patch_size
+        return float((flow - flow[..., :high, :wide].repeat(1, 1, 1, *config.grid)).detach().abs().max())
+
+    assert spread(tiny_config) < 1e-5
+    assert spread(dataclasses.replace(tiny_config, learned_positions=True)) > 1e-2

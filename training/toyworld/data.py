@@ -23,13 +23,15 @@ class Clip:
     """The sink chunk [3, 16, 8, 8] under its prompt, and four chunks [12, 16, 8, 8] from chunk m on.
 
     Where `starts`, m is 0 and the first of the four is the sink. Chunk m shows what went before `scene` if
-    the prompt `switched` there; the others show `scene`.
+    the prompt `switched` there; the others show `scene`. Where `fixed`, its places mean something: the video
+    begins there, or anew.
     """
 
     sink_scene: Scene
     scene: Scene
     starts: bool
     switched: bool
+    fixed: bool
     sink: Tensor
     main: Tensor
 
@@ -60,10 +62,10 @@ def random_scene_allowed(scene: Scene) -> bool:
 
 def _history(scene: Scene, rng: random.Random) -> tuple[world.Body, ...]:
     """Bodies of a session that plays `scene` for a while, possibly after other prompts."""
-    before, bodies = scene, world.start(scene, rng)
+    before, bodies = scene, world.start(scene)
     if rng.random() < 0.6:
         before = random_scene(rng, 0.5, None)
-        bodies = world.start(before, rng)
+        bodies = world.start(before)
         bodies = world.advance(before, bodies, world.CHUNK_FRAMES * rng.randrange(8))
         bodies = world.switch(before, scene, bodies)
     return world.advance(scene, bodies, world.CHUNK_FRAMES * rng.randrange(8))
@@ -79,7 +81,7 @@ def draw_clip(vae: ToyVae, rng: random.Random, pair: float) -> Clip:
         old = random_scene(rng, pair)
     new = other_scene(old, rng, pair) if switches else old
     sink_scene = old if starts or rng.random() < 0.6 else random_scene(rng, pair)
-    sink_bodies = world.start(sink_scene, rng)
+    sink_bodies = world.start(sink_scene)
     first = world.render_batch([sink_scene], _places(sink_scene, sink_bodies, _FIRST_GROUPS)[None])
     with torch.no_grad():
         sink = vae.encode(first)[0]
@@ -97,7 +99,8 @@ def draw_clip(vae: ToyVae, rng: random.Random, pair: float) -> Clip:
         main = vae.encode_groups(moving.unflatten(1, (-1, TIME_STRIDE)))[0]
         if starts:
             main = torch.cat((sink, main))
-    return Clip(sink_scene, new, starts, switches, sink.half(), main.half())
+    fixed = starts or (switches and world.begins_anew(old, new))
+    return Clip(sink_scene, new, starts, switches, fixed, sink.half(), main.half())
 
 
 def _places(scene: Scene, bodies: tuple[world.Body, ...], frames: range) -> Tensor:
@@ -124,8 +127,7 @@ class ClipPool:
         clips = self._rng.sample(self._clips, count)
         sinks, mains = [], []
         for clip in clips:
-            start = tuple(2 * self._rng.randrange(4) for _ in range(2))
-            shift = start if clip.starts else tuple(self._rng.randrange(8) for _ in range(2))
-            sinks.append(clip.sink.roll(start, (2, 3)))
+            shift = (0, 0) if clip.fixed else tuple(self._rng.randrange(8) for _ in range(2))
+            sinks.append(clip.sink)
             mains.append(clip.main.roll(shift, (2, 3)))
         return clips, torch.stack(sinks).float(), torch.stack(mains).float()

@@ -36,16 +36,13 @@ from turboserve.worker.model.toy_vae import ToyVae
 from turboserve.worker.model.transformer import CausalWanTransformer
 
 CONTEXT_NOISE = 0.2
-GHOSTS = 0.4
-MIXED_FROM = 0.5
-"""Noise level above which the noisy chunks, too, have ghosts: the target is the chunk without."""
 AT_THE_STEPS = 0.85
 STEP_SHARES = torch.tensor([0.3, 0.2, 0.2, 0.3])
 """Shares of the four steps' noise levels."""
 WINDOW_MODE = 1.0
 FARTHEST_CHUNK = 336
 FFN_DIM = 512
-PAIRS_EARLY, PAIRS_LATE, EARLY = 0.25, 0.55, 0.5
+PAIRS_EARLY, PAIRS_LATE, EARLY = 0.25, 0.55, 0.1
 """Share of scenes with two figures, before and after this part of the run."""
 
 
@@ -63,6 +60,7 @@ def toy_config(dim: int, layers: int) -> ModelConfig:
         local_attn_size=9,
         sink_size=3,
         rotation="window",
+        learned_positions=True,
     )
 
 
@@ -79,13 +77,12 @@ class Batches:
         clips, sinks, mains = self._pool.batch(count)
         chunks = mains.unflatten(1, (4, CHUNK))
         clean = torch.cat((sinks[:, None], chunks[:, :3]), 1)
-        clean = self._with_ghosts(clean)
         clean = clean + CONTEXT_NOISE * torch.rand(count, 4, 1, 1, 1, 1) * torch.randn_like(clean)
         target = torch.cat((sinks[:, None], chunks[:, 1:]), 1)
         sigma = self._sigmas(count)
         wide = sigma[:, :, None, None, None, None]
         noise = torch.randn_like(target)
-        noisy = (1 - wide) * torch.where(wide > MIXED_FROM, self._with_ghosts(target), target) + wide * noise
+        noisy = (1 - wide) * target + wide * noise
         flow = (noisy - target) / wide
         latents = torch.cat((clean[:, :1], noisy[:, :1], clean[:, 1:], noisy[:, 1:]), 1).flatten(1, 2)
         times = (
@@ -103,14 +100,6 @@ class Batches:
             "recached": self._recached(clips, m),
             "text": self._texts(clips),
         }
-
-    def _with_ghosts(self, chunks: Tensor) -> Tensor:
-        """Half of the chunks [B, n, 3, 16, 8, 8] faded, with as much of themselves somewhere else: the
-        errors that the model makes while it has to choose between places."""
-        shift = tuple(2 * self._rng.randrange(4) for _ in range(2))
-        shape = (*chunks.shape[:2], 1, 1, 1, 1)
-        share = GHOSTS * torch.rand(shape) * (torch.rand(shape) < 0.5)
-        return torch.lerp(chunks, chunks.roll(shift, (4, 5)), share)
 
     def _sigmas(self, count: int) -> Tensor:
         fixed = self._steps[torch.multinomial(STEP_SHARES, count * 4, replacement=True)].view(count, 4)
@@ -241,6 +230,9 @@ def train(rank: int, args: argparse.Namespace) -> None:
     steps, spent = 0, 0.0
     if args.out.exists():
         saved = torch.load(args.out, weights_only=False)
+        for state in (saved["live"], saved["weights"]):
+            # What the model has learned to use since then begins at nothing.
+            state.setdefault("position_embedding", torch.zeros_like(model.position_embedding.detach()))
         model.load_state_dict(saved["live"])
         # Weights that were taken out of the shipped file come without moments.
         for optimiser, state in zip(

@@ -1,9 +1,10 @@
 """The toy world: one or two flat shapes that move over a plain background on a torus.
 
-The world has little entropy on purpose, so that a small model can learn all of it. Speed, size and
-radius are fixed; chance picks only the start. A shape that moves straight covers 8
-pixels, one latent cell, in 4 frames, which is one latent frame. A circle takes 24 frames, two chunks. So
-every shape stands on the 8-pixel lattice at every chunk boundary, whatever prompts came before.
+The world has no chance in it, on purpose: a small model that takes four steps cannot choose well between
+equally likely videos. Speed, size, radius and start are fixed, so the prompts say all. A shape that moves
+straight covers 8 pixels, one latent cell, in 4 frames, which is one latent frame. A circle takes 24 frames,
+two chunks. So every shape stands on the 8-pixel lattice at every chunk boundary, whatever prompts came
+before.
 
 A `Body` is the state of one shape at a boundary: after the last frame of a chunk. The first chunk has 9
 frames, each later one 12, and 4 · i is the last frame of latent frame i.
@@ -12,7 +13,6 @@ frames, each later one 12, and 4 · i is the last frame of latent frame i.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,9 +30,9 @@ RADIUS = 8.0
 """Pixels, of the path of a circling shape."""
 PERIOD = 24
 """Frames per turn of a circling shape."""
-START_CELLS = range(8, 64, 16)
-"""Pixels, across and down: where the first figure can be after the first chunk. These are the middles of the
-transformer's patches: it knows no absolute place, so every patch has to be as good as any other."""
+START = (24.0, 24.0)
+"""Pixels, across and down: where the first figure is after the first chunk, the middle of a patch of the
+transformer."""
 SECOND_OFFSET = (32.0, 16.0)
 """Pixels from the first shape to the second at the start: straight paths from here pass each other."""
 MIN_SEPARATION = 16.0
@@ -96,9 +96,9 @@ class Body:
     phase: float = 0.0
 
 
-def start(scene: Scene, rng: random.Random) -> tuple[Body, ...]:
-    """Bodies after the first chunk of a new session: one of 16 places, chosen by chance."""
-    first = Body(float(rng.choice(START_CELLS)), float(rng.choice(START_CELLS)))
+def start(scene: Scene) -> tuple[Body, ...]:
+    """Bodies after the first chunk of a new session."""
+    first = Body(*START)
     return (first,) if len(scene.figures) == 1 else (first, _beside(first))
 
 
@@ -110,12 +110,14 @@ def advance(scene: Scene, bodies: Sequence[Body], frames: int) -> tuple[Body, ..
 def switch(old: Scene, new: Scene, bodies: Sequence[Body]) -> tuple[Body, ...]:
     """The bodies with which `new` goes on where `old` stopped.
 
-    A figure keeps its place. Of two, the one with the same colour is the same figure; if no colour is kept,
-    they follow in the prompts' order. One that begins to circle starts at phase 0, one that goes on circling
-    keeps its phase. A second figure that is new, or too near to the first, appears at SECOND_OFFSET from the
-    first.
+    Everything here can be seen in the old video and the new prompt. A single figure keeps its place under any
+    prompt. Of two, the one with the same colour is the same figure; if no colour is kept, it is a new scene,
+    which begins at the start. One that begins to circle starts at phase 0, one that goes on circling keeps
+    its phase. A second figure that is new, or too near to the first, appears at SECOND_OFFSET from the first.
     """
     order = _successors(old, new)
+    if order is None:
+        return start(new)
     kept = []
     for now, index in zip(new.figures, order, strict=False):
         was, body = old.figures[index], bodies[index]
@@ -125,8 +127,13 @@ def switch(old: Scene, new: Scene, bodies: Sequence[Body]) -> tuple[Body, ...]:
     return tuple(kept)
 
 
-def _successors(old: Scene, new: Scene) -> tuple[int, ...]:
-    """Which old figure each new one follows, in the order of the new."""
+def begins_anew(old: Scene, new: Scene) -> bool:
+    """True if `new` does not go on where `old` stopped but starts, as a new session does."""
+    return _successors(old, new) is None
+
+
+def _successors(old: Scene, new: Scene) -> tuple[int, ...] | None:
+    """Which old figure each new one follows, in the order of the new; None if that cannot be seen."""
     if len(old.figures) == 1:
         return (0,)
     colours = [figure.colour for figure in old.figures]
@@ -134,7 +141,7 @@ def _successors(old: Scene, new: Scene) -> tuple[int, ...]:
         if figure.colour in colours:
             same = colours.index(figure.colour)
             return (same, 1 - same) if index == 0 else (1 - same, same)
-    return (0, 1)
+    return None
 
 
 def centres(scene: Scene, bodies: Sequence[Body], frames: Sequence[int]) -> Tensor:

@@ -49,6 +49,9 @@ class ModelConfig:
     rotation_frames: int = 1024
     """Absolute rotation is defined for this many frames; a session ends there. `window` ignores it."""
     rotation_theta: float = 10000.0
+    learned_positions: bool = False
+    """Add a learned vector to each patch, by its place in the frame. Rotation tells patches only how far they
+    are from each other; Wan's checkpoints leave it at that."""
 
     timestep_shift: float = 5.0
     denoising_steps: tuple[int, ...] = (1000, 750, 500, 250)
@@ -65,6 +68,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if field.type == "bool":
+                if not isinstance(value, bool):
+                    raise ModelConfigError(f"{field.name}: {value!r} is not true or false")
+                continue
             if isinstance(value, bool) or (field.type == "int" and not isinstance(value, int)):
                 raise ModelConfigError(f"{field.name}: {value!r} is not an integer")
             if field.name not in {"local_attn_size", "sink_size", "context_noise"} and isinstance(

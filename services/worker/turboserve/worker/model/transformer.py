@@ -186,6 +186,8 @@ class CausalWanTransformer(nn.Module):
         self.config = config
         dim = config.dim
         self.patch_embedding = nn.Conv3d(config.in_dim, dim, config.patch_size, config.patch_size)
+        if config.learned_positions:
+            self.position_embedding = nn.Parameter(torch.zeros(config.tokens_per_frame, dim))
         self.text_embedding = nn.Sequential(
             nn.Linear(config.text_dim, dim), nn.GELU(approximate="tanh"), nn.Linear(dim, dim)
         )
@@ -278,7 +280,7 @@ class CausalWanTransformer(nn.Module):
         patches = latents.view(batch, frames, channels, rows, height, columns, width)
         patches = patches.permute(0, 1, 3, 5, 2, 4, 6).reshape(batch, frames, rows * columns, -1)
         tokens: Tensor = F.linear(patches, self.patch_embedding.weight.flatten(1), self.patch_embedding.bias)
-        return tokens
+        return tokens + self.position_embedding if self.config.learned_positions else tokens
 
     def _unpatchify(self, x: Tensor) -> Tensor:
         """Patch channels [B, F, T, ·] → [B, F, C, H, W]."""
