@@ -121,6 +121,15 @@ FAIL_SESSION = Endpoint(
 PLACE_SESSION = Endpoint(
     "state.session.place", requests.PlaceSession, sessions.SessionRecord, _STORE, ("scheduler",)
 )
+BEGIN_MOVE = Endpoint(
+    "state.session.move.begin", requests.BeginMove, sessions.SessionRecord, _STORE, ("scheduler",)
+)
+COMMIT_MOVE = Endpoint(
+    "state.session.move.commit", requests.CommitMove, sessions.SessionRecord, _STORE, ("scheduler",)
+)
+ABANDON_MOVE = Endpoint(
+    "state.session.move.abandon", requests.AbandonMove, sessions.SessionRecord, _STORE, ("scheduler",)
+)
 NOTE_DECISION = Endpoint("state.session.note", requests.NoteDecision, requests.Done, _STORE, ("scheduler",))
 SUSPEND_IDLE = Endpoint(
     "state.session.suspend-idle", requests.SuspendIdle, sessions.SessionRecord, _STORE, ("scheduler",)
@@ -142,6 +151,9 @@ LIST_WORKERS = Endpoint(
 )
 GET_LATENTS = Endpoint("state.latents.get", requests.GetLatents, chunks.LatentsHeader, _STORE, ("worker",))
 """The answer's body is the raw latents: see `Bus.call_raw`."""
+MOVE_SESSION = Endpoint(
+    "scheduler.session.move", requests.MoveSession, requests.MoveAccepted, "scheduler", ("gateway",)
+)
 
 ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignment]
     CREATE_SESSION,
@@ -153,6 +165,9 @@ ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignme
     END_SESSION,
     FAIL_SESSION,
     PLACE_SESSION,
+    BEGIN_MOVE,
+    COMMIT_MOVE,
+    ABANDON_MOVE,
     NOTE_DECISION,
     SUSPEND_IDLE,
     LIST_DECISIONS,
@@ -161,6 +176,7 @@ ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignme
     DRAIN_WORKER,
     LIST_WORKERS,
     GET_LATENTS,
+    MOVE_SESSION,
 )
 
 

@@ -105,6 +105,18 @@ class StaleEpochError(ConflictError):
     code, title = "stale_epoch", "Stale epoch"
 
 
+class MoveOverError(ConflictError):
+    """The move is not under way any more: done, given up, or overtaken by a pause, an end, a placement."""
+
+    code, title = "move_over", "Move over"
+
+
+class StaleStateError(ConflictError):
+    """The log has a chunk that the moved state does not know of."""
+
+    code, title = "stale_state", "Stale state"
+
+
 class BodyTooLargeError(TurboServeError):
     """The request body is over the limit."""
 

@@ -32,11 +32,33 @@ class SessionCreated(_SessionEvent):
 
 
 class SessionPlaced(_SessionEvent):
-    """A worker owns it under a new epoch: first placement, resumption, recovery or migration."""
+    """A worker owns it under a new epoch: first placement, resumption or recovery."""
 
     type: Literal["session.placed"] = "session.placed"
     kind: str
     previous_worker: Id | None = None
+
+
+class SessionMigrating(_SessionEvent):
+    """It is to move to `record.target`; until it is there it goes on where it is (or stays suspended)."""
+
+    type: Literal["session.migrating"] = "session.migrating"
+    reason: str
+
+
+class SessionMoved(_SessionEvent):
+    """Its state is at another worker, which owns it under a new epoch."""
+
+    type: Literal["session.moved"] = "session.moved"
+    previous_worker: Id | None = None
+
+
+class SessionMoveAbandoned(_SessionEvent):
+    """It stays where it is, and does not go to `target`."""
+
+    type: Literal["session.move_abandoned"] = "session.move_abandoned"
+    target: Id
+    reason: str
 
 
 class SessionSuspended(_SessionEvent):
@@ -77,6 +99,9 @@ class PromptApplied(_SessionEvent):
 SessionEvent = (
     SessionCreated
     | SessionPlaced
+    | SessionMigrating
+    | SessionMoved
+    | SessionMoveAbandoned
     | SessionSuspended
     | SessionResumeRequested
     | SessionEnded

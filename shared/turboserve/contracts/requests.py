@@ -86,6 +86,64 @@ class PlaceSession(Contract):
     decision: Decision
 
 
+class BeginMove(Contract):
+    """scheduler → state store: the session is to move to `target`; a slot is counted there from now on.
+
+    A running one becomes `migrating` and goes on where it is; a suspended one stays suspended, and needs no
+    slot. Refused with `conflict` if the row's version is not `expected_version`, `transition_not_allowed` if
+    it does not run or moves already, `invalid_input` if the target is its worker or serves another model,
+    `no_capacity` or `worker_gone` as a placement.
+    """
+
+    session: Id
+    expected_version: int
+    target: Id
+    decision: Decision
+
+
+class CommitMove(Contract):
+    """scheduler → state store: the target has verified the state; it owns the session under the next epoch.
+
+    Refused with `move_over` if `move` is not the one under way, `stale_state` if the log has a chunk that
+    the moved state does not know of, `worker_gone` if the target is gone.
+    """
+
+    session: Id
+    move: int
+    target: Id
+    next_chunk: int = Field(ge=0)
+    """Chunk that the moved state makes next."""
+    digest: str | None = None
+    numbers: dict[str, float] = {}
+    """Kept with the decision: bytes moved, seconds."""
+
+
+class AbandonMove(Contract):
+    """scheduler → state store: the session stays where it is. Answered with the row if the move is over."""
+
+    session: Id
+    move: int
+    reason: str
+
+
+class MoveSession(SessionRef):
+    """gateway → scheduler: an operator wants the session on another worker.
+
+    Refused with `not_found` (no such worker), `transition_not_allowed` (it does not run, or moves already),
+    `invalid_input` (it is there already, or the worker serves another model), `no_capacity`.
+    """
+
+    worker: Id | None = None
+    """None: the one that suits best."""
+
+
+class MoveAccepted(Contract):
+    """The move has begun: the row and the decision. Whether it is done, the session's events tell."""
+
+    record: SessionRecord
+    decision: Decision
+
+
 class NoteDecision(Contract):
     """scheduler → state store: a decision that changes no row (to wait), kept beside those that do."""
 

@@ -76,6 +76,11 @@ class SessionRecord(Contract):
     """The number of the current ownership; 0 before the first."""
     worker: Id | None = None
     """Who owns it; for a suspended session, who holds its state in host memory."""
+    target: Id | None = None
+    """The worker it is being moved to: only while `migrating`, or `suspended` with its holder changing.
+    Worker and epoch stay the source's until the move is committed."""
+    move: int | None = None
+    """Number of the move under way: the version of the row with which it began, so unique per session."""
     own_revision: int | None = None
     """Stream sequence of the newest `own.<session>`: what the fence compares with."""
     next_chunk: int = 0
@@ -112,7 +117,7 @@ class Decision(Contract):
     epoch: int
     worker: Id | None = None
     kind: str
-    """place, resume, recover, migrate, wait."""
+    """place, resume, recover, wait; migrate (a move begins), moved (it is done), stay (it was given up)."""
     reason: str
     numbers: dict[str, float] = {}
     at: UnixSeconds = 0.0

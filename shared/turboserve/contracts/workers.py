@@ -40,6 +40,32 @@ class Refusal(Contract):
     reason: str
 
 
+class MoveStage(StrEnum):
+    """How far a move is, as its target sees it."""
+
+    COPYING = "copying"
+    VERIFIED = "verified"
+    """The state is here and its digest is the source's: the move may be committed."""
+    FAILED = "failed"
+
+
+class MoveReport(Contract):
+    """What the target of a move says of it: in every report while its row says so, at once on a change."""
+
+    session: Id
+    move: int
+    stage: MoveStage
+    next_chunk: int = Field(default=0, ge=0)
+    """Chunk that the moved state makes next."""
+    digest: str | None = None
+    bytes_moved: int = Field(default=0, ge=0)
+    """Over all rounds."""
+    seconds: float = Field(default=0.0, ge=0)
+    """Since the copy began."""
+    reason: str | None = None
+    """Why it failed."""
+
+
 class LoadReport(Contract):
     """worker → scheduler, autoscaler, every `heartbeat_s` and at once on a change: what it runs."""
 
@@ -51,6 +77,12 @@ class LoadReport(Contract):
     sessions: tuple[HeldSession, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     """Repeated in every report until the row names another owner."""
+    moves: tuple[MoveReport, ...] = ()
+    """Sessions that are moving here."""
+    transfer: tuple[str, ...] = ()
+    """Where other workers ask for the state of sessions, e.g. `tcp://127.0.0.1:4711?backend=gloo`."""
+    host: str = ""
+    """The machine it runs on, to tell near from far; empty: not known."""
     chunk_latency_s: dict[int, float] = {}
     """Measured latency of a chunk, seconds, by the number of sessions in the batch: the profile L(b)."""
     device: str = "cpu"
@@ -58,6 +90,14 @@ class LoadReport(Contract):
     pool_slot: str | None = None
     """The pool's name for the place it runs in; None for a worker nobody's pool started."""
     started_at: UnixSeconds = 0.0
+
+
+class Incoming(Contract):
+    """A session whose row names this worker as the target of a move, and where its state is to be had."""
+
+    record: SessionRecord
+    source: tuple[str, ...] = ()
+    """The source's `transfer` addresses; empty: it has none, or is gone."""
 
 
 class Renewal(Contract):
@@ -70,6 +110,9 @@ class Renewal(Contract):
 
     worker: Id
     assigned: tuple[SessionRecord, ...] = ()
+    incoming: tuple[Incoming, ...] = ()
+    """All sessions that are moving here. What was copied for a move that is not among them is let go, unless
+    `assigned` names the session: then the move is done."""
     drain: bool = False
 
 
@@ -83,6 +126,11 @@ class WorkerRecord(Contract):
     sessions: int = 0
     """Sessions that hold a slot."""
     suspended: int = 0
+    incoming: int = 0
+    """Sessions that are moving here; each has a slot reserved, beside `sessions`."""
+    transfer: tuple[str, ...] = ()
+    """Where other workers ask it for the state of sessions."""
+    host: str = ""
     device: str = "cpu"
     pid: int | None = None
     pool_slot: str | None = None
@@ -99,6 +147,8 @@ class Assignment(Contract):
     """
 
     record: SessionRecord
+    incoming: Incoming | None = None
+    """For the target of a move: what `Renewal.incoming` says of this session."""
 
 
 class Playhead(Contract):

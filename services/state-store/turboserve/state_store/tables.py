@@ -38,6 +38,8 @@ sessions = Table(
     Column("version", BigInteger, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("worker", Text),
+    Column("target", Text),
+    Column("move", BigInteger),
     # NULL until `own.<session>` is in the log for the row's epoch.
     Column("own_revision", BigInteger),
     # The newest `own.<session>` of any epoch: what the next one must follow.
@@ -57,8 +59,10 @@ sessions = Table(
         "phase in ('requested', 'active', 'migrating', 'suspended', 'terminated', 'failed')",
         name="phase_known",
     ),
+    CheckConstraint("(target is null) = (move is null)", name="target_with_move"),
     Index("sessions_tenant_number", "tenant", "number"),
     Index("sessions_worker", "worker", postgresql_where=text("ended_at is null")),
+    Index("sessions_target", "target", postgresql_where=text("target is not null")),
     Index("sessions_live", "model", postgresql_where=text("ended_at is null")),
     Index("sessions_unfenced", "id", postgresql_where=text("own_revision is null and epoch > 0")),
     Index("sessions_unpurged", "ended_at", postgresql_where=text("purged_at is null")),
@@ -113,6 +117,8 @@ workers = Table(
     Column("pid", BigInteger),
     Column("pool_slot", Text),
     Column("chunk_latency_s", JSONB, nullable=False),
+    Column("transfer", JSONB, nullable=False, server_default=text("'[]'")),
+    Column("host", Text, nullable=False, server_default=text("''")),
     Column("started_at", Double, nullable=False),
     Column("renewed_at", Double, nullable=False),
     Column("reason", Text),

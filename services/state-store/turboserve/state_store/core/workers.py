@@ -78,6 +78,8 @@ def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> Worker
         pid=load.pid,
         pool_slot=load.pool_slot,
         chunk_latency_s=load.chunk_latency_s,
+        transfer=load.transfer,
+        host=load.host,
         started_at=load.started_at or (now if record is None else record.started_at),
         renewed_at=now,
         reason=None if record is None else record.reason,

@@ -15,7 +15,7 @@ from turboserve.state_store.tables import sessions, workers
 
 GONE_LISTED = 500
 """A worker that dies at every start leaves thousands of rows, more than fit into one message."""
-_COUNTED = {"sessions", "suspended"}
+_COUNTED = {"sessions", "suspended", "incoming"}
 _FIELDS = tuple(name for name in WorkerRecord.model_fields if name not in _COUNTED)
 
 
