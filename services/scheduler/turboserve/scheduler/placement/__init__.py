@@ -1,0 +1,29 @@
+"""Where sessions go and when they move: pure, no clock, no randomness (TurboServe, 5.2.1).
+
+`interface` is assignment over a list of candidates, `cluster` the picture that both work on, `moves` the
+interface of rebalancing.
+"""
+
+from turboserve.scheduler.placement.cluster import Cluster, SessionState, WorkerState
+from turboserve.scheduler.placement.interface import Candidate, Choice, Demand, Placement
+from turboserve.scheduler.placement.least_loaded import LeastLoaded
+from turboserve.scheduler.placement.links import Link, LinkKind, Links
+from turboserve.scheduler.placement.moves import Move, MoveKind, NeverMoves, Rebalancer
+
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Cluster",
+    "Demand",
+    "LeastLoaded",
+    "Link",
+    "LinkKind",
+    "Links",
+    "Move",
+    "MoveKind",
+    "NeverMoves",
+    "Placement",
+    "Rebalancer",
+    "SessionState",
+    "WorkerState",
+]

@@ -1,0 +1,62 @@
+"""Where a session goes: the interface of all assignment algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One worker that may be given sessions."""
+
+    worker: str
+    model: str
+    capacity: int
+    """K: sessions that fit at once."""
+    load: int
+    """Sessions that hold a slot or have one reserved."""
+    suspect: bool = False
+    """It was not heard of when it should have been; better not, if there is another."""
+    chunk_latency_s: Mapping[int, float] = field(default_factory=dict)
+    """Measured profile L(b), seconds by batch size; may be empty."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """One session that needs a worker."""
+
+    session: str
+    model: str
+    kind: str
+    """place, resume or recover."""
+    holder: str | None = None
+    """Who has its state in host memory: going on there moves nothing."""
+    counted_on: str | None = None
+    """The candidate whose `load` already includes this session."""
+    excluded: frozenset[str] = frozenset()
+    """Workers that have refused it."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a placement says of one session: a worker, or (None) that it waits; why; and the numbers."""
+
+    session: str
+    worker: str | None
+    reason: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+class Placement(Protocol):
+    """Decides for all sessions that need a worker at one event (TurboServe, 5.2.1).
+
+    `candidates` are the workers that may be given sessions: alive, ready, not draining; in order of id.
+    `demands` come in order of precedence: an earlier one is not left waiting so that a later one of the same
+    model gets the slot. Returns one Choice per demand, in the same order, and never puts a worker's load
+    above its capacity, counting the choices before. Depends on nothing but its arguments: the same cluster
+    and demands give the same choices.
+    """
+
+    def place(self, candidates: Sequence[Candidate], demands: Sequence[Demand]) -> list[Choice]: ...
