@@ -38,32 +38,22 @@ def test_a_switch_goes_on_from_where_the_shape_is() -> None:
     assert (x, y) == (40.0, 6.0)
 
 
-def test_a_second_figure_appears_apart_from_the_first() -> None:
-    one = Scene((Figure("circle", "red", "left"),))
-    two = Scene((*one.figures, Figure("square", "blue", "up")))
-    first, second = world.switch(one, two, (Body(56.0, 56.0),))
+def test_a_second_figure_begins_apart_from_the_first() -> None:
+    first, second = world.start(Scene((Figure("circle", "red", "left"), Figure("square", "blue", "up"))))
     assert ((second.x - first.x) % 64, (second.y - first.y) % 64) == world.SECOND_OFFSET
-    moved = world.switch(two, two, (Body(8.0, 8.0), Body(8.0, 16.0)))
-    assert (moved[1].x, moved[1].y) == (40.0, 24.0)
 
 
-def test_the_figure_that_keeps_its_colour_keeps_its_place() -> None:
+def test_two_figures_keep_their_places_if_their_colours_stay() -> None:
     red, blue, green = (Figure("circle", colour, "left") for colour in ("red", "blue", "green"))
-    bodies = (Body(8.0, 8.0), Body(40.0, 24.0))
-    old = Scene((red, blue))
-    assert world.switch(old, Scene((blue,)), bodies) == (bodies[1],)
-    assert world.switch(old, Scene((green, red)), bodies) == (bodies[1], bodies[0])
-    assert world.switch(old, Scene((red, green)), bodies) == bodies
-
-
-def test_what_cannot_be_told_from_the_old_video_begins_anew() -> None:
-    red, blue, green, pink = (Figure("circle", colour, "left") for colour in ("red", "blue", "green", "pink"))
-    bodies = (Body(8.0, 8.0), Body(40.0, 24.0))
-    for new in (Scene((green,)), Scene((green, pink))):
-        assert world.begins_anew(Scene((red, blue)), new)
-        assert world.switch(Scene((red, blue)), new, bodies) == world.start(new)
-    assert not world.begins_anew(Scene((red,)), Scene((green, pink)))
-    assert not world.begins_anew(Scene((red, blue)), Scene((green, blue)))
+    one, two, others = Scene((red,)), Scene((red, blue)), Scene((green, blue))
+    bodies = (Body(8.0, 8.0), Body(40.0, 32.0))
+    for old, new in ((one, two), (two, one), (two, others)):
+        assert world.begins_anew(old, new)
+        assert world.switch(old, new, bodies[: len(old.figures)]) == world.start(new)
+    turned = Scene((Figure("square", "blue", "up"), red), "white")
+    assert not world.begins_anew(two, turned)
+    assert world.switch(two, turned, bodies) == bodies[::-1]
+    assert not world.begins_anew(one, Scene((green,)))
 
 
 def test_circling_keeps_its_phase_and_comes_round() -> None:

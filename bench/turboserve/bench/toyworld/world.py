@@ -35,8 +35,6 @@ START = (24.0, 24.0)
 transformer."""
 SECOND_OFFSET = (32.0, 16.0)
 """Pixels from the first shape to the second at the start: straight paths from here pass each other."""
-MIN_SEPARATION = 16.0
-"""Pixels: a second shape nearer than this at a prompt switch is placed anew."""
 
 SHAPES = ("circle", "square", "triangle")
 MOTIONS = ("left", "right", "up", "down", "circling", "still")
@@ -110,38 +108,28 @@ def advance(scene: Scene, bodies: Sequence[Body], frames: int) -> tuple[Body, ..
 def switch(old: Scene, new: Scene, bodies: Sequence[Body]) -> tuple[Body, ...]:
     """The bodies with which `new` goes on where `old` stopped.
 
-    Everything here can be seen in the old video and the new prompt. A single figure keeps its place under any
-    prompt. Of two, the one with the same colour is the same figure; if no colour is kept, it is a new scene,
-    which begins at the start. One that begins to circle starts at phase 0, one that goes on circling keeps
-    its phase. A second figure that is new, or too near to the first, appears at SECOND_OFFSET from the first.
+    A single figure that follows a single one keeps its place, and so do two whose colours stay. Everything
+    else is a new scene, which begins at the start: a video does not say which of two figures was first. One
+    that begins to circle starts at phase 0, one that goes on circling keeps its phase.
     """
-    order = _successors(old, new)
-    if order is None:
+    if begins_anew(old, new):
         return start(new)
     kept = []
-    for now, index in zip(new.figures, order, strict=False):
-        was, body = old.figures[index], bodies[index]
-        kept.append(Body(body.x, body.y, body.phase if was.motion == "circling" == now.motion else 0.0))
-    if len(new.figures) == 2 and (len(kept) == 1 or _distance(kept[0], kept[1]) < MIN_SEPARATION):
-        kept = [kept[0], _beside(kept[0])]
+    for place, now in enumerate(new.figures):
+        index = place if len(new.figures) == 1 else _colours(old).index(now.colour)
+        body, going_on = bodies[index], old.figures[index].motion == "circling" == now.motion
+        kept.append(Body(body.x, body.y, body.phase if going_on else 0.0))
     return tuple(kept)
 
 
 def begins_anew(old: Scene, new: Scene) -> bool:
     """True if `new` does not go on where `old` stopped but starts, as a new session does."""
-    return _successors(old, new) is None
+    alone = len(old.figures) == len(new.figures) == 1
+    return not alone and sorted(_colours(old)) != sorted(_colours(new))
 
 
-def _successors(old: Scene, new: Scene) -> tuple[int, ...] | None:
-    """Which old figure each new one follows, in the order of the new; None if that cannot be seen."""
-    if len(old.figures) == 1:
-        return (0,)
-    colours = [figure.colour for figure in old.figures]
-    for index, figure in enumerate(new.figures):
-        if figure.colour in colours:
-            same = colours.index(figure.colour)
-            return (same, 1 - same) if index == 0 else (1 - same, same)
-    return None
+def _colours(scene: Scene) -> list[str]:
+    return [figure.colour for figure in scene.figures]
 
 
 def centres(scene: Scene, bodies: Sequence[Body], frames: Sequence[int]) -> Tensor:
@@ -213,8 +201,3 @@ def _move(figure: Figure, body: Body, frames: int) -> Body:
 
 def _beside(first: Body) -> Body:
     return Body((first.x + SECOND_OFFSET[0]) % PIXELS, (first.y + SECOND_OFFSET[1]) % PIXELS)
-
-
-def _distance(a: Body, b: Body) -> float:
-    dx, dy = (abs(p - q) % PIXELS for p, q in ((a.x, b.x), (a.y, b.y)))
-    return math.hypot(min(dx, PIXELS - dx), min(dy, PIXELS - dy))
