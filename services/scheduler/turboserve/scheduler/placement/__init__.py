@@ -4,13 +4,16 @@
 interface of rebalancing.
 """
 
-from turboserve.scheduler.placement.cluster import Cluster, SessionState, WorkerState
-from turboserve.scheduler.placement.interface import Candidate, Choice, Demand, Placement
+from turboserve.scheduler.placement.cluster import Cluster
+from turboserve.scheduler.placement.interface import Assigner, Candidate, Choice, Demand, Placement
 from turboserve.scheduler.placement.least_loaded import LeastLoaded
 from turboserve.scheduler.placement.links import Link, LinkKind, Links
+from turboserve.scheduler.placement.minmax import MinMax
 from turboserve.scheduler.placement.moves import Move, MoveKind, NeverMoves, Rebalancer
+from turboserve.scheduler.placement.states import SessionState, WorkerState
 
 __all__ = [
+    "Assigner",
     "Candidate",
     "Choice",
     "Cluster",
@@ -19,6 +22,7 @@ __all__ = [
     "Link",
     "LinkKind",
     "Links",
+    "MinMax",
     "Move",
     "MoveKind",
     "NeverMoves",

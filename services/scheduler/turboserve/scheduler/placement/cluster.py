@@ -2,82 +2,160 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 
-
-@dataclass(frozen=True)
-class WorkerState:
-    """One worker that is not gone."""
-
-    id: str
-    model: str
-    capacity: int
-    """Slots: what its memory and its own limit allow. What the target chunk latency allows may be less."""
-    ready: bool = True
-    """It may be given sessions: serving, not draining, not being declared gone, not called full."""
-    draining: bool = False
-    """It is to be emptied: every session on it, suspended ones too, goes elsewhere."""
-    suspect: bool = False
-    """Not heard of when it should have been: given sessions only if there is no other, nothing moved."""
-    chunk_latency_s: Mapping[int, float] = field(default_factory=dict)
-    """Measured profile L(b): seconds of a chunk by sessions in the batch; empty: not measured."""
-    host: str = ""
-    """Machine it runs on, `HOST` or `NODE/HOST` (see `links`); empty: not known, far from everybody."""
-
-
-@dataclass(frozen=True)
-class SessionState:
-    """One session that has not ended."""
-
-    id: str
-    model: str
-    worker: str | None = None
-    """Its row's owner; for a suspended one, who holds its state in host memory."""
-    suspended: bool = False
-    """It holds no slot on `worker`, only host memory."""
-    target: str | None = None
-    """Where it is moving to, from the decision until the row says how the move ended. It counts at both ends:
-    a slot at the target too, unless it is suspended."""
-    reserved: str | None = None
-    """Where it was placed by a decision that is not confirmed yet: a slot there."""
-    state_bytes: int = 0
-    """What a move of it transfers; 0: not known, only the fixed part of the cost counts."""
-    movable: bool = True
-    """False: a command is under way for it, or its row is in doubt."""
-    rests_until: float = 0.0
-    """Not moved for balance before this time, the same clock as `now` in `Rebalancer.propose`: it has moved,
-    or failed to, a short while ago. A drain does not wait for it."""
-    excluded: frozenset[str] = frozenset()
-    """Workers that have refused it, or to which a move of it has failed."""
+from turboserve.scheduler.placement.interface import Candidate
+from turboserve.scheduler.placement.pool import NOBODY, Entry, Pool
+from turboserve.scheduler.placement.states import SessionState, WorkerState
 
 
 class Cluster:
     """All workers and sessions. Putting one replaces what was known under its id.
 
-    A session may name workers that are not (yet, any more) known: it counts where they are known.
+    A change costs time in the logarithm of the number of workers. A session may name workers that are not
+    (yet, any more) known: it counts where they are known.
     """
 
-    def __init__(self, workers: Iterable[WorkerState] = (), sessions: Iterable[SessionState] = ()) -> None:
-        self.workers: dict[str, WorkerState] = {}
+    def __init__(
+        self,
+        workers: Iterable[WorkerState] = (),
+        sessions: Iterable[SessionState] = (),
+        target_chunk_s: float | None = None,
+    ) -> None:
+        """`target_chunk_s`: a worker takes no more sessions than keep its chunk latency within it; None: no
+        more than its own capacity."""
+        self.target_chunk_s = target_chunk_s
         self.sessions: dict[str, SessionState] = {}
+        self.entries: dict[str, Entry] = {}
+        """Workers that exist, and those that sessions name."""
+        self.pools: dict[str, Pool] = {}
+        """By model."""
         for worker in workers:
             self.put_worker(worker)
         for session in sessions:
             self.put_session(session)
 
+    @property
+    def workers(self) -> dict[str, WorkerState]:
+        """Those that exist, by id."""
+        return {name: entry.state for name, entry in self.entries.items() if entry.state is not NOBODY}
+
     def put_worker(self, worker: WorkerState) -> None:
         """It is there, and so."""
-        self.workers[worker.id] = worker
+        entry = self._entry(worker.id)
+        before = entry.state
+        if before == worker:
+            return
+        self._leave(entry)
+        entry.become(worker, self.target_chunk_s)
+        pool = self.pool(worker.model)
+        pool.ready += entry.candidate
+        pool.rank(entry)
 
     def drop_worker(self, worker: str) -> None:
         """It is gone. Its sessions stay known until they are put elsewhere or dropped."""
-        self.workers.pop(worker, None)
+        entry = self.entries.get(worker)
+        if entry is not None:
+            self._leave(entry)
+            entry.become(NOBODY, None)
+            self._tidy(entry)
 
     def put_session(self, session: SessionState) -> None:
         """It is there, and so."""
+        before = self.sessions.get(session.id)
+        if before == session:
+            return
         self.sessions[session.id] = session
+        touched = self._unmark(before) if before is not None else {}
+        touched.update(self._mark(session))
+        moving = self.pool(session.model).moving
+        if session.target is not None:
+            moving.add(session.id)
+        else:
+            moving.discard(session.id)
+        self._rank(touched)
 
     def drop_session(self, session: str) -> None:
         """It has ended."""
-        self.sessions.pop(session, None)
+        before = self.sessions.pop(session, None)
+        if before is not None:
+            self.pool(before.model).moving.discard(session)
+            self._rank(self._unmark(before))
+
+    def pool(self, model: str) -> Pool:
+        """The rankings of one model's workers."""
+        return self.pools.setdefault(model, Pool())
+
+    def candidates(self) -> list[Candidate]:
+        """Workers that may be given sessions, in order of id: what placements over a list are given."""
+        return [
+            Candidate(
+                worker=entry.id,
+                model=entry.state.model,
+                capacity=entry.slots,
+                load=entry.held,
+                leaving=len(entry.going),
+                suspect=entry.state.suspect,
+                chunk_latency_s=entry.state.chunk_latency_s,
+            )
+            for entry in sorted(self.entries.values(), key=lambda e: e.id)
+            if entry.candidate
+        ]
+
+    # Who is where
+
+    def _entry(self, worker: str) -> Entry:
+        entry = self.entries.get(worker)
+        if entry is None:
+            entry = self.entries[worker] = Entry(worker)
+        return entry
+
+    def _leave(self, entry: Entry) -> None:
+        state = entry.state
+        if state is not NOBODY:
+            pool = self.pool(state.model)
+            pool.ready -= entry.candidate
+            pool.forget(entry)
+
+    def _mark(self, session: SessionState) -> dict[str, Entry]:
+        touched: dict[str, Entry] = {}
+        for worker, kind in _marks(session):
+            entry = touched[worker] = self._entry(worker)
+            getattr(entry, kind).add(session.id)
+        return touched
+
+    def _unmark(self, session: SessionState) -> dict[str, Entry]:
+        touched: dict[str, Entry] = {}
+        for worker, kind in _marks(session):
+            entry = touched[worker] = self.entries[worker]
+            getattr(entry, kind).discard(session.id)
+        return touched
+
+    def _rank(self, touched: dict[str, Entry]) -> None:
+        for entry in touched.values():
+            if entry.state is NOBODY:
+                self._tidy(entry)
+            else:
+                self.pool(entry.state.model).rank(entry)
+
+    def _tidy(self, entry: Entry) -> None:
+        if not (entry.here or entry.coming or entry.parked):
+            self.entries.pop(entry.id, None)
+
+
+def _marks(session: SessionState) -> Iterator[tuple[str, str]]:
+    """Which set of which worker the session is in."""
+    worker, target, reserved = session.worker, session.target, session.reserved
+    if session.suspended:
+        if worker is not None:
+            yield worker, "parked"
+        if target is not None and target != worker:
+            yield target, "parked"
+    elif worker is not None:
+        yield worker, "here"
+        if (target is not None and target != worker) or (reserved is not None and reserved != worker):
+            yield worker, "going"
+        if target is not None and target != worker:
+            yield target, "coming"
+    if reserved is not None and (session.suspended or reserved not in (worker, target)):
+        yield reserved, "coming"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from turboserve.scheduler.placement.cluster import Cluster
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,8 @@ class Candidate:
     """It was not heard of when it should have been; better not, if there is another."""
     chunk_latency_s: Mapping[int, float] = field(default_factory=dict)
     """Measured profile L(b), seconds by batch size; may be empty."""
+    leaving: int = 0
+    """Of `load`, sessions that are on their way to another worker."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,16 @@ class Choice:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
-class Placement(Protocol):
+class Assigner(Protocol):
+    """What the scheduler asks: as `Placement`, with the candidates taken from the cluster.
+
+    Choices are not put into the cluster: whoever carries them out does that.
+    """
+
+    def assign(self, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]: ...
+
+
+class Placement(Assigner, Protocol):
     """Decides for all sessions that need a worker at one event (TurboServe, 5.2.1).
 
     `candidates` are the workers that may be given sessions: alive, ready, not draining; in order of id.
@@ -60,3 +74,15 @@ class Placement(Protocol):
     """
 
     def place(self, candidates: Sequence[Candidate], demands: Sequence[Demand]) -> list[Choice]: ...
+
+    def assign(self, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]:
+        return self.place(cluster.candidates(), demands) if demands else []
+
+
+def why_not(candidates: int, refused: bool, demand: Demand) -> str:
+    """Why nobody takes the session; `refused`: one of the candidates did."""
+    if candidates == 0:
+        return f"no worker that serves {demand.model} is ready"
+    if refused:
+        return "the workers with room have refused it"
+    return f"all {candidates} workers that serve {demand.model} are full"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turboserve.scheduler.placement.interface import Candidate, Choice, Demand
+from turboserve.scheduler.placement.interface import Candidate, Choice, Demand, Placement, why_not
 
 
-class LeastLoaded:
+class LeastLoaded(Placement):
     """The worker where the bottleneck load grows least; ties to the less loaded, then by id.
 
     Load is (sessions + 1) / K, so that unequal workers are filled in proportion. A session that is resumed
@@ -31,7 +31,9 @@ class LeastLoaded:
             if others < candidate.capacity and candidate.worker not in demand.excluded:
                 rooms.append((candidate, others))
         if not rooms:
-            return Choice(demand.session, None, _why_not(candidates, demand), {"candidates": len(candidates)})
+            refused = any(c.worker in demand.excluded for c in candidates)
+            reason = why_not(len(candidates), refused, demand)
+            return Choice(demand.session, None, reason, {"candidates": len(candidates)})
         held = next((room for room in rooms if room[0].worker == demand.holder and not room[0].suspect), None)
         if held is not None:
             candidate, others = held
@@ -56,11 +58,3 @@ class LeastLoaded:
 def _cost(candidate: Candidate, others: int, bottleneck: float) -> tuple[bool, float, float, str]:
     after = (others + 1) / candidate.capacity
     return candidate.suspect, max(bottleneck, after), others / candidate.capacity, candidate.worker
-
-
-def _why_not(candidates: list[Candidate], demand: Demand) -> str:
-    if not candidates:
-        return f"no worker that serves {demand.model} is ready"
-    if any(c.worker in demand.excluded for c in candidates):
-        return "the workers with room have refused it"
-    return f"all {len(candidates)} workers that serve {demand.model} are full"

@@ -1,0 +1,148 @@
+"""Assignment where the bottleneck latency grows least (TurboServe, 5.2.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turboserve.scheduler.placement.cluster import Cluster
+from turboserve.scheduler.placement.filling import Filling
+from turboserve.scheduler.placement.interface import Candidate, Choice, Demand, Placement, why_not
+from turboserve.scheduler.placement.latency import Curve
+from turboserve.scheduler.placement.pool import Entry
+
+HELD = "it holds the session's state"
+LEAST = "the bottleneck latency grows least"
+
+
+class MinMax(Placement):
+    """The worker where the worst chunk latency of the model grows least.
+
+    Ties, as when it does not grow at all, go to the worker whose own chunk latency is least with the
+    session, then to the smaller part of its slots in use, then by id. That is the order of the own latency
+    alone, since max(L, a) ≤ max(L, b) whenever a ≤ b: so one ranking serves every L, and `assign` finds the
+    worker in logarithmic time. `place` computes every max; a test holds both to the same choices.
+    A session that is resumed goes back to the worker that holds its state if there is room, and suspects are
+    the last resort.
+    """
+
+    def assign(self, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]:
+        filling = Filling(cluster)
+        bottlenecks: dict[str, float] = {}
+        return [self._assign(cluster, filling, bottlenecks, demand) for demand in demands]
+
+    def _assign(
+        self, cluster: Cluster, filling: Filling, bottlenecks: dict[str, float], demand: Demand
+    ) -> Choice:
+        pool = cluster.pool(demand.model)
+        bottleneck_s = bottlenecks.setdefault(demand.model, pool.bottleneck_s)
+        entry = self._held(cluster, filling, demand)
+        reason = HELD if entry is not None else LEAST
+        if entry is None:
+            entry = self._best(cluster, filling, demand)
+        if entry is None:
+            known = (cluster.entries.get(name) for name in demand.excluded)
+            refused = any(e is not None and e.candidate and e.state.model == demand.model for e in known)
+            return Choice(
+                demand.session, None, why_not(pool.ready, refused, demand), {"candidates": pool.ready}
+            )
+        counted = entry.id == demand.counted_on
+        others = entry.held + filling.added.get(entry.id, 0) - counted
+        staying = others - len(entry.going)
+        if not counted:
+            filling.add(entry.id)
+        after_s = max(bottleneck_s, entry.curve(staying + 1)) if not entry.state.suspect else bottleneck_s
+        bottlenecks[demand.model] = after_s
+        latency_s = entry.curve(others + 1)
+        return _choice(
+            demand, entry.id, reason, latency_s, (bottleneck_s, after_s), (others, entry.slots), pool.ready
+        )
+
+    @staticmethod
+    def _held(cluster: Cluster, filling: Filling, demand: Demand) -> Entry | None:
+        entry = cluster.entries.get(demand.holder or "")
+        if entry is None or not entry.candidate or entry.state.suspect or entry.state.model != demand.model:
+            return None
+        others = entry.held + filling.added.get(entry.id, 0) - (entry.id == demand.counted_on)
+        return entry if others < entry.slots and entry.id not in demand.excluded else None
+
+    @staticmethod
+    def _best(cluster: Cluster, filling: Filling, demand: Demand) -> Entry | None:
+        targets = cluster.pool(demand.model).targets
+        own = cluster.entries.get(demand.counted_on or "")
+        if own is None or own.id in demand.excluded or own.state.model != demand.model:
+            return filling.best(targets, excluded=demand.excluded, suspects=True)
+        # Its own slot is not counted against it, so it ranks further in front than the ranking says.
+        best = filling.best(targets, excluded={*demand.excluded, own.id}, suspects=True)
+        own_item = own.target_item(filling.added.get(own.id, 0) - 1)
+        if own_item is None:
+            return best
+        if best is None:
+            return own
+        best_item = best.target_item(filling.added.get(best.id, 0))
+        return own if best_item is None or own_item < best_item else best
+
+    def place(self, candidates: Sequence[Candidate], demands: Sequence[Demand]) -> list[Choice]:
+        curves = {c.worker: Curve(c.chunk_latency_s, c.capacity) for c in candidates}
+        by_model: dict[str, list[Candidate]] = {}
+        for candidate in candidates:
+            by_model.setdefault(candidate.model, []).append(candidate)
+        added = {candidate.worker: 0 for candidate in candidates}
+        return [self._place(by_model.get(d.model, []), curves, added, d) for d in demands]
+
+    def _place(
+        self, candidates: list[Candidate], curves: dict[str, Curve], added: dict[str, int], demand: Demand
+    ) -> Choice:
+        loads = {c.worker: c.load + added[c.worker] for c in candidates}
+        levels = (curves[c.worker](loads[c.worker] - c.leaving) for c in candidates if not c.suspect)
+        bottleneck_s = max(levels, default=0.0)
+        others = {name: load - (name == demand.counted_on) for name, load in loads.items()}
+        rooms = [c for c in candidates if others[c.worker] < c.capacity and c.worker not in demand.excluded]
+        if not rooms:
+            refused = any(c.worker in demand.excluded for c in candidates)
+            reason = why_not(len(candidates), refused, demand)
+            return Choice(demand.session, None, reason, {"candidates": len(candidates)})
+
+        def cost(candidate: Candidate) -> tuple[bool, float, float, float, str]:
+            on_it = others[candidate.worker]
+            latency_s = curves[candidate.worker](on_it + 1)
+            after_s = max(bottleneck_s, latency_s)
+            return candidate.suspect, after_s, latency_s, on_it / candidate.capacity, candidate.worker
+
+        held = next((c for c in rooms if c.worker == demand.holder and not c.suspect), None)
+        best = held or min(rooms, key=cost)
+        on_it = others[best.worker]
+        if best.worker != demand.counted_on:
+            added[best.worker] += 1
+        curve = curves[best.worker]
+        after_s = bottleneck_s if best.suspect else max(bottleneck_s, curve(on_it - best.leaving + 1))
+        return _choice(
+            demand,
+            best.worker,
+            HELD if held is not None else LEAST,
+            curve(on_it + 1),
+            (bottleneck_s, after_s),
+            (on_it, best.capacity),
+            len(candidates),
+        )
+
+
+def _choice(
+    demand: Demand,
+    worker: str,
+    reason: str,
+    latency_s: float,
+    bottleneck_s: tuple[float, float],
+    load: tuple[int, int],
+    candidates: int,
+) -> Choice:
+    others, slots = load
+    before_s, after_s = bottleneck_s
+    numbers = {
+        "latency_s": latency_s,
+        "bottleneck_before_s": before_s,
+        "bottleneck_after_s": after_s,
+        "sessions": others + 1,
+        "capacity": slots,
+        "candidates": candidates,
+    }
+    return Choice(demand.session, worker, reason, numbers)

@@ -1,0 +1,38 @@
+"""Names in order of what they cost, kept in order while costs change."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+
+Item = tuple[float | str, ...]
+"""What it is ordered by, the name last."""
+
+
+class Ranking:
+    """A sorted list with one item per name. A change takes two binary searches and a shift of pointers."""
+
+    __slots__ = ("_of", "items")
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self._of: dict[str, Item] = {}
+
+    def put(self, name: str, item: Item | None) -> None:
+        """Rank `name` by `item`, which ends with it; None: not at all."""
+        before = self._of.get(name)
+        if before == item:
+            return
+        if before is not None:
+            del self.items[bisect.bisect_left(self.items, before)]
+            del self._of[name]
+        if item is not None:
+            bisect.insort(self.items, item)
+            self._of[name] = item
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[str]:
+        """Names, the cheapest first."""
+        return (str(item[-1]) for item in self.items)
