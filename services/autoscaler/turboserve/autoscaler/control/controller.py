@@ -1,0 +1,281 @@
+"""The autoscaling controller: target tracking with hysteresis, tuned by volatility (TurboServe, 5.2.2).
+
+State, event and time in; a target and its explanation out. No clock, no I/O, no randomness.
+
+A decision, in the paper's order:
+
+1. *Measure* the volatility of new activations (`detector`), *quantise* it to a level, *look up* (λ, ρ̂) in the
+   table, *replace* the parameters in force (Appendix A).
+2. *When*: out if ρ_max > ρ̂ + δ, or someone waits; in if the load is below ρ̂ − δ.
+3. *How much*: to ⌈N_req / (K ρ̂)⌉ (`budget`), or to what the forecast needs, whichever is more.
+
+Beyond the paper. "In" looks at the mean load, not at ρ_max: a drain rebalances, so one full worker among
+empty ones is no reason to keep them all (with K = 1 ρ_max never falls below 1). A scale-in goes no lower than
+what was needed at any time in `in_window_s`, and only as far as the workers serving now would hold the load
+inside the band, so it does not have to be undone. Both cool-downs count from the last action of either kind.
+Only feedback that is fresh, finite and in order can shrink the pool.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from turboserve.autoscaler.control.budget import EPSILON, LatencyOf, budget, compute_bound, would_hold
+from turboserve.autoscaler.control.detector import ACTIVE, WorkloadDetector
+from turboserve.autoscaler.control.events import (
+    Action,
+    Decision,
+    DryRunSet,
+    Event,
+    Happened,
+    Heard,
+    Ordered,
+    PoolSeen,
+    TableReplaced,
+    Tick,
+)
+from turboserve.autoscaler.control.forecast import Forecast
+from turboserve.autoscaler.control.hearing import Hearing
+from turboserve.autoscaler.control.peak import Peak
+from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.contracts.autoscale import LevelParameters, ProfileTable
+from turboserve.contracts.pool import LoadFeedback
+
+KEPT = 32
+NOTED = frozenset({"stale", "packed", "limit"})
+"""Reasons to hold that are kept as decisions when they begin; the others are every second's business."""
+
+
+class Controller:
+    """Decides for one pool of one model. `target` is the pool's size as it is found."""
+
+    def __init__(
+        self,
+        policy: ControlPolicy,
+        table: ProfileTable,
+        target: int,
+        latency: LatencyOf = compute_bound,
+    ) -> None:
+        self.policy = policy
+        self.table = table
+        self.target = target
+        self.advice = target
+        self.override: int | None = None
+        self.dry_run = policy.dry_run
+        self.pool = PoolSeen(ready=0)
+        self.capacity = policy.capacity
+        """K as last reported."""
+        self.detector = WorkloadDetector(policy.epoch_s, policy.window)
+        self.hearing = Hearing(policy.stale_s)
+        self.forecast = Forecast(policy.horizon_s, policy.quantile)
+        self.row: LevelParameters = table.row(0.0)
+        """Parameters in force."""
+        self.decisions: deque[Decision] = deque(maxlen=KEPT)
+        self._latency = latency
+        self._needed = Peak(policy.in_window_s)
+        self._changed_at: float | None = None
+        self._busy_at: float | None = None
+        self._cause = ""
+
+    def handle(self, event: Event, now: float) -> Decision | None:
+        """Take in one event at monotonic time `now`; a decision if there is something new to say."""
+        wakes = False
+        match event:
+            case Heard(feedback):
+                if not self.hearing.hear(feedback, now):
+                    return None
+                self._take_over(feedback, now)
+            case Happened(kind, sessions):
+                self.detector.add(kind, sessions, now)
+                wakes = kind in ACTIVE and self.target == 0 and self.policy.scale_to_zero
+                if not wakes:
+                    return None
+            case PoolSeen():
+                self.pool = event
+                return None
+            case Ordered(size, who):
+                return self._ordered(size, who, now)
+            case TableReplaced(table):
+                self.table = table
+                return self._note(Action.TABLE, self.target, f"table of {table.provenance.source}", now)
+            case DryRunSet(on):
+                self.dry_run = on
+            case Tick():
+                pass
+        self.detector.advance(now)
+        self.row = self.table.row(self.detector.volatility)
+        return self._decide(wakes, now)
+
+    @property
+    def mode(self) -> str:
+        """auto, override or dry_run."""
+        if self.override is not None:
+            return "override"
+        return "dry_run" if self.dry_run else "auto"
+
+    def _take_over(self, feedback: LoadFeedback, now: float) -> None:
+        if feedback.workers > 0:
+            self.capacity = max(feedback.capacity // feedback.workers, 1)
+        if feedback.required > 0 or self._busy_at is None:
+            self._busy_at = now
+        self.forecast.observe(feedback.required, now)
+
+    def _ordered(self, size: int | None, who: str, now: float) -> Decision | None:
+        if size == self.override:
+            return None
+        self.override = size
+        if size is None:
+            return self._note(
+                Action.OVERRIDE, self.target, f"{who} gave the pool back to the controller", now
+            )
+        return self._note(Action.OVERRIDE, size, f"{who} ordered {size} workers", now)
+
+    # What would be right
+
+    def _decide(self, wakes: bool, now: float) -> Decision | None:
+        action, advice, cause, reason = self._advise(wakes, now)
+        noted, self._cause = cause in NOTED and cause != self._cause, cause
+        held = self.override is not None or self.dry_run
+        if held and advice != self.advice:
+            what = f"{self.mode}: without it, {action.value} from {self.target} to {advice}: {reason}"
+            return self._note(Action.HOLD, self.target, what, now, advice)
+        if not held and advice != self.target:
+            return self._note(action, advice, reason, now)
+        self.advice = advice
+        return self._note(Action.HOLD, self.target, reason, now, advice) if noted else None
+
+    def _advise(self, wakes: bool, now: float) -> tuple[Action, int, str, str]:
+        """Action, size, cause and reason, as if nothing was ordered."""
+        size, policy = self.target, self.policy
+        if size == 0 and (wakes or self._is_wanted(now)):
+            return Action.WAKE, min(max(self._budget(), 1), policy.most), "wake", "a session needs a worker"
+        if size > policy.most:
+            return Action.LIMITS, policy.most, "limit", f"the limit is {policy.most} workers"
+        if size < policy.least and not policy.scale_to_zero:
+            return Action.LIMITS, policy.least, "limit", f"the least is {policy.least} workers"
+        feedback = self.hearing.feedback
+        if feedback is None or self.hearing.is_stale(now):
+            age_s = self.hearing.age_s(now)
+            silence = "nothing was heard yet" if age_s is None else f"nothing heard for {policy.stale_s:g} s"
+            return Action.HOLD, size, "stale", f"{silence}: the pool does not shrink"
+        needed, why = self._needs(feedback)
+        self._needed.add(needed, now)
+        if needed > size:
+            return self._out(feedback, needed, why, now)
+        if needed < size or feedback.required == 0:
+            return self._in(feedback, now)
+        return Action.HOLD, size, "steady", why
+
+    def _is_wanted(self, now: float) -> bool:
+        feedback = self.hearing.feedback
+        return feedback is not None and feedback.required > 0 and not self.hearing.is_stale(now)
+
+    def _needs(self, feedback: LoadFeedback) -> tuple[int, str]:
+        """Workers for what is required now, or will be, without the limits; and the sum behind it."""
+        row = self.row
+        now_needed = self._budget()
+        ahead = self._ahead() if self.policy.predictive else 0
+        if ahead > now_needed:
+            return ahead, f"{self.forecast.value:.1f} sessions are expected in {self.policy.horizon_s:g} s"
+        sum_ = f"⌈{feedback.required} / ({self.capacity} × {row.target_utilization:g})⌉"
+        return now_needed, f"{sum_} = {now_needed} workers at level {row.level}"
+
+    def _budget(self) -> int:
+        feedback = self.hearing.feedback
+        required = 0 if feedback is None else feedback.required
+        return budget(required, self.capacity, self.row, self._latency, self.policy.most)
+
+    def _ahead(self) -> int:
+        """Workers that hold the forecast at the upper edge of the band: its margin is the headroom."""
+        value = self.forecast.value or 0.0
+        edge = min(self.row.target_utilization + self.policy.hysteresis, 1.0)
+        packed = self.row.model_copy(update={"target_utilization": edge, "latency_weight": 0.0})
+        return budget(value, self.capacity, packed)
+
+    # Out and in
+
+    def _out(self, feedback: LoadFeedback, needed: int, why: str, now: float) -> tuple[Action, int, str, str]:
+        size, row, policy = self.target, self.row, self.policy
+        edge = row.target_utilization + policy.hysteresis
+        ahead = policy.predictive and self._ahead() > size
+        if feedback.rho_max > edge + EPSILON:
+            trigger = (
+                f"load {feedback.rho_max:.2f} is above {row.target_utilization:g} + {policy.hysteresis:g}"
+            )
+        elif feedback.waiting > 0:
+            trigger = f"{feedback.waiting} sessions wait"
+        elif ahead:
+            trigger = "the forecast is above what there is"
+        else:
+            return Action.HOLD, size, "steady", "the load is inside the band"
+        if size >= policy.most:
+            return Action.HOLD, size, "limit", f"{trigger}; {why}, but the limit is {policy.most} workers"
+        if self._rests(policy.out_cooldown_s, now):
+            return Action.HOLD, size, "cooling", f"{trigger}; the last action is too recent"
+        return Action.OUT, min(needed, policy.most), "out", f"{trigger}: {why}"
+
+    def _in(self, feedback: LoadFeedback, now: float) -> tuple[Action, int, str, str]:
+        size, row, policy = self.target, self.row, self.policy
+        edge = row.target_utilization - policy.hysteresis
+        mean = feedback.required / feedback.capacity if feedback.capacity else 0.0
+        lowest = max(self._needed.value, self._floor(now))
+        if lowest >= size or (mean >= edge - EPSILON and feedback.required > 0):
+            return Action.HOLD, size, "steady", "the load is inside the band"
+        since = self.hearing.since
+        if since is None or now - since < policy.in_window_s:
+            return Action.HOLD, size, "settling", f"not heard for {policy.in_window_s:g} s without a gap yet"
+        if self._rests(policy.in_cooldown_s, now):
+            return Action.HOLD, size, "cooling", "the last action is too recent"
+        upper = min(row.target_utilization + policy.hysteresis, 1.0)
+        for rest in range(lowest, size):
+            if would_hold(feedback.required, self.capacity, min(feedback.workers, rest), upper):
+                reason = f"load {mean:.2f} is below {row.target_utilization:g} − {policy.hysteresis:g}: "
+                reason += f"{rest} workers hold {feedback.required} sessions at level {row.level}"
+                return Action.IN, rest, "in", reason
+        return Action.HOLD, size, "packed", f"fewer workers would not hold {feedback.required} sessions"
+
+    def _floor(self, now: float) -> int:
+        policy = self.policy
+        busy_at = self._busy_at
+        idle = busy_at is not None and now - busy_at >= policy.zero_after_s
+        if policy.scale_to_zero and idle and self.pool.suspended == 0:
+            return 0
+        return min(max(policy.least, 1), policy.most)
+
+    def _rests(self, cooldown_s: float, now: float) -> bool:
+        return self._changed_at is not None and now - self._changed_at < cooldown_s
+
+    # What is said of it
+
+    def _note(
+        self, action: Action, target: int, reason: str, now: float, advice: int | None = None
+    ) -> Decision:
+        previous, self.target = self.target, target
+        self.advice = target if advice is None else advice
+        if target != previous:
+            self._changed_at = now
+        decision = Decision(now, action, target, previous, self.advice, reason, self.numbers())
+        self.decisions.append(decision)
+        return decision
+
+    def numbers(self) -> dict[str, float]:
+        """What a decision rests on."""
+        row, feedback = self.row, self.hearing.feedback
+        numbers = {
+            "volatility": self.detector.volatility,
+            "level": row.level,
+            "latency_weight": row.latency_weight,
+            "target_utilization": row.target_utilization,
+            "sessions_per_worker": self.capacity,
+        }
+        if feedback is not None:
+            numbers |= {
+                "rho_max": feedback.rho_max,
+                "required": feedback.required,
+                "waiting": feedback.waiting,
+                "capacity": feedback.capacity,
+                "workers": feedback.workers,
+            }
+        if self.policy.predictive and self.forecast.value is not None:
+            numbers["forecast"] = self.forecast.value
+        return numbers

@@ -1,0 +1,88 @@
+"""A forecast of the demand one scale-out delay ahead."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+
+STEP_S = 1.0
+"""Demand is looked at once in a step; its highest value in the step counts."""
+LEVEL_GAIN = 0.5
+TREND_GAIN = 0.2
+DAMPING = 0.9
+"""Of the trend, per step: a ramp does not go on for ever."""
+ERRORS_KEPT = 300
+ERRORS_NEEDED = 10
+"""Before so many errors are known, the margin is the largest of them."""
+
+
+class Forecast:
+    """Exponential smoothing with a damped trend, and a margin: a quantile of its own past errors.
+
+    N(t + h) ≈ level + trend (φ + … + φ^h) + margin, in sessions. The margin is the `quantile` of what earlier
+    forecasts, made h before, fell short by; never below zero. OServe (5.1) forecasts rates per class of
+    request with an LSTM and minutes of history; one pool of one model has one class, and a horizon of
+    seconds.
+    """
+
+    def __init__(self, horizon_s: float, quantile: float) -> None:
+        self._steps = max(math.ceil(horizon_s / STEP_S), 1)
+        self._reach = sum(DAMPING**step for step in range(1, self._steps + 1))
+        self._quantile = quantile
+        self._level: float | None = None
+        self._trend = 0.0
+        self._step: int | None = None
+        self._highest = 0.0
+        self._made: deque[float] = deque()
+        self._errors: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def observe(self, required: float, now: float) -> None:
+        """Demand at monotonic time `now`, in sessions."""
+        step = math.floor(now / STEP_S)
+        if self._step is None:
+            self._step = step
+        elif step > self._step:
+            self._close(self._highest)
+            # Silence is not a change of demand.
+            for _ in range(min(step - self._step - 1, self._steps)):
+                self._close(self._highest)
+            self._step, self._highest = step, 0.0
+        self._highest = max(self._highest, required)
+
+    @property
+    def value(self) -> float | None:
+        """Sessions expected `horizon_s` ahead, with the margin; None before the first step is over."""
+        if self._level is None:
+            return None
+        return max(self._plain() + self._margin(), 0.0)
+
+    def _plain(self) -> float:
+        assert self._level is not None
+        return self._level + self._trend * self._reach
+
+    def _close(self, demand: float) -> None:
+        if self._level is None:
+            self._level = demand
+        else:
+            before = self._level
+            expected = self._level + DAMPING * self._trend
+            self._level = expected + LEVEL_GAIN * (demand - expected)
+            self._trend = DAMPING * self._trend + TREND_GAIN * (self._level - before - DAMPING * self._trend)
+        if len(self._made) == self._steps:
+            self._remember(demand - self._made.popleft())
+        self._made.append(self._plain())
+
+    def _remember(self, error: float) -> None:
+        self._errors.append(error)
+        insort(self._sorted, error)
+        if len(self._errors) > ERRORS_KEPT:
+            del self._sorted[bisect_left(self._sorted, self._errors.popleft())]
+
+    def _margin(self) -> float:
+        if not self._sorted:
+            return 0.0
+        count = len(self._sorted)
+        place = count - 1 if count < ERRORS_NEEDED else math.ceil(self._quantile * count) - 1
+        return max(self._sorted[place], 0.0)

@@ -1,0 +1,29 @@
+"""The largest value in a sliding window of time."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class Peak:
+    """Values at rising times; each counts from its time until the next one, and for `window_s` after that."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._falling: deque[tuple[float, int]] = deque()
+        """(last time it held, value): values fall strictly, times rise."""
+
+    def add(self, value: int, now: float) -> None:
+        if self._falling:
+            # The last value held until now.
+            self._falling[-1] = (now, self._falling[-1][1])
+        while self._falling and self._falling[-1][1] <= value:
+            self._falling.pop()
+        self._falling.append((now, value))
+        while self._falling[0][0] < now - self._window_s:
+            self._falling.popleft()
+
+    @property
+    def value(self) -> int:
+        """0 if nothing was added."""
+        return self._falling[0][1] if self._falling else 0

@@ -1,0 +1,47 @@
+"""The controller as operators see it: its state as contracts."""
+
+from __future__ import annotations
+
+from turboserve.autoscaler.control.controller import Controller
+from turboserve.autoscaler.control.events import Decision
+from turboserve.contracts.autoscale import ScalingRecord, ScalingStatus
+
+
+def scaling_status(controller: Controller, now: float, wall: float) -> ScalingStatus:
+    """`now` is the core's monotonic time, `wall` the same instant for people, Unix seconds."""
+    row, policy, feedback = controller.row, controller.policy, controller.hearing.feedback
+    return ScalingStatus(
+        mode=controller.mode,
+        target=controller.target,
+        advice=controller.advice,
+        least=policy.least,
+        most=policy.most,
+        override=controller.override,
+        volatility=controller.detector.volatility,
+        level=row.level,
+        latency_weight=row.latency_weight,
+        target_utilization=row.target_utilization,
+        predictive=policy.predictive,
+        forecast=controller.forecast.value if policy.predictive else None,
+        required=feedback.required if feedback is not None else None,
+        rho_max=feedback.rho_max if feedback is not None else None,
+        feedback_age_s=controller.hearing.age_s(now),
+        stale=controller.hearing.is_stale(now),
+        refused=dict(controller.hearing.refused),
+        activity=controller.detector.activity,
+        table=controller.table.provenance,
+        decisions=tuple(scaling_record(decision, now, wall) for decision in controller.decisions),
+    )
+
+
+def scaling_record(decision: Decision, now: float, wall: float) -> ScalingRecord:
+    """As `scaling_status`."""
+    return ScalingRecord(
+        at=max(wall - (now - decision.at), 0.0),
+        action=decision.action.value,
+        target=decision.target,
+        previous=decision.previous,
+        advice=decision.advice,
+        reason=decision.reason,
+        numbers=dict(decision.numbers),
+    )
