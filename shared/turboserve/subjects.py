@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from turboserve.contracts import chunks, pool, requests, sessions, workers
+from turboserve.contracts import chunks, cost, leading, pool, requests, sessions, workers
 from turboserve.contracts.base import Contract
 
 SERVICES = ("gateway", "scheduler", "autoscaler", "worker", "state-store")
@@ -149,11 +149,22 @@ LIST_WORKERS = Endpoint(
     _STORE,
     ("gateway", "scheduler", "autoscaler"),
 )
+REPORT_POOL = Endpoint("state.pool.report", pool.PoolReport, pool.PoolOrders, _STORE, ("autoscaler",))
+ORDER_POOL = Endpoint("state.pool.order", pool.OrderPool, pool.PoolOrders, _STORE, ("gateway",))
+GET_COST = Endpoint("state.cost.get", cost.GetCost, cost.CostReport, _STORE, ("gateway",))
 GET_LATENTS = Endpoint("state.latents.get", requests.GetLatents, chunks.LatentsHeader, _STORE, ("worker",))
 """The answer's body is the raw latents: see `Bus.call_raw`."""
 MOVE_SESSION = Endpoint(
     "scheduler.session.move", requests.MoveSession, requests.MoveAccepted, "scheduler", ("gateway",)
 )
+GET_LEADER = Endpoint(
+    "state.leader.get", leading.GetLeader, leading.LeaderRecord, _STORE, ("gateway", "scheduler")
+)
+CAMPAIGN = Endpoint(
+    "state.leader.campaign", leading.Campaign, leading.CampaignResult, _STORE, ("scheduler",)
+)
+KEEP_LEAD = Endpoint("state.leader.renew", leading.KeepLead, leading.LeaderRecord, _STORE, ("scheduler",))
+STEP_DOWN = Endpoint("state.leader.resign", leading.StepDown, leading.LeaderRecord, _STORE, ("scheduler",))
 
 ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignment]
     CREATE_SESSION,
@@ -175,8 +186,15 @@ ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignme
     WORKER_GONE,
     DRAIN_WORKER,
     LIST_WORKERS,
+    REPORT_POOL,
+    ORDER_POOL,
+    GET_COST,
     GET_LATENTS,
     MOVE_SESSION,
+    GET_LEADER,
+    CAMPAIGN,
+    KEEP_LEAD,
+    STEP_DOWN,
 )
 
 

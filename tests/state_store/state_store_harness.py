@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -22,6 +23,9 @@ from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.events import Event, event_from_bytes
 from turboserve.contracts.requests import (
+    AbandonMove,
+    BeginMove,
+    CommitMove,
     CreateSession,
     EndSession,
     ListWorkers,
@@ -110,8 +114,10 @@ class Harness:
         capacity: int = 4,
         phase: WorkerPhase = WorkerPhase.READY,
         held: tuple[HeldSession, ...] = (),
+        **fields: object,
     ) -> Renewal:
-        load = LoadReport(worker=worker, model=model, capacity=capacity, phase=phase, sessions=held)
+        values = {"worker": worker, "model": model, "capacity": capacity, "phase": phase, "sessions": held}
+        load = LoadReport.model_validate(values | fields)
         return await self.bus.call(subjects.RENEW, Renew(load=load))
 
     async def gone(self, worker: str, reason: str = "killed") -> None:
@@ -135,6 +141,31 @@ class Harness:
         expected = record.version if version is None else version
         request = PlaceSession(session=record.id, expected_version=expected, worker=worker, decision=decision)
         return await self.bus.call(subjects.PLACE_SESSION, request)
+
+    async def begin_move(self, record: SessionRecord, target: str) -> SessionRecord:
+        decision = Decision(session=record.id, epoch=record.epoch, kind="migrate", reason="less loaded")
+        request = BeginMove(
+            session=record.id, expected_version=record.version, target=target, decision=decision
+        )
+        return await self.bus.call(subjects.BEGIN_MOVE, request)
+
+    async def commit_move(
+        self, record: SessionRecord, next_chunk: int = 0, **fields: object
+    ) -> SessionRecord:
+        """Commit the move that `record` names."""
+        values = {"session": record.id, "move": record.move, "target": record.target} | fields
+        request = CommitMove.model_validate(
+            values | {"next_chunk": next_chunk, "digest": "d1", "numbers": {"bytes_moved": 5.0}}
+        )
+        return await self.bus.call(subjects.COMMIT_MOVE, request)
+
+    async def abandon_move(self, record: SessionRecord, reason: str = "took too long") -> SessionRecord:
+        request = AbandonMove(session=record.id, move=record.move or 0, reason=reason)
+        return await self.bus.call(subjects.ABANDON_MOVE, request)
+
+    async def decisions(self, session: str) -> list[Decision]:
+        page = await self.bus.call(subjects.LIST_DECISIONS, SessionRef(session=session))
+        return list(page.decisions)
 
     async def prompt(self, session: str, prompt: str, event_id: str | None = None) -> PromptReceipt:
         request = SubmitPrompt(session=session, event_id=event_id or new_id("evt"), prompt=prompt)
@@ -270,7 +301,8 @@ def _environment(settings: Settings) -> dict[str, str]:
         name: value.get_secret_value() if isinstance(value, SecretStr) else value
         for name, value in values.items()
     }
-    return {f"TURBOSERVE_{name.upper()}": str(value) for name, value in plain.items()}
+    texts = {n: json.dumps(value) if isinstance(value, dict) else str(value) for n, value in plain.items()}
+    return {f"TURBOSERVE_{name.upper()}": text for name, text in texts.items()}
 
 
 class Machine:

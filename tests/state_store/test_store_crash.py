@@ -13,6 +13,7 @@ from turboserve.bus import last_entry
 from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.errors import FencedError, UnavailableError
 from turboserve.contracts.events import PromptApplied, event_from_bytes
+from turboserve.contracts.sessions import SessionRecord
 from turboserve.ids import new_id
 from turboserve.state_store.settings import Settings
 
@@ -80,6 +81,92 @@ async def test_a_change_of_owner_reaches_the_fence_exactly_once(settings: Settin
             [assigned] = (await api.renew(second, model)).assigned
             assert assigned.own_revision == row.own_revision
             assert (await api.renew(first, model)).assigned == ()
+
+
+async def moving(api: Harness, model: str) -> SessionRecord:
+    source, target = await api.worker(model), await api.worker(model)
+    placed = await api.place(await api.create(model), source)
+    await api.chunk(placed, 0)
+    return await api.begin_move(placed, target)
+
+
+@pytest.mark.parametrize("step", ["begin", "abandon"])
+async def test_a_step_of_a_move_that_was_committed_reaches_both_workers(
+    settings: Settings, step: str
+) -> None:
+    model = f"{step}-and-die"
+    async with Harness.connected(settings) as api:
+        async with Store.running(settings):
+            begun = await moving(api, model)
+            before = await api.abandon_move(begun)
+            target = str(begun.target)
+            if step == "abandon":
+                begun = await api.begin_move(before, target)
+        async with Process.running(settings, "created, nothing published") as process:
+            with pytest.raises(UnavailableError):
+                await (api.begin_move(before, target) if step == "begin" else api.abandon_move(begun))
+            assert await process.died() == -signal.SIGKILL
+        async with Store.running(settings):
+            await until(api.answered)
+            row = await api.get(begun.id)
+            incoming = (await api.renew(target, model)).incoming
+            [assigned] = (await api.renew(str(row.worker), model)).assigned
+            assert (assigned.target, assigned.move) == (row.target, row.move)
+            if step == "begin":
+                assert [one.record.id for one in incoming] == [row.id]
+                # The scheduler asks again, and is told that it has happened.
+                assert (await api.begin_move(before, target)).version == row.version
+            else:
+                assert (row.target, incoming) == (None, ())
+                assert (await api.abandon_move(begun)).version == row.version
+            first = ("session.created", "session.placed", "session.migrating", "session.move_abandoned")
+            last = ("session.move_abandoned",) if step == "abandon" else ()
+            await api.until_events(row.id, *first, "session.migrating", *last)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "placed, nothing published",
+        "placed, fence not begun",
+        "own in the log, nobody told",
+        "own in the log, revision not stored",
+        "own in the log, revision not committed",
+    ],
+)
+async def test_a_move_that_was_committed_reaches_the_fence_exactly_once(
+    settings: Settings, point: str
+) -> None:
+    model = "moved-" + point.replace(" ", "-").replace(",", "")
+    async with Harness.connected(settings) as api:
+        async with Store.running(settings):
+            begun = await moving(api, model)
+        async with Process.running(settings, point) as process:
+            with pytest.raises(UnavailableError):
+                await api.commit_move(begun, next_chunk=1)
+            assert await process.died() == -signal.SIGKILL
+        async with Store.running(settings):
+
+            async def fenced() -> bool:
+                return (await api.get(begun.id)).own_revision is not None
+
+            await until(fenced)
+            row = await api.get(begun.id)
+            assert (row.epoch, row.worker, row.target) == (2, begun.target, None)
+            owns = await api.history(subjects.OWN.of(row.id))
+            assert [Ownership.from_bytes(body).epoch for _, body in owns] == [1, 2]
+            assert row.own_revision == owns[-1][0]
+            assert (await api.commit_move(begun, next_chunk=1)).version == row.version
+            # Whoever changes its mind now is told that it is done.
+            assert (await api.abandon_move(begun)).worker == begun.target
+            with pytest.raises(FencedError):
+                await api.chunk(begun, 1)
+            await api.chunk(row, 1)
+            [assigned] = (await api.renew(str(begun.target), model)).assigned
+            assert assigned.own_revision == row.own_revision
+            assert (await api.renew(str(begun.worker), model)).assigned == ()
+            types = ("session.created", "session.placed", "session.migrating", "session.moved")
+            await api.until_events(row.id, *types)
 
 
 @pytest.mark.parametrize(

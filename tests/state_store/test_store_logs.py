@@ -38,7 +38,7 @@ class Parts:
         self.database = Database(settings)
         self.hot = Hot(settings)
         clock = store.runtime.clock
-        assignments = Assignments(api.bus, Playheads(self.hot, clock))
+        assignments = Assignments(api.bus, self.database, Playheads(self.hot, clock))
         self.fence = Fence(self.database, api.bus, assignments)
         self.outbox = Outbox(self.database, api.bus, clock, settings)
         self.retention = Retention(self.database, api.bus, clock, settings)

@@ -117,6 +117,12 @@ class StaleStateError(ConflictError):
     code, title = "stale_state", "Stale state"
 
 
+class StaleTermError(ConflictError):
+    """The sender does not lead any more. It must not decide anything further: another one does."""
+
+    code, title = "stale_term", "Stale term"
+
+
 class BodyTooLargeError(TurboServeError):
     """The request body is over the limit."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
 from turboserve.contracts.base import Contract, Id, UnixSeconds
+from turboserve.contracts.cost import Rental
 
 
 class LoadFeedback(Contract):
@@ -95,3 +97,40 @@ class PoolStatus(Contract):
     reason: str | None = None
     """Why the pool is not as it should be; None if it is."""
     at: UnixSeconds = 0.0
+
+
+class PoolReport(Contract):
+    """autoscaler → state store, every second: what the pool pays for. Answered with `PoolOrders`."""
+
+    pool: Id
+    model: Id
+    maximum: int = Field(default=0, ge=0)
+    """Workers that the pool may grow to by itself: a session is admitted to wait for one of them. 0: the pool
+    does not grow, and who finds it full is refused."""
+    rentals: tuple[Rental, ...] | None = None
+    """Every worker that is there, and those whose end no answer has acknowledged yet; None: not known yet."""
+
+
+class PoolOrders(Contract):
+    """What operators have ordered of one pool: its row. Kept by the state store over every restart."""
+
+    pool: Id
+    version: int = 0
+    """Raised by every change; 0: nothing was ever ordered."""
+    override: int | None = Field(default=None, ge=0)
+    """Workers, whatever the load; None: the controller decides."""
+    dry_run: bool | None = None
+    """Whether the controller only says what it would do; None: as the autoscaler's settings say."""
+
+
+class OrderPool(Contract):
+    """gateway → state store: change what is ordered. Answered with all that is ordered now.
+
+    Refused with `not_found` for a pool that has never reported.
+    """
+
+    pool: Id
+    change: tuple[Literal["override", "dry_run"], ...]
+    """Which of the fields below are meant."""
+    override: int | None = Field(default=None, ge=0)
+    dry_run: bool | None = None

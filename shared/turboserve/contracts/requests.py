@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from turboserve.contracts.base import Contract, Id
+from turboserve.contracts.leading import Led
 from turboserve.contracts.sessions import (
     METADATA_KEYS_LIMIT,
     METADATA_VALUE_LIMIT,
@@ -73,7 +74,7 @@ class FailSession(Contract):
     reason: str
 
 
-class PlaceSession(Contract):
+class PlaceSession(Led):
     """scheduler → state store: one compare-and-set that changes the owner and raises the epoch.
 
     Refused with `conflict` if the row's version is not `expected_version`, with `no_capacity` if the worker
@@ -86,7 +87,7 @@ class PlaceSession(Contract):
     decision: Decision
 
 
-class BeginMove(Contract):
+class BeginMove(Led):
     """scheduler → state store: the session is to move to `target`; a slot is counted there from now on.
 
     A running one becomes `migrating` and goes on where it is; a suspended one stays suspended, and needs no
@@ -101,7 +102,7 @@ class BeginMove(Contract):
     decision: Decision
 
 
-class CommitMove(Contract):
+class CommitMove(Led):
     """scheduler → state store: the target has verified the state; it owns the session under the next epoch.
 
     Refused with `move_over` if `move` is not the one under way, `stale_state` if the log has a chunk that
@@ -118,7 +119,7 @@ class CommitMove(Contract):
     """Kept with the decision: bytes moved, seconds."""
 
 
-class AbandonMove(Contract):
+class AbandonMove(Led):
     """scheduler → state store: the session stays where it is. Answered with the row if the move is over."""
 
     session: Id
@@ -144,13 +145,13 @@ class MoveAccepted(Contract):
     decision: Decision
 
 
-class NoteDecision(Contract):
+class NoteDecision(Led):
     """scheduler → state store: a decision that changes no row (to wait), kept beside those that do."""
 
     decision: Decision
 
 
-class SuspendIdle(Contract):
+class SuspendIdle(Led):
     """scheduler → state store: nobody has watched for `idle_after`; suspend if the row is unchanged."""
 
     session: Id
@@ -168,6 +169,8 @@ class WorkerGone(Contract):
 
     worker: Id
     reason: str
+    term: int | None = None
+    """The scheduler's; None from others, who need not lead. Refused with `stale_term`."""
 
 
 class DrainWorker(Contract):

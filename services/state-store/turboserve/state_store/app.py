@@ -17,11 +17,15 @@ from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.hot.redis import Hot
 from turboserve.state_store.leader import lead
 from turboserve.state_store.migrate import migrate
+from turboserve.state_store.pool_endpoints import serve_pools
 from turboserve.state_store.publish.assignments import Assignments
 from turboserve.state_store.publish.fence import Fence
 from turboserve.state_store.publish.outbox import Outbox
 from turboserve.state_store.retention import Retention
 from turboserve.state_store.service.aftermath import Aftermath
+from turboserve.state_store.service.leaders import Leaders
+from turboserve.state_store.service.moves import Moves
+from turboserve.state_store.service.pools import Pools
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.service.workers import Workers
 from turboserve.state_store.settings import Settings
@@ -50,7 +54,7 @@ async def start(runtime: Runtime, settings: Settings) -> None:
 
     playheads = Playheads(hot, clock)
     latents = Latents(hot, kept=settings.latents_kept, ttl_s=settings.latents_ttl_s)
-    assignments = Assignments(bus, playheads)
+    assignments = Assignments(bus, database, playheads)
     outbox = Outbox(database, bus, clock, settings)
     fence = Fence(database, bus, assignments)
     aftermath = Aftermath(outbox, fence, assignments, playheads)
@@ -64,12 +68,17 @@ async def start(runtime: Runtime, settings: Settings) -> None:
     runtime.spawn(playheads.flush_forever(), "playheads")
     runtime.spawn(lead(database, ACCOUNTING_LOCK, accounting.run), "accounting")
     runtime.spawn(Retention(database, bus, clock, settings).run(), "retention")
+    pools = Pools(database, clock, settings)
+    runtime.spawn(pools.accrue_forever(), "cost")
+    await serve_pools(bus, pools)
     await bus.subscribe(PLAYHEAD, "*", playheads.report, queue=QUEUE)
     await bus.subscribe(LATENTS, "*", latents.keep, queue=QUEUE)
     await serve(
         bus,
         Sessions(database, aftermath, playheads, latents, clock, settings),
+        Moves(database, aftermath, clock, settings),
         Workers(database, aftermath, playheads, clock),
+        Leaders(database),
         latents,
     )
 

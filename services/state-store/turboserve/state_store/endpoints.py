@@ -12,6 +12,8 @@ from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import ConflictError, TurboServeError
 from turboserve.state_store import metrics
 from turboserve.state_store.hot.latents import Latents
+from turboserve.state_store.service.leaders import Leaders
+from turboserve.state_store.service.moves import Moves
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.service.workers import Workers
 from turboserve.subjects import Endpoint
@@ -21,11 +23,13 @@ Resp = TypeVar("Resp", bound=Contract)
 Answer = TypeVar("Answer")
 
 
-async def serve(bus: Bus, sessions: Sessions, workers: Workers, latents: Latents) -> None:
+async def serve(
+    bus: Bus, sessions: Sessions, moves: Moves, workers: Workers, leaders: Leaders, latents: Latents
+) -> None:
     """Answer all endpoints of the state store."""
 
     async def one(endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[Resp]]) -> None:
-        await bus.serve(endpoint, _measured(endpoint.subject, handler))
+        await bus.serve(endpoint, measured(endpoint.subject, handler))
 
     await one(subjects.CREATE_SESSION, sessions.create)
     await one(subjects.GET_SESSION, sessions.get)
@@ -36,6 +40,9 @@ async def serve(bus: Bus, sessions: Sessions, workers: Workers, latents: Latents
     await one(subjects.END_SESSION, sessions.end)
     await one(subjects.FAIL_SESSION, sessions.fail)
     await one(subjects.PLACE_SESSION, sessions.place)
+    await one(subjects.BEGIN_MOVE, moves.begin)
+    await one(subjects.COMMIT_MOVE, moves.commit)
+    await one(subjects.ABANDON_MOVE, moves.abandon)
     await one(subjects.NOTE_DECISION, sessions.note)
     await one(subjects.SUSPEND_IDLE, sessions.suspend_idle)
     await one(subjects.LIST_DECISIONS, sessions.decisions)
@@ -43,10 +50,16 @@ async def serve(bus: Bus, sessions: Sessions, workers: Workers, latents: Latents
     await one(subjects.WORKER_GONE, workers.gone)
     await one(subjects.DRAIN_WORKER, workers.drain)
     await one(subjects.LIST_WORKERS, workers.list)
-    await bus.serve_raw(subjects.GET_LATENTS, _measured(subjects.GET_LATENTS.subject, latents.get))
+    await one(subjects.GET_LEADER, leaders.get)
+    await one(subjects.CAMPAIGN, leaders.campaign)
+    await one(subjects.KEEP_LEAD, leaders.keep)
+    await one(subjects.STEP_DOWN, leaders.step_down)
+    await bus.serve_raw(subjects.GET_LATENTS, measured(subjects.GET_LATENTS.subject, latents.get))
 
 
-def _measured(name: str, handler: Callable[[Req], Awaitable[Answer]]) -> Callable[[Req], Awaitable[Answer]]:
+def measured(name: str, handler: Callable[[Req], Awaitable[Answer]]) -> Callable[[Req], Awaitable[Answer]]:
+    """`handler`, its requests counted and timed under `name`."""
+
     async def run(request: Req) -> Answer:
         started = time.monotonic()
         outcome = "ok"

@@ -36,5 +36,6 @@ fence_writes = _meter.create_counter("turboserve.store.fence.writes", descriptio
 fenced = _meter.create_counter(
     "turboserve.store.fence.refused", description="`own` messages that the broker refused: another came first"
 )
+moves = _meter.create_counter("turboserve.store.moves", description="Steps of moves that were committed")
 chunks = _meter.create_counter("turboserve.store.chunks", description="Chunks counted from the log")
 latents = _meter.create_counter("turboserve.store.latents", description="Latents kept")

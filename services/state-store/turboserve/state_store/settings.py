@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, SecretStr
 
 from turboserve.config import Seconds
@@ -43,6 +45,15 @@ class Settings(Shared):
     """Newest chunks whose latents are kept, beside the first one's (the window and its sink)."""
     latents_ttl_s: Seconds = 6 * 3_600.0
     """Latents of a session that makes none any more are dropped after this."""
+
+    prices: dict[str, Annotated[float, Field(ge=0)]] = {}
+    """Money per GPU and hour by kind of worker, as a JSON object: `{"h100": 3.99, "*": 2.5}`; `*` is for
+    kinds that are not named, and without it they cost nothing. A worker costs what its kind did when it was
+    launched."""
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
+    """What prices are in."""
+    cost_sample_s: Seconds = 2.0
+    """How often workers' time is divided among the sessions that hold their slots."""
 
     sweep_s: Seconds = 1.0
     """How often to look for what another instance, or an earlier life of this one, left undone."""

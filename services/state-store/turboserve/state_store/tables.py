@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     Double,
@@ -125,6 +126,58 @@ workers = Table(
     Column("gone_at", Double),
     CheckConstraint("phase in ('starting', 'ready', 'draining', 'gone')", name="worker_phase_known"),
     Index("workers_model", "model"),
+)
+
+leaders = Table(
+    "leaders",
+    metadata,
+    # A change of holder raises `term`, a renewal `beat`: whoever watches judges time by its own clock.
+    Column("name", Text, primary_key=True),
+    Column("holder", Text),
+    Column("term", BigInteger, nullable=False),
+    Column("beat", BigInteger, nullable=False),
+)
+
+rentals = Table(
+    "rentals",
+    metadata,
+    # One per worker, from its launch on; what the columns mean stands with `core.rentals.Row`.
+    Column("worker", Text, primary_key=True),
+    Column("pool", Text),
+    Column("slot", Text),
+    Column("kind", Text, nullable=False),
+    Column("gpus", Double, nullable=False),
+    Column("price_hour", Double, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("ready_at", Double),
+    Column("seen_at", Double, nullable=False),
+    Column("ended_at", Double),
+    Column("accrued_until", Double, nullable=False),
+    Index("rentals_open", "pool", postgresql_where=text("ended_at is null or accrued_until < ended_at")),
+)
+
+session_costs = Table(
+    "session_costs",
+    metadata,
+    # Outlives its session: the sum of all shares must not shrink when old sessions are deleted.
+    Column("session", Text, primary_key=True),
+    Column("gpu_seconds", Double, nullable=False),
+    Column("money", Double, nullable=False),
+)
+
+pools = Table(
+    "pools",
+    metadata,
+    Column("id", Text, primary_key=True),
+    # What operators have ordered.
+    Column("version", BigInteger, nullable=False, server_default=text("0")),
+    Column("override", Integer),
+    Column("dry_run", Boolean),
+    Column("table", JSONB),
+    # What the pool last said.
+    Column("model", Text, nullable=False),
+    Column("maximum", Integer, nullable=False),
+    Column("reported_at", Double, nullable=False),
 )
 
 outbox = Table(

@@ -50,6 +50,10 @@ def own_anew(record: SessionRecord, worker: str | None) -> dict[str, Any]:
     return {"epoch": record.epoch + 1, "worker": worker, "own_revision": None}
 
 
+NO_MOVE: dict[str, None] = {"target": None, "move": None}
+"""The fields of a session that is not on its way anywhere."""
+
+
 def not_allowed(record: SessionRecord, wish: str) -> TransitionError:
     """The session's phase does not allow `wish`; the text names both."""
     phase = record.phase.value

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from turboserve.contracts import events
-from turboserve.contracts.errors import InvalidInputError, NoCapacityError, StaleEpochError
+from turboserve.contracts.errors import InvalidInputError, StaleEpochError
 from turboserve.contracts.requests import CreateSession, FailSession, PlaceSession, SubmitPrompt, SuspendIdle
 from turboserve.contracts.sessions import Activity, Phase, PromptReceipt, SessionRecord
 from turboserve.state_store.core.change import (
+    NO_MOVE,
     Change,
     change_id,
     event_id,
@@ -83,7 +84,7 @@ def suspend_idle(record: SessionRecord, request: SuspendIdle, now: float) -> Cha
 
 
 def _suspend(record: SessionRecord, activity: Activity, now: float) -> Change:
-    after = step(record, now, to=Phase.SUSPENDED, activity=activity)
+    after = step(record, now, to=Phase.SUSPENDED, activity=activity, **NO_MOVE)
     event = events.SessionSuspended(id=change_id(after, "suspended"), at=now, record=after)
     return Change(after, (event,))
 
@@ -122,7 +123,7 @@ def fail(record: SessionRecord, request: FailSession, now: float) -> Change | No
 
 def _end(record: SessionRecord, to: Phase, reason: str, now: float) -> Change:
     reason = reason.replace("\x00", "")[:REASON_LIMIT]
-    after = step(record, now, to=to, reason=reason, **own_anew(record, None))
+    after = step(record, now, to=to, reason=reason, **NO_MOVE, **own_anew(record, None))
     event = events.SessionEnded(id=change_id(after, "ended"), at=now, record=after)
     return Change(after, (event,))
 
@@ -137,20 +138,9 @@ def place(record: SessionRecord, request: PlaceSession, slots: Slots, now: float
     if record.phase is Phase.SUSPENDED and record.activity is not Activity.WATCHING:
         raise not_allowed(record, "placed")
     slots.check(request.worker)
-    if slots.model != record.model:
-        raise InvalidInputError(
-            f"worker {request.worker} serves {slots.model}, not {record.model}",
-            field="worker",
-            limit=slots.model,
-        )
-    if slots.free < 1:
-        raise NoCapacityError(
-            f"worker {request.worker} holds {slots.used} of {slots.capacity} sessions",
-            field="worker",
-            limit=slots.capacity,
-            retry_after_s=retry_s,
-        )
-    after = step(record, now, to=Phase.ACTIVE, reason=None, **own_anew(record, request.worker))
+    slots.check_model(request.worker, record.model)
+    slots.check_room(request.worker, retry_s)
+    after = step(record, now, to=Phase.ACTIVE, reason=None, **NO_MOVE, **own_anew(record, request.worker))
     decision = request.decision.model_copy(
         update={"session": record.id, "epoch": after.epoch, "worker": request.worker, "at": now}
     )

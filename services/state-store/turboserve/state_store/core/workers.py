@@ -5,14 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turboserve.contracts import events
-from turboserve.contracts.errors import NoCapacityError, UnknownModelError, WorkerGoneError
+from turboserve.contracts.errors import (
+    InvalidInputError,
+    NoCapacityError,
+    UnknownModelError,
+    WorkerGoneError,
+)
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
 from turboserve.state_store.core.change import event_id
 
 
 @dataclass(frozen=True)
 class Slots:
-    """One worker's capacity and what of it is taken, at one moment, with its row locked."""
+    """One worker's capacity and what of it is taken, at one moment, with its row locked.
+
+    Taken are the slots of the sessions that run there and of those that are moving there.
+    """
 
     model: str
     phase: WorkerPhase
@@ -33,6 +41,23 @@ class Slots:
                 field="worker",
                 limit=self.phase.value,
                 retry_after_s=1.0,
+            )
+
+    def check_model(self, worker: str, model: str) -> None:
+        """Raises InvalidInputError if it serves another model."""
+        if self.model != model:
+            raise InvalidInputError(
+                f"worker {worker} serves {self.model}, not {model}", field="worker", limit=self.model
+            )
+
+    def check_room(self, worker: str, retry_s: float) -> None:
+        """Raises NoCapacityError if no slot is free."""
+        if self.free < 1:
+            raise NoCapacityError(
+                f"worker {worker} holds {self.used} of {self.capacity} sessions",
+                field="worker",
+                limit=self.capacity,
+                retry_after_s=retry_s,
             )
 
 

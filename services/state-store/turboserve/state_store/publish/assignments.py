@@ -6,27 +6,44 @@ import nats
 
 from turboserve import logs
 from turboserve.bus import Bus
+from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.contracts.workers import Assignment
+from turboserve.contracts.workers import Assignment, Incoming
+from turboserve.state_store.database import Database
 from turboserve.state_store.hot.playheads import Playheads
+from turboserve.state_store.repository import workers
 from turboserve.subjects import ASSIGN
 
 log = logs.get("assignments")
 
 
 class Assignments:
-    """Publishes ASSIGN to the worker that a row names, and to the one it named before."""
+    """Publishes ASSIGN to the workers that a row names, and to those it named before."""
 
-    def __init__(self, bus: Bus, playheads: Playheads) -> None:
-        self._bus, self._playheads = bus, playheads
+    def __init__(self, bus: Bus, database: Database, playheads: Playheads) -> None:
+        self._bus, self._database, self._playheads = bus, database, playheads
 
-    async def tell(self, record: SessionRecord, previous: str | None = None) -> None:
+    async def tell(self, record: SessionRecord, *named: str | None) -> None:
         """Never raises: a worker that is not told asks. A row whose fence is not in the log is kept back."""
         if record.own_revision is None:
             return
-        message = Assignment(record=self._playheads.heard(record))
-        for worker in {record.worker, previous} - {None}:
-            try:
-                await self._bus.publish(ASSIGN, str(worker), message)
-            except (nats.errors.Error, OSError) as error:
-                log.debug("assignment not sent", worker=worker, error=repr(error))
+        heard = self._playheads.heard(record)
+        for worker in {record.worker, *named} - {None, record.target}:
+            await self._send(str(worker), Assignment(record=heard))
+        if record.target is not None:
+            await self._send(record.target, Assignment(record=heard, incoming=await self._incoming(heard)))
+
+    async def _incoming(self, record: SessionRecord) -> Incoming | None:
+        try:
+            async with self._database.statement() as db:
+                source = await workers.get(db, str(record.worker))
+        except TurboServeError as error:
+            log.debug("source of a move not read", session=record.id, error=error.detail)
+            return None
+        return Incoming(record=record, source=() if source is None else source.transfer)
+
+    async def _send(self, worker: str, message: Assignment) -> None:
+        try:
+            await self._bus.publish(ASSIGN, worker, message)
+        except (nats.errors.Error, OSError) as error:
+            log.debug("assignment not sent", worker=worker, error=repr(error))

@@ -32,12 +32,12 @@ class Fence:
         self._database, self._bus, self._assignments = database, bus, assignments
 
     async def settle(
-        self, session: str, *, known: Row | None = None, previous: str | None = None
+        self, session: str, *named: str | None, known: Row | None = None
     ) -> SessionRecord | None:
         """See to it that the session's current epoch is in the log; the row then, or None if there is none.
 
-        `known` is the row as it was just committed; `previous` a worker that is told as well: it may still
-        run the session. Raises UnavailableError (the sweep will do it).
+        `known` is the row as it was just committed; `named` are workers that are told as well: they may
+        still run the session, or hold a place for it. Raises UnavailableError (the sweep will do it).
         """
         row = known
         for _ in range(ATTEMPTS):
@@ -54,7 +54,7 @@ class Fence:
             if revision is None:
                 continue
             # Told before it is stored: it stands in the log, and whoever comes after finds it there.
-            await self._assignments.tell(record.model_copy(update={"own_revision": revision}), previous)
+            await self._assignments.tell(record.model_copy(update={"own_revision": revision}), *named)
             async with self._database.statement() as db:
                 stored = await fence.store(db, session, record.epoch, revision)
             if stored is not None:

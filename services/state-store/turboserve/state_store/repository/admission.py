@@ -11,7 +11,7 @@ from turboserve.contracts.sessions import Activity, Phase
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.state_store.core.workers import Room
 from turboserve.state_store.repository.sessions import LIVE
-from turboserve.state_store.tables import sessions, workers
+from turboserve.state_store.tables import pools, sessions, workers
 
 LOCK = 0x7475_7262_0003
 
@@ -42,16 +42,25 @@ async def lock(db: AsyncConnection) -> None:
 async def census(
     db: AsyncConnection, session: str, model: str, *, renewed_after: float, known_after: float
 ) -> Census:
-    """Counted in one statement. A worker counts if it takes sessions and renewed after `renewed_after`."""
+    """Counted in one statement. A worker counts if it takes sessions and renewed after `renewed_after`.
+
+    So does one that a pool may still start, with the places that the model's workers have had.
+    """
     takes = and_(workers.c.phase.in_(_TAKES), workers.c.renewed_at > renewed_after)
-    capacity = select(func.coalesce(func.sum(workers.c.capacity).filter(takes), 0)).where(
-        workers.c.model == model
-    )
+    places = func.coalesce(func.sum(workers.c.capacity).filter(takes), 0)
+    largest = func.coalesce(func.max(workers.c.capacity), 1)
+    heard = and_(pools.c.model == model, pools.c.reported_at > renewed_after)
+    maximum = select(func.coalesce(func.sum(pools.c.maximum), 0)).where(heard).scalar_subquery()
+    coming = func.greatest(maximum - func.count().filter(takes), 0)
+    capacity = select(places + coming * func.greatest(largest, 1)).where(workers.c.model == model)
     demand = select(func.count()).where(sessions.c.model == model, LIVE, or_(_HOLDS, _WAITS))
     query = select(
         exists().where(sessions.c.id == session),
         select(func.count()).select_from(sessions).where(LIVE).scalar_subquery(),
-        exists().where(workers.c.model == model, workers.c.renewed_at > known_after),
+        or_(
+            exists().where(workers.c.model == model, workers.c.renewed_at > known_after),
+            exists().where(heard, pools.c.maximum > 0),
+        ),
         capacity.scalar_subquery(),
         demand.scalar_subquery(),
     )
@@ -60,6 +69,7 @@ async def census(
 
 
 async def slots_used(db: AsyncConnection, worker: str, *, besides: str) -> int:
-    """Sessions other than `besides` that hold a slot of this worker."""
-    query = select(func.count()).where(sessions.c.worker == worker, LIVE, _HOLDS, sessions.c.id != besides)
+    """Sessions other than `besides` that hold a slot of this worker, or have one reserved by moving there."""
+    here = or_(sessions.c.worker == worker, sessions.c.target == worker)
+    query = select(func.count()).where(here, LIVE, _HOLDS, sessions.c.id != besides)
     return int((await db.execute(query)).scalar_one())

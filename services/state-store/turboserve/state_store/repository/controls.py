@@ -49,6 +49,17 @@ async def decided(db: AsyncConnection, record: SessionRecord, version: int, work
     return (await db.execute(query)).first() is not None
 
 
+async def moved(db: AsyncConnection, record: SessionRecord, move: int) -> bool:
+    """Whether the epoch that the row still has was made by committing this move."""
+    query = select(decisions.c.version).where(
+        decisions.c.session == record.id,
+        decisions.c.epoch == record.epoch,
+        decisions.c.kind == "moved",
+        decisions.c.numbers["move"].as_float() == float(move),
+    )
+    return (await db.execute(query)).first() is not None
+
+
 async def note(db: AsyncConnection, decision: Decision) -> None:
     """Keep a decision that changes no row. The same as last time is kept once, with its newest numbers."""
     last = (

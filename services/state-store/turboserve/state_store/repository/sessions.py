@@ -12,7 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve.contracts.requests import CreateSession, ListSessions
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.state_store.tables import sessions
+from turboserve.contracts.workers import Incoming
+from turboserve.state_store.tables import sessions, workers
 
 FIELDS = tuple(name for name in SessionRecord.model_fields if name in sessions.c)
 COLUMNS = tuple(sessions.c[name] for name in FIELDS)
@@ -77,3 +78,18 @@ async def assigned(db: AsyncConnection, worker: str, held: Collection[str]) -> l
     concerns = or_(sessions.c.phase != Phase.SUSPENDED.value, sessions.c.id.in_(held))
     query = select(*COLUMNS).where(sessions.c.worker == worker, LIVE, concerns).order_by(sessions.c.number)
     return [record_of(row) for row in (await db.execute(query)).mappings()]
+
+
+async def moving_to(db: AsyncConnection, worker: str) -> list[Incoming]:
+    """All that are moving to this worker, oldest first, with the addresses of where they are."""
+    source = workers.alias("source")
+    query = (
+        select(*COLUMNS, source.c.transfer)
+        .join(source, source.c.id == sessions.c.worker, isouter=True)
+        .where(sessions.c.target == worker, LIVE)
+        .order_by(sessions.c.number)
+    )
+    return [
+        Incoming(record=record_of(row), source=tuple(row["transfer"] or ()))
+        for row in (await db.execute(query)).mappings()
+    ]

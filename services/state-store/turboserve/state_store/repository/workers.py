@@ -15,22 +15,22 @@ from turboserve.state_store.tables import sessions, workers
 
 GONE_LISTED = 500
 """A worker that dies at every start leaves thousands of rows, more than fit into one message."""
-_COUNTED = {"sessions", "suspended", "incoming"}
+_COUNTED = ("sessions", "suspended", "incoming")
 _FIELDS = tuple(name for name in WorkerRecord.model_fields if name not in _COUNTED)
 
 
-def _record(row: RowMapping, **counts: int) -> WorkerRecord:
+def record_of(row: RowMapping, **counts: int) -> WorkerRecord:
     return WorkerRecord.model_validate({name: row[name] for name in _FIELDS} | counts)
 
 
 def _values(record: WorkerRecord) -> dict[str, Any]:
-    return record.model_dump(mode="json", exclude=_COUNTED)
+    return record.model_dump(mode="json", exclude=set(_COUNTED))
 
 
 async def get(db: AsyncConnection, worker: str, *, lock: bool = False) -> WorkerRecord | None:
     query = select(workers).where(workers.c.id == worker)
     row = (await db.execute(query.with_for_update() if lock else query)).mappings().first()
-    return None if row is None else _record(row)
+    return None if row is None else record_of(row)
 
 
 async def insert(db: AsyncConnection, record: WorkerRecord) -> bool:
@@ -61,14 +61,21 @@ async def page(db: AsyncConnection, *, include_gone: bool) -> list[WorkerRecord]
         .group_by(sessions.c.worker)
         .subquery()
     )
+    coming = (
+        select(sessions.c.target, func.count().label("incoming"))
+        .where(sessions.c.target.is_not(None))
+        .group_by(sessions.c.target)
+        .subquery()
+    )
     query = (
-        select(workers, counts.c.sessions, counts.c.suspended)
+        select(workers, counts.c.sessions, counts.c.suspended, coming.c.incoming)
         .join(counts, counts.c.worker == workers.c.id, isouter=True)
+        .join(coming, coming.c.target == workers.c.id, isouter=True)
         .where(there if not include_gone else or_(there, workers.c.id.in_(gone)))
         .order_by(workers.c.started_at, workers.c.id)
     )
     rows = (await db.execute(query)).mappings()
-    return [_record(row, sessions=row["sessions"] or 0, suspended=row["suspended"] or 0) for row in rows]
+    return [record_of(row, **{name: row[name] or 0 for name in _COUNTED}) for row in rows]
 
 
 async def delete_gone(db: AsyncConnection, gone_before: float) -> int:

@@ -30,21 +30,24 @@ class Aftermath:
     def events(self) -> None:
         self._outbox.wake()
 
-    async def changed(self, record: SessionRecord) -> SessionRecord:
-        """After a change without a change of owner. The record to answer with."""
+    async def changed(self, record: SessionRecord, *named: str | None) -> SessionRecord:
+        """After a change without a change of owner. The record to answer with.
+
+        `named`: workers that the row named before, and that are told as well.
+        """
         self._outbox.wake()
-        await self._assignments.tell(record)
+        await self._assignments.tell(record, *named)
         return self._playheads.heard(record)
 
     async def owned_anew(
-        self, record: SessionRecord, fence_revision: int, previous: str | None
+        self, record: SessionRecord, fence_revision: int, *named: str | None
     ) -> SessionRecord:
         """After a change of owner. The record to answer with, fenced if that was done in time."""
         self._outbox.wake()
-        return await self._fenced(record, Row(record, fence_revision), previous)
+        return await self._fenced(record, Row(record, fence_revision), *named)
 
-    async def _fenced(self, record: SessionRecord, known: Row | None, previous: str | None) -> SessionRecord:
-        task = asyncio.create_task(self._settle(record.id, known, previous))
+    async def _fenced(self, record: SessionRecord, known: Row | None, *named: str | None) -> SessionRecord:
+        task = asyncio.create_task(self._settle(record.id, known, *named))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         await asyncio.wait({task}, timeout=PATIENCE_S)
@@ -57,7 +60,7 @@ class Aftermath:
         out: list[SessionRecord] = []
         for record in records:
             if record.own_revision is None and record.epoch > 0:
-                out.append(await self._fenced(record, None, None))
+                out.append(await self._fenced(record, None))
             else:
                 out.append(record)
         return out
@@ -66,9 +69,9 @@ class Aftermath:
         [answer] = await self._playheads.onto([record])
         return answer
 
-    async def _settle(self, session: str, known: Row | None, previous: str | None) -> SessionRecord | None:
+    async def _settle(self, session: str, known: Row | None, *named: str | None) -> SessionRecord | None:
         try:
-            return await self._fence.settle(session, known=known, previous=previous)
+            return await self._fence.settle(session, *named, known=known)
         except TurboServeError as error:
             log.warning("fence left to the sweep", session=session, error=error.detail)
         except Exception:

@@ -11,8 +11,8 @@ from turboserve.contracts.errors import (
     ConflictError,
     InvalidInputError,
     NoCapacityError,
-    SessionNotFoundError,
 )
+from turboserve.contracts.leading import Led
 from turboserve.contracts.requests import (
     CreateSession,
     DecisionPage,
@@ -35,8 +35,9 @@ from turboserve.state_store.database import Database
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.repository import admission, changes, controls, sessions, workers
-from turboserve.state_store.repository.sessions import Row
 from turboserve.state_store.service.aftermath import Aftermath
+from turboserve.state_store.service.leaders import fenced
+from turboserve.state_store.service.rows import locked, visible
 from turboserve.state_store.settings import Settings
 
 DECISIONS = 200
@@ -65,7 +66,7 @@ class Sessions:
 
     async def get(self, ref: SessionRef) -> SessionRecord:
         async with self._database.transaction() as db:
-            record = _visible(await sessions.get(db, ref.session), ref)
+            record = visible(await sessions.get(db, ref.session), ref)
         return await self._aftermath.fresh(record)
 
     async def list(self, request: ListSessions) -> SessionPage:
@@ -85,7 +86,7 @@ class Sessions:
 
     async def decisions(self, ref: SessionRef) -> DecisionPage:
         async with self._database.transaction() as db:
-            _visible(await sessions.get(db, ref.session), ref)
+            visible(await sessions.get(db, ref.session), ref)
             return DecisionPage(decisions=tuple(await controls.decisions_of(db, ref.session, DECISIONS)))
 
     # By users
@@ -106,7 +107,7 @@ class Sessions:
 
     async def submit_prompt(self, request: SubmitPrompt) -> PromptReceipt:
         async with self._database.transaction() as db:
-            record = (await _locked(db, request)).record
+            record = (await locked(db, request)).record
             first = await controls.prompt_of_event(db, request.event_id)
             if first is not None:
                 if first.session != record.id:
@@ -129,7 +130,7 @@ class Sessions:
     async def resume(self, ref: SessionRef) -> SessionRecord:
         async with self._database.transaction() as db:
             await admission.lock(db)
-            record = (await _locked(db, ref)).record
+            record = (await locked(db, ref)).record
             change = rules.resume(record, self._clock.wall())
             if change is not None:
                 census = await self._census(db, record.id, record.model)
@@ -157,20 +158,24 @@ class Sessions:
                 field="session",
                 limit=self._settings.idle_guard_s,
             )
-        return await self._change(ref, lambda row: rules.suspend_idle(row, request, self._clock.wall()))
+        return await self._change(
+            ref, lambda row: rules.suspend_idle(row, request, self._clock.wall()), led=request
+        )
 
     async def note(self, request: NoteDecision) -> Done:
         decision = request.decision.model_copy(update={"at": self._clock.wall()})
         async with self._database.transaction(durable=False) as db:
-            await _locked(db, SessionRef(session=decision.session))
+            await fenced(db, request)
+            await locked(db, SessionRef(session=decision.session))
             await controls.note(db, decision)
         return Done()
 
     async def place(self, request: PlaceSession) -> SessionRecord:
         async with self._database.transaction() as db:
+            await fenced(db, request)
             # The worker's row first: whoever places on it, or declares it gone, waits here.
             worker = await workers.get(db, request.worker, lock=True)
-            row = await _locked(db, SessionRef(session=request.session))
+            row = await locked(db, SessionRef(session=request.session))
             record = row.record
             if record.version != request.expected_version and await controls.decided(
                 db, record, request.expected_version + 1, request.worker
@@ -182,23 +187,29 @@ class Sessions:
             slots = Slots(worker.model, worker.phase, worker.capacity, used)
             change = rules.place(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
             await changes.write(db, change)
-        return await self._aftermath.owned_anew(change.record, row.fence_revision, record.worker)
+        return await self._aftermath.owned_anew(
+            change.record, row.fence_revision, record.worker, record.target
+        )
 
     # What they share
 
-    async def _change(self, ref: SessionRef, rule: Callable[[SessionRecord], Change | None]) -> SessionRecord:
+    async def _change(
+        self, ref: SessionRef, rule: Callable[[SessionRecord], Change | None], led: Led | None = None
+    ) -> SessionRecord:
         async with self._database.transaction() as db:
-            record = (await _locked(db, ref)).record
+            if led is not None:
+                await fenced(db, led)
+            record = (await locked(db, ref)).record
             change = rule(record)
             if change is not None:
                 await changes.write(db, change)
         if change is None:
             return await self._aftermath.fresh(record)
-        return await self._aftermath.changed(change.record)
+        return await self._aftermath.changed(change.record, record.target)
 
     async def _end(self, ref: SessionRef, rule: Callable[[SessionRecord], Change | None]) -> SessionRecord:
         async with self._database.transaction() as db:
-            row = await _locked(db, ref)
+            row = await locked(db, ref)
             record = row.record
             change = rule(record)
             if change is not None:
@@ -207,7 +218,9 @@ class Sessions:
             return record
         await self._latents.forget(record.id)
         await self._playheads.forget(record.id)
-        return await self._aftermath.owned_anew(change.record, row.fence_revision, record.worker)
+        return await self._aftermath.owned_anew(
+            change.record, row.fence_revision, record.worker, record.target
+        )
 
     async def _census(self, db: AsyncConnection, session: str, model: str) -> admission.Census:
         now = self._clock.wall()
@@ -229,20 +242,6 @@ class Sessions:
                 limit=limit,
                 retry_after_s=retry_s,
             )
-
-
-async def _locked(db: AsyncConnection, ref: SessionRef) -> Row:
-    row = await sessions.get_row(db, ref.session, lock=True)
-    _visible(None if row is None else row.record, ref)
-    assert row is not None
-    return row
-
-
-def _visible(record: SessionRecord | None, ref: SessionRef) -> SessionRecord:
-    """The row, to whoever may see it; to others there is none."""
-    if record is None or (ref.tenant is not None and record.tenant != ref.tenant):
-        raise SessionNotFoundError(f"there is no session {ref.session}", field="session")
-    return record
 
 
 def _cursor(after: str | None) -> int | None:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from turboserve.clock import Clock
 from turboserve.contracts.errors import NotFoundError
-from turboserve.contracts.requests import Done, DrainWorker, ListWorkers, Renew, WorkerGone, WorkerPage
-from turboserve.contracts.workers import Renewal, WorkerPhase
+from turboserve.contracts.requests import (
+    Done,
+    DrainWorker,
+    ListWorkers,
+    Renew,
+    SessionRef,
+    WorkerGone,
+    WorkerPage,
+)
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.workers import Renewal, WorkerPhase, WorkerRecord
+from turboserve.state_store.core import moves
 from turboserve.state_store.core import workers as rules
 from turboserve.state_store.database import Database, make_durable
 from turboserve.state_store.hot.playheads import Playheads
-from turboserve.state_store.repository import outbox, sessions, workers
+from turboserve.state_store.repository import changes, outbox, sessions, workers
 from turboserve.state_store.service.aftermath import Aftermath
+from turboserve.state_store.service.leaders import in_term
+from turboserve.state_store.service.rows import locked
 
 
 class Workers:
@@ -29,7 +43,8 @@ class Workers:
         state, and appends nothing until the revision is there.
         """
         load = request.load
-        held = {session.session for session in load.sessions}
+        # What has been copied here for a move is held too: the move may be done by now.
+        held = {session.session for session in load.sessions} | {move.session for move in load.moves}
         if load.phase is WorkerPhase.GONE:
             await self.gone(WorkerGone(worker=load.worker, reason="it left"))
             return Renewal(worker=load.worker, drain=True)
@@ -43,32 +58,58 @@ class Workers:
                 await make_durable(db)
                 await outbox.add(db, [rules.joined_event(record, now)])
             assigned = await sessions.assigned(db, load.worker, held)
+            coming = await sessions.moving_to(db, load.worker)
         if before is None:
             self._aftermath.events()
         settled = await self._aftermath.settled(assigned)
         told = [
-            # What it needs to run them; what people have noted on them may be large.
-            row.model_copy(update={"metadata": {}})
+            _without_notes(row)
             for row in settled
             if row.worker == load.worker and (row.own_revision is not None or row.id in held)
         ]
         return Renewal(
             worker=load.worker,
             assigned=tuple(await self._playheads.onto(told)),
+            incoming=tuple(
+                one.model_copy(update={"record": _without_notes(self._playheads.heard(one.record))})
+                for one in coming
+            ),
             drain=record.phase is WorkerPhase.DRAINING,
         )
 
     async def gone(self, request: WorkerGone) -> Done:
-        """Nothing runs on it any more; its rows stay as they are until the scheduler places them anew."""
+        """Nothing runs on it any more; its rows stay as they are until the scheduler places them anew.
+
+        What was moving there stays where it is.
+        """
         now = self._clock.wall()
+        stayed: list[SessionRecord] = []
         async with self._database.transaction() as db:
+            if request.term is not None:
+                await in_term(db, request.term)
             record = await workers.get(db, request.worker, lock=True)
             after = None if record is None else rules.left(record, request.reason)
             if after is not None:
                 await workers.write(db, after, gone_at=now)
                 await outbox.add(db, [rules.left_event(after, now)])
+                stayed = await self._abandon_moves_to(db, after, now)
         self._aftermath.events()
+        for session in stayed:
+            await self._aftermath.changed(session)
         return Done()
+
+    async def _abandon_moves_to(
+        self, db: AsyncConnection, worker: WorkerRecord, now: float
+    ) -> list[SessionRecord]:
+        """No new one can begin meanwhile: that takes the lock of the worker's row, which the caller holds."""
+        stayed = []
+        for one in await sessions.moving_to(db, worker.id):
+            row = (await locked(db, SessionRef(session=one.record.id))).record
+            change = moves.abandon(row, one.record.move or 0, f"{worker.id} is gone", now)
+            if change is not None:
+                await changes.write(db, change)
+                stayed.append(change.record)
+        return stayed
 
     async def drain(self, request: DrainWorker) -> Done:
         async with self._database.transaction() as db:
@@ -83,3 +124,8 @@ class Workers:
     async def list(self, request: ListWorkers) -> WorkerPage:
         async with self._database.transaction() as db:
             return WorkerPage(workers=tuple(await workers.page(db, include_gone=request.include_gone)))
+
+
+def _without_notes(record: SessionRecord) -> SessionRecord:
+    """What a worker needs to run it; what people have noted on it may be large."""
+    return record.model_copy(update={"metadata": {}})

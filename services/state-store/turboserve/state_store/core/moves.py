@@ -1,0 +1,118 @@
+"""Moving a session to another worker: begun, then committed or given up (the design, "Migration").
+
+Worker and epoch stay the source's until the commit, so that at every moment exactly one worker owns it.
+What ends a move from outside (a pause, an end, a placement) clears it in the row: a late commit is refused.
+"""
+
+from __future__ import annotations
+
+from turboserve.contracts import events
+from turboserve.contracts.errors import InvalidInputError, MoveOverError, StaleStateError
+from turboserve.contracts.requests import BeginMove, CommitMove
+from turboserve.contracts.sessions import Decision, Phase, SessionRecord
+from turboserve.state_store.core.change import (
+    NO_MOVE,
+    Change,
+    change_id,
+    expect_version,
+    not_allowed,
+    own_anew,
+    step,
+)
+from turboserve.state_store.core.workers import Slots
+
+REASON_LIMIT = 2_000
+
+
+def begin(record: SessionRecord, request: BeginMove, slots: Slots, now: float, retry_s: float) -> Change:
+    """It is to move to the target, and goes on where it is (or stays suspended).
+
+    `slots` are the target's without this session. Raises ConflictError (the row changed), TransitionError
+    (it has no state to move, or moves already), WorkerGoneError, NoCapacityError or InvalidInputError (the
+    target cannot take it).
+    """
+    expect_version(record, request.expected_version)
+    at_rest = record.phase in (Phase.ACTIVE, Phase.SUSPENDED) and record.move is None
+    if not at_rest or record.worker is None:
+        raise not_allowed(record, "moved")
+    if request.target == record.worker:
+        raise InvalidInputError(f"session {record.id} is at {record.worker} already", field="target")
+    slots.check(request.target)
+    slots.check_model(request.target, record.model)
+    if record.phase.holds_slot:
+        slots.check_room(request.target, retry_s)
+    to = Phase.MIGRATING if record.phase is Phase.ACTIVE else Phase.SUSPENDED
+    after = step(record, now, to=to, target=request.target, move=record.version + 1)
+    decision = request.decision.model_copy(
+        update={"session": record.id, "epoch": record.epoch, "worker": request.target, "at": now}
+    )
+    event = events.SessionMigrating(
+        id=change_id(after, "migrating"), at=now, record=after, reason=decision.reason
+    )
+    return Change(after, (event,), decision)
+
+
+def began(record: SessionRecord, request: BeginMove) -> bool:
+    """Whether the row's move is the one that this very request began: it is a repetition."""
+    return record.move == request.expected_version + 1 and record.target == request.target
+
+
+def commit(record: SessionRecord, request: CommitMove, now: float) -> Change:
+    """The target, where the state is verified, owns it under the next epoch.
+
+    Raises MoveOverError if this move is not under way, StaleStateError if a chunk was accepted since.
+    """
+    if record.move != request.move or record.target != request.target:
+        raise MoveOverError(
+            f"move {request.move} of session {record.id} to {request.target} is over",
+            field="move",
+            limit=record.move,
+        )
+    if record.next_chunk > request.next_chunk:
+        raise StaleStateError(
+            f"the state of session {record.id} at {request.target} makes chunk {request.next_chunk} next, "
+            f"and the log has {record.next_chunk}",
+            field="next_chunk",
+            limit=record.next_chunk,
+        )
+    owned = own_anew(record, request.target)
+    after = step(record, now, to=_at_rest(record), state_digest=request.digest, **NO_MOVE, **owned)
+    decision = Decision(
+        session=record.id,
+        epoch=after.epoch,
+        worker=request.target,
+        kind="moved",
+        reason=f"its state is verified there, move {request.move}",
+        numbers={**request.numbers, "move": request.move, "next_chunk": request.next_chunk},
+        at=now,
+    )
+    event = events.SessionMoved(
+        id=change_id(after, "moved"), at=now, record=after, previous_worker=record.worker
+    )
+    return Change(after, (event,), decision)
+
+
+def abandon(record: SessionRecord, move: int, reason: str, now: float) -> Change | None:
+    """It stays where it is, under the same epoch. None: this move is over already."""
+    if record.move != move or record.target is None:
+        return None
+    reason = reason.replace("\x00", "")[:REASON_LIMIT]
+    after = step(record, now, to=_at_rest(record), **NO_MOVE)
+    decision = Decision(
+        session=record.id,
+        epoch=record.epoch,
+        worker=record.worker,
+        kind="stay",
+        reason=f"not moved to {record.target}: {reason}",
+        numbers={"move": move},
+        at=now,
+    )
+    event = events.SessionMoveAbandoned(
+        id=change_id(after, "move_abandoned"), at=now, record=after, target=record.target, reason=reason
+    )
+    return Change(after, (event,), decision)
+
+
+def _at_rest(record: SessionRecord) -> Phase:
+    """The phase when no move is under way."""
+    return Phase.ACTIVE if record.phase is Phase.MIGRATING else record.phase

@@ -1,0 +1,38 @@
+"""One row per pool: what operators have ordered, and what the pool last said of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.dialects.postgresql import insert as pg_insert
+from sqlalchemy.engine import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from turboserve.contracts.pool import PoolOrders, PoolReport
+from turboserve.state_store.tables import pools
+
+
+async def reported(db: AsyncConnection, report: PoolReport, now: float) -> PoolOrders:
+    """Note what the pool says; its orders."""
+    news = {"model": report.model, "maximum": report.maximum, "reported_at": now}
+    query = pg_insert(pools).values(id=report.pool, **news)
+    query = query.on_conflict_do_update(index_elements=[pools.c.id], set_=news)
+    return _orders((await db.execute(query.returning(pools))).mappings().one())
+
+
+async def get(db: AsyncConnection, pool: str, *, lock: bool = False) -> PoolOrders | None:
+    query = select(pools).where(pools.c.id == pool)
+    row = (await db.execute(query.with_for_update() if lock else query)).mappings().first()
+    return None if row is None else _orders(row)
+
+
+async def write(db: AsyncConnection, orders: PoolOrders) -> None:
+    """Replace the orders; the caller holds the row's lock."""
+    values: dict[str, Any] = orders.model_dump(mode="json", exclude={"pool"})
+    await db.execute(update(pools).where(pools.c.id == orders.pool).values(values))
+
+
+def _orders(row: RowMapping) -> PoolOrders:
+    values = {name: row[name] for name in PoolOrders.model_fields if name != "pool"}
+    return PoolOrders.model_validate({"pool": row["id"], **values})

@@ -1,0 +1,173 @@
+"""Rentals, and the shares that sessions have of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, fields
+from typing import Any
+
+from sqlalchemy import and_, func, or_, select, update
+from sqlalchemy.dialects.postgresql import insert as pg_insert
+from sqlalchemy.engine import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from turboserve.contracts.cost import Cost, PoolCost, SessionCost
+from turboserve.contracts.sessions import Phase
+from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.state_store.core.rentals import Row
+from turboserve.state_store.repository import workers as worker_rows
+from turboserve.state_store.tables import rentals, session_costs, sessions, workers
+
+LOCK = 0x7475_7262_0010
+"""Of the transaction that counts, so that reports and accruals take turns."""
+
+_COLUMNS = tuple(field.name for field in fields(Row))
+_UNTIL = func.greatest(rentals.c.started_at, func.coalesce(rentals.c.ended_at, rentals.c.seen_at))
+_GPU_SECONDS = (_UNTIL - rentals.c.started_at) * rentals.c.gpus
+_STARTING = (
+    func.greatest(func.least(func.coalesce(rentals.c.ready_at, _UNTIL), _UNTIL) - rentals.c.started_at, 0.0)
+    * rentals.c.gpus
+)
+_MONEY = _GPU_SECONDS * rentals.c.price_hour / 3_600.0
+
+
+async def lock(db: AsyncConnection) -> None:
+    await db.execute(select(func.pg_advisory_xact_lock(LOCK)))
+
+
+async def of_pool(db: AsyncConnection, pool: str, named: Collection[str]) -> dict[str, Row]:
+    """The pool's open rentals, and those of the workers `named`."""
+    mine = and_(rentals.c.pool == pool, rentals.c.ended_at.is_(None))
+    query = select(rentals).where(or_(mine, rentals.c.worker.in_(named)))
+    return {row["worker"]: _row(row) for row in (await db.execute(query)).mappings()}
+
+
+async def beside_workers(db: AsyncConnection) -> list[tuple[Row | None, WorkerRecord]]:
+    """Each worker that is there, or whose rental is open, with its rental."""
+    query = (
+        select(workers, *(rentals.c[name].label(f"rental_{name}") for name in _COLUMNS))
+        .join(rentals, rentals.c.worker == workers.c.id, isouter=True)
+        .where(
+            or_(
+                and_(rentals.c.worker.is_(None), workers.c.phase != WorkerPhase.GONE.value),
+                and_(rentals.c.worker.is_not(None), rentals.c.ended_at.is_(None)),
+            )
+        )
+    )
+    found = []
+    for row in (await db.execute(query)).mappings():
+        values = {name: row[f"rental_{name}"] for name in _COLUMNS}
+        rental = None if values["worker"] is None else Row(**values)
+        found.append((rental, worker_rows.record_of(row)))
+    return found
+
+
+async def put(db: AsyncConnection, rows: Iterable[Row]) -> None:
+    """Write the rows as they are, but never how far shares have been given."""
+    values = [asdict(row) for row in rows]
+    if not values:
+        return
+    query = pg_insert(rentals).values(values)
+    kept = {"worker", "accrued_until"}
+    news = {name: query.excluded[name] for name in _COLUMNS if name not in kept}
+    await db.execute(query.on_conflict_do_update(index_elements=[rentals.c.worker], set_=news))
+
+
+async def accrue(db: AsyncConnection) -> None:
+    """Give the sessions that hold a slot now their shares of what has been paid since the last time."""
+    due = (
+        select(rentals.c.worker, (_UNTIL - rentals.c.accrued_until).label("seconds"))
+        .where(_UNTIL > rentals.c.accrued_until, or_(_OPEN, rentals.c.accrued_until < rentals.c.ended_at))
+        .with_for_update()
+        .cte("due")
+    )
+    share = due.c.seconds * rentals.c.gpus / func.count().over(partition_by=rentals.c.worker)
+    holders = (
+        select(sessions.c.id, share.label("gpu_seconds"), (share * rentals.c.price_hour / 3_600.0))
+        .select_from(
+            due.join(rentals, rentals.c.worker == due.c.worker).join(
+                sessions, sessions.c.worker == due.c.worker
+            )
+        )
+        .where(sessions.c.ended_at.is_(None), sessions.c.phase.in_([p.value for p in Phase if p.holds_slot]))
+    )
+    given = pg_insert(session_costs).from_select(["session", "gpu_seconds", "money"], holders)
+    given = given.on_conflict_do_update(
+        index_elements=[session_costs.c.session],
+        set_={
+            "gpu_seconds": session_costs.c.gpu_seconds + given.excluded.gpu_seconds,
+            "money": session_costs.c.money + given.excluded.money,
+        },
+    )
+    moved = (
+        update(rentals)
+        .where(rentals.c.worker == due.c.worker)
+        .values(accrued_until=rentals.c.accrued_until + due.c.seconds)
+    )
+    await db.execute(moved.add_cte(given.cte("given")))
+
+
+_OPEN = rentals.c.ended_at.is_(None)
+
+
+async def by_kind(db: AsyncConnection) -> list[dict[str, Any]]:
+    """Sums over all rentals, by kind."""
+    query = (
+        select(
+            rentals.c.kind,
+            func.count().label("workers"),
+            func.count().filter(_OPEN).label("running"),
+            func.sum(_GPU_SECONDS).label("gpu_seconds"),
+            func.sum(_STARTING).label("starting_gpu_seconds"),
+            func.sum(_MONEY).label("money"),
+            func.min(rentals.c.started_at).label("since"),
+        )
+        .group_by(rentals.c.kind)
+        .order_by(rentals.c.kind)
+    )
+    return [dict(row) for row in (await db.execute(query)).mappings()]
+
+
+async def by_pool(db: AsyncConnection) -> list[PoolCost]:
+    query = (
+        select(rentals.c.pool, func.sum(_GPU_SECONDS).label("gpu_seconds"), func.sum(_MONEY).label("money"))
+        .group_by(rentals.c.pool)
+        .order_by(rentals.c.pool.asc().nulls_last())
+    )
+    return [PoolCost.model_validate(dict(row)) for row in (await db.execute(query)).mappings()]
+
+
+async def used(db: AsyncConnection) -> Cost:
+    """The sum of all sessions' shares, those of deleted ones included."""
+    query = select(
+        func.coalesce(func.sum(session_costs.c.gpu_seconds), 0.0).label("gpu_seconds"),
+        func.coalesce(func.sum(session_costs.c.money), 0.0).label("money"),
+    )
+    return Cost.model_validate(dict((await db.execute(query)).mappings().one()))
+
+
+async def of_sessions(
+    db: AsyncConnection, tenant: str | None, session: str | None, limit: int
+) -> list[SessionCost]:
+    """Shares of a tenant's sessions, newest first; of one that has had no share yet: 0."""
+    query = (
+        select(
+            sessions.c.id.label("session"),
+            sessions.c.model,
+            sessions.c.phase,
+            func.coalesce(session_costs.c.gpu_seconds, 0.0).label("gpu_seconds"),
+            func.coalesce(session_costs.c.money, 0.0).label("money"),
+        )
+        .join(session_costs, session_costs.c.session == sessions.c.id, isouter=True)
+        .order_by(sessions.c.number.desc())
+        .limit(limit)
+    )
+    if tenant is not None:
+        query = query.where(sessions.c.tenant == tenant)
+    if session is not None:
+        query = query.where(sessions.c.id == session)
+    return [SessionCost.model_validate(dict(row)) for row in (await db.execute(query)).mappings()]
+
+
+def _row(row: RowMapping) -> Row:
+    return Row(**{name: row[name] for name in _COLUMNS})

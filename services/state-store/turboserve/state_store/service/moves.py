@@ -1,0 +1,68 @@
+"""Moves between workers: each step is one transaction, on the target's row first and then the session's."""
+
+from __future__ import annotations
+
+from turboserve.clock import Clock
+from turboserve.contracts.requests import AbandonMove, BeginMove, CommitMove, SessionRef
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.workers import WorkerPhase
+from turboserve.state_store import metrics
+from turboserve.state_store.core import moves as rules
+from turboserve.state_store.core.workers import Slots, gone
+from turboserve.state_store.database import Database
+from turboserve.state_store.repository import admission, changes, controls, workers
+from turboserve.state_store.service.aftermath import Aftermath
+from turboserve.state_store.service.leaders import fenced
+from turboserve.state_store.service.rows import locked
+from turboserve.state_store.settings import Settings
+
+
+class Moves:
+    """The endpoints of moves, without their transport. All may raise UnavailableError."""
+
+    def __init__(self, database: Database, aftermath: Aftermath, clock: Clock, settings: Settings) -> None:
+        self._database, self._aftermath = database, aftermath
+        self._clock, self._settings = clock, settings
+
+    async def begin(self, request: BeginMove) -> SessionRecord:
+        async with self._database.transaction() as db:
+            await fenced(db, request)
+            # The target's row first: whoever places on it, or declares it gone, waits here.
+            target = await workers.get(db, request.target, lock=True)
+            record = (await locked(db, SessionRef(session=request.session))).record
+            if rules.began(record, request):
+                return await self._aftermath.fresh(record)
+            if target is None:
+                raise gone(request.target)
+            used = await admission.slots_used(db, target.id, besides=record.id)
+            slots = Slots(target.model, target.phase, target.capacity, used)
+            change = rules.begin(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
+            await changes.write(db, change)
+        metrics.moves.add(1, {"step": "begin"})
+        return await self._aftermath.changed(change.record)
+
+    async def commit(self, request: CommitMove) -> SessionRecord:
+        async with self._database.transaction() as db:
+            await fenced(db, request)
+            target = await workers.get(db, request.target, lock=True)
+            row = await locked(db, SessionRef(session=request.session))
+            record = row.record
+            if await controls.moved(db, record, request.move):
+                return await self._aftermath.fresh(record)
+            change = rules.commit(record, request, self._clock.wall())
+            if target is None or target.phase is WorkerPhase.GONE:
+                raise gone(request.target)
+            await changes.write(db, change)
+        metrics.moves.add(1, {"step": "commit"})
+        return await self._aftermath.owned_anew(change.record, row.fence_revision, record.worker)
+
+    async def abandon(self, request: AbandonMove) -> SessionRecord:
+        async with self._database.transaction() as db:
+            await fenced(db, request)
+            record = (await locked(db, SessionRef(session=request.session))).record
+            change = rules.abandon(record, request.move, request.reason, self._clock.wall())
+            if change is None:
+                return await self._aftermath.fresh(record)
+            await changes.write(db, change)
+        metrics.moves.add(1, {"step": "abandon"})
+        return await self._aftermath.changed(change.record, record.target)
