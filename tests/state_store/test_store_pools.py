@@ -1,0 +1,174 @@
+"""Pools and cost: shares, what is ordered, room that a pool may still make; nothing counted twice."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from state_store_harness import Harness, Process, Store, until
+
+from turboserve import subjects
+from turboserve.contracts.cost import CostReport, GetCost, Rental
+from turboserve.contracts.errors import (
+    NoCapacityError,
+    NotFoundError,
+    SessionNotFoundError,
+    UnavailableError,
+    UnknownModelError,
+)
+from turboserve.contracts.pool import OrderPool, PoolOrders, PoolReport
+from turboserve.ids import new_id
+from turboserve.state_store.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"prices": {"test": 3_600.0}, "cost_sample_s": 0.1})
+
+
+async def report(
+    api: Harness, pool: str, *rentals: Rental, model: str = "paid", maximum: int = 0
+) -> PoolOrders:
+    body = PoolReport(pool=pool, model=model, maximum=maximum, rentals=rentals)
+    return await api.bus.call(subjects.REPORT_POOL, body)
+
+
+async def cost(api: Harness, **fields: Any) -> CostReport:
+    return await api.bus.call(subjects.GET_COST, GetCost(**fields))
+
+
+def paid(worker: str, age_s: float, **more: Any) -> Rental:
+    return Rental(worker=worker, kind="test", age_s=age_s, **more)
+
+
+async def of_pool(api: Harness, pool: str) -> float:
+    return next((p.gpu_seconds for p in (await cost(api)).pools if p.pool == pool), 0.0)
+
+
+async def share(api: Harness, session: str) -> float:
+    return (await cost(api, session=session)).sessions[0].gpu_seconds
+
+
+async def test_two_sessions_share_their_workers_time_and_the_rest_is_idle(api: Harness) -> None:
+    pool, worker = new_id("p"), new_id("wk")
+    # A hundred GPUs, so that a moment is worth many seconds.
+    await report(api, pool, paid(worker, 10.0, ready_ago_s=4.0, gpus=100.0))
+    await api.renew(worker, "paid")
+    one, two = [await api.place(await api.create("paid"), worker) for _ in range(2)]
+
+    async def reaches(session: str, gpu_seconds: float) -> bool:
+        await report(api, pool, paid(worker, 10.0, gpus=100.0))
+        return await share(api, session) >= gpu_seconds
+
+    await until(lambda: reaches(two.id, 60.0))
+    # Apart by what one had alone: between two samples, and while the second was being placed.
+    assert await share(api, one.id) >= await share(api, two.id) > 0.0
+    await api.pause(two.id)
+    before = await share(api, two.id)
+    await until(lambda: reaches(one.id, before + 120.0))
+    assert await share(api, two.id) <= before + 30.0
+
+    await report(api, pool, paid(worker, 10.0, gpus=100.0, ended_ago_s=0.0))
+    await api.gone(worker)
+    total = await of_pool(api, pool)
+    await report(api, pool)
+    assert await of_pool(api, pool) == total
+    found = await cost(api)
+    assert found.total.gpu_seconds == pytest.approx(found.used.gpu_seconds + found.idle.gpu_seconds)
+    # Before anyone held a slot it was idle, and the time until it was ready is told apart.
+    assert found.idle.gpu_seconds >= 900.0
+    [kind] = [kind for kind in found.kinds if kind.kind == "test"]
+    assert kind.starting_gpu_seconds == pytest.approx(600.0, rel=0.1)
+    assert kind.money == pytest.approx(kind.gpu_seconds)
+    assert (kind.running, kind.workers) == (0, 1)
+
+
+async def test_a_worker_that_starts_is_paid_for_and_nobodys(api: Harness) -> None:
+    """It never registers: only its pool knows of it."""
+    pool, worker = new_id("p"), new_id("wk")
+    await report(api, pool, paid(worker, 30.0))
+    assert await of_pool(api, pool) == pytest.approx(30.0, abs=1.0)
+    await report(api, pool, paid(worker, 30.0))
+    await report(api, pool)
+    assert await of_pool(api, pool) == pytest.approx(30.0, abs=1.0)
+
+
+async def test_only_the_tenants_own_sessions_are_listed(api: Harness) -> None:
+    mine, theirs = await api.running("paid"), await api.create("paid", tenant="other")
+    listed = [one.session for one in (await cost(api, tenant="acme")).sessions]
+    assert mine.id in listed
+    assert theirs.id not in listed
+    with pytest.raises(SessionNotFoundError):
+        await cost(api, tenant="acme", session=theirs.id)
+
+
+async def test_orders_are_kept_and_every_change_has_a_number(api: Harness) -> None:
+    pool = new_id("p")
+    with pytest.raises(NotFoundError):
+        await api.bus.call(subjects.ORDER_POOL, OrderPool(pool=pool, change=("override",), override=3))
+    assert (await report(api, pool)).version == 0
+    order = OrderPool(pool=pool, change=("override",), override=3)
+    assert (await api.bus.call(subjects.ORDER_POOL, order)).version == 1
+    order = OrderPool(pool=pool, change=("dry_run",), dry_run=True)
+    assert (await api.bus.call(subjects.ORDER_POOL, order)).override == 3
+    told = await report(api, pool)
+    assert (told.version, told.override, told.dry_run) == (2, 3, True)
+    await api.bus.call(subjects.ORDER_POOL, OrderPool(pool=pool, change=("override",)))
+    told = await report(api, pool)
+    assert (told.version, told.override, told.dry_run) == (3, None, True)
+
+
+async def test_a_pool_that_may_grow_lets_sessions_wait_and_one_that_may_not_refuses(api: Harness) -> None:
+    model, pool = new_id("m"), new_id("p")
+    with pytest.raises(UnknownModelError):
+        await api.create(model)
+    await report(api, pool, model=model, maximum=2)
+    # Nobody knows yet how many fit on a worker of it: one at least.
+    await api.create(model)
+    await api.create(model)
+    with pytest.raises(NoCapacityError):
+        await api.create(model)
+    await api.worker(model, capacity=3)
+    for _ in range(4):
+        await api.create(model)
+    with pytest.raises(NoCapacityError):
+        await api.create(model)
+
+
+@pytest.mark.parametrize("point", ["shares given, not committed", "rentals written, not committed"])
+async def test_kill_9_while_counting_neither_loses_nor_doubles(settings: Settings, point: str) -> None:
+    """Two GPUs more than MANY_GPUS of the store that dies, so that it knows the rental by them."""
+    pool, model, worker = new_id("p"), new_id("m"), new_id("wk")
+
+    def rental(**more: Any) -> Rental:
+        return paid(worker, time.time() - launched, gpus=502.0, **more)
+
+    launched = time.time() - 3.0
+    async with Harness.connected(settings) as api:
+        async with Store.running(settings):
+            await api.renew(worker, model)
+            record = await api.place(await api.create(model), worker)
+        async with Process.running(settings, point) as process:
+            with suppress(UnavailableError):
+                await report(api, pool, rental(), model=model)
+            assert await process.died() == -signal.SIGKILL
+        async with Store.running(settings):
+
+            async def counts() -> bool:
+                await report(api, pool, rental(), model=model)
+                return await share(api, record.id) > 502.0
+
+            await until(counts)
+            ended = time.time()
+            await report(api, pool, rental(ended_ago_s=0.0), model=model)
+            assert await of_pool(api, pool) == pytest.approx(502.0 * (ended - launched), rel=0.05)
+            await asyncio.sleep(3 * settings.cost_sample_s)
+            given = await share(api, record.id)
+            # All that was paid since it has its slot is its own; a sample that counted twice would be more.
+            assert 502.0 < given <= 502.0 * (ended - launched)
+            await asyncio.sleep(3 * settings.cost_sample_s)
+            assert await share(api, record.id) == given
