@@ -58,6 +58,9 @@ class Settings(Shared):
     """Measured latencies of the engine's stages, from `turboserve profile engine`; None: it learns them."""
     gather_policy: Literal["step", "chunk", "fcfs"] = "step"
     """Which sessions share a forward: any at any step, whole chunks together, or one session at a time."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Decode and suspend on threads of their own while the next chunk is denoised; `auto`: on a GPU, and on a
+    CPU with more than one core."""
     real_time_margin: float = Field(default=0.6, gt=0, le=1)
     """Share of a chunk's playing time that making it may take, where K comes from the profile. The rest is
     for packaging, for everything else on the machine, and for catching up."""

@@ -6,13 +6,12 @@ from __future__ import annotations
 import torch
 
 from turboserve.worker.engine.admission import SessionTable
-from turboserve.worker.engine.errors import HostPoolFull
+from turboserve.worker.engine.errors import HostMemoryUnavailable, HostPoolFull
 from turboserve.worker.engine.events import (
     ControlApplied,
     Event,
     SessionEnded,
     SessionReady,
-    Suspended,
     SuspendRefused,
 )
 from turboserve.worker.engine.pacing import Pacing
@@ -37,8 +36,10 @@ class Boundary:
     def cross(self, session: Session, now: float) -> list[Event]:
         """Book what is finished and begin what is due."""
         events: list[Event] = []
+        if session.transfer is not None:
+            return events
         if session.work is not None:
-            if session.forwarding or session.decoding:
+            if session.forwarding:
                 return events
             events += self._finish(session)
         if session.work is None:
@@ -46,24 +47,30 @@ class Boundary:
         if session.work is not None:
             session.due_at_s = now
             return events
-        if session.warming is not None or session.state.text is None or session.controls:
+        if session.warming or session.state.text is None or session.controls:
             # A control that still waits for its prompt's embedding must not slip behind the next chunk.
             return events
         if not session.announced:
             session.announced = True
             events.append(SessionReady(session.name, session.state.next_chunk))
         if session.suspending:
-            return events + self._suspend(session)
+            # The decoder's cache leaves with the rest, so nothing of the session may be in its lane.
+            return events if session.busy else events + self._suspend(session)
         if self._due(session, now):
             events += self._begin(session, now)
         return events
 
     def pending(self, session: Session, now: float) -> bool:
         """Whether `cross` would do something."""
-        if session.work is not None:
-            return not (session.forwarding or session.decoding)
-        ready = bool(session.controls) and all(pending.ready for pending in session.controls)
-        return ready or session.suspending or not session.announced or self._due(session, now)
+        if session.transfer is not None or session.work is not None:
+            return session.transfer is None and not session.forwarding
+        if session.controls and all(pending.ready for pending in session.controls):
+            return True
+        if session.warming or session.state.text is None or session.controls:
+            return False
+        if not session.announced or session.suspending:
+            return not session.announced or not session.busy
+        return self._due(session, now)
 
     def _finish(self, session: Session) -> list[Event]:
         chunk = session.chunk
@@ -73,7 +80,6 @@ class Boundary:
             session.state.remember(chunk.clean.to(session.state.slab.keys.dtype), self._config)
             session.state.next_chunk += 1
         session.due_at_s = session.started_at_s = None
-        session.decoded = False
         applied, session.applying = session.applying, []
         return [ControlApplied(session.name, c.control_seq, session.state.next_chunk) for c in applied]
 
@@ -112,25 +118,36 @@ class Boundary:
         session.state.ring.set_text(projected, row=0)
 
     def _due(self, session: Session, now: float) -> bool:
-        busy = session.work is not None or session.state.text is None or session.warming is not None
-        if busy or session.controls or session.paused or session.ended:
+        if session.work is not None or session.state.text is None or session.held_up:
+            return False
+        if session.controls or session.paused or session.ended:
+            return False
+        if self._past_the_end(session) is not None and session.busy:
+            # The end is told after the last chunk.
             return False
         return self._pacing.may_generate(session, now)
 
     def _begin(self, session: Session, now: float) -> list[Event]:
-        last = session.state.first_frame(self._config) + self._config.frames_per_chunk
-        limit = self._config.session_frames
-        if limit is not None and last > limit:
+        reason = self._past_the_end(session)
+        if reason is not None:
             session.ended = True
-            return [SessionEnded(session.name, f"frames: {last} wanted, the model's limit is {limit}")]
+            return [SessionEnded(session.name, reason)]
         session.due_at_s = now
         session.work = ChunkWork(session.state, self._config, self._schedule)
         return []
 
+    def _past_the_end(self, session: Session) -> str | None:
+        """Why the model cannot represent the session's next chunk, if so."""
+        last = session.state.first_frame(self._config) + self._config.frames_per_chunk
+        limit = self._config.session_frames
+        if limit is None or last <= limit:
+            return None
+        return f"frames: {last} wanted, the model's limit is {limit}"
+
     def _suspend(self, session: Session) -> list[Event]:
         session.suspending = False
         try:
-            snapshot = self._table.suspend(session)
-        except HostPoolFull as error:
+            self._table.suspend(session)
+        except (HostPoolFull, HostMemoryUnavailable) as error:
             return [SuspendRefused(session.name, str(error))]
-        return [Suspended(session.name, snapshot.next_chunk, snapshot.total_bytes)]
+        return []

@@ -1,27 +1,40 @@
-"""The engine: sessions in, chunks out. Owned by one thread, driven by `step`; it does no I/O and starts
-nothing.
+"""The engine: sessions in, chunks out. Owned by one thread, driven by `step`; it does no I/O.
 
-The order of stages within a step is the pipeline's end first: a decoded chunk is what a viewer waits for.
+What a step runs first is the pipeline's end: a decoded chunk is what a viewer waits for. With `overlap`,
+decoding and moving state are done in lanes of their own while the next forward is computed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from turboserve.worker.engine.admission import SessionTable
 from turboserve.worker.engine.boundary import Boundary
-from turboserve.worker.engine.events import ChunkReady, ChunkTimings, Event, SessionFailed
+from turboserve.worker.engine.events import (
+    ChunkReady,
+    ChunkTimings,
+    Event,
+    SessionFailed,
+    Suspended,
+    SuspendRefused,
+)
 from turboserve.worker.engine.gather import policy
+from turboserve.worker.engine.lane import Bell, Lane
 from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.session import PendingControl, Session
+from turboserve.worker.engine.session import PendingControl, Session, Undecoded
 from turboserve.worker.engine.snapshot import Snapshot
 from turboserve.worker.engine.spec import Control, Decoder, EngineOptions, SessionSpec, TextEncoder
-from turboserve.worker.engine.stages import Clock, Decoded, DecodeStage, ForwardStage, Outcome, TextStage
+from turboserve.worker.engine.stages import Clock, DecodeStage, Decoding, ForwardStage, TextStage
+from turboserve.worker.engine.transfer import Transfer, Way
 from turboserve.worker.model.schedule import Schedule
 from turboserve.worker.model.transformer import CausalWanTransformer
+
+LANE_DEPTH = 2
+"""Chunks in the decode lane at once: the one that is decoded, and one so that the lane need not wait for the
+engine. The others wait with their sessions, where the most urgent goes first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +59,7 @@ class Engine:
         clock: Clock = time.monotonic,
         profiles: Mapping[str, Mapping[int, float]] | None = None,
     ) -> None:
-        """Allocates the slabs. Raises `BudgetTooSmall` when not one fits.
+        """Allocates the slabs. Raises `BudgetTooSmall` when not one fits, and `HostMemoryUnavailable`.
 
         `profiles`: measured seconds by batch size, by stage (`profile_file.STAGES`), to begin with.
         """
@@ -54,7 +67,11 @@ class Engine:
         transformer = models.transformer
         self.config = transformer.config
         self.options = options
-        self.text = TextStage(models.text, clock, known.get("text"))
+        self._bell = Bell()
+        self._clock = clock
+        self.table = SessionTable(transformer, options, self._bell)
+        device = self.table.device
+        self.text = TextStage(models.text, device, clock, known.get("text"))
         self.forward = ForwardStage(
             transformer,
             policy(options.policy),
@@ -63,12 +80,12 @@ class Engine:
             known.get("forward"),
             known.get("recache"),
         )
-        self.decode = DecodeStage(models.decoder, clock, known.get("decode"))
-        self._clock = clock
-        schedule = Schedule(self.config)
-        self.table = SessionTable(transformer, options)
-        self.pacing = Pacing(self.config, options, self.forward.profile, self.decode.profile)
-        self._boundary = Boundary(transformer, schedule, self.table, self.pacing)
+        self.decode = DecodeStage(models.decoder, device, clock, known.get("decode"))
+        self.package = known.get("package") or LatencyProfile()
+        """L(b) of packaging, which is not the engine's work: whoever does it refines this."""
+        self._decodes: Lane[Decoding] = Lane("decode", device, self._bell, options.overlap)
+        self.pacing = Pacing(self.config, options, self.forward.profile, self.decode.profile, self.package)
+        self._boundary = Boundary(transformer, Schedule(self.config), self.table, self.pacing)
 
     @property
     def free_slots(self) -> int:
@@ -78,12 +95,13 @@ class Engine:
     def admit(self, spec: SessionSpec, now: float, snapshot: Snapshot | None = None) -> None:
         """Take a session in: new, from the latents of a lost one (`spec.rebuild`), or from a snapshot.
 
-        A snapshot's own prompt and counters win over the spec's. Raises `SlabsExhausted`, `DuplicateSession`,
-        `BadRebuild` or `SnapshotRejected`; then nothing has changed.
+        A snapshot's own prompt and counters win over the spec's, and its tensors must stay as they are until
+        `SessionReady`. Raises `SlabsExhausted`, `DuplicateSession`, `BadRebuild` or `SnapshotRejected`; then
+        nothing has changed.
         """
         session = self.table.admit(spec, snapshot)
         session.playhead.reported_at_s = now
-        if session.state.text is None:
+        if snapshot is None:
             first = Control(spec.control_seq, prompt=spec.prompt)
             session.controls.append(PendingControl(first))
 
@@ -104,22 +122,27 @@ class Engine:
         self.table.active(session).suspending = True
 
     def resume(self, session: str, now: float) -> None:
-        """Bring a suspended session back to the device. Raises `UnknownSession` or `SlabsExhausted`."""
+        """Begin to bring a suspended session back to the device; it goes on when it is there.
+
+        Raises `UnknownSession` or `SlabsExhausted`; then it stays suspended.
+        """
         self.table.resume(session).playhead.reported_at_s = now
 
     def snapshot(self, session: str) -> Snapshot:
-        """State of a suspended session, for moving it elsewhere; it stays here until evicted."""
+        """State of a suspended session, for moving it elsewhere; it stays here until resumed or evicted, and
+        so long the tensors are valid. Raises `UnknownSession`."""
         return self.table.suspended(session)
 
     def evict(self, session: str) -> None:
-        """Drop a session, active or suspended, and free all it held. Raises `UnknownSession`."""
+        """Drop a session, wherever it is, and free all it held. Raises `UnknownSession`."""
         self.table.evict(session)
 
     def step(self, now: float) -> list[Event]:
         """Do one batch of one stage, if any has work; returns what happened, in order."""
-        events: list[Event] = []
+        events = self._collect()
         for session in list(self.table.sessions.values()):
             events += self._boundary.cross(session, now)
+        events += self._collect()
         for run in (self._run_decode, self._run_text, self._run_forward):
             ran = run(now)
             if ran is not None:
@@ -127,31 +150,64 @@ class Engine:
         return events
 
     def has_work(self, now: float) -> bool:
-        """Whether `step` would do something now. False: wait for a call, or for `next_due`."""
+        """Whether `step` would do something now. False: wait for a call, for `wait`, or for `next_due`."""
+        if self._decodes.finished or self.table.transfers.finished:
+            return True
+        room = self._decodes.load < LANE_DEPTH
         return any(
             session.forwarding
-            or session.decoding
-            or any(not pending.ready for pending in session.controls)
+            or (session.decodable and room)
+            or (session.transfer is None and any(not pending.ready for pending in session.controls))
             or self._boundary.pending(session, now)
             for session in self.table.sessions.values()
         )
+
+    @property
+    def lanes_busy(self) -> bool:
+        """Whether a lane is at work, so that there will be something to do without any call."""
+        return bool(self._decodes.load or self.table.transfers.load)
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a lane has done something, or for `timeout_s` seconds."""
+        if not (self._decodes.finished or self.table.transfers.finished):
+            self._bell.wait(timeout_s)
+
+    def when_done(self, notify: Callable[[], None]) -> None:
+        """Have `notify` called, on another thread, whenever a lane has done something."""
+        self._bell.notify = notify
 
     def next_due(self, now: float) -> float | None:
         """When the next idle session becomes due by its viewer's playing alone; None if no session will."""
         times = [self.pacing.due_at(session, now) for session in self.table.sessions.values()]
         return min((t for t in times if t is not None), default=None)
 
+    def _collect(self) -> list[Event]:
+        """Scatter what the lanes have done."""
+        self._bell.clear()
+        events: list[Event] = []
+        for job in self._decodes.collect():
+            events += self._scatter_decoded(job)
+        for transfer in self.table.transfers.collect():
+            events += self._scatter_transferred(transfer)
+        return events
+
     def _run_decode(self, now: float) -> list[Event] | None:
-        waiting = [session for session in self.table.sessions.values() if session.decoding]
-        if not waiting:
-            return None
-        session = min(waiting, key=lambda s: self.pacing.slack(s, now))
-        return self._scatter_decoded(self.decode.run([session])[0])
+        while self._decodes.load < LANE_DEPTH:
+            waiting = [session for session in self.table.sessions.values() if session.decodable]
+            if not waiting:
+                return None
+            session = min(waiting, key=lambda s: self.pacing.slack(s, now))
+            session.in_lane = True
+            self._decodes.submit(Decoding(self.decode, session))
+            if not self._decodes.threaded:
+                return self._collect()
+        return None
 
     def _run_text(self, now: float) -> list[Event] | None:
         waiting = [
             (session, pending)
             for session in self.table.sessions.values()
+            if session.transfer is None
             for pending in session.controls
             if not pending.ready
         ][: self.options.max_batch]
@@ -181,41 +237,58 @@ class Engine:
                 events.append(self._fail(session, outcome.error))
                 continue
             session.work.advance(outcome.result)
-            chunk = session.chunk
-            if chunk is not None and chunk.clean is not None and chunk.done == chunk.total - 1:
-                session.denoised_at_s = self._clock()
+            self._denoised(session)
         return events
 
-    def _scatter_decoded(self, outcome: Outcome[Session, Decoded]) -> list[Event]:
-        session, result = outcome.item, outcome.result
-        if result is None:
-            return [self._fail(session, outcome.error)]
-        state = session.state
-        state.decoder_cache = result.cache
-        if session.warming is not None:
-            session.warming = None
-            return []
+    def _denoised(self, session: Session) -> None:
+        """Queue a chunk's decoding as soon as its latents are clean, before its last forward."""
         chunk = session.chunk
-        assert chunk is not None
-        assert chunk.clean is not None
-        session.decoded = True
-        ready = self._clock()
+        if chunk is None or chunk.clean is None or chunk.done != chunk.total - 1:
+            return
+        timings = ChunkTimings(
+            due_s=session.due_at_s or 0.0,
+            started_s=session.started_at_s or 0.0,
+            denoised_s=self._clock(),
+            ready_s=0.0,
+        )
+        session.undecoded.append(Undecoded(chunk.clean, chunk.index, session.state.control_seq, timings))
+
+    def _scatter_decoded(self, job: Decoding) -> list[Event]:
+        if job.seconds is not None:
+            self.decode.observe([job], job.seconds)
+        session, item, decoded = job.session, job.item, job.outcome.result
+        if self.table.sessions.get(session.name) is not session:
+            return []
+        if decoded is None:
+            return [self._fail(session, job.outcome.error)]
+        session.in_lane = False
+        session.undecoded.popleft()
+        session.state.decoder_cache = decoded.cache
+        if item.index is None or item.timings is None:
+            return []
+        session.delivered = item.index + 1
         return [
             ChunkReady(
                 session=session.name,
-                index=chunk.index,
-                latents=chunk.clean.to("cpu"),
-                frames=result.frames,
-                control_seq=state.control_seq,
-                media_start_s=self.config.media_start(chunk.index),
-                timings=ChunkTimings(
-                    due_s=session.due_at_s or 0.0,
-                    started_s=session.started_at_s or 0.0,
-                    denoised_s=session.denoised_at_s,
-                    ready_s=ready,
-                ),
+                index=item.index,
+                latents=decoded.latents,
+                frames=decoded.frames,
+                control_seq=item.control_seq,
+                media_start_s=self.config.media_start(item.index),
+                timings=replace(item.timings, ready_s=job.ready_s),
             )
         ]
+
+    def _scatter_transferred(self, transfer: Transfer) -> list[Event]:
+        session = self.table.transferred(transfer)
+        if session is None:
+            return []
+        if transfer.way is Way.LEAVING:
+            if transfer.error is not None:
+                return [SuspendRefused(session.name, repr(transfer.error))]
+            snapshot = transfer.snapshot
+            return [Suspended(session.name, snapshot.next_chunk, snapshot.total_bytes)]
+        return [] if transfer.error is None else [self._fail(session, transfer.error)]
 
     def _fail(self, session: Session, error: Exception | None) -> Event:
         if session.name in self.table.sessions:

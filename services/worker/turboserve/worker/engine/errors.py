@@ -41,10 +41,23 @@ class HostPoolFull(EngineError):
     code = "host_pool_full"
     retryable = True
 
-    def __init__(self, needed_bytes: int, free_bytes: int, limit_bytes: int) -> None:
-        super().__init__(f"host pool: {needed_bytes} bytes needed, {free_bytes} of {limit_bytes} free")
+    def __init__(self, needed_bytes: int, free_bytes: int, limit_bytes: int, largest_bytes: int) -> None:
+        super().__init__(
+            f"host pool: {needed_bytes} bytes needed, {free_bytes} of {limit_bytes} free, "
+            f"{largest_bytes} in one piece"
+        )
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
+        self.limit_bytes = limit_bytes
+
+
+class HostMemoryUnavailable(EngineError):
+    """The machine does not give the host memory that was set aside for suspended sessions."""
+
+    code = "host_memory_unavailable"
+
+    def __init__(self, limit_bytes: int, reason: str) -> None:
+        super().__init__(f"host pool: {limit_bytes} bytes could not be had: {reason}")
         self.limit_bytes = limit_bytes
 
 

@@ -20,17 +20,28 @@ class Pacing:
     """Pure arithmetic over a session's playhead and the measured latencies."""
 
     def __init__(
-        self, config: ModelConfig, options: EngineOptions, forward: LatencyProfile, decode: LatencyProfile
+        self,
+        config: ModelConfig,
+        options: EngineOptions,
+        forward: LatencyProfile,
+        decode: LatencyProfile,
+        package: LatencyProfile,
     ) -> None:
+        """Profiles: of one forward, of a chunk's decoding, and of its packaging."""
         self._config = config
         self._options = options
         self._forward = forward
         self._decode = decode
+        self._package = package
 
     @property
     def chunk_seconds(self) -> float:
-        """Time to make one chunk alone."""
-        return self._forward(1) * (len(self._config.denoising_steps) + 1) + self._decode(1)
+        """Time to make one chunk alone, from its first forward to a fragment that can be sent."""
+        return self._forward(1) * (len(self._config.denoising_steps) + 1) + self._after_forwards
+
+    @property
+    def _after_forwards(self) -> float:
+        return self._decode(1) + self._package(1)
 
     def playhead(self, session: Session, now: float) -> float:
         """Where the viewer is by now, in seconds of video."""
@@ -43,7 +54,9 @@ class Pacing:
 
     def due_at(self, session: Session, now: float) -> float | None:
         """When an idle session's next chunk becomes due, if its viewer's playing alone brings that about."""
-        if session.work is not None or session.paused or session.ended or not session.playhead.playing:
+        if session.work is not None or session.held_up or session.paused or session.ended:
+            return None
+        if not session.playhead.playing:
             return None
         start = self._config.media_start(session.state.next_chunk)
         wait = start - session.max_lead_s - session.playhead.position_s
@@ -53,9 +66,11 @@ class Pacing:
 
     def slack(self, session: Session, now: float) -> float:
         """Playout slack P in seconds."""
-        if session.state.next_chunk == 0 and not session.decoded:
-            waited = now - session.due_at_s if session.due_at_s is not None else 0.0
-            return _FIRST_CHUNK_SLACK * self.chunk_seconds - waited
+        if session.delivered == 0:
+            due = session.due_at_s
+            if session.undecoded and session.undecoded[0].timings is not None:
+                due = session.undecoded[0].timings.due_s
+            return _FIRST_CHUNK_SLACK * self.chunk_seconds - (0.0 if due is None else now - due)
         return self._generated(session) - self.playhead(session, now)
 
     def candidate(self, session: Session, now: float) -> Candidate:
@@ -65,7 +80,7 @@ class Pacing:
         left = work.total - work.done
         slack = self.slack(session, now)
         running = work.done > 0
-        remaining = self._forward(1) * left + self._decode(1) if running else 0.0
+        remaining = self._forward(1) * left + self._after_forwards if running else 0.0
         return Candidate(
             session=session.name,
             frames=work.frames,
@@ -78,4 +93,4 @@ class Pacing:
 
     def _generated(self, session: Session) -> float:
         """Seconds of video delivered."""
-        return self._config.media_start(session.state.next_chunk + (1 if session.decoded else 0))
+        return self._config.media_start(session.delivered)

@@ -22,7 +22,10 @@ _WARM_UP = 2
 
 class LatencyProfile:
     """Seconds that a stage takes for a batch of b. Between measured sizes it is linear, beyond them
-    proportional."""
+    proportional.
+
+    One thread may observe while others read.
+    """
 
     def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
         """`seconds` are measurements by batch size; without any, every size is unknown (0 seconds)."""
@@ -33,23 +36,24 @@ class LatencyProfile:
 
     def __call__(self, batch: int) -> float:
         """L(batch) in seconds; 0.0 while nothing is known."""
-        sizes = list(self._seconds)
+        known = self._seconds
+        sizes = list(known)
         if not sizes or batch < 1:
             return 0.0
         at = bisect.bisect_left(sizes, batch)
         if at < len(sizes) and sizes[at] == batch:
-            return self._seconds[batch]
+            return known[batch]
         if at == 0:
-            return self._seconds[sizes[0]]
+            return known[sizes[0]]
         if at < len(sizes):
             low, high = sizes[at - 1], sizes[at]
             share = (batch - low) / (high - low)
-            return self._seconds[low] + share * (self._seconds[high] - self._seconds[low])
+            return known[low] + share * (known[high] - known[low])
         last = sizes[-1]
-        slope = self._seconds[last] / last
+        slope = known[last] / last
         if len(sizes) > 1:
-            slope = max(0.0, (self._seconds[last] - self._seconds[sizes[-2]]) / (last - sizes[-2]))
-        return self._seconds[last] + slope * (batch - last)
+            slope = max(0.0, (known[last] - known[sizes[-2]]) / (last - sizes[-2]))
+        return known[last] + slope * (batch - last)
 
     def observe(self, batch: int, seconds: float) -> None:
         """Take a sample into account, unless it is one of a size's first or an outlier."""
@@ -60,14 +64,19 @@ class LatencyProfile:
             return
         known = self._seconds.get(batch)
         if known is None:
-            self._seconds = dict(sorted({**self._seconds, batch: seconds}.items()))
+            self._set(batch, seconds)
         elif known / _OUTLIER <= seconds <= known * _OUTLIER:
-            self._seconds[batch] = known + _WEIGHT * (seconds - known)
+            self._set(batch, known + _WEIGHT * (seconds - known))
             self._outliers[batch] = 0
         else:
             self._outliers[batch] = self._outliers.get(batch, 0) + 1
             if self._outliers[batch] >= _CONVINCED:
-                self._seconds[batch], self._outliers[batch] = seconds, 0
+                self._set(batch, seconds)
+                self._outliers[batch] = 0
+
+    def _set(self, batch: int, seconds: float) -> None:
+        # A new dictionary each time: a reader on another thread keeps the one it has.
+        self._seconds = dict(sorted({**self._seconds, batch: seconds}.items()))
 
     def best_batch(self, limit: int, gain: float = 0.05) -> int:
         """Largest size up to `limit` where each further row still raises throughput by `gain` of a row's

@@ -7,9 +7,15 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from turboserve.worker.engine.events import ChunkTimings
 from turboserve.worker.engine.spec import Control
 from turboserve.worker.engine.state import SessionState
+from turboserve.worker.engine.transfer import Transfer
 from turboserve.worker.engine.work import ChunkWork, Work
+
+MAX_UNDECODED = 2
+"""A session begins no chunk while so many of its chunks wait for their decoding: one in the lane while the
+next is denoised, and no more."""
 
 
 @dataclass
@@ -41,6 +47,19 @@ class PendingControl:
         return self.control.prompt is None or self.text is not None
 
 
+@dataclass(frozen=True, eq=False)
+class Undecoded:
+    """Clean latents that wait for the session's decoder, or are in it."""
+
+    latents: Tensor
+    """[F, C, H, W]"""
+    index: int | None
+    """The chunk; None: of an earlier life of the session, only to warm its decoder."""
+    control_seq: int = 0
+    timings: ChunkTimings | None = None
+    """Of the chunk; when it is decoded, is not known yet."""
+
+
 @dataclass(eq=False)
 class Session:
     """One admitted session. `work` is None exactly at a chunk boundary."""
@@ -48,7 +67,14 @@ class Session:
     state: SessionState
     max_lead_s: float
     playhead: Playhead
+    delivered: int = 0
+    """Index after the last chunk that was decoded and delivered."""
     work: Work | None = None
+    undecoded: deque[Undecoded] = field(default_factory=deque)
+    """In the order of the video; the first of them is in the decode lane if `in_lane`."""
+    in_lane: bool = False
+    transfer: Transfer | None = None
+    """Set while the state is on its way to the host or back: then nothing else happens to the session."""
     controls: deque[PendingControl] = field(default_factory=deque)
     applying: list[Control] = field(default_factory=list)
     """Controls that the recache in `work` applies."""
@@ -60,14 +86,9 @@ class Session:
     suspending: bool = False
     replay: list[tuple[int, Tensor]] = field(default_factory=list)
     """Of a session that is being rebuilt: first frame and latents of each clean pass still to be started."""
-    warming: Tensor | None = None
-    """Of a session that is being rebuilt: latents that still have to go through the decoder."""
     due_at_s: float | None = None
     """When the chunk in work, or the next, became due; None while it is not."""
     started_at_s: float | None = None
-    denoised_at_s: float = 0.0
-    decoded: bool = False
-    """The chunk in work was decoded and delivered."""
 
     @property
     def name(self) -> str:
@@ -85,8 +106,21 @@ class Session:
         return self.work is not None and self.work.done < self.work.total
 
     @property
-    def decoding(self) -> bool:
-        """Whether the session waits for its decoder."""
-        if self.warming is not None:
-            return True
-        return self.chunk is not None and self.chunk.clean is not None and not self.decoded
+    def decodable(self) -> bool:
+        """Whether the session waits for a place in the decode lane."""
+        return bool(self.undecoded) and not self.in_lane
+
+    @property
+    def warming(self) -> bool:
+        """Whether its decoder is not yet where the session's next chunk needs it."""
+        return any(each.index is None for each in self.undecoded)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything of it is being computed or moved, so that it is not one whole at rest."""
+        return self.work is not None or bool(self.undecoded) or self.transfer is not None
+
+    @property
+    def held_up(self) -> bool:
+        """Whether the next chunk has to wait for a lane."""
+        return self.transfer is not None or self.warming or len(self.undecoded) >= MAX_UNDECODED

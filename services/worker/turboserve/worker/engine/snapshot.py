@@ -60,9 +60,8 @@ def fingerprint(config: ModelConfig) -> str:
     return hashlib.blake2b(config.to_json().encode(), digest_size=8).hexdigest()
 
 
-@torch.inference_mode()
-def export(state: SessionState, config: ModelConfig) -> Snapshot:
-    """Copy a session's state to the host. The session must be between two chunks."""
+def parts(state: SessionState, config: ModelConfig) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Header and tensors of a session between two chunks; the tensors are the session's own, not copies."""
     tensors = dict(state.ring.filled())
     tensors["generator"] = state.generator.get_state()
     if state.text is not None:
@@ -82,15 +81,22 @@ def export(state: SessionState, config: ModelConfig) -> Snapshot:
         "decoding": state.decoder_cache is not None,
         "ring": state.ring.bookkeeping(),
     }
-    host = {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    return Snapshot(header, host)
+    return header, tensors
 
 
 @torch.inference_mode()
-def restore(
+def export(state: SessionState, config: ModelConfig) -> Snapshot:
+    """Copy a session's state to host memory of its own. The session must be between two chunks."""
+    header, tensors = parts(state, config)
+    return Snapshot(header, {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()})
+
+
+@torch.inference_mode()
+def prepare(
     snapshot: Snapshot, slab: Slab, config: ModelConfig, rotation: Rotation, device: torch.device
-) -> SessionState:
-    """Fill a slab and build the state that `export` saw, bit for bit.
+) -> tuple[SessionState, dict[str, Tensor]]:
+    """The state that `parts` saw, but for the contents of its tensors: those, by name, are still to be
+    filled.
 
     Raises `SnapshotRejected` when the snapshot is of another model or version, or its tensors do not fit.
     """
@@ -100,31 +106,35 @@ def restore(
     ring = KVRing(slab, config, rotation)
     marks = header["ring"]
     ring.restore(marks["slots"], marks["next"], marks["shift"])
-    for name, view in ring.filled().items():
+    targets = ring.filled()
+    for name, view in targets.items():
         found = tensors.get(name)
         _require(
             name,
             None if found is None else (tuple(found.shape), found.dtype),
             (tuple(view.shape), view.dtype),
         )
-        view.copy_(tensors[name])
     generator = torch.Generator(device)
-    generator.set_state(tensors["generator"])
-    recent = tensors.get("recent")
-    decoder = {n.removeprefix(_DECODER): t.to(device) for n, t in tensors.items() if n.startswith(_DECODER)}
-    return SessionState(
+    generator.set_state(tensors["generator"].clone())
+    for name, tensor in tensors.items():
+        if name in ("text", "recent") or name.startswith(_DECODER):
+            targets[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    recent = targets.get("recent")
+    decoder = {n.removeprefix(_DECODER): t for n, t in targets.items() if n.startswith(_DECODER)}
+    state = SessionState(
         session=snapshot.session,
         slab=slab,
         ring=ring,
         generator=generator,
         seed=int(header["seed"]),
         prompt=str(header["prompt"]),
-        text=tensors["text"].to(device) if "text" in tensors else None,
+        text=targets.get("text"),
         control_seq=int(header["control_seq"]),
         next_chunk=snapshot.next_chunk,
-        recent=[] if recent is None else list(torch.split(recent.to(device), config.frames_per_chunk)),
+        recent=[] if recent is None else list(torch.split(recent, config.frames_per_chunk)),
         decoder_cache=decoder if header["decoding"] else None,
     )
+    return state, targets
 
 
 def _require(field: str, found: object, wanted: object) -> None:

@@ -86,5 +86,8 @@ class EngineOptions:
     """Rows of one forward at most."""
     policy: str = "step"
     """Gather policy: fcfs, chunk or step."""
+    overlap: bool = False
+    """Decode, and move state to the host and back, on threads of their own while others compute. Without, all
+    of it happens in `step`."""
     playhead_trust_s: float = 2.0
     """A playhead is taken to have moved on since it was last reported, for this long at most."""

@@ -18,6 +18,7 @@ from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.engine.rows import RowsForward
 from turboserve.worker.engine.session import Session
 from turboserve.worker.engine.spec import Decoder, TextEncoder
+from turboserve.worker.engine.streams import settle, to_host
 from turboserve.worker.model.transformer import CausalWanTransformer
 
 Item = TypeVar("Item")
@@ -37,25 +38,35 @@ class Outcome(Generic[Item, Result]):
 class Stage(ABC, Generic[Item, Result]):
     """A step of the pipeline with a measured latency per batch size."""
 
-    def __init__(self, clock: Clock, profile: LatencyProfile | None = None) -> None:
+    def __init__(self, device: torch.device, clock: Clock, profile: LatencyProfile | None = None) -> None:
         self.profile = profile or LatencyProfile()
+        self._device = device
         self._clock = clock
 
     @abstractmethod
     def compute(self, batch: list[Item]) -> list[Result]:
         """Results of a batch, in its order. Repeating a call must give the same."""
 
-    def run(self, batch: list[Item]) -> list[Outcome[Item, Result]]:
-        """Compute a batch. If it raises, each item is tried alone, so that one bad session harms no other."""
+    def attempt(self, batch: list[Item]) -> tuple[list[Outcome[Item, Result]], float | None]:
+        """Compute a batch, and how long that took; an error is every item's, and took no time."""
         start = self._clock()
         try:
             results = self.compute(batch)
+            # A GPU is given its work long before it has done it; without waiting, that would be measured.
+            settle(self._device)
         except Exception as error:
-            if len(batch) == 1:
-                return [Outcome(batch[0], None, error)]
+            return [Outcome(item, None, error) for item in batch], None
+        seconds = self._clock() - start
+        return [Outcome(item, result) for item, result in zip(batch, results, strict=True)], seconds
+
+    def run(self, batch: list[Item]) -> list[Outcome[Item, Result]]:
+        """Compute a batch. If it raises, each item is tried alone, so that one bad session harms no other."""
+        outcomes, seconds = self.attempt(batch)
+        if seconds is not None:
+            self.observe(batch, seconds)
+        elif len(batch) > 1:
             return [outcome for item in batch for outcome in self.run([item])]
-        self.observe(batch, self._clock() - start)
-        return [Outcome(item, result) for item, result in zip(batch, results, strict=True)]
+        return outcomes
 
     def observe(self, batch: list[Item], seconds: float) -> None:
         """Refine the stage's profile."""
@@ -65,8 +76,14 @@ class Stage(ABC, Generic[Item, Result]):
 class TextStage(Stage[str, Tensor]):
     """Prompts → embeddings [L, text_dim]."""
 
-    def __init__(self, encoder: TextEncoder, clock: Clock, profile: LatencyProfile | None = None) -> None:
-        super().__init__(clock, profile)
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        device: torch.device,
+        clock: Clock,
+        profile: LatencyProfile | None = None,
+    ) -> None:
+        super().__init__(device, clock, profile)
         self._encoder = encoder
 
     @torch.inference_mode()
@@ -90,7 +107,7 @@ class ForwardStage(Stage[Session, Tensor]):
         profile: LatencyProfile | None = None,
         recache_profile: LatencyProfile | None = None,
     ) -> None:
-        super().__init__(clock, profile)
+        super().__init__(model.patch_embedding.weight.device, clock, profile)
         self.recache_profile = recache_profile or LatencyProfile()
         self._forward = RowsForward(model)
         self._frames_per_chunk = model.config.frames_per_chunk
@@ -116,28 +133,57 @@ class ForwardStage(Stage[Session, Tensor]):
 
 @dataclass(frozen=True, eq=False)
 class Decoded:
-    """Frames of one decode and the session's new decoder cache."""
+    """What one decode gives, on the host but for the cache."""
 
     frames: Tensor
+    """uint8 [N, H, W, 3]"""
+    latents: Tensor
+    """What was decoded, [F, C, H, W]."""
     cache: dict[str, Tensor]
+    """The session's decoder cache for its next latents."""
 
 
-class DecodeStage(Stage[Session, Decoded]):
+class Decoding:
+    """One session's latents in the decode lane: a job."""
+
+    def __init__(self, stage: DecodeStage, session: Session) -> None:
+        """Takes the first of the session's undecoded latents; the session's cache stays until it is done."""
+        self.session = session
+        self.item = session.undecoded[0]
+        self.cache = session.state.decoder_cache
+        self.outcome: Outcome[Decoding, Decoded] = Outcome(self, None)
+        self.seconds: float | None = None
+        self.ready_s = 0.0
+        self._stage = stage
+
+    def run(self) -> None:
+        """See `Job.run`."""
+        [self.outcome], self.seconds = self._stage.attempt([self])
+        self.ready_s = self._stage.now()
+
+
+class DecodeStage(Stage[Decoding, Decoded]):
     """Clean latents → pixel frames, through each session's own streaming cache."""
 
-    def __init__(self, decoder: Decoder, clock: Clock, profile: LatencyProfile | None = None) -> None:
-        super().__init__(clock, profile)
+    def __init__(
+        self,
+        decoder: Decoder,
+        device: torch.device,
+        clock: Clock,
+        profile: LatencyProfile | None = None,
+    ) -> None:
+        super().__init__(device, clock, profile)
         self._decoder = decoder
 
-    @torch.inference_mode()
-    def compute(self, batch: list[Session]) -> list[Decoded]:
-        """See `Stage.compute`."""
-        return [self._decode(session) for session in batch]
+    def now(self) -> float:
+        """The engine's clock."""
+        return self._clock()
 
-    def _decode(self, session: Session) -> Decoded:
-        latents = session.warming
-        if latents is None and session.chunk is not None:
-            latents = session.chunk.clean
-        assert latents is not None
-        frames, cache = self._decoder.decode(latents, session.state.decoder_cache)
-        return Decoded(frames.to("cpu"), cache)
+    @torch.inference_mode()
+    def compute(self, batch: list[Decoding]) -> list[Decoded]:
+        """See `Stage.compute`."""
+        return [self._decode(each.item.latents, each.cache) for each in batch]
+
+    def _decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> Decoded:
+        frames, after = self._decoder.decode(latents, cache)
+        return Decoded(to_host(frames), to_host(latents), after)

@@ -43,6 +43,11 @@ class SessionState:
         chunks = -(-config.window_frames // config.frames_per_chunk)
         del self.recent[:-chunks]
 
+    def forget(self) -> None:
+        """Let go of what lies on the device beside the slab; the state is of no use afterwards."""
+        self.text, self.decoder_cache = None, None
+        self.recent.clear()
+
     def reseed(self, chunk: int) -> None:
         """Set the generator to where chunk `chunk`'s noise begins.
 

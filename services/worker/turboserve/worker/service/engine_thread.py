@@ -62,7 +62,7 @@ class _Stay:
 
 
 class EngineThread:
-    """Two queues and a loop. `deliver` is called on this thread, in order, and must not block."""
+    """Two queues and a loop. `deliver` is called on this thread, in order; all waits while it blocks."""
 
     def __init__(self, engine: Engine, deliver: Callable[[FromEngine], None], clock: Clock) -> None:
         self.engine = engine
@@ -77,6 +77,8 @@ class EngineThread:
         self.failure: BaseException | None = None
         """What ended the thread, if that was not `stop`."""
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        # What a lane has done is taken up at once, also where nothing else is to be done.
+        engine.when_done(lambda: self._commands.put(None))
 
     def start(self) -> None:
         self._thread.start()
@@ -224,8 +226,11 @@ class EngineThread:
             case _ if stay.warming is not None:
                 pass
             case events.ChunkReady():
-                working = sum(held.work is not None for held in self.engine.table.sessions.values())
-                self._deliver(Made(run, event, max(1, working)))
+                others = sum(
+                    held.name != session and (held.work is not None or bool(held.undecoded))
+                    for held in self.engine.table.sessions.values()
+                )
+                self._deliver(Made(run, event, 1 + others))
             case events.ControlApplied(control_seq=seq):
                 self._deliver(told.ControlTaken(session, run, seq))
             case events.Suspended(next_chunk=next_chunk):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 import torch
@@ -93,8 +94,16 @@ def make_engine(models: Models, settings: Settings) -> Engine:
         max_lead_s=settings.max_lead_s,
         max_batch=slots,
         policy=settings.gather_policy,
+        overlap=overlaps(settings, weight.device),
     )
     return Engine(models, options, profiles=_profiles(models, settings, weight.device))
+
+
+def overlaps(settings: Settings, device: torch.device) -> bool:
+    """Whether lanes get threads of their own. On one core they would only take turns with the engine's."""
+    if settings.overlap == "auto":
+        return device.type == "cuda" or len(os.sched_getaffinity(0)) > 1
+    return settings.overlap == "on"
 
 
 def _profiles(

@@ -12,6 +12,7 @@ import torch
 from turboserve import logs
 from turboserve.clock import Clock
 from turboserve.telemetry import tracer
+from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.media import FragmentEncoder
 from turboserve.worker.service import inputs as told
 from turboserve.worker.service.engine_thread import bytes_of
@@ -31,16 +32,20 @@ class Packager:
         latents_dtype: torch.dtype,
         deliver: Callable[[ToLoop], None],
         clock: Clock,
+        profile: LatencyProfile,
+        limit: int,
     ) -> None:
+        """`profile`: the engine's of this stage, refined with every chunk. `limit`: what waits at most."""
         self._encoder, self._fps, self._dtype = encoder, fps, latents_dtype
-        self._deliver, self._clock = deliver, clock
-        self._queue: queue.SimpleQueue[FromEngine | None] = queue.SimpleQueue()
+        self._deliver, self._clock, self._profile = deliver, clock, profile
+        self._queue: queue.Queue[FromEngine | None] = queue.Queue(limit)
         self._thread = threading.Thread(target=self._main, name="packager", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def put(self, item: FromEngine) -> None:
+        """Called on the engine's thread, which waits here if it makes chunks faster than they are encoded."""
         self._queue.put(item)
 
     @property
@@ -66,9 +71,11 @@ class Packager:
     def _package(self, made: Made) -> Chunk:
         ready = made.ready
         first_frame = round(ready.media_start_s * self._fps)
+        began = self._clock.monotonic()
         packaged = self._encoder.encode(
             ready.frames.numpy(), index=ready.index, first_frame=first_frame, fps=self._fps
         )
+        self._profile.observe(1, self._clock.monotonic() - began)
         compute_s = self._clock.monotonic() - ready.timings.started_s
         span = _trace.start_span(
             "chunk",

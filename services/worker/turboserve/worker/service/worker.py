@@ -37,6 +37,8 @@ from turboserve.worker.service.wire import UnreadableEntryError, Wire
 from turboserve.worker.settings import Settings
 
 TICK_S = 0.05
+PACKAGER_LIMIT = 4
+"""What waits for packaging at most, for each slab: chunks, and whatever else the engine says."""
 STUCK_S = 120.0
 """No step of any model takes this long: the device hangs."""
 FAREWELL_S = 2.0
@@ -68,8 +70,16 @@ class Worker:
         self._started_at = clock.wall()
         self._loop = asyncio.get_running_loop()
         encoder = FragmentEncoder(EncoderSettings(settings.video_crf, settings.video_preset))
-        dtype = engine.table.pool.layout.dtype
-        self._packager = Packager(encoder, config.fps, dtype, self._from_thread, clock)
+        pool = engine.table.pool
+        self._packager = Packager(
+            encoder,
+            config.fps,
+            pool.layout.dtype,
+            self._from_thread,
+            clock,
+            engine.package,
+            limit=PACKAGER_LIMIT * pool.slots,
+        )
         self._engine = EngineThread(engine, self._packager.put, clock)
         self._wire = Wire(bus, clock, worker, config, settings.chunk_ttl_s)
         self._takeover = Takeover(self._wire, config, clock)
