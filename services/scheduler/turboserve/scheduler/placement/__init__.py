@@ -10,7 +10,9 @@ from turboserve.scheduler.placement.least_loaded import LeastLoaded
 from turboserve.scheduler.placement.links import Link, LinkKind, Links
 from turboserve.scheduler.placement.minmax import MinMax
 from turboserve.scheduler.placement.moves import Move, MoveKind, NeverMoves, Rebalancer
+from turboserve.scheduler.placement.rebalance import MinMaxRebalancer
 from turboserve.scheduler.placement.states import SessionState, WorkerState
+from turboserve.scheduler.placement.weights import Weights
 
 __all__ = [
     "Assigner",
@@ -23,11 +25,13 @@ __all__ = [
     "LinkKind",
     "Links",
     "MinMax",
+    "MinMaxRebalancer",
     "Move",
     "MoveKind",
     "NeverMoves",
     "Placement",
     "Rebalancer",
     "SessionState",
+    "Weights",
     "WorkerState",
 ]

@@ -1,0 +1,76 @@
+"""The best placement there is, by trying all: for small clusters (TurboServe, 7.4, Figure 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from turboserve.scheduler.placement import Links, SessionState, WorkerState
+from turboserve.scheduler.placement.latency import Curve, slots
+from turboserve.scheduler.placement.links import kind_between
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The least L + η Σ κ, and a placement that has it."""
+
+    objective_s: float
+    worker: dict[str, str]
+
+
+def optimum(
+    workers: Sequence[WorkerState],
+    sessions: Sequence[SessionState],
+    links: Links,
+    eta: float,
+    target_chunk_s: float | None = None,
+) -> Optimum:
+    """Over every assignment of `sessions` of one model to `workers` that exceeds nobody's slots.
+
+    L is the worst chunk latency over the workers; a session that has a worker pays η κ elsewhere, a new one
+    nothing anywhere; workers that are to be emptied take none. Shares no code with the rebalancer but L(n)
+    and κ. A branch is cut where what is placed already costs as much as the best that was found; sessions
+    that are alike in everything are only placed in one order.
+    """
+    taking = [w for w in workers if w.ready and not w.draining]
+    curves = [Curve(w.chunk_latency_s, w.capacity) for w in taking]
+    limits = [slots(c, w.capacity, target_chunk_s) for c, w in zip(curves, taking, strict=True)]
+    host_of = {w.id: w.host for w in workers}
+    ordered = sorted(sessions, key=lambda s: (s.worker or "", s.state_bytes, s.id))
+
+    def cost_s(session: SessionState, worker: WorkerState) -> float:
+        if session.worker is None or session.worker == worker.id:
+            return 0.0
+        kind = kind_between(host_of[session.worker], worker.host)
+        return eta * links.seconds(kind, session.state_bytes)
+
+    costs = [[cost_s(session, worker) for worker in taking] for session in ordered]
+    alike = [
+        i > 0 and (s.worker, s.state_bytes) == (ordered[i - 1].worker, ordered[i - 1].state_bytes)
+        for i, s in enumerate(ordered)
+    ]
+    counts = [0] * len(taking)
+    chosen = [0] * len(ordered)
+    best_s, best = inf, list(chosen)
+
+    def go(i: int, latency_s: float, moved_s: float) -> None:
+        nonlocal best_s, best
+        if latency_s + moved_s >= best_s:
+            return
+        if i == len(ordered):
+            best_s, best = latency_s + moved_s, list(chosen)
+            return
+        # The order of workers must be the same for sessions that are alike, for their order to mean anything.
+        ranks = sorted(range(len(taking)), key=lambda j: (costs[i][j], j))
+        if alike[i]:
+            ranks = ranks[ranks.index(chosen[i - 1]) :]
+        for j in ranks:
+            if counts[j] < limits[j]:
+                counts[j] += 1
+                chosen[i] = j
+                go(i + 1, max(latency_s, curves[j](counts[j])), moved_s + costs[i][j])
+                counts[j] -= 1
+
+    go(0, 0.0, 0.0)
+    return Optimum(best_s, {s.id: taking[j].id for s, j in zip(ordered, best, strict=True)})

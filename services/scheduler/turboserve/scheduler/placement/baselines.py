@@ -1,0 +1,88 @@
+"""The baselines of the paper (7.1): assignment without migration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from turboserve.scheduler.placement.interface import Candidate, Choice, Demand, Placement, why_not
+from turboserve.scheduler.placement.latency import Curve
+
+
+class _OneByOne(Placement):
+    """Takes demands in order; a subclass says which of the candidates with room is best."""
+
+    reason: str
+
+    def place(self, candidates: Sequence[Candidate], demands: Sequence[Demand]) -> list[Choice]:
+        loads = {candidate.worker: candidate.load for candidate in candidates}
+        choices = []
+        for demand in demands:
+            serving = [c for c in candidates if c.model == demand.model]
+            rooms = [
+                c
+                for c in serving
+                if loads[c.worker] - (c.worker == demand.counted_on) < c.capacity
+                and c.worker not in demand.excluded
+            ]
+            numbers: dict[str, float] = {"candidates": len(serving)}
+            if not rooms:
+                refused = any(c.worker in demand.excluded for c in serving)
+                reason = why_not(len(serving), refused, demand)
+                choices.append(Choice(demand.session, None, reason, numbers))
+                continue
+            best = self._best([c for c in rooms if not c.suspect] or rooms, loads, demand)
+            loads[best.worker] += best.worker != demand.counted_on
+            numbers |= {"sessions": loads[best.worker], "capacity": best.capacity}
+            choices.append(Choice(demand.session, best.worker, self.reason, numbers))
+        return choices
+
+    def _best(self, rooms: list[Candidate], loads: dict[str, int], demand: Demand) -> Candidate:
+        raise NotImplementedError
+
+
+class RoundRobin(_OneByOne):
+    """The next worker with room after the one before, by id. Remembers, per model, which that was: the one
+    placement whose choices depend on earlier ones."""
+
+    reason = "it is the next in turn"
+
+    def __init__(self) -> None:
+        self._last: dict[str, str] = {}
+
+    def _best(self, rooms: list[Candidate], loads: dict[str, int], demand: Demand) -> Candidate:
+        last = self._last.get(demand.model, "")
+        best = min(rooms, key=lambda c: (c.worker <= last, c.worker))
+        self._last[demand.model] = best.worker
+        return best
+
+
+class LoadAwareGreedy(_OneByOne):
+    """LAG: the worker that is busiest least now: the smallest chunk latency as it stands. It does not ask
+    what the session would add."""
+
+    reason = "it is the least busy"
+
+    def _best(self, rooms: list[Candidate], loads: dict[str, int], demand: Demand) -> Candidate:
+        def busy(candidate: Candidate) -> tuple[float, float, str]:
+            load = loads[candidate.worker]
+            curve = Curve(candidate.chunk_latency_s, candidate.capacity)
+            return curve(load), load / candidate.capacity, candidate.worker
+
+        return min(rooms, key=busy)
+
+
+class MemoryAwareGreedy(_OneByOne):
+    """MAG: the worker with the smallest part of its sessions' memory in use. Every slot is a slab of the
+    same size, so that is the part of its slots."""
+
+    reason = "it has the smallest part of its memory in use"
+
+    def _best(self, rooms: list[Candidate], loads: dict[str, int], demand: Demand) -> Candidate:
+        return min(rooms, key=lambda c: (loads[c.worker] / c.capacity, c.worker))
+
+
+BASELINES: dict[str, Callable[[], Placement]] = {
+    "round-robin": RoundRobin,
+    "load-aware": LoadAwareGreedy,
+    "memory-aware": MemoryAwareGreedy,
+}

@@ -1,0 +1,146 @@
+"""The cheapest set of moves after which no chunk latency of a model exceeds a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from turboserve.scheduler.placement.cluster import Cluster
+from turboserve.scheduler.placement.filling import Filling
+from turboserve.scheduler.placement.links import LinkKind, Links, kind_between
+from turboserve.scheduler.placement.pool import Entry, Pool
+from turboserve.scheduler.placement.states import SessionState
+
+
+@dataclass(frozen=True)
+class Step:
+    """One session goes from `source` to `target`."""
+
+    session: SessionState
+    source: Entry
+    target: Entry
+    cost_s: float
+    """κ."""
+    drain: bool
+
+
+@dataclass
+class Plan:
+    """Steps that belong together."""
+
+    filling: Filling
+    steps: list[Step] = field(default_factory=list)
+    taken: dict[str, int] = field(default_factory=dict)
+    """Worker that serves → sessions that leave it by these steps."""
+    latency_s: float = 0.0
+    """L′: the bottleneck once all steps and all that is under way are done."""
+    cost_s: float = 0.0
+    """Sum of κ."""
+
+    def sessions_on(self, entry: Entry) -> int:
+        """Sessions on a worker once all is done."""
+        return entry.staying + self.filling.added.get(entry.id, 0) - self.taken.get(entry.id, 0)
+
+    def level_s(self, entry: Entry) -> float:
+        """Its chunk latency then."""
+        return entry.curve(self.sessions_on(entry))
+
+
+class Planner:
+    """Plans for one model on a cluster that does not change meanwhile."""
+
+    def __init__(self, cluster: Cluster, model: str, links: Links, now: float) -> None:
+        self.pool: Pool = cluster.pool(model)
+        self._cluster = cluster
+        self._links = links
+        self._now = now
+        self._movable: dict[str, list[SessionState]] = {}
+
+    def movable(self, entry: Entry) -> list[SessionState]:
+        """Sessions that may leave a worker for balance; the cheapest to move first."""
+        known = self._movable.get(entry.id)
+        if known is None:
+            here = (self._cluster.sessions[name] for name in entry.here if name not in entry.going)
+            known = [s for s in here if s.movable and s.rests_until <= self._now]
+            known.sort(key=lambda s: (s.state_bytes, s.id))
+            self._movable[entry.id] = known
+        return known
+
+    def cost_s(self, session: SessionState, source: Entry, target: Entry) -> float:
+        """κ."""
+        kind = kind_between(source.state.host, target.state.host)
+        return self._links.seconds(kind, session.state_bytes)
+
+    def drains(self) -> list[SessionState]:
+        """Active sessions that have to leave workers which are to be emptied."""
+        found = []
+        for name in sorted(self.pool.draining):
+            entry = self._cluster.entries[name]
+            if not entry.state.suspect:
+                there = (self._cluster.sessions[session] for session in sorted(entry.here - entry.going))
+                found += [session for session in there if session.movable]
+        return found
+
+    def lowest_s(self, sessions: Sequence[SessionState]) -> tuple[list[SessionState], float]:
+        """Those of `sessions` for which there is room, and the worst latency where they would go if each
+        went where latency is least."""
+        filling = Filling(self._cluster)
+        placed, worst_s = [], 0.0
+        for session in sessions:
+            entry = filling.best(self.pool.targets, excluded=session.excluded)
+            if entry is not None:
+                filling.add(entry.id)
+                worst_s = max(worst_s, entry.curve(entry.held + filling.added[entry.id]))
+                placed.append(session)
+        return placed, worst_s
+
+    def plan(self, limit_s: float, drains: Sequence[SessionState], most: int) -> Plan | None:
+        """Every worker that exceeds `limit_s` gives away what is too much, and `drains` leave their workers;
+        nobody comes to exceed it. None: that cannot be done, or not with `most` moves besides the drains.
+
+        Who goes: the sessions that are cheapest to move. Where: first everybody to its own host who finds
+        room there, then to its own node, then anywhere. Since hosts nest in nodes, that gives as many near
+        moves as any choice could, so the least cost for sessions of one size; of unequal ones, the larger
+        have the first choice.
+        """
+        leaving = [(session, True) for session in drains]
+        plan = Plan(Filling(self._cluster))
+        for item in self.pool.tops.items:
+            if -float(item[0]) <= limit_s:
+                break
+            entry = self._cluster.entries[str(item[-1])]
+            excess = entry.staying - entry.curve.most(limit_s, entry.staying)
+            movable = self.movable(entry)
+            if len(movable) < excess or len(leaving) - len(drains) + excess > most:
+                return None
+            plan.taken[entry.id] = excess
+            leaving += [(session, False) for session in movable[:excess]]
+        leaving.sort(key=lambda one: (-one[0].state_bytes, one[0].id))
+        for kind in LinkKind:
+            leaving = [one for one in leaving if not self._place(plan, *one, kind, limit_s)]
+        if leaving:
+            return None
+        plan.latency_s = self._worst_s(plan)
+        return plan
+
+    def _place(self, plan: Plan, session: SessionState, drain: bool, kind: LinkKind, limit_s: float) -> bool:
+        source = self._cluster.entries[str(session.worker)]
+        ranking = self.pool.neighbours(kind, source.state.host)
+        if ranking is None:
+            return False
+        target = plan.filling.best(ranking, limit_s, session.excluded)
+        if target is None:
+            return False
+        plan.filling.add(target.id)
+        cost_s = self.cost_s(session, source, target)
+        plan.steps.append(Step(session, source, target, cost_s, drain))
+        plan.cost_s += cost_s
+        return True
+
+    def _worst_s(self, plan: Plan) -> float:
+        changed = plan.taken.keys() | plan.filling.added.keys()
+        worst_s = max((plan.level_s(self._cluster.entries[name]) for name in changed), default=0.0)
+        for item in self.pool.tops.items:
+            if str(item[-1]) not in changed:
+                return max(worst_s, -float(item[0]))
+        return worst_s
