@@ -1,0 +1,1 @@
+"""Deterministic simulation: the services' real cores on a virtual clock, a bad network, and invariants."""

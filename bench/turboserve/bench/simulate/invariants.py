@@ -1,0 +1,268 @@
+"""The design's invariants, each with a name, checked at the events that could break it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from turboserve.autoscaler.messages import Command as PoolCommand
+from turboserve.autoscaler.messages import Drain, Launch, Release
+from turboserve.bench.simulate.engine import Chunk, begin
+from turboserve.bench.simulate.gateway import Viewer
+from turboserve.bench.simulate.log import Entry
+from turboserve.bench.simulate.worker import TICK_S, Worker
+from turboserve.contracts.chunks import Ownership
+from turboserve.contracts.pool import SlotPhase
+from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.workers import WorkerPhase
+from turboserve.scheduler.messages import Command as SchedulerCommand
+from turboserve.scheduler.messages import Place
+from turboserve.subjects import CHUNK, OWN
+
+if TYPE_CHECKING:
+    from turboserve.bench.simulate.world import World
+
+INVARIANTS = {
+    "one_executor": "1: every accepted chunk is its owner's, under the epoch current there; no lease is outlived",
+    "epochs_increase": "2: epochs strictly increase, in the rows and in the log",
+    "chunks_contiguous": "3: accepted chunks are 0, 1, 2, …, each once, each made from the one before",
+    "verified_before_flip": "4: a session moves only as the log's end has it: its next chunk follows on the last",
+    "converges_after_faults": "5: once faults stop, every session runs, is suspended or has ended, in bounded time",
+    "capacity": "6: reserved plus used never exceeds a worker's capacity",
+    "memory_returns": "7: device and host memory return to their baseline when sessions end",
+    "client_sees_prefix": "8: what a client sees is a prefix of the log",
+    "scale_in_harmless": "9: scale-in never removes a worker that holds a session, and ends none",
+    "stale_metrics_never_shrink": "10: lost or stale metrics never shrink the pool",
+    "bounded_scaling": "11: under constant load the number of scaling actions is bounded",
+    "deterministic": "12: same seed, same events, same decisions",
+    "no_core_fails": "no core and no shell raises what its callers do not expect",
+}
+
+
+class Checker:
+    """Watches one world; a violation is counted and noted, and the run goes on."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.violations: Counter[str] = Counter()
+        self.messages: list[str] = []
+        self.declared: set[str] = set()
+        """Workers that the scheduler has taken for dead by time-out."""
+        self._moved: dict[str, int] = {}
+        """Session → epoch under which it was moved, until a chunk is accepted under it."""
+        self.launches = self.drains = 0
+
+    def fail(self, name: str, message: str) -> None:
+        assert name in INVARIANTS, name
+        self.violations[name] += 1
+        line = f"{name}: {message}"
+        self._world.kernel.note("VIOLATION", line)
+        if len(self.messages) < 20:
+            self.messages.append(f"{self._world.kernel.now:.3f} s: {line}")
+
+    # Rows
+
+    def row(self, before: SessionRecord | None, after: SessionRecord) -> None:
+        """A session's row was committed."""
+        self._world.kernel.note(
+            f"row {after.id} v{after.version} {after.phase} {after.activity} e{after.epoch} {after.worker}"
+            f" own={after.own_revision} next={after.next_chunk} target={after.target}"
+        )
+        if before is not None:
+            self._owner(before, after)
+        if after.phase.holds_slot:
+            for worker in {after.worker, after.target} - {None}:
+                self._room(str(worker))
+        if after.phase is Phase.FAILED:
+            self.fail("converges_after_faults", f"{after.id} failed: {after.reason}")
+
+    def _owner(self, before: SessionRecord, after: SessionRecord) -> None:
+        if after.version < before.version:
+            self.fail("epochs_increase", f"{after.id} goes back from version {before.version}")
+        changed = after.worker != before.worker
+        placed = after.phase is Phase.ACTIVE and before.phase not in (Phase.ACTIVE, Phase.MIGRATING)
+        if after.epoch < before.epoch or after.epoch > before.epoch + 1:
+            self.fail("epochs_increase", f"{after.id}: {before.epoch} → {after.epoch}")
+        elif (changed or placed) and after.epoch != before.epoch + 1:
+            self.fail("epochs_increase", f"{after.id}: another owner under epoch {after.epoch}")
+        if before.move is not None and changed and after.worker == before.target:
+            self._flipped(before, after)
+
+    def _flipped(self, before: SessionRecord, after: SessionRecord) -> None:
+        self._moved[after.id] = after.epoch
+        worker = self._world.workers.get(str(after.worker))
+        copy = None if worker is None else worker.verified(after.id)
+        if worker is not None and worker.program.up and copy is None:
+            self.fail("verified_before_flip", f"{after.id} moved to {after.worker}, which has no state of it")
+
+    def _room(self, worker: str) -> None:
+        capacity = self._world.capacity.get(worker)
+        used = self._world.database.slots_used(worker)
+        if capacity is not None and used > capacity:
+            self.fail("capacity", f"{worker} is given {used} of {capacity}")
+
+    # The chunk log
+
+    def appended(self, entry: Entry) -> None:
+        """The broker has accepted an entry of CHUNKS."""
+        stream, body = self._world.chunks, entry.body
+        self._world.kernel.note(f"append {entry.sequence} {entry.subject} {_brief(body)}")
+        if isinstance(body, Ownership):
+            self._fence(entry, body)
+            return
+        header = body.header
+        own = stream.last(OWN.of(header.session))
+        if own is None or (own.body.epoch, own.body.worker) != (header.epoch, header.worker):
+            self.fail("one_executor", f"{header.worker} at {header.epoch} wrote {entry.subject}, own is {own}")
+        entries = stream.by_subject[entry.subject]
+        last: Chunk | None = entries[-2].body if len(entries) > 1 else None
+        if header.index != (0 if last is None else last.header.index + 1):
+            self.fail("chunks_contiguous", f"{entry.subject}: {header.index} after {last and last.header.index}")
+        self._chained(body, last)
+
+    def _fence(self, entry: Entry, body: Ownership) -> None:
+        entries = self._world.chunks.by_subject[entry.subject]
+        if len(entries) > 1 and entries[-2].body.epoch >= body.epoch:
+            self.fail("epochs_increase", f"{entry.subject}: {entries[-2].body.epoch}, then {body.epoch}")
+
+    def _chained(self, chunk: Chunk, last: Chunk | None) -> None:
+        header = chunk.header
+        if last is None:
+            if chunk.parent != begin(self._world.seeds.get(header.session, 0)):
+                self.fail("chunks_contiguous", f"{header.session} does not begin at its beginning")
+            return
+        follows = chunk.parent == last.chain
+        moved = self._moved.pop(header.session, None) == header.epoch
+        if header.epoch == last.header.epoch and not follows:
+            self.fail("chunks_contiguous", f"{header.session}: {header.index} was not made from the one before")
+        if moved and not follows:
+            self.fail("verified_before_flip", f"{header.session}: {header.index} was made from another state")
+
+    # Workers
+
+    def begins_chunk(self, worker: Worker, session: str) -> None:
+        """A worker's engine begins a chunk."""
+        just_thawed = self._world.kernel.now - worker.program.frozen_until < 2 * TICK_S
+        if worker.id in self.declared and not just_thawed:
+            self.fail("one_executor", f"{worker.id} generates {session} after it was taken for dead")
+        if worker.engine.used > worker.engine.slabs:
+            self.fail("capacity", f"{worker.id} holds {worker.engine.used} in {worker.engine.slabs} slabs")
+
+    # Viewers
+
+    def delivered(self, viewer: Viewer, entry: Entry) -> None:
+        index = entry.body.header.index
+        stands = self._world.chunks.entries[entry.sequence - 1] is entry
+        if index != viewer.next or not stands:
+            self.fail("client_sees_prefix", f"{viewer.name} of {viewer.session} gets {index}, not {viewer.next}")
+        viewer.next = index + 1
+
+    # Commands
+
+    def scheduler_says(self, command: SchedulerCommand) -> None:
+        self._world.kernel.note("scheduler", type(command).__name__, getattr(command, "session", ""))
+        if isinstance(command, Place):
+            worker = self._world.scheduler.core.view.workers[command.worker]
+            if worker.load > worker.capacity:
+                self.fail("capacity", f"the scheduler gives {worker.id} {worker.load} of {worker.capacity}")
+
+    def pool_says(self, command: PoolCommand) -> None:
+        if not isinstance(command, Launch | Drain | Release):
+            return
+        self._world.kernel.note("autoscaler", type(command).__name__, command.slot, command.worker)
+        self.launches += isinstance(command, Launch)
+        if isinstance(command, Release) and command.worker is not None:
+            self._released(command.worker, command.reason)
+        if isinstance(command, Drain):
+            self.drains += 1
+            self._shrinks(command.worker)
+
+    def _released(self, name: str, reason: str) -> None:
+        worker, row = self._world.workers.get(name), self._world.database.workers.get(name)
+        alive = worker is not None and worker.program.up
+        if not alive or row is None or row.phase is WorkerPhase.GONE:
+            return
+        held = [r.id for r in self._world.database.rows() if r.worker == name and not r.phase.ended]
+        if held:
+            self.fail("scale_in_harmless", f"{name} is released ({reason}) and holds {held}")
+
+    def _shrinks(self, name: str) -> None:
+        """A drain is right only as far as the pool has more workers than it is asked to have."""
+        pool = self._world.autoscaler.core
+        wanted = sum(slot.wanted for slot in pool.slots.values())
+        draining = next((s for s in pool.slots.values() if s.worker == name), None)
+        if wanted < pool.target or (draining is not None and draining.wanted):
+            self.fail("stale_metrics_never_shrink", f"{name} is drained, {wanted} of {pool.target} stay")
+
+    # States at rest
+
+    def unsettled(self) -> str | None:
+        """Why the world is not at rest: some session that should run and does not; None if it is."""
+        world = self._world
+        for record in world.database.rows():
+            trouble = None if record.phase.ended else self._unsettled(record)
+            if trouble is not None:
+                return f"{record.id}: {trouble}"
+        if len(world.database.outbox):
+            return f"{len(world.database.outbox)} events wait"
+        pool = world.autoscaler.core
+        ready = sum(slot.phase is SlotPhase.READY for slot in pool.slots.values())
+        if ready != pool.target:
+            return f"{ready} of {pool.target} workers are ready"
+        return None
+
+    def _unsettled(self, record: SessionRecord) -> str | None:
+        world = self._world
+        if record.epoch > 0 and record.own_revision is None:
+            return "its fence is not in the log"
+        if record.phase is Phase.MIGRATING or record.move is not None:
+            return "it is being moved"
+        if record.phase is Phase.REQUESTED or record.phase is Phase.SUSPENDED:
+            wants = record.activity.value == "watching"
+            return "it waits, and there is room" if wants and world.free_slots() > 0 else None
+        worker = world.workers.get(str(record.worker))
+        if worker is None or not worker.program.up:
+            return f"its worker {record.worker} is dead"
+        state = worker.engine.states.get(record.id)
+        if state is None or state.on_host or state.halted or not worker.engine.generating:
+            return f"{record.worker} does not run it: {state}"
+        elsewhere = [
+            other.id
+            for other in world.workers.values()
+            if other is not worker and other.program.up and record.id in other.engine.states
+        ]
+        if elsewhere:
+            return f"{elsewhere} hold it as well"
+        return self._unwatched(record)
+
+    def _unwatched(self, record: SessionRecord) -> str | None:
+        world = self._world
+        if not world.is_watched(record.id):
+            return None
+        made = len(world.chunks.by_subject.get(CHUNK.of(record.id), ()))
+        if made <= world.made_when_calm.get(record.id, -1) + 1:
+            return "its video does not go on"
+        if record.applied_control_seq < record.control_seq:
+            return "its prompt is not applied"
+        return None
+
+    def memory(self) -> str | None:
+        """What is still held although every session has ended."""
+        for worker in self._world.workers.values():
+            if not worker.program.up:
+                continue
+            left = {
+                "states": len(worker.engine.states),
+                "rows": len(worker.table.entries),
+                "chunks": len(worker.made),
+                "copies": worker.copies,
+            }
+            if any(left.values()):
+                return f"{worker.id} holds {left}"
+        return None
+
+
+def _brief(body: Ownership | Chunk) -> str:
+    if isinstance(body, Ownership):
+        return f"e{body.epoch} {body.worker}"
+    return f"#{body.header.index} e{body.header.epoch} {body.header.worker} c{body.header.control_seq}"

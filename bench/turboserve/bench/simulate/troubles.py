@@ -1,0 +1,93 @@
+"""Breaks things at the rates of a run's climate, and mends what mends itself: servers, cables, stopped processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from turboserve.bench.simulate.kernel import Program
+
+if TYPE_CHECKING:
+    from turboserve.bench.simulate.world import World
+
+BEAT_S = 0.5
+LONGEST_FREEZE_S = 12.0
+LONGEST_CUT_S = 14.0
+LONGEST_MUTE_S = 40.0
+
+
+class Troubles:
+    """Twice a second it throws the dice for everything that can go wrong."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._stopped = False
+        world.kernel.crash_chance = self._crashes
+        world.kernel.at(BEAT_S, self._beat)
+
+    def stop(self) -> None:
+        """Nothing breaks any more, and what mends itself is mended now."""
+        self._stopped = True
+        world = self._world
+        world.network.up = True
+        world.network.cut.clear()
+        world.chunks.muted.clear()
+        world.database.in_doubt = 0.0
+        if not world.database.up:
+            world.database.recover()
+        for program in self._programs():
+            program.frozen_until = min(program.frozen_until, world.kernel.now)
+
+    def _programs(self) -> list[Program]:
+        return [*self._world.services, *(worker.program for worker in self._world.workers.values())]
+
+    def _crashes(self, program: Program) -> bool:
+        faults = self._world.network.faults
+        return self._world.kernel.chance(faults.crash_step.get(program.kind, 0.0))
+
+    def _beat(self) -> None:
+        if self._stopped:
+            return
+        self._world.kernel.at(BEAT_S, self._beat)
+        for program in self._programs():
+            if program.up:
+                self._trouble(program)
+        self._servers()
+
+    def _happens(self, rate: float) -> bool:
+        return self._world.kernel.chance(rate * BEAT_S)
+
+    def _for(self, longest_s: float) -> float:
+        return min(longest_s, 0.2 + self._world.kernel.random.expovariate(3.0 / longest_s))
+
+    def _trouble(self, program: Program) -> None:
+        world, faults = self._world, self._world.network.faults
+        if self._happens(faults.freeze.get(program.kind, 0.0)):
+            program.freeze(self._for(LONGEST_FREEZE_S))
+        if self._happens(faults.cut.get(program.kind, 0.0)):
+            world.network.cut_off(program, self._for(LONGEST_CUT_S))
+        if program.kind == "worker" and self._happens(faults.mute):
+            world.chunks.muted[program.name] = world.kernel.now + self._for(LONGEST_MUTE_S)
+        if self._happens(faults.crash.get(program.kind, 0.0)):
+            program.kill("kill -9")
+
+    def _servers(self) -> None:
+        world, faults = self._world, self._world.network.faults
+        world.database.in_doubt = faults.commit_in_doubt
+        if world.network.up and self._happens(faults.broker_down):
+            world.kernel.note("broker down")
+            world.network.up = False
+            world.kernel.at(self._for(4.0), self._broker_returns)
+        if world.database.up and self._happens(faults.postgres_down):
+            world.database.crash()
+            world.kernel.at(self._for(8.0), self._postgres_returns)
+        if self._happens(faults.hot_lost):
+            world.hot.lose()
+
+    def _broker_returns(self) -> None:
+        self._world.network.up = True
+
+    def _postgres_returns(self) -> None:
+        if not self._world.database.up:
+            self._world.database.recover()
+
+

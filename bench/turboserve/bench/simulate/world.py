@@ -1,0 +1,229 @@
+"""One simulated deployment: all services, their servers, users, and what goes wrong."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.policy import Policy as PoolPolicy
+from turboserve.bench.simulate.autoscaler import AutoscalerProcess, Member, Provider
+from turboserve.bench.simulate.database import Database
+from turboserve.bench.simulate.faults import CALM, Faults, draw
+from turboserve.bench.simulate.gateway import Gateway
+from turboserve.bench.simulate.hot import HotStore, Latents
+from turboserve.bench.simulate.invariants import Checker
+from turboserve.bench.simulate.kernel import Kernel, Program
+from turboserve.bench.simulate.log import Entry, Stream
+from turboserve.bench.simulate.network import Network
+from turboserve.bench.simulate.scheduler import SchedulerProcess
+from turboserve.bench.simulate.store import Store
+from turboserve.bench.simulate.troubles import Troubles
+from turboserve.bench.simulate.users import Users
+from turboserve.bench.simulate.worker import Worker
+from turboserve.contracts.workers import Assignment, LoadReport, WorkerPhase
+from turboserve.scheduler.core import Scheduler
+from turboserve.scheduler.placement import LeastLoaded
+from turboserve.scheduler.policy import Policy
+from turboserve.subjects import CHUNK, CHUNKS, EVENTS
+
+HEARTBEAT_S = 1.0
+POLICY = Policy(
+    worker_timeout_s=6.0,
+    lease_s=4.0,
+    idle_after_s=10.0,
+    resync_s=6.0,
+    retry_limit_s=4.0,
+    refused_limit_s=8.0,
+)
+POOL_POLICY = PoolPolicy(ready_timeout_s=12.0, drain_deadline_s=20.0, stable_s=10.0, backoff_limit_s=4.0)
+WORKERS = (2, 3, 4)
+SLOTS = (1, 2, 3)
+START_S = (0.5, 2.0)
+
+
+@dataclass
+class World:
+    """Everything of one run. `Troubles` breaks it, `Users` use it, `Checker` watches."""
+
+    seed: int
+    keep_lines: bool = False
+    faults: Faults | None = None
+    """None: drawn from the seed."""
+    capacity: dict[str, int] = field(default_factory=dict)
+    """Worker → its slots."""
+    seeds: dict[str, int] = field(default_factory=dict)
+    """Session → the seed of its video."""
+    made_when_calm: dict[str, int] = field(default_factory=dict)
+    """Session → chunks in the log when the faults stopped."""
+
+    def __post_init__(self) -> None:
+        self.kernel = Kernel(self.seed, self.keep_lines)
+        chance = self.kernel.random
+        self.faults = self.faults or draw(chance)
+        self.network = Network(self.kernel)
+        self.network.faults = self.faults
+        self.database = Database(self.kernel)
+        self.hot = HotStore()
+        self.chunks = Stream(CHUNKS, self.network)
+        self.events = Stream(EVENTS, self.network)
+        self.workers: dict[str, Worker] = {}
+        self.checker = Checker(self)
+        self._numbers = itertools.count(1)
+        self._slots = chance.choice(SLOTS)
+        self._build(chance.choice(WORKERS))
+        self.troubles = Troubles(self)
+        self.users = Users(self)
+
+    def _build(self, size: int) -> None:
+        kernel, network = self.kernel, self.network
+        self.store = Store(
+            self._program("state-store", "store", lambda: self.store.boot()),
+            network,
+            self.database,
+            self.hot,
+            self.chunks,
+            self.events,
+            self._assign,
+            POLICY.worker_timeout_s,
+        )
+        self.scheduler = SchedulerProcess(
+            self._program("scheduler", "scheduler", lambda: self.scheduler.boot()),
+            network,
+            self.events,
+            lambda: Scheduler(LeastLoaded(), POLICY),
+        )
+        self.provider = Provider(kernel, network, self._start_worker)
+        self.autoscaler = AutoscalerProcess(
+            self._program("autoscaler", "autoscaler", lambda: self.autoscaler.boot()),
+            network,
+            self.provider,
+            lambda: Pool("local", lambda: f"wrk_{next(self._numbers)}", POOL_POLICY),
+            size,
+        )
+        self.gateway = Gateway(
+            self._program("gateway", "gateway", lambda: self.gateway.boot()),
+            network,
+            self.chunks,
+            self.events,
+        )
+        self.services = [
+            self.store.program,
+            self.scheduler.program,
+            self.autoscaler.program,
+            self.gateway.program,
+        ]
+        self.database.on_row = self.checker.row
+        self.chunks.on_append = self.checker.appended
+        self.events.on_append = self._told
+        self.scheduler.on_command = self.checker.scheduler_says
+        self.autoscaler.on_command = self.checker.pool_says
+        self.gateway.on_delivered = self.checker.delivered
+        self.gateway.on_playhead = self._playhead
+        for program in self.services:
+            program.start()
+
+    def _program(self, name: str, kind: str, boot) -> Program:  # type: ignore[no-untyped-def]
+        program = Program(self.kernel, name, kind, boot)
+        program.on_error = lambda where, error: self.checker.fail("no_core_fails", f"{where.name}: {error!r}")
+        if kind != "worker":
+            program.on_death = lambda dead, _why: self.kernel.at(
+                self.kernel.random.uniform(0.1, 2.0), dead.start
+            )
+        return program
+
+    # Workers
+
+    def _start_worker(self, slot: str, name: str) -> Member:
+        chance = self.kernel.random
+        program = self._program(name, "worker", lambda: None)
+        worker = Worker(
+            program,
+            self.network,
+            self.chunks,
+            self._slots,
+            slot,
+            POLICY.lease_s,
+            HEARTBEAT_S,
+            lambda report: self._report(program, report),
+            self._latents,
+        )
+        worker.engine.on_chunk = lambda session: self.checker.begins_chunk(worker, session)
+        self.workers[name] = worker
+        self.capacity[name] = self._slots
+        program.on_death = self._exited
+        program.start()
+        if chance.random() < self.network.faults.crash_at_start:
+            self.kernel.at(0.1, lambda: program.kill("cannot start"))
+        elif chance.random() >= self.network.faults.never_ready:
+            program.after(chance.uniform(*START_S), worker.boot)
+        return Member(slot, program, lambda: program.spawn(worker.stop()) and None)
+
+    def _exited(self, program: Program, why: str) -> None:
+        manager = self.autoscaler.program
+        if manager.up:
+            manager.after(self.network.delay(), lambda: self.autoscaler.exited(program.name, why))
+
+    # Hints
+
+    def _assign(self, name: str, assignment: Assignment) -> None:
+        worker = self.workers.get(name)
+        if worker is not None:
+            self.network.hint(self.store.program, worker.program, lambda: worker.assigned(assignment))
+
+    def _report(self, source: Program, report: LoadReport) -> None:
+        self.network.hint(source, self.scheduler.program, lambda: self.scheduler.load(report))
+        self.network.hint(source, self.autoscaler.program, lambda: self.autoscaler.load(report))
+
+    def _latents(self, source: Program, session: str, latents: Latents) -> None:
+        self.network.hint(source, self.store.program, lambda: self.store.latents(session, latents))
+
+    def _playhead(self, session: str, playhead_s: float, viewers: int) -> None:
+        source = self.gateway.program
+        self.network.hint(
+            source, self.store.program, lambda: self.store.playhead(session, playhead_s, viewers)
+        )
+        self.network.hint(source, self.scheduler.program, lambda: self.scheduler.playhead(session, viewers))
+        for worker in self.workers.values():
+            if worker.program.up and session in worker.table.entries:
+                self._playhead_to(worker, session, playhead_s, viewers)
+
+    def _playhead_to(self, worker: Worker, session: str, playhead_s: float, viewers: int) -> None:
+        self.network.hint(
+            self.gateway.program, worker.program, lambda: worker.playhead(session, playhead_s, viewers)
+        )
+
+    def _told(self, entry: Entry) -> None:
+        """An event is in the log: remember who was taken for dead by time-out."""
+        if entry.body.type == "worker.left" and "not heard of" in (entry.body.worker.reason or ""):
+            self.checker.declared.add(entry.body.worker.id)
+
+    # Looking
+
+    def free_slots(self) -> int:
+        """Slots of living workers that take sessions and that no session holds."""
+        return sum(
+            max(0, row.capacity - self.database.slots_used(row.id))
+            for row in self.database.workers.values()
+            if row.phase is WorkerPhase.READY and row.id in self.workers and self.workers[row.id].program.up
+        )
+
+    def is_watched(self, session: str) -> bool:
+        return any(
+            viewer.session == session and self.gateway.connected(viewer)
+            for viewer in self.users.viewers
+        )
+
+    def calm(self) -> None:
+        """No faults from here on; what is broken is repaired as in production, by those who are there."""
+        self.kernel.note("calm")
+        self.network.faults = CALM
+        self.troubles.stop()
+        self.made_when_calm = {
+            record.id: len(self.chunks.by_subject.get(CHUNK.of(record.id), ()))
+            for record in self.database.rows()
+        }
+
+    def close(self) -> None:
+        for program in [*self.services, *(worker.program for worker in self.workers.values())]:
+            program.discard()
