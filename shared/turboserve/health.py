@@ -16,8 +16,11 @@ Check = Callable[[], dict[str, bool]]
 class HealthServer:
     """Serves on `host:port` until closed."""
 
-    def __init__(self, host: str, port: int, check: Check) -> None:
-        self._host, self._port, self._check = host, port, check
+    def __init__(
+        self, host: str, port: int, check: Check, role: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """`role` is added to the status of a service of which one instance differs from the others."""
+        self._host, self._port, self._check, self._role = host, port, check, role
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -46,7 +49,8 @@ class HealthServer:
         if path == "/readyz":
             checks = self._check()
             good = all(checks.values())
-            body = json.dumps({"status": "ready" if good else "not ready", "checks": checks}).encode()
+            status = ", ".join(filter(None, ("ready" if good else "not ready", self._role())))
+            body = json.dumps({"status": status, "checks": checks}).encode()
             return ("200 OK" if good else "503 Service Unavailable"), "application/json", body
         if path == "/metrics":
             return "200 OK", "text/plain; version=0.0.4", telemetry.prometheus_text()

@@ -29,6 +29,8 @@ class Runtime:
         self.settings = settings
         self.bus = bus
         self.clock: Clock = SystemClock()
+        self.role: Callable[[], str | None] = lambda: None
+        """What this instance is among several of its service, for /readyz; None: one like the others."""
         self.stopping = asyncio.Event()
         self._checks: dict[str, Callable[[], bool]] = {"broker": lambda: bus.connected}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -69,7 +71,7 @@ async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Await
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, runtime.stopping.set)
-    health = HealthServer(settings.health_host, settings.health_port, runtime.checks)
+    health = HealthServer(settings.health_host, settings.health_port, runtime.checks, lambda: runtime.role())
     if settings.health_port:
         await health.start()
     try:

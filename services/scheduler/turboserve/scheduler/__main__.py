@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from turboserve import service
 from turboserve.scheduler.core import Scheduler
+from turboserve.scheduler.lead import serve
 from turboserve.scheduler.placement import LeastLoaded
 from turboserve.scheduler.settings import SchedulerSettings
-from turboserve.scheduler.shell import serve
 
 
 def main() -> None:
     settings = SchedulerSettings()
+    lease = settings.leadership()
+
+    def core() -> Scheduler:
+        return Scheduler(LeastLoaded(), settings.policy())
 
     async def start(runtime: service.Runtime) -> None:
-        await serve(runtime, Scheduler(LeastLoaded(), settings.policy()), settings.tick_s)
+        await serve(runtime, lease, core, settings.tick_s)
 
     service.run("scheduler", settings, start)
 

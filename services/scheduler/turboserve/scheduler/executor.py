@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import nats.errors
 from pydantic import ValidationError
 
@@ -10,16 +13,19 @@ from turboserve.bus import Bus
 from turboserve.bus.client import NoServerError
 from turboserve.clock import Clock
 from turboserve.contracts import requests
+from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import (
     ConflictError,
     NoCapacityError,
     NotFoundError,
     SessionNotFoundError,
+    StaleTermError,
     TransitionError,
     TurboServeError,
     UnavailableError,
     WorkerGoneError,
 )
+from turboserve.contracts.leading import Led
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.scheduler.messages import (
@@ -39,6 +45,9 @@ from turboserve.scheduler.messages import (
     WorkersListed,
 )
 
+Req = TypeVar("Req", bound=Contract)
+Resp = TypeVar("Resp", bound=Contract)
+
 log = logs.get("scheduler")
 
 LIVE_PHASES = tuple(phase for phase in Phase if not phase.ended)
@@ -48,8 +57,12 @@ PAGE = 1_000
 class Executor:
     """One command in, one event out. Raises nothing that the broker or the store can cause."""
 
-    def __init__(self, bus: Bus, clock: Clock) -> None:
+    def __init__(
+        self, bus: Bus, clock: Clock, term: int = 0, deposed: Callable[[], None] = lambda: None
+    ) -> None:
+        """Every command carries `term`; `deposed` is called when the store says that it is over."""
         self._bus, self._clock = bus, clock
+        self._term, self._deposed = term, deposed
 
     async def run(self, command: Command) -> Event | None:
         """The event that answers `command`; None for those that are not answered."""
@@ -57,6 +70,8 @@ class Executor:
         try:
             return await self._run(command)
         except TurboServeError as error:
+            if isinstance(error, StaleTermError):
+                self._deposed()
             refused = refusal(error, command)
             if refused is Refused.UNKNOWN and not isinstance(error, UnavailableError):
                 log.error("command failed", command=command, code=error.code, error=error.detail)
@@ -72,7 +87,7 @@ class Executor:
         return None if ticket is None else Answered(ticket, refused=refused)
 
     async def _run(self, command: Command) -> Event | None:
-        call = self._bus.call
+        call = self._call
         match command:
             case Place(ticket, version, decision):
                 request = requests.PlaceSession(
@@ -90,7 +105,8 @@ class Executor:
                     ticket, await call(subjects.GET_SESSION, requests.SessionRef(session=session))
                 )
             case DeclareGone(ticket, worker, reason):
-                await call(subjects.WORKER_GONE, requests.WorkerGone(worker=worker, reason=reason))
+                gone = requests.WorkerGone(worker=worker, reason=reason, term=self._term)
+                await call(subjects.WORKER_GONE, gone)
                 return Answered(ticket)
             case ListWorkers(ticket):
                 return WorkersListed(ticket, await self._workers())
@@ -105,6 +121,12 @@ class Executor:
                 stamped_feedback = feedback.model_copy(update={"at": self._clock.wall()})
                 await self._bus.publish(subjects.FEEDBACK, feedback.model, stamped_feedback)
         return None
+
+    async def _call(self, endpoint: subjects.Endpoint[Req, Resp], request: Req) -> Resp:
+        """Ask the store, in this scheduler's term where the request is a leader's."""
+        if isinstance(request, Led):
+            request = request.model_copy(update={"term": self._term})
+        return await self._bus.call(endpoint, request)
 
     async def _workers(self) -> tuple[WorkerRecord, ...]:
         return (await self._bus.call(subjects.LIST_WORKERS, requests.ListWorkers())).workers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from turboserve.config import Seconds, Settings
+from turboserve.scheduler.leadership import Lease
 from turboserve.scheduler.policy import Policy
 
 
@@ -15,6 +16,17 @@ class SchedulerSettings(Settings):
     """The view is compared with the state store this often."""
     tick_s: Seconds = 0.25
     """Silent workers, idle sessions and repeats are looked for this often."""
+
+    leader_renew_s: Seconds = 0.5
+    """The scheduler that leads renews this often."""
+    leader_lease_s: Seconds = 2.5
+    """A leader that has not renewed for this long decides nothing any more."""
+    leader_timeout_s: Seconds = 3.5
+    """After this long without a renewal another scheduler takes over; more than the lease, by a margin."""
+
+    def leadership(self) -> Lease:
+        """Raises ValueError if renewals, lease and time-out are not in order."""
+        return Lease(self.leader_renew_s, self.leader_lease_s, self.leader_timeout_s)
 
     def policy(self) -> Policy:
         return Policy(

@@ -1,16 +1,22 @@
-"""The scheduler's shell: connects the core to the event log, load reports, playheads, clock and store."""
+"""The scheduler's shell: connects the core to the event log, load reports, playheads, clock and store.
+
+One shell is at work per term in which this process leads (see `lead`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
 from typing import Any
 
 import nats.errors
-from opentelemetry.metrics import CallbackOptions, Observation
+from nats.aio.subscription import Subscription
+from pydantic import ValidationError
 
 from turboserve import logs, subjects
-from turboserve.bus import Entry, consume
+from turboserve.bus import Entry, read
 from turboserve.contracts.events import WorkerJoined, WorkerLeft, event_from_bytes
 from turboserve.contracts.workers import LoadReport, Playhead
 from turboserve.scheduler.core import Scheduler
@@ -46,7 +52,6 @@ _idled = _meter.create_counter("turboserve_scheduler_idle_suspensions", descript
 _declared = _meter.create_counter("turboserve_scheduler_workers_declared_gone", description="By time-out.")
 _refused = _meter.create_counter("turboserve_scheduler_refusals", description="Commands refused, by reason.")
 
-DURABLE = "scheduler"
 IN_FLIGHT = 64
 """Commands carried out at once, at most."""
 
@@ -54,40 +59,64 @@ IN_FLIGHT = 64
 class Shell:
     """Feeds the core one event at a time, and runs its commands concurrently."""
 
-    def __init__(self, runtime: Runtime, core: Scheduler, tick_s: float) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        core: Scheduler,
+        tick_s: float,
+        term: int = 0,
+        leads: Callable[[], bool] = lambda: True,
+        deposed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`leads`: whether it may still decide; `deposed` is told when the store says that `term` is over."""
         self.core = core
+        self.term = term
+        self._leads = leads
         self._runtime = runtime
         self._bus = runtime.bus
         self._tick_s = tick_s
-        self._executor = Executor(runtime.bus, runtime.clock)
+        self._executor = Executor(runtime.bus, runtime.clock, term, deposed)
         self._room = asyncio.Semaphore(IN_FLIGHT)
         self._synced = asyncio.Event()
+        self._subscriptions: list[Subscription] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._listed_up_to = 0
         """Events up to this stream sequence were committed before the newest listing was made."""
 
     async def start(self) -> None:
-        await self._bus.subscribe(subjects.LOAD, "*", self._on_load)
-        await self._bus.subscribe(subjects.PLAYHEAD, "*", self._on_playhead)
-        self._runtime.spawn(self._ticks(), "ticks")
-        self._runtime.spawn(
-            consume(
-                self._bus,
-                subjects.EVENTS,
-                DURABLE,
-                [subjects.EVENT.every, subjects.WORKER_EVENT.every],
-                self._on_event,
-            ),
-            "events",
-        )
+        self._subscriptions += [
+            await self._bus.subscribe(subjects.LOAD, "*", self._on_load),
+            await self._bus.subscribe(subjects.PLAYHEAD, "*", self._on_playhead),
+        ]
+        self._spawn(self._ticks(), "ticks")
+        self._spawn(self._events(), "events")
+
+    async def stop(self) -> None:
+        """The term is over: nothing is heard, decided or answered any more."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for subscription in self._subscriptions:
+            try:
+                await subscription.unsubscribe()
+            except (nats.errors.Error, OSError) as error:
+                log.debug("subscription not ended", error=repr(error))
+
+    def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        task = self._runtime.spawn(work, name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def feed(self, event: Event) -> None:
-        """Give the core one event and start what it asks for."""
+        """Give the core one event and start what it asks for; nothing once the term is over."""
+        if not self._leads():
+            return
         began = time.perf_counter()
         try:
             commands = self.core.handle(event, self._runtime.clock.monotonic())
         except Exception as error:
             # A core that failed halfway cannot be trusted: the process ends, the next fills its view anew.
-            self._runtime.spawn(_fail(error), "core")
+            self._spawn(_fail(error), "core")
             return
         _decision_s.record(time.perf_counter() - began, {"event": type(event).__name__})
         if self.core.synced:
@@ -95,10 +124,12 @@ class Shell:
         for command in commands:
             self._note(command)
             # If one raises, the process ends: an unanswered ticket would hold its session for ever.
-            self._runtime.spawn(self._execute(command), type(command).__name__)
+            self._spawn(self._execute(command), type(command).__name__)
 
     async def _execute(self, command: Command) -> None:
         async with self._room:
+            if not self._leads():
+                return
             mark = await self._event_log_end() if isinstance(command, ListAll) else 0
             answer = await self._executor.run(command)
         if isinstance(answer, Answered) and answer.refused is not None:
@@ -126,11 +157,23 @@ class Shell:
     async def _on_playhead(self, playhead: Playhead, _body: bytes) -> None:
         self.feed(Watched(playhead.session, playhead.viewers))
 
-    async def _on_event(self, entry: Entry) -> None:
+    async def _events(self) -> None:
+        """What has been committed since the first listing; later listings make up for what this misses."""
         await self._synced.wait()
+        names = [subjects.EVENT.every, subjects.WORKER_EVENT.every]
+        async with aclosing(read(self._bus, subjects.EVENTS, names, self._listed_up_to)) as batches:
+            async for entries in batches:
+                for entry in entries:
+                    self._on_event(entry)
+
+    def _on_event(self, entry: Entry) -> None:
         if entry.sequence <= self._listed_up_to:
             return
-        event = event_from_bytes(entry.data)
+        try:
+            event = event_from_bytes(entry.data)
+        except ValidationError as error:
+            log.error("unreadable event", subject=entry.subject, error=str(error))
+            return
         if isinstance(event, WorkerJoined | WorkerLeft):
             self.feed(WorkerChanged(event.worker))
         else:
@@ -157,26 +200,5 @@ class Shell:
             log.info("session idle", session=command.session)
 
 
-async def serve(runtime: Runtime, core: Scheduler, tick_s: float) -> Shell:
-    """Start the scheduler on `runtime`; it is ready once its view has been filled from the state store."""
-    shell = Shell(runtime, core, tick_s)
-    runtime.check("view", lambda: core.synced)
-    _observe(core)
-    await shell.start()
-    return shell
-
-
 async def _fail(error: Exception) -> None:
     raise error
-
-
-def _observe(core: Scheduler) -> None:
-    def waiting(_options: CallbackOptions) -> list[Observation]:
-        return [Observation(core.waiting)]
-
-    def workers(_options: CallbackOptions) -> list[Observation]:
-        return [Observation(len(core.view.workers))]
-
-    gauges: dict[str, Any] = {"waiting_sessions": waiting, "workers": workers}
-    for name, callback in gauges.items():
-        _meter.create_observable_gauge(f"turboserve_scheduler_{name}", callbacks=[callback])

@@ -1,0 +1,160 @@
+"""The shell of leadership: asks the store, and has a scheduler at work in every term that this process wins.
+
+A term has a core and a view of its own: whatever was under way in an earlier one is forgotten, and read from
+the store's rows. So half of a migration, or of anything else, is found by every new leader in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from opentelemetry.metrics import CallbackOptions, Observation
+
+from turboserve import logs, subjects
+from turboserve.contracts import leading
+from turboserve.contracts.errors import StaleTermError, TurboServeError
+from turboserve.ids import new_id
+from turboserve.scheduler.core import Scheduler
+from turboserve.scheduler.leadership import Ask, Keep, Leadership, Lease, Look, Run
+from turboserve.scheduler.shell import Shell
+from turboserve.service import Runtime
+from turboserve.telemetry import meter
+
+NAME = "scheduler"
+STEP_S = 0.05
+FAREWELL_S = 1.0
+
+log = logs.get("scheduler")
+_meter = meter("scheduler")
+_taken = _meter.create_counter("turboserve_scheduler_terms", description="Times this process took the lead.")
+
+
+class Lead:
+    """This process's part in the lead, and the scheduler that works while it has it."""
+
+    def __init__(
+        self, runtime: Runtime, lease: Lease, make_core: Callable[[], Scheduler], tick_s: float
+    ) -> None:
+        self.leadership = Leadership(new_id("sch"), lease)
+        self.shell: Shell | None = None
+        """At work; None in a standby."""
+        self._runtime, self._make_core, self._tick_s = runtime, make_core, tick_s
+
+    @property
+    def useful(self) -> bool:
+        """Leads with a filled view, or stands by while another leads."""
+        if self.shell is not None:
+            return self.shell.core.synced
+        return self.leadership.followed
+
+    @property
+    def role(self) -> str:
+        return "leader" if self._leads() else "standby"
+
+    async def run(self) -> None:
+        """Until the service stops."""
+        while not self._runtime.stopping.is_set():
+            ask = self.leadership.tick(self._now())
+            if ask is not None:
+                await self._ask(ask)
+            await self._follow()
+            await asyncio.sleep(STEP_S)
+
+    async def leave(self) -> None:
+        """At an orderly stop: the next one need not wait."""
+        term, shell = self.leadership.term, self.shell
+        self.shell = None
+        if shell is not None:
+            await shell.stop()
+        if term is None:
+            return
+        request = leading.StepDown(name=NAME, holder=self.leadership.me, term=term)
+        try:
+            await self._runtime.bus.call(subjects.STEP_DOWN, request, deadline_s=FAREWELL_S)
+        except TurboServeError as error:
+            log.info("the lead was not given back", error=error.detail)
+
+    async def _ask(self, ask: Ask) -> None:
+        leadership, me = self.leadership, self.leadership.me
+        call = self._runtime.bus.call
+        # An answer that comes later than this is worth nothing any more.
+        deadline_s = leadership.lease.lease_s / 2
+        try:
+            match ask:
+                case Look():
+                    record = await call(
+                        subjects.GET_LEADER, leading.GetLeader(name=NAME), deadline_s=deadline_s
+                    )
+                    leadership.answered(record, self._now())
+                case Run(term, beat):
+                    campaign = leading.Campaign(name=NAME, holder=me, term=term, beat=beat)
+                    result = await call(subjects.CAMPAIGN, campaign, deadline_s=deadline_s)
+                    leadership.answered(result.record, self._now(), granted=result.granted)
+                case Keep(term):
+                    keep = leading.KeepLead(name=NAME, holder=me, term=term)
+                    kept = await call(subjects.KEEP_LEAD, keep, deadline_s=deadline_s)
+                    leadership.answered(kept, self._now())
+        except StaleTermError as error:
+            log.info("another leads", error=error.detail)
+            leadership.refused(self._now())
+        except TurboServeError as error:
+            log.debug("the lead could not be asked for", ask=type(ask).__name__, error=error.detail)
+            leadership.failed(self._now())
+
+    async def _follow(self) -> None:
+        """Let the scheduler at work be the one of the term that this process has."""
+        term = self.leadership.term
+        if self.shell is not None and self.shell.term != term:
+            log.warning("leads no more", term=self.shell.term, instance=self.leadership.me)
+            shell, self.shell = self.shell, None
+            await shell.stop()
+        if self.shell is None and term is not None:
+            log.info("leads", term=term, instance=self.leadership.me)
+            _taken.add(1)
+            self.shell = Shell(
+                self._runtime, self._make_core(), self._tick_s, term, self._leads_in(term), self._deposed
+            )
+            await self.shell.start()
+
+    def _leads(self) -> bool:
+        return self.leadership.leads(self._now())
+
+    def _leads_in(self, term: int) -> Callable[[], bool]:
+        return lambda: self.leadership.term == term and self._leads()
+
+    def _deposed(self) -> None:
+        self.leadership.deposed(self._now())
+
+    def _now(self) -> float:
+        return self._runtime.clock.monotonic()
+
+
+async def serve(runtime: Runtime, lease: Lease, make_core: Callable[[], Scheduler], tick_s: float) -> Lead:
+    """Join the schedulers on `runtime`; ready once it leads with a filled view, or sees another lead."""
+    lead = Lead(runtime, lease, make_core, tick_s)
+    runtime.check("view", lambda: lead.useful)
+    runtime.role = lambda: lead.role
+    _observe(lead)
+    runtime.on_stop(lead.leave)
+    runtime.spawn(lead.run(), "lead")
+    return lead
+
+
+def _observe(lead: Lead) -> None:
+    def leads(_options: CallbackOptions) -> list[Observation]:
+        return [Observation(int(lead.role == "leader"))]
+
+    def term(_options: CallbackOptions) -> list[Observation]:
+        return [Observation(lead.leadership.seen.term if lead.leadership.seen is not None else 0)]
+
+    def waiting(_options: CallbackOptions) -> list[Observation]:
+        return [] if lead.shell is None else [Observation(lead.shell.core.waiting)]
+
+    def workers(_options: CallbackOptions) -> list[Observation]:
+        return [] if lead.shell is None else [Observation(len(lead.shell.core.view.workers))]
+
+    gauges: dict[str, Any] = {"leads": leads, "term": term, "waiting_sessions": waiting, "workers": workers}
+    for name, callback in gauges.items():
+        _meter.create_observable_gauge(f"turboserve_scheduler_{name}", callbacks=[callback])
