@@ -75,7 +75,7 @@ class Log:
 
 OWN = Log(CHUNKS, "own.{id}", None, ("state-store",), ())
 CHUNK = Log(CHUNKS, "chunk.{id}", "live.chunk.{id}", ("worker",), ("gateway", "worker", "state-store"))
-EVENT = Log(EVENTS, "event.{id}", "live.event.{id}", ("state-store",), ("gateway", "scheduler"))
+EVENT = Log(EVENTS, "event.{id}", "live.event.{id}", ("state-store",), ("gateway", "scheduler", "autoscaler"))
 WORKER_EVENT = Log(
     EVENTS, "worker-event.{id}", "live.worker-event.{id}", ("state-store",), ("scheduler", "autoscaler")
 )
@@ -160,9 +160,7 @@ MOVE_SESSION = Endpoint(
 GET_LEADER = Endpoint(
     "state.leader.get", leading.GetLeader, leading.LeaderRecord, _STORE, ("gateway", "scheduler")
 )
-CAMPAIGN = Endpoint(
-    "state.leader.campaign", leading.Campaign, leading.CampaignResult, _STORE, ("scheduler",)
-)
+CAMPAIGN = Endpoint("state.leader.campaign", leading.Campaign, leading.CampaignResult, _STORE, ("scheduler",))
 KEEP_LEAD = Endpoint("state.leader.renew", leading.KeepLead, leading.LeaderRecord, _STORE, ("scheduler",))
 STEP_DOWN = Endpoint("state.leader.resign", leading.StepDown, leading.LeaderRecord, _STORE, ("scheduler",))
 

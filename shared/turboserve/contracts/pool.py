@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from turboserve.contracts.autoscale import ProfileTable, ScalingStatus
 from turboserve.contracts.base import Contract, Id, UnixSeconds
 from turboserve.contracts.cost import Rental
 
@@ -86,6 +87,7 @@ class PoolStatus(Contract):
     """autoscaler → gateway, scheduler, every second and at once on a change: for operators."""
 
     provider: str
+    pool: Id = "local"
     target: int | None = None
     """Workers wanted; None where workers are started by someone else."""
     ready: int = 0
@@ -96,6 +98,14 @@ class PoolStatus(Contract):
     """The last ones, newest last."""
     reason: str | None = None
     """Why the pool is not as it should be; None if it is."""
+    scaling: ScalingStatus | None = None
+    """The controller; None where workers are started by someone else."""
+    orders: int | None = None
+    """Version of the orders in force; None: the state store has not said yet, and nothing is decided."""
+    provider_error: str | None = None
+    """What the provider itself complains about; None: nothing."""
+    start_up_s: float | None = None
+    """How long the last worker took from its launch to being ready, seconds; None: none has yet."""
     at: UnixSeconds = 0.0
 
 
@@ -121,6 +131,8 @@ class PoolOrders(Contract):
     """Workers, whatever the load; None: the controller decides."""
     dry_run: bool | None = None
     """Whether the controller only says what it would do; None: as the autoscaler's settings say."""
+    table: ProfileTable | None = None
+    """Profiled parameters; None: those that the autoscaler ships with."""
 
 
 class OrderPool(Contract):
@@ -130,7 +142,8 @@ class OrderPool(Contract):
     """
 
     pool: Id
-    change: tuple[Literal["override", "dry_run"], ...]
+    change: tuple[Literal["override", "dry_run", "table"], ...]
     """Which of the fields below are meant."""
     override: int | None = Field(default=None, ge=0)
     dry_run: bool | None = None
+    table: ProfileTable | None = None

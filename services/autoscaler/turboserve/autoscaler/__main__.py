@@ -37,10 +37,10 @@ def main() -> None:
     async def start(runtime: service.Runtime) -> None:
         pool = Pool(settings.pool_name, lambda: new_id("wrk"), settings.policy())
         provider = provider_of(settings)
-        shell = Shell(runtime, pool, provider, settings.pool_release_grace_s)
+        shell = Shell(runtime, pool, provider, settings)
         runtime.check("pool", lambda: is_ready(pool, provider.managed))
         runtime.on_stop(lambda: shell.stop(settings.pool_stop_with_autoscaler, STOP_GRACE_S))
-        await shell.start(settings.pool_size)
+        await shell.start()
 
     service.run("autoscaler", settings, start)
 

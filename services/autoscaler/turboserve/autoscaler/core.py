@@ -128,7 +128,7 @@ class Pool:
             slot = Slot(f"{self.name}-extra-{member.worker}", LARGEST, wanted=False)
         else:
             slot = taken or Slot(member.slot, int(number))
-        slot.occupy(member.worker, now)
+        slot.occupy(member.worker, now, adopted=True)
         slot.sealed = double
         slot.pid, slot.up_since = member.pid, self._desk.stamp()
         slot.enter(SlotPhase.LAUNCHING, now, "found alive, waiting to hear from it")

@@ -24,6 +24,8 @@ class Rents:
     def __init__(self, kind: str | None, gpus: float) -> None:
         self._kind, self._gpus = kind, gpus
         self._rents: dict[str, _Rent] = {}
+        self.start_up_s: float | None = None
+        """How long the last worker took from its launch to being ready."""
 
     def look(self, slots: Iterable[Slot], now: float) -> None:
         """Take note of who is there; whoever was there before has ended by `now`."""
@@ -33,7 +35,10 @@ class Rents:
                 continue
             there.add(slot.worker)
             rent = self._rents.setdefault(slot.worker, _Rent(slot.name, slot.launched_at))
-            rent.ready_at = rent.ready_at if rent.ready_at is not None else slot.ready_at
+            if rent.ready_at is None and slot.ready_at is not None:
+                rent.ready_at = slot.ready_at
+                if not slot.adopted:
+                    self.start_up_s = slot.ready_at - slot.launched_at
         for worker, rent in self._rents.items():
             if worker not in there and rent.ended_at is None:
                 rent.ended_at = now

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
+from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.policy import Policy
 from turboserve.autoscaler.sizing import LARGEST
 from turboserve.config import Seconds, Settings
+from turboserve.contracts.autoscale import ProfileTable
+from turboserve.contracts.base import Id
 
 
 class AutoscalerSettings(Settings):
@@ -20,7 +24,21 @@ class AutoscalerSettings(Settings):
     pool_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,32}$")] = "local"
     """First part of the slots' names. Two autoscalers on one broker need two names."""
     pool_size: int = Field(default=1, ge=0, le=LARGEST)
-    """Workers to keep running."""
+    """Workers to begin with, where none are found running."""
+    pool_min: int | None = Field(default=None, ge=0, le=LARGEST)
+    """Workers at least; none: `pool_size`. 0: the pool goes to zero when nobody has needed it for
+    `scale_zero_after_s`, and the first session wakes it."""
+    pool_max: int | None = Field(default=None, ge=0, le=LARGEST)
+    """Workers at most; none: `pool_size`. The same as `pool_min`: a pool of fixed size."""
+    pool_override: int | None = Field(default=None, ge=0, le=LARGEST)
+    """Keep this many workers, whatever the load; an order over the API comes before it. None: the
+    controller decides."""
+    pool_model: Id | None = None
+    """What the pool's workers serve; none: what TURBOSERVE_MODEL tells them, or `toyworld`."""
+    pool_worker_kind: str | None = Field(default=None, min_length=1, max_length=64)
+    """What a worker runs on, as `prices` names it; none: the device that each worker names itself."""
+    pool_worker_gpus: float = Field(default=1.0, ge=0, le=1_024)
+    """GPUs that one worker takes up and is paid for."""
     pool_ready_timeout_s: Seconds = 120.0
     """A worker that is not ready this long after its launch is replaced."""
     pool_drain_deadline_s: Seconds = 600.0
@@ -41,6 +59,64 @@ class AutoscalerSettings(Settings):
     """The broker user that launched workers connect as."""
     worker_nats_password: SecretStr | None = None
     """The workers' own credentials; none: they get this service's."""
+
+    scale_dry_run: bool = False
+    """The controller only says what it would do; an order over the API comes before it."""
+    scale_hysteresis: float = Field(default=0.1, ge=0, lt=1)
+    """Half the width of the band around the target utilisation in which the pool stays as it is (δ)."""
+    scale_out_cooldown_s: float = Field(default=3.0, ge=0)
+    """Between any change of the pool's size and the next scale-out."""
+    scale_in_cooldown_s: float = Field(default=60.0, ge=0)
+    """Between any change of the pool's size and the next scale-in."""
+    scale_in_window_s: float = Field(default=60.0, ge=0)
+    """A scale-in goes no lower than what was needed at any time in this window."""
+    scale_stale_s: Seconds = 10.0
+    """Load feedback that is older says nothing: the pool does not shrink."""
+    scale_zero_after_s: float = Field(default=300.0, ge=0)
+    """With `pool_min` 0: all workers go after this long without a session."""
+    scale_predictive: bool = False
+    """Whether a forecast of the demand is a lower bound of the pool's size."""
+    scale_horizon_s: Seconds = 10.0
+    """How far ahead the forecast looks: about what a worker takes from its launch to being ready."""
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Workers at least and at most."""
+        least = self.pool_size if self.pool_min is None else self.pool_min
+        most = max(self.pool_size, least) if self.pool_max is None else self.pool_max
+        return least, most
+
+    @property
+    def model(self) -> str:
+        """What the pool's workers serve."""
+        return self.pool_model or os.environ.get("TURBOSERVE_MODEL") or "toyworld"
+
+    @model_validator(mode="after")
+    def _limits_go_up(self) -> Self:
+        least, most = self.limits
+        if least > most:
+            raise ValueError(f"pool_min: {least} is more than pool_max ({most})")
+        return self
+
+    def control_policy(self, table: ProfileTable) -> ControlPolicy:
+        """The controller's parameters; those of its detector are the table's."""
+        least, most = self.limits
+        return ControlPolicy(
+            least=least,
+            most=most,
+            hysteresis=self.scale_hysteresis,
+            out_cooldown_s=self.scale_out_cooldown_s,
+            in_cooldown_s=self.scale_in_cooldown_s,
+            in_window_s=self.scale_in_window_s,
+            stale_s=self.scale_stale_s,
+            scale_to_zero=least == 0,
+            zero_after_s=self.scale_zero_after_s,
+            epoch_s=table.provenance.epoch_s,
+            window=table.provenance.window,
+            predictive=self.scale_predictive,
+            horizon_s=self.scale_horizon_s,
+            dry_run=self.scale_dry_run,
+        )
 
     def policy(self) -> Policy:
         return Policy(ready_timeout_s=self.pool_ready_timeout_s, drain_deadline_s=self.pool_drain_deadline_s)

@@ -1,12 +1,17 @@
-"""The autoscaler's shell: connects the pool's core to its provider, the store, load reports and clock."""
+"""The autoscaler's shell: connects pool and controller to the provider, the store, the load and the clock."""
 
 from __future__ import annotations
 
 import asyncio
 
 import nats.errors
+from nats.aio.msg import Msg
 
 from turboserve import logs, subjects
+from turboserve.autoscaler.control.controller import Controller
+from turboserve.autoscaler.control.default import default_table
+from turboserve.autoscaler.control.status import scaling_status
+from turboserve.autoscaler.control_loop import ControlLoop
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.desk import Action
 from turboserve.autoscaler.executor import Executor
@@ -19,10 +24,13 @@ from turboserve.autoscaler.messages import (
     Tick,
 )
 from turboserve.autoscaler.providers.base import PoolProvider
+from turboserve.autoscaler.rents import Rents
+from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.autoscaler.status import pool_status
+from turboserve.autoscaler.store_link import StoreLink
 from turboserve.contracts import requests
 from turboserve.contracts.errors import TurboServeError
-from turboserve.contracts.pool import PoolStatus, SlotPhase
+from turboserve.contracts.pool import LoadFeedback, PoolStatus, SlotPhase
 from turboserve.contracts.workers import LoadReport
 from turboserve.service import Runtime
 from turboserve.telemetry import meter
@@ -34,6 +42,10 @@ _actions = meter("autoscaler").create_counter(
 
 TICK_S = 0.25
 STATUS_S = 1.0
+CONTROL_S = 1.0
+HEALTH_S = 5.0
+PROVIDER_S = 30.0
+"""A provider that has not answered a question by then is asked again."""
 FAREWELL_S = 0.5
 _LOUD = frozenset({"gone", "fail", "extend"})
 
@@ -41,40 +53,101 @@ _LOUD = frozenset({"gone", "fail", "extend"})
 class Shell:
     """Feeds the core one event at a time and runs its commands concurrently."""
 
-    def __init__(self, runtime: Runtime, pool: Pool, provider: PoolProvider, grace_s: float) -> None:
+    def __init__(
+        self, runtime: Runtime, pool: Pool, provider: PoolProvider, settings: AutoscalerSettings
+    ) -> None:
         self.pool, self.provider = pool, provider
-        self._runtime = runtime
-        self._executor = Executor(runtime.bus, provider, grace_s)
+        self._runtime, self._settings = runtime, settings
+        self._executor = Executor(runtime.bus, provider, settings.pool_release_grace_s)
+        self._rents = Rents(settings.pool_worker_kind, settings.pool_worker_gpus)
+        self._control: ControlLoop | None = None
+        self._provider_error: str | None = None
         self._said: Action | None = None
-        self._stopped = False
+        self._begun = self._stopped = False
         self._changed = asyncio.Event()
 
-    async def start(self, size: int) -> None:
+    async def start(self) -> None:
+        """Returns at once: what lives is found out beside it, however long the provider takes."""
         self.provider.watch(lambda worker, status: self.feed(Exited(worker, status)))
-        await self._runtime.bus.subscribe(subjects.LOAD, "*", self._on_load)
-        self.feed(SizeWanted(size if self.provider.managed else 0, "configured"))
-        self._runtime.spawn(self._ticks(), "ticks")
+        self._runtime.spawn(self._begin(), "begin")
         self._runtime.spawn(self._publish(), "status")
+
+    async def _begin(self) -> None:
+        if self.provider.managed:
+            size, reason = await self._first_size()
+            self._control = self._new_control(size)
+        else:
+            size, reason = 0, "workers are started by someone else"
+        self._begun = True
+        bus = self._runtime.bus
+        await bus.subscribe(subjects.LOAD, "*", self._on_load)
+        self.feed(SizeWanted(size, reason))
+        self._runtime.spawn(self._ticks(), "ticks")
+        if self._control is not None:
+            await bus.subscribe(subjects.FEEDBACK, "*", self._on_feedback)
+            # The present is enough: what happened before the window says nothing about volatility.
+            await bus.client.subscribe(subjects.EVENT.live("*"), cb=self._on_event)
+            link = StoreLink(bus, self._runtime.clock, self.pool, self._rents, self._control)
+            self._runtime.spawn(link.run(), "store")
+            self._runtime.spawn(self._control_ticks(self._control), "control")
+            self._runtime.spawn(self._watch_provider(), "provider")
+
+    async def _first_size(self) -> tuple[int, str]:
+        """As many as are there: a restart under load must not shrink the pool. Else as configured."""
+        while True:
+            try:
+                async with asyncio.timeout(PROVIDER_S):
+                    found = len(await self.provider.adopt())
+                break
+            except (TurboServeError, OSError) as error:
+                self._provider_error = str(error) or type(error).__name__
+                log.warning("the provider does not say what runs", error=self._provider_error)
+                await asyncio.sleep(1.0)
+        self._provider_error = None
+        least, most = self._settings.limits
+        size = min(max(found or self._settings.pool_size, least), most)
+        return size, f"{found} were there" if found else "configured"
+
+    def _new_control(self, size: int) -> ControlLoop:
+        shipped = default_table()
+        return ControlLoop(
+            Controller(self._settings.control_policy(shipped), shipped, size),
+            self._settings.model,
+            shipped,
+            self._settings.pool_override,
+            lambda target, reason: self.feed(SizeWanted(target, reason)),
+        )
 
     def feed(self, event: Event) -> None:
         """Give the core one event and start what it asks for."""
-        if self._stopped:
+        if self._stopped or not self._begun:
             return
+        now = self._runtime.clock.monotonic()
         try:
-            commands = self.pool.handle(event, self._runtime.clock.monotonic())
+            commands = self.pool.handle(event, now)
         except Exception as error:
             # A core that failed halfway cannot be trusted: the process ends, and the next adopts what lives.
             self._stopped = True
             self._runtime.spawn(_fail(error), "core")
             return
+        self._rents.look(self.pool.slots.values(), now)
         self._tell()
         for command in commands:
             self._runtime.spawn(self._execute(command), type(command).__name__)
 
     def status(self) -> PoolStatus:
-        clock = self._runtime.clock
-        return pool_status(
-            self.pool, self.provider.name, self.provider.managed, clock.monotonic(), clock.wall()
+        now, wall = self._runtime.clock.monotonic(), self._runtime.clock.wall()
+        status = pool_status(self.pool, self.provider.name, self.provider.managed, now, wall)
+        control = self._control
+        if control is None:
+            return status.model_copy(update={"provider_error": self._provider_error})
+        return status.model_copy(
+            update={
+                "scaling": scaling_status(control.controller, now, wall),
+                "orders": None if control.orders is None else control.orders.version,
+                "provider_error": self._provider_error,
+                "start_up_s": self._rents.start_up_s,
+            }
         )
 
     async def stop(self, end_workers: bool, grace_s: float) -> None:
@@ -104,6 +177,29 @@ class Shell:
 
     async def _on_load(self, report: LoadReport, _body: bytes) -> None:
         self.feed(LoadReported(report))
+
+    async def _control_ticks(self, control: ControlLoop) -> None:
+        while True:
+            control.tick(self.pool.slots.values(), self._runtime.clock.monotonic())
+            await asyncio.sleep(CONTROL_S)
+
+    async def _on_feedback(self, feedback: LoadFeedback, _body: bytes) -> None:
+        if self._control is not None:
+            self._control.heard(feedback, self._runtime.clock.monotonic())
+
+    async def _on_event(self, message: Msg) -> None:
+        if self._control is not None:
+            self._control.happened(message.data, self._runtime.clock.monotonic())
+
+    async def _watch_provider(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(PROVIDER_S):
+                    health = await self.provider.health()
+                self._provider_error = None if health.ok else health.reason or "not well"
+            except (TurboServeError, OSError) as error:
+                self._provider_error = str(error) or "no answer"
+            await asyncio.sleep(HEALTH_S)
 
     async def _publish(self) -> None:
         while True:

@@ -44,6 +44,8 @@ class Slot:
     worker: str | None = None
     pid: int | None = None
     launched_at: float = 0.0
+    adopted: bool = False
+    """Its worker was found, not launched: nobody here knows since when it is there."""
     ready_at: float | None = None
     listed: bool = False
     """The store has had a row of this worker."""
@@ -63,8 +65,9 @@ class Slot:
         assert phase in NEXT[self.phase], f"{self.name}: {self.phase} → {phase}"
         self.phase, self.since, self.reason = phase, now, reason
 
-    def occupy(self, worker: str, now: float) -> None:
+    def occupy(self, worker: str, now: float, *, adopted: bool = False) -> None:
         """A new worker comes into this slot."""
+        self.adopted = adopted
         self.worker, self.pid, self.up_since, self.reserved = worker, None, None, True
         self.launched_at, self.ready_at = now, None
         self.listed, self.sealed, self.drained_since = False, False, None

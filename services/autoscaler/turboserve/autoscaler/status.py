@@ -26,6 +26,7 @@ def pool_status(pool: Pool, provider: str, managed: bool, now: float, wall: floa
     phases = [slot.phase for slot in (slots if managed else others)]
     return PoolStatus(
         provider=provider,
+        pool=pool.name,
         target=pool.target if managed else None,
         ready=phases.count(SlotPhase.READY),
         starting=sum(phase in STARTING for phase in phases),

@@ -1,0 +1,126 @@
+"""Between the controller and the world: what it is told, and the size it gives the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from pydantic import ValidationError
+
+from turboserve import logs
+from turboserve.autoscaler.control import events
+from turboserve.autoscaler.control.controller import Controller
+from turboserve.autoscaler.control.detector import WorkloadDetector
+from turboserve.autoscaler.control.events import Happening
+from turboserve.autoscaler.slots import STARTING, Slot
+from turboserve.contracts.autoscale import ProfileTable
+from turboserve.contracts.events import (
+    SessionCreated,
+    SessionEnded,
+    SessionResumeRequested,
+    SessionSuspended,
+    event_from_bytes,
+)
+from turboserve.contracts.pool import LoadFeedback, PoolOrders, SlotPhase
+
+log = logs.get("autoscaler")
+
+_HAPPENINGS = {
+    SessionCreated: Happening.ARRIVAL,
+    SessionEnded: Happening.DEPARTURE,
+    SessionResumeRequested: Happening.ACTIVATION,
+    SessionSuspended: Happening.IDLING,
+}
+
+
+class ControlLoop:
+    """Feeds the controller of the pool that serves `model`, and tells `resize` the target when it changes.
+
+    Until the state store has said what is ordered, nothing is decided: an order outlives this process.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        model: str,
+        shipped: ProfileTable,
+        override: int | None,
+        resize: Callable[[int, str], None],
+    ) -> None:
+        self.controller, self.model = controller, model
+        self._shipped, self._override, self._dry_run = shipped, override, controller.dry_run
+        self._resize = resize
+        self.orders: PoolOrders | None = None
+        """In force; None: not known yet."""
+        self._told = controller.target
+
+    @property
+    def maximum(self) -> int:
+        """Workers that the pool may come to have without anyone's doing; 0: it does not grow."""
+        control, policy = self.controller, self.controller.policy
+        if control.override is not None:
+            return control.override
+        if policy.least == policy.most or control.dry_run:
+            return 0
+        return policy.most
+
+    def tick(self, slots: Iterable[Slot], now: float) -> None:
+        """Once a second: the pool as it is, and time."""
+        slots = list(slots)
+        phases = [slot.phase for slot in slots if slot.wanted]
+        seen = events.PoolSeen(
+            ready=phases.count(SlotPhase.READY),
+            starting=sum(phase in STARTING for phase in phases),
+            suspended=sum(slot.suspended for slot in slots),
+        )
+        self._handle(seen, now)
+        self._handle(events.Tick(), now)
+
+    def heard(self, feedback: LoadFeedback, now: float) -> None:
+        """The scheduler's word about some model."""
+        if feedback.model == self.model:
+            self._handle(events.Heard(feedback), now)
+
+    def happened(self, body: bytes, now: float) -> None:
+        """An event of some session, as it was published."""
+        try:
+            event = event_from_bytes(body)
+        except ValidationError as error:
+            self.controller.hearing.refused["unreadable_event"] += 1
+            log.warning("unreadable event", error=str(error))
+            return
+        kind = _HAPPENINGS.get(type(event))
+        if kind is not None and event.record.model == self.model:  # type: ignore[union-attr]
+            self._handle(events.Happened(kind), now)
+
+    def ordered(self, orders: PoolOrders, now: float) -> None:
+        """What the state store says is ordered. Called again and again; what is in force stays."""
+        known = self.orders
+        if known is not None and known.version == orders.version:
+            return
+        self.orders = orders
+        control = self.controller
+        override = self._override if orders.override is None else orders.override
+        if override is not None:
+            override = min(max(override, control.policy.least), control.policy.most)
+        self._handle(
+            events.Ordered(override, "an operator" if orders.override is not None else "settings"), now
+        )
+        self._handle(events.DryRunSet(self._dry_run if orders.dry_run is None else orders.dry_run), now)
+        table = orders.table or self._shipped
+        if table != control.table:
+            made = table.provenance
+            detector = control.detector
+            if (made.epoch_s, made.window) != (detector.epoch_s, detector.window):
+                # Volatilities are comparable only if they are measured as they were in the profiling.
+                control.detector = WorkloadDetector(made.epoch_s, made.window)
+            self._handle(events.TableReplaced(table), now)
+
+    def _handle(self, event: events.Event, now: float) -> None:
+        if self.orders is None:
+            return
+        decision = self.controller.handle(event, now)
+        if decision is not None:
+            log.info("scaling", action=decision.action.value, target=decision.target, reason=decision.reason)
+        if self.controller.target != self._told:
+            self._told = self.controller.target
+            self._resize(self._told, decision.reason if decision is not None else "the controller")

@@ -1,0 +1,51 @@
+"""Every second: the state store hears what the pool pays for, and says what is ordered of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from turboserve import logs, subjects
+from turboserve.autoscaler.control_loop import ControlLoop
+from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.rents import Rents
+from turboserve.bus import Bus
+from turboserve.clock import Clock
+from turboserve.contracts.errors import TurboServeError
+from turboserve.contracts.pool import PoolReport
+
+REPORT_S = 1.0
+
+log = logs.get("autoscaler")
+
+
+class StoreLink:
+    """Losing a report costs a second: the next one says all of it again."""
+
+    def __init__(self, bus: Bus, clock: Clock, pool: Pool, rents: Rents, loop: ControlLoop) -> None:
+        self._bus, self._clock = bus, clock
+        self._pool, self._rents, self._loop = pool, rents, loop
+        self._silent = False
+
+    async def run(self) -> None:
+        """Never returns."""
+        while True:
+            await self.report()
+            await asyncio.sleep(REPORT_S)
+
+    async def report(self) -> None:
+        """Tell and hear once."""
+        # Before the provider has said what lives, who is not listed here might well be there.
+        rentals = self._rents.rentals(self._clock.monotonic()) if self._pool.adopted else None
+        report = PoolReport(
+            pool=self._pool.name, model=self._loop.model, maximum=self._loop.maximum, rentals=rentals
+        )
+        try:
+            orders = await self._bus.call(subjects.REPORT_POOL, report)
+        except TurboServeError as error:
+            if not self._silent:
+                log.warning("the state store does not take the pool's report", error=error.detail)
+            self._silent = True
+            return
+        self._silent = False
+        self._rents.acknowledged(rentals or ())
+        self._loop.ordered(orders, self._clock.monotonic())

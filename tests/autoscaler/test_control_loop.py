@@ -1,0 +1,160 @@
+"""What reaches the controller, and when the pool is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from turboserve.autoscaler.control.controller import Controller
+from turboserve.autoscaler.control.default import default_table
+from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.autoscaler.control_loop import ControlLoop
+from turboserve.autoscaler.slots import Slot
+from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
+from turboserve.contracts.events import SessionCreated
+from turboserve.contracts.pool import LoadFeedback, PoolOrders, SlotPhase
+from turboserve.contracts.sessions import Phase, SessionRecord
+
+ORDERS = PoolOrders(pool="p")
+
+
+class Told:
+    """A loop for one to four workers, and what it told the pool."""
+
+    def __init__(self, override: int | None = None, **policy: object) -> None:
+        self.sizes: list[int] = []
+        values = {"least": 1, "most": 4, "in_window_s": 5.0, "in_cooldown_s": 5.0, **policy}
+        controller = Controller(ControlPolicy(**values), default_table(), 1)  # type: ignore[arg-type]
+        self.loop = ControlLoop(
+            controller, "toy", default_table(), override, lambda size, _: self.sizes.append(size)
+        )
+
+
+def load(required: int, workers: int, at: float, model: str = "toy") -> LoadFeedback:
+    rho = min(required / (2 * workers), 1.0)
+    waiting = max(required - 2 * workers, 0)
+    return LoadFeedback(
+        model=model,
+        rho_max=rho,
+        required=required,
+        waiting=waiting,
+        capacity=2 * workers,
+        workers=workers,
+        at=at,
+    )
+
+
+def test_nothing_is_decided_before_the_orders_are_known() -> None:
+    told = Told()
+    told.loop.heard(load(6, 1, 1.0), 10.0)
+    told.loop.tick([], 11.0)
+    assert told.sizes == []
+    told.loop.ordered(ORDERS, 12.0)
+    told.loop.heard(load(6, 1, 13.0), 13.0)
+    assert told.sizes == [4]
+
+
+def test_another_models_load_is_none_of_this_pools_business() -> None:
+    told = Told()
+    told.loop.ordered(ORDERS, 0.0)
+    told.loop.heard(load(6, 1, 1.0, model="other"), 10.0)
+    told.loop.tick([], 20.0)
+    assert told.sizes == []
+
+
+def test_an_order_comes_before_the_settings_and_both_before_the_controller() -> None:
+    told = Told(override=2)
+    told.loop.ordered(ORDERS, 0.0)
+    assert told.sizes == [2]
+    assert told.loop.maximum == 2
+    told.loop.ordered(ORDERS.model_copy(update={"version": 1, "override": 3}), 1.0)
+    assert told.sizes == [2, 3]
+    told.loop.heard(load(8, 3, 2.0), 10.0)
+    told.loop.ordered(ORDERS.model_copy(update={"version": 2}), 11.0)
+    assert told.sizes == [2, 3, 2]
+    free = Told()
+    free.loop.ordered(ORDERS.model_copy(update={"version": 1, "override": 3}), 1.0)
+    free.loop.ordered(ORDERS.model_copy(update={"version": 2}), 2.0)
+    free.loop.heard(load(8, 3, 3.0), 10.0)
+    assert free.sizes == [3, 4]
+    assert free.loop.maximum == 4
+
+
+@pytest.mark.parametrize(("ordered", "kept"), [(9, 4), (0, 1)])
+def test_an_order_beyond_the_limits_stops_at_them(ordered: int, kept: int) -> None:
+    """It was given under other limits, before a restart."""
+    told = Told()
+    told.loop.ordered(ORDERS.model_copy(update={"version": 1, "override": ordered}), 0.0)
+    assert told.loop.controller.target == kept
+
+
+def test_a_dry_run_says_and_does_not_do() -> None:
+    told = Told()
+    told.loop.ordered(ORDERS.model_copy(update={"version": 1, "dry_run": True}), 0.0)
+    told.loop.heard(load(8, 1, 1.0), 10.0)
+    assert told.sizes == []
+    assert told.loop.controller.advice == 4
+    assert told.loop.maximum == 0
+    told.loop.ordered(ORDERS.model_copy(update={"version": 2, "dry_run": None}), 11.0)
+    told.loop.tick([], 12.0)
+    assert told.sizes == [4]
+
+
+def test_a_table_is_replaced_while_it_runs_and_measured_as_it_was_made() -> None:
+    table = ProfileTable(
+        levels=(LevelParameters(level=1, volatility_from=0, latency_weight=0.2, target_utilization=0.25),),
+        provenance=Provenance(source="a test", epoch_s=2.0, window=10),
+    )
+    told = Told()
+    told.loop.ordered(ORDERS, 0.0)
+    told.loop.ordered(ORDERS.model_copy(update={"version": 1, "table": table}), 1.0)
+    control = told.loop.controller
+    assert control.row.target_utilization == 0.25 or control.table == table
+    assert (control.detector.epoch_s, control.detector.window) == (2.0, 10)
+    told.loop.heard(load(1, 1, 2.0), 10.0)
+    assert told.sizes == [2]
+    told.loop.ordered(ORDERS.model_copy(update={"version": 2}), 20.0)
+    assert control.table == default_table()
+
+
+def event(model: str = "toy") -> bytes:
+    record = SessionRecord(
+        id="s",
+        tenant="t",
+        model=model,
+        prompt="x",
+        seed=1,
+        phase=Phase.REQUESTED,
+        version=1,
+        epoch=0,
+        created_at=0,
+        updated_at=0,
+    )
+    return SessionCreated(id="e", at=1.0, record=record).to_bytes()
+
+
+def test_the_first_session_wakes_a_pool_at_zero() -> None:
+    told = Told(least=0, scale_to_zero=True)
+    told.loop.ordered(ORDERS.model_copy(update={"version": 1, "override": 0}), 0.0)
+    told.loop.ordered(ORDERS.model_copy(update={"version": 2}), 1.0)
+    assert told.sizes == [0]
+    told.loop.happened(event("other"), 2.0)
+    told.loop.happened(b"{", 2.0)
+    assert told.sizes == [0]
+    assert told.loop.controller.hearing.refused["unreadable_event"] == 1
+    told.loop.happened(event(), 3.0)
+    assert told.sizes == [0, 1]
+
+
+def test_a_pool_at_zero_does_not_go_while_state_sleeps_in_it() -> None:
+    told = Told(least=0, scale_to_zero=True, zero_after_s=1.0)
+    told.loop.ordered(ORDERS, 0.0)
+    sleeping = Slot("p-0", 0, phase=SlotPhase.READY, worker="w", suspended=1)
+    for second in range(30):
+        told.loop.heard(load(0, 1, float(second)), float(second))
+        told.loop.tick([sleeping], float(second))
+    assert told.sizes == []
+    sleeping.suspended = 0
+    for second in range(30, 40):
+        told.loop.heard(load(0, 1, float(second)), float(second))
+        told.loop.tick([sleeping], float(second))
+    assert told.sizes == [0]
