@@ -29,7 +29,8 @@ _Seated = tuple[SessionState, dict[str, Tensor]]
 class _Asleep:
     """A suspended session: its state is on the host, the rest of it waits here."""
 
-    session: Session
+    session: Session | None
+    """None: it came here in this state."""
     snapshot: Snapshot
     extent: Extent
 
@@ -68,9 +69,17 @@ class SessionTable:
             raise UnknownSession(session, "suspended")
         return self._asleep[session].snapshot
 
+    def knows(self, session: str) -> bool:
+        """Whether a session of this name is here, active or suspended."""
+        return session in self.sessions or session in self._asleep
+
+    def lay_down(self, snapshot: Snapshot, extent: Extent) -> None:
+        """Take in a suspended session; `snapshot` lies in `extent` of the host pool."""
+        self._asleep[snapshot.session] = _Asleep(None, snapshot, extent)
+
     def admit(self, spec: SessionSpec, snapshot: Snapshot | None) -> Session:
         """See `Engine.admit`."""
-        if spec.session in self.sessions or spec.session in self._asleep:
+        if self.knows(spec.session):
             raise DuplicateSession(spec.session)
         if spec.rebuild is not None:
             self._check(spec.rebuild)
@@ -105,8 +114,9 @@ class SessionTable:
         """Begin to bring a suspended session back. Raises `UnknownSession` or `SlabsExhausted`."""
         snapshot = self.suspended(name)
         asleep = self._asleep[name]
-        session = asleep.session
-        session.state, targets = self._seated(lambda slab: self._prepared(snapshot, slab))
+        state, targets = self._seated(lambda slab: self._prepared(snapshot, slab))
+        session = asleep.session or Session(state, self._options.max_lead_s, Playhead())
+        session.state, session.delivered = state, state.next_chunk
         session.suspending = False
         session.announced = False
         session.due_at_s = None

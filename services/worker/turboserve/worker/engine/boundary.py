@@ -10,6 +10,7 @@ from turboserve.worker.engine.errors import HostMemoryUnavailable, HostPoolFull
 from turboserve.worker.engine.events import (
     ControlApplied,
     Event,
+    Frozen,
     SessionEnded,
     SessionReady,
     SuspendRefused,
@@ -36,7 +37,7 @@ class Boundary:
     def cross(self, session: Session, now: float) -> list[Event]:
         """Book what is finished and begin what is due."""
         events: list[Event] = []
-        if session.transfer is not None:
+        if session.transfer is not None or session.frozen:
             return events
         if session.work is not None:
             if session.forwarding:
@@ -56,12 +57,19 @@ class Boundary:
         if session.suspending:
             # The decoder's cache leaves with the rest, so nothing of the session may be in its lane.
             return events if session.busy else events + self._suspend(session)
+        if self._stops(session, now):
+            if not session.busy:
+                session.freezing, session.frozen = None, True
+                events.append(Frozen(session.name, session.state.next_chunk))
+            return events
         if self._due(session, now):
             events += self._begin(session, now)
         return events
 
     def pending(self, session: Session, now: float) -> bool:
         """Whether `cross` would do something."""
+        if session.frozen:
+            return False
         if session.transfer is not None or session.work is not None:
             return session.transfer is None and not session.forwarding
         if session.controls and all(pending.ready for pending in session.controls):
@@ -70,6 +78,8 @@ class Boundary:
             return False
         if not session.announced or session.suspending:
             return not session.announced or not session.busy
+        if self._stops(session, now):
+            return not session.busy
         return self._due(session, now)
 
     def _finish(self, session: Session) -> list[Event]:
@@ -116,6 +126,17 @@ class Boundary:
         dtype = session.state.slab.keys.dtype
         projected = self._model.project_text(pending.text.unsqueeze(0).to(dtype))
         session.state.ring.set_text(projected, row=0)
+
+    def _stops(self, session: Session, now: float) -> bool:
+        """Whether the session, which is wanted still, begins no further chunk."""
+        freezing = session.freezing
+        if freezing is None:
+            return False
+        if now >= freezing.until_s or session.paused or session.ended:
+            return True
+        due = self._pacing.due_at(session, now)
+        quiet = due is None or due - now >= freezing.quiet_s
+        return quiet and not self._pacing.may_generate(session, now)
 
     def _due(self, session: Session, now: float) -> bool:
         if session.work is not None or session.state.text is None or session.held_up:

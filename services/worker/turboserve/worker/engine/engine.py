@@ -65,6 +65,7 @@ class Engine:
         """
         known = {stage: LatencyProfile(seconds) for stage, seconds in (profiles or {}).items()}
         transformer = models.transformer
+        self.models = models
         self.config = transformer.config
         self.options = options
         self._bell = Bell()

@@ -74,6 +74,14 @@ class SuspendRefused:
 
 
 @dataclass(frozen=True)
+class Frozen:
+    """The session stands still, whole, between two chunks, until it is thawed or evicted."""
+
+    session: str
+    next_chunk: int
+
+
+@dataclass(frozen=True)
 class SessionEnded:
     """The model cannot represent more frames in this session. It keeps its slab until evicted."""
 
@@ -89,4 +97,13 @@ class SessionFailed:
     error: str
 
 
-Event = ChunkReady | ControlApplied | SessionReady | Suspended | SuspendRefused | SessionEnded | SessionFailed
+Event = (
+    ChunkReady
+    | ControlApplied
+    | SessionReady
+    | Suspended
+    | SuspendRefused
+    | Frozen
+    | SessionEnded
+    | SessionFailed
+)

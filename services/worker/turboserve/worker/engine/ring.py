@@ -63,6 +63,11 @@ class KVRing:
         self._views: tuple[Placement, tuple[_Layer, ...]] | None = None
         self.slots: list[int] = []
         """Frame index in each filled slot."""
+        self.writes = [0] * config.window_frames
+        """Forwards that were given each slot to write to: a slot whose number has not risen since it was read
+        holds what it held then."""
+        self.text_writes = 0
+        """The same of the prompt."""
         self._next = self._sink
         self._shift = 0
 
@@ -99,6 +104,7 @@ class KVRing:
         }
         runs: list[tuple[int, int, int]] = []
         for frame in sorted(where):
+            self.writes[where[frame]] += 1
             slot, offset = where[frame] * self._tokens, (frame - first) * self._tokens
             if runs and runs[-1][0] + runs[-1][2] == slot and runs[-1][1] + runs[-1][2] == offset:
                 runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + self._tokens)
@@ -127,9 +133,15 @@ class KVRing:
 
     def set_text(self, layers: list[tuple[Tensor, Tensor]], row: int) -> None:
         """Replace the prompt by row `row` of what the transformer's `project_text` gave."""
+        self.text_writes += 1
         for layer, (keys, values) in enumerate(layers):
             self._slab.text_keys[layer] = keys[row]
             self._slab.text_values[layer] = values[row]
+
+    @property
+    def shift(self) -> int:
+        """Frames by which the sink's read keys are turned; 0 for absolute rotation."""
+        return self._shift
 
     def bookkeeping(self) -> dict[str, object]:
         """What the tensors do not say, as JSON."""

@@ -60,6 +60,16 @@ class Undecoded:
     """Of the chunk; when it is decoded, is not known yet."""
 
 
+@dataclass(frozen=True)
+class Freeze:
+    """A wish that a session stand still at a chunk boundary, at a moment when no viewer waits for it."""
+
+    quiet_s: float
+    """The next chunk must not become due for so long."""
+    until_s: float
+    """From here on any boundary will do: monotonic, engine's clock."""
+
+
 @dataclass(eq=False)
 class Session:
     """One admitted session. `work` is None exactly at a chunk boundary."""
@@ -84,6 +94,9 @@ class Session:
     ended: bool = False
     """`SessionEnded` was sent."""
     suspending: bool = False
+    freezing: Freeze | None = None
+    frozen: bool = False
+    """It stands still, and `Frozen` was sent."""
     replay: list[tuple[int, Tensor]] = field(default_factory=list)
     """Of a session that is being rebuilt: first frame and latents of each clean pass still to be started."""
     due_at_s: float | None = None
@@ -122,5 +135,6 @@ class Session:
 
     @property
     def held_up(self) -> bool:
-        """Whether the next chunk has to wait for a lane."""
-        return self.transfer is not None or self.warming or len(self.undecoded) >= MAX_UNDECODED
+        """Whether the next chunk has to wait: for a lane, or because the session is to stand still."""
+        lanes = self.transfer is not None or self.warming or len(self.undecoded) >= MAX_UNDECODED
+        return lanes or self.frozen

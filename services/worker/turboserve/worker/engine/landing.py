@@ -1,0 +1,168 @@
+"""Where a moving session is put down: a slab that is kept for it, or host memory, filled page by page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turboserve.worker.engine.errors import SnapshotRejected
+from turboserve.worker.engine.moving import DECODER, PROMPT, RECENT, SLOTTED, flat_bytes, slot_parts
+from turboserve.worker.engine.ring import KVRing
+from turboserve.worker.engine.slab import Slab, SlabLayout
+from turboserve.worker.engine.snapshot import VERSION, Snapshot, fingerprint
+from turboserve.worker.engine.state import SessionState
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.model.rope import Rotation
+
+OWN_LIMIT = 64
+"""Whole tensors of one session at most."""
+DIMENSIONS_LIMIT = 8
+SMALL_BYTES = 1 << 20
+"""Room for the generator and the prompt's embedding beside latents and decoder cache."""
+_TYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "uint8", "int64")}
+_OWN_NAME = re.compile(rf"text|generator|{RECENT}/\d{{1,9}}|{re.escape(DECODER)}[A-Za-z0-9_.]{{1,128}}")
+
+
+def host_slab(layout: SlabLayout) -> Slab:
+    """Host memory of a slab's shape, for a session that arrives suspended."""
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=layout.dtype)
+
+    frame = (layout.tokens_per_frame, layout.heads, layout.head_dim)
+    text = (layout.layers, layout.text_len, layout.heads, layout.head_dim)
+    window = (layout.layers, layout.frames, *frame)
+    sink = (layout.layers, layout.kept_sink_frames, *frame)
+    return Slab(-1, empty(*window), empty(*window), empty(*text), empty(*text), empty(*sink))
+
+
+class Landing:
+    """Takes pages in any order and any number of times; what was put down last counts."""
+
+    def __init__(
+        self, slab: Slab, config: ModelConfig, rotation: Rotation, device: torch.device, cache_bytes: int
+    ) -> None:
+        """`cache_bytes`: what the model's decoder keeps of a session."""
+        self.slab = slab
+        self._config, self._rotation, self._device = config, rotation, device
+        latents = torch.Size(config.latent_shape).numel() * torch.float32.itemsize
+        chunks = -(-config.window_frames // config.frames_per_chunk) + 1
+        # Each bulk round may leave behind latents of chunks that are too old by the next one.
+        self._limit_bytes = cache_bytes + 4 * chunks * latents + SMALL_BYTES
+        self._slotted = dict(zip(SLOTTED, (slab.keys, slab.values, slab.sink_keys), strict=True))
+        self._prompt = dict(zip(PROMPT, (slab.text_keys, slab.text_values), strict=True))
+        self._own: dict[str, Tensor] = {}
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes taken beside the slab."""
+        return sum(t.numel() * t.element_size() for t in self._own.values())
+
+    def place(self, name: str, size: int, dtype: str = "", shape: Sequence[int] = ()) -> tuple[Tensor, ...]:
+        """Memory for a page of `size` bytes, uint8 [n] each. Raises `SnapshotRejected`."""
+        base, _, slot = name.partition("/")
+        if base in self._slotted:
+            tensor = self._slotted[base]
+            if not (slot.isascii() and slot.isdigit() and int(slot) < tensor.shape[1]):
+                raise SnapshotRejected("slot", name[:64], f"below {tensor.shape[1]}")
+            found = slot_parts(tensor, int(slot))
+        elif name in self._prompt:
+            found = (flat_bytes(self._prompt[name]),)
+        else:
+            found = (flat_bytes(self._room(name, dtype, tuple(shape))),)
+        room = sum(part.numel() for part in found)
+        if room != size:
+            raise SnapshotRejected(f"{name[:64]} bytes", size, room)
+        return found
+
+    def check(self, header: Mapping[str, Any], names: Iterable[str]) -> list[int]:
+        """Whether the pages are those of one state of this model; the frames in its slots.
+
+        Pages that are not among `names` are forgotten. Raises `SnapshotRejected`.
+        """
+        names = set(names)
+        for field, wanted in (("version", VERSION), ("model", fingerprint(self._config))):
+            if header.get(field) != wanted:
+                raise SnapshotRejected(field, header.get(field), wanted)
+        slots = [int(frame) for frame in header["ring"]["slots"]]
+        self._own = {name: tensor for name, tensor in self._own.items() if name in names}
+        limit = self._config.window_frames
+        if len(slots) > limit or len(set(slots)) != len(slots):
+            raise SnapshotRejected("slots", slots[: limit + 1], f"at most {limit}, each once")
+        needed = {f"{n}/{s}" for n, t in self._slotted.items() for s in range(min(len(slots), t.shape[1]))}
+        needed |= set(PROMPT) | {"generator"}
+        if missing := needed - names:
+            raise SnapshotRejected("pages", f"without {sorted(missing)[0]}", f"{len(needed)} pages")
+        _, *frame = self._config.latent_shape
+        recent = self._recent()
+        if any(list(t.shape) != [self._config.frames_per_chunk, *frame] for t in recent):
+            raise SnapshotRejected(RECENT, [tuple(t.shape) for t in recent], self._config.latent_shape)
+        if int(header["next_chunk"]) < len(recent):
+            raise SnapshotRejected("next_chunk", header["next_chunk"], f"at least {len(recent)}")
+        return slots
+
+    def state(self, header: Mapping[str, Any], names: Iterable[str]) -> SessionState:
+        """The session whose pages are here. Raises `SnapshotRejected` unless they are one state's."""
+        slots = self.check(header, names)
+        ring = KVRing(self.slab, self._config, self._rotation)
+        ring.restore(slots, int(header["ring"]["next"]), int(header["ring"]["shift"]))
+        generator = torch.Generator(self._device)
+        generator.set_state(self._own["generator"])
+        state = SessionState(
+            session=str(header["session"]),
+            slab=self.slab,
+            ring=ring,
+            generator=generator,
+            seed=int(header["seed"]),
+            prompt=str(header["prompt"]),
+            text=self._own.get("text"),
+            control_seq=int(header["control_seq"]),
+            next_chunk=int(header["next_chunk"]),
+            recent=self._recent(),
+        )
+        if header["decoding"]:
+            state.decoder_cache = {
+                name.removeprefix(DECODER): t for name, t in self._own.items() if name.startswith(DECODER)
+            }
+        return state
+
+    def snapshot(self, header: Mapping[str, Any], names: Iterable[str]) -> Snapshot:
+        """The same for host memory."""
+        frames = len(self.check(header, names))
+        tensors = {name: t[:, :frames].contiguous() for name, t in self._slotted.items()}
+        sink = min(frames, self.slab.sink_keys.shape[1])
+        tensors["sink_keys"] = self.slab.sink_keys[:, :sink].contiguous()
+        recent = self._recent()
+        if recent:
+            tensors[RECENT] = torch.cat(recent)
+        whole = {name: t for name, t in self._own.items() if not name.startswith(f"{RECENT}/")}
+        return Snapshot(dict(header), tensors | self._prompt | whole)
+
+    def _recent(self) -> list[Tensor]:
+        numbers = sorted(int(name.split("/")[1]) for name in self._own if name.startswith(f"{RECENT}/"))
+        return [self._own[f"{RECENT}/{number}"] for number in numbers]
+
+    def _room(self, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
+        if _OWN_NAME.fullmatch(name) is None:
+            raise SnapshotRejected("page", name[:64], "a part of a session")
+        kind = _TYPES.get(dtype)
+        if kind is None:
+            raise SnapshotRejected(f"{name} dtype", dtype[:32], sorted(_TYPES))
+        if len(shape) > DIMENSIONS_LIMIT or any(type(size) is not int or size < 0 for size in shape):
+            raise SnapshotRejected(f"{name} shape", shape[:DIMENSIONS_LIMIT], "sizes")
+        known = self._own.get(name)
+        if known is not None and (known.dtype, tuple(known.shape)) == (kind, shape):
+            return known
+        size = kind.itemsize
+        for extent in shape:
+            size *= extent
+        taken = self.own_bytes - (0 if known is None else known.numel() * known.element_size())
+        if size + taken > self._limit_bytes or (known is None and len(self._own) >= OWN_LIMIT):
+            raise SnapshotRejected(f"{name} bytes", size + taken, f"at most {self._limit_bytes}")
+        device = torch.device("cpu") if name == "generator" else self._device
+        self._own[name] = torch.empty(shape, dtype=kind, device=device)
+        return self._own[name]

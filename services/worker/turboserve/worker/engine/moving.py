@@ -1,0 +1,170 @@
+"""A session's state as pages, for moving it: read while it generates, and put down elsewhere.
+
+A page is one frame slot of the KV window over all layers, or one whole tensor. Each carries a stamp: what was
+read under an equal stamp is still the same, so that at the chunk boundary only the rest has to be sent again.
+`pages_in_use` and `pages_at_rest` belong to the engine's thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turboserve.worker.engine.session import Session
+from turboserve.worker.engine.snapshot import Snapshot, parts
+from turboserve.worker.engine.work import ChunkWork
+from turboserve.worker.model.config import ModelConfig
+
+SLOTTED = ("keys", "values", "sink_keys")
+"""Tensors [layers, frames, …] that are paged by frame slot."""
+PROMPT = ("text_keys", "text_values")
+RECENT = "recent"
+DECODER = "decoder."
+
+
+class Same:
+    """Stamp of a tensor that nobody changes in place: equal to itself alone. Keeps the tensor alive."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other._tensor is self._tensor
+
+    def __hash__(self) -> int:
+        return id(self._tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """A part of a session's state that is moved at once."""
+
+    name: str
+    """`keys/3`, `values/3`, `sink_keys/0`: frame slots; else the tensor's name."""
+    parts: tuple[Tensor, ...]
+    """Flat bytes, uint8 [n] each, views of the session's own memory: one per layer, or one."""
+    stamp: object
+    """Equal stamps: the page has not been written in between."""
+    dtype: str = ""
+    """Of a page that is a whole tensor of its own, e.g. `float32`; empty for pages of the slab."""
+    shape: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(part.numel() for part in self.parts)
+
+
+def pages_in_use(session: Session, config: ModelConfig) -> list[Page]:
+    """All pages that nothing in work is writing to. The session may be anywhere in a chunk."""
+    state, ring = session.state, session.state.ring
+    pages: list[Page] = []
+    if session.work is None or isinstance(session.work, ChunkWork):
+        written_from = state.first_frame(config) if session.work is not None else ring.end
+        for slot, frame in enumerate(ring.slots):
+            if frame < written_from:
+                pages += _slot_pages(ring.filled(), slot, _ring_stamp(session, slot))
+        if ring.text_writes or state.text is not None:
+            stamp = (Same(state.slab.text_keys), ring, ring.text_writes)
+            pages += [Page(name, _flat(tensor), stamp) for name, tensor in _prompt(ring.filled())]
+    own: dict[str, Tensor] = {} if state.text is None else {"text": state.text}
+    # The last chunk is in `recent` only once it is finished: before that its number is that of the next.
+    first = state.next_chunk - len(state.recent)
+    own |= {f"{RECENT}/{first + n}": latents for n, latents in enumerate(state.recent)}
+    own |= {DECODER + name: tensor for name, tensor in (state.decoder_cache or {}).items()}
+    return pages + [_whole(name, tensor, Same(tensor)) for name, tensor in own.items()]
+
+
+@torch.inference_mode()
+def pages_at_rest(session: Session, config: ModelConfig) -> tuple[dict[str, Any], list[Page]]:
+    """Header and all pages of a session of which nothing is being computed."""
+    generator = session.state.generator.get_state()
+    pages = [*pages_in_use(session, config), _whole("generator", generator, Same(generator))]
+    header, _ = parts(session.state, config)
+    return header, sorted(pages, key=lambda page: page.name)
+
+
+def pages_of(snapshot: Snapshot, config: ModelConfig) -> tuple[dict[str, Any], list[Page]]:
+    """The same of a session in host memory."""
+    pages: list[Page] = []
+    for name, tensor in snapshot.tensors.items():
+        if name == RECENT:
+            chunks = torch.split(tensor, config.frames_per_chunk)
+            first = snapshot.next_chunk - len(chunks)
+            pages += [_whole(f"{RECENT}/{first + n}", t, Same(t)) for n, t in enumerate(chunks)]
+        elif name in PROMPT:
+            pages.append(Page(name, _flat(tensor), Same(tensor)))
+        elif name not in SLOTTED:
+            pages.append(_whole(name, tensor, Same(tensor)))
+    for slot in range(len(snapshot.header["ring"]["slots"])):
+        pages += _slot_pages(snapshot.tensors, slot, Same(snapshot.tensors["keys"]))
+    return dict(snapshot.header), sorted(pages, key=lambda page: page.name)
+
+
+def changed(pages: Sequence[Page], sent: Mapping[str, object]) -> list[Page]:
+    """Those whose bytes may differ from what was read under the stamps `sent`, by name."""
+    return [page for page in pages if page.name not in sent or page.stamp != sent[page.name]]
+
+
+def fingerprint_of(page_parts: Sequence[Tensor]) -> bytes:
+    """BLAKE2b of one page's bytes."""
+    hasher = hashlib.blake2b(digest_size=32)
+    for part in page_parts:
+        if part.numel():
+            hasher.update(part.cpu().numpy().data)
+    return hasher.digest()
+
+
+def digest_of(header: Mapping[str, Any], fingerprints: Mapping[str, bytes]) -> str:
+    """Digest of a state: equal exactly when header and all pages are bit-equal, as `Snapshot.digest`.
+
+    Over the pages' digests rather than their bytes, so that a page which was hashed while the session still
+    generated, and has not changed since, is not read again while a viewer waits.
+    """
+    hasher = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=32)
+    for name in sorted(fingerprints):
+        hasher.update(f"\0{name}\0".encode() + fingerprints[name])
+    return hasher.hexdigest()
+
+
+def _ring_stamp(session: Session, slot: int) -> tuple[object, ...]:
+    ring = session.state.ring
+    turned = ring.shift if slot < session.state.slab.sink_keys.shape[1] else 0
+    return Same(session.state.slab.keys), ring, ring.writes[slot], turned
+
+
+def _slot_pages(tensors: Mapping[str, Tensor], slot: int, stamp: object) -> list[Page]:
+    return [
+        Page(f"{name}/{slot}", slot_parts(tensors[name], slot), stamp)
+        for name in SLOTTED
+        if slot < tensors[name].shape[1]
+    ]
+
+
+def slot_parts(tensor: Tensor, slot: int) -> tuple[Tensor, ...]:
+    """One frame slot of [layers, frames, …] as flat bytes per layer."""
+    return tuple(flat_bytes(layer[slot]) for layer in tensor)
+
+
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """A contiguous tensor's memory, uint8 [n]."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _prompt(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    return [(name, tensors[name]) for name in PROMPT]
+
+
+def _flat(tensor: Tensor) -> tuple[Tensor, ...]:
+    return (flat_bytes(tensor),)
+
+
+def _whole(name: str, tensor: Tensor, stamp: object) -> Page:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Page(name, _flat(tensor.contiguous()), stamp, dtype, tuple(tensor.shape))

@@ -1,0 +1,288 @@
+"""Moving a session between two engines: page by page, while it generates and at rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from turboserve.worker.engine import adoption
+from turboserve.worker.engine.errors import (
+    DuplicateSession,
+    HostPoolFull,
+    SlabsExhausted,
+    SnapshotRejected,
+    UnknownSession,
+)
+from turboserve.worker.engine.events import ChunkReady, Frozen, Suspended
+from turboserve.worker.engine.landing import Landing
+from turboserve.worker.engine.moving import Page, changed, digest_of, fingerprint_of
+from turboserve.worker.engine.spec import Control, SessionSpec
+
+FAR = 1e9
+SPEC = SessionSpec("a", "a red circle", seed=11)
+
+
+def copy(pages: Iterable[Page], landing: Landing) -> None:
+    for page in pages:
+        places = landing.place(page.name, page.size, page.dtype, page.shape)
+        for place, part in zip(places, page.parts, strict=True):
+            place.copy_(part)
+
+
+def prints(pages: Iterable[Page]) -> dict[str, bytes]:
+    return {page.name: fingerprint_of(page.parts) for page in pages}
+
+
+def frozen(driver: Any, session: str = "a", until_s: float = 0.0) -> int:
+    adoption.freeze(driver.engine, session, 0.0, until_s)
+    events = driver.run(lambda events: any(isinstance(event, Frozen) for event in events))
+    return next(event.next_chunk for event in events if isinstance(event, Frozen))
+
+
+def equal(ours: list[ChunkReady], theirs: list[ChunkReady]) -> bool:
+    return len(ours) == len(theirs) > 0 and all(
+        a.index == b.index and torch.equal(a.latents, b.latents) and torch.equal(a.frames, b.frames)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def stayed(make_driver: Callable[..., Any], chunks: int, **options: Any) -> list[ChunkReady]:
+    """What the session makes where nothing happens to it."""
+    driver = make_driver(max_lead_s=FAR, **options)
+    driver.engine.admit(SPEC, driver.now)
+    found: list[ChunkReady] = driver.chunks("a", chunks)
+    return found
+
+
+@pytest.mark.parametrize("rotation", ["window", "absolute"])
+@pytest.mark.parametrize("before", [1, 2, 3, 4, 7])
+def test_a_moved_session_goes_on_bit_for_bit(
+    make_driver: Callable[..., Any], tiny_config: Any, before: int, rotation: str
+) -> None:
+    config = tiny_config.__class__(**{**vars(tiny_config), "rotation": rotation, "max_frames": 60})
+    wanted = stayed(make_driver, before + 6, config=config)
+    source, target = (make_driver(config=config, max_lead_s=FAR) for _ in range(2))
+    source.engine.admit(SPEC, source.now)
+    source.chunks("a", before)
+    landing = adoption.reserve(target.engine, on_host=False)
+    # The bulk goes in the middle of a chunk, whose own slots are left out.
+    source.run(lambda _: source.engine.table.sessions["a"].work is not None)
+    bulk = adoption.read(source.engine, "a")
+    copy(bulk, landing)
+    next_chunk = frozen(source)
+    header, pages = adoption.read_at_rest(source.engine, "a")
+    rest = changed(pages, {page.name: page.stamp for page in bulk})
+    assert len(rest) < len(pages)
+    copy(rest, landing)
+    adoption.adopt(target.engine, landing, header, [page.name for page in pages], target.now)
+    assert header["next_chunk"] == next_chunk
+    here, there = (adoption.read_at_rest(driver.engine, "a") for driver in (source, target))
+    assert digest_of(here[0], prints(here[1])) == digest_of(there[0], prints(there[1]))
+    adoption.thaw(target.engine, "a")
+    made = target.chunks("a", before + 6 - next_chunk)
+    assert equal(made, wanted[next_chunk:])
+
+
+def test_what_did_not_change_is_told_from_what_did_after_any_number_of_chunks(
+    make_driver: Callable[..., Any],
+) -> None:
+    driver = make_driver(max_lead_s=FAR)
+    driver.engine.admit(SPEC, driver.now)
+    driver.chunks("a", 4)
+    frozen(driver)
+    for chunks in (1, 2, 3, 5):
+        _, before = adoption.read_at_rest(driver.engine, "a")
+        old = prints(before)
+        adoption.thaw(driver.engine, "a")
+        driver.chunks("a", chunks)
+        frozen(driver)
+        _, after = adoption.read_at_rest(driver.engine, "a")
+        new = prints(after)
+        resent = {page.name for page in changed(after, {page.name: page.stamp for page in before})}
+        different = {name for name in new if old.get(name) != new[name]}
+        assert different <= resent
+        assert len(resent) < len(new)
+
+
+def test_a_prompt_switch_changes_the_pages_that_it_rewrites(make_driver: Callable[..., Any]) -> None:
+    driver = make_driver(max_lead_s=FAR)
+    driver.engine.admit(SPEC, driver.now)
+    driver.chunks("a", 4)
+    frozen(driver)
+    _, before = adoption.read_at_rest(driver.engine, "a")
+    old = prints(before)
+    driver.engine.control("a", Control(1, prompt="a blue square"))
+    assert not driver.engine.has_work(driver.now) or driver.run() == []
+    adoption.thaw(driver.engine, "a")
+    driver.run(lambda _: driver.engine.table.sessions["a"].state.control_seq == 1)
+    frozen(driver)
+    _, after = adoption.read_at_rest(driver.engine, "a")
+    new = prints(after)
+    resent = {page.name for page in changed(after, {page.name: page.stamp for page in before})}
+    assert {"text", "text_keys", "text_values"} <= resent
+    assert {name for name in new if old.get(name) != new[name]} <= resent
+
+
+def test_a_frozen_session_makes_nothing_and_a_thawed_one_goes_on_as_if_nothing_had_been(
+    make_driver: Callable[..., Any],
+) -> None:
+    wanted = stayed(make_driver, 5)
+    driver = make_driver(max_lead_s=FAR)
+    driver.engine.admit(SPEC, driver.now)
+    made = driver.chunks("a", 2)
+    adoption.freeze(driver.engine, "a", 0.0, 0.0)
+    made += [event for event in driver.run() if isinstance(event, ChunkReady)]
+    assert not driver.engine.has_work(driver.now + 100)
+    assert driver.engine.next_due(driver.now) is None
+    adoption.thaw(driver.engine, "a")
+    made += driver.chunks("a", 5 - len(made))
+    assert equal(made, wanted)
+
+
+def test_it_stands_still_when_the_viewer_has_enough_and_not_before(make_driver: Callable[..., Any]) -> None:
+    driver = make_driver(max_lead_s=2.0)
+    driver.engine.admit(SPEC, driver.now)
+    driver.chunks("a", 1)
+    adoption.freeze(driver.engine, "a", 0.3, driver.now + 100)
+    events = driver.run()
+    made = [event.index for event in events if isinstance(event, ChunkReady)]
+    assert [event.next_chunk for event in events if isinstance(event, Frozen)] == [made[-1] + 1]
+    assert driver.engine.config.media_start(made[-1] + 1) >= 2.0
+
+
+def test_a_session_that_is_never_ahead_stands_still_once_patience_ends(
+    make_driver: Callable[..., Any],
+) -> None:
+    driver = make_driver(max_lead_s=FAR)
+    driver.engine.admit(SPEC, driver.now)
+    adoption.freeze(driver.engine, "a", 0.3, driver.now + 0.05)
+    events = driver.run()
+    assert isinstance(events[-1], Frozen)
+    assert driver.now >= 100.05
+
+
+def test_a_suspended_session_moves_from_host_to_host_and_wakes_there(make_driver: Callable[..., Any]) -> None:
+    wanted = stayed(make_driver, 8)
+    source, target = (make_driver(max_lead_s=FAR) for _ in range(2))
+    source.engine.admit(SPEC, source.now)
+    source.chunks("a", 3)
+    source.engine.suspend("a")
+    events = source.run(lambda events: any(isinstance(event, Suspended) for event in events))
+    next_chunk = next(event.next_chunk for event in events if isinstance(event, Suspended))
+    header, pages = adoption.read_at_rest(source.engine, "a")
+    landing = adoption.reserve(target.engine, on_host=True)
+    copy(pages, landing)
+    free = target.engine.free_slots
+    adoption.adopt(target.engine, landing, header, [page.name for page in pages], target.now)
+    assert target.engine.free_slots == free
+    assert target.engine.snapshot("a").digest() == source.engine.snapshot("a").digest()
+    target.engine.resume("a", target.now)
+    assert equal(target.chunks("a", 8 - next_chunk), wanted[next_chunk:])
+    target.engine.evict("a")
+    assert target.engine.table.host_bytes_used == 0
+
+
+def arrived(make_driver: Callable[..., Any]) -> tuple[Any, Landing, Mapping[str, Any], list[Page]]:
+    """A target with all pages of a session that stands still elsewhere."""
+    source, target = make_driver(max_lead_s=FAR), make_driver(slots=1, max_lead_s=FAR, host_bytes=1 << 10)
+    source.engine.admit(SPEC, source.now)
+    source.chunks("a", 2)
+    frozen(source)
+    header, pages = adoption.read_at_rest(source.engine, "a")
+    landing = adoption.reserve(target.engine, on_host=False)
+    copy(pages, landing)
+    return target, landing, header, list(pages)
+
+
+def test_reserved_memory_counts_and_comes_back(make_driver: Callable[..., Any]) -> None:
+    target, landing, *_ = arrived(make_driver)
+    with pytest.raises(SlabsExhausted):
+        adoption.reserve(target.engine, on_host=False)
+    adoption.release(target.engine, landing)
+    assert target.engine.free_slots == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"model": "another"}, "model"),
+        ({"version": 99}, "version"),
+        ({"next_chunk": 0}, "next_chunk"),
+        ({"ring": {"slots": list(range(10)), "next": 3, "shift": 0}}, "slots"),
+        ({"ring": {"slots": [0, 0], "next": 3, "shift": 0}}, "slots"),
+        ({"ring": {"slots": list(range(9)), "next": 3, "shift": 0}}, "pages"),
+    ],
+)
+def test_a_header_of_something_else_is_refused(
+    make_driver: Callable[..., Any], change: dict[str, Any], field: str
+) -> None:
+    target, landing, header, pages = arrived(make_driver)
+    with pytest.raises(SnapshotRejected) as caught:
+        adoption.adopt(
+            target.engine, landing, {**header, **change}, [page.name for page in pages], target.now
+        )
+    assert caught.value.field == field
+    assert not target.engine.table.knows("a")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "dtype", "shape"),
+    [
+        ("keys/99", 1, "", ()),
+        ("keys/-1", 1, "", ()),
+        ("keys/0", 1, "", ()),
+        ("model", 4, "float32", (1,)),
+        ("decoder.x", 4, "object", (1,)),
+        ("decoder.x", 4, "float32", (-1,)),
+        ("decoder.x", 4 << 40, "float32", (1 << 40,)),
+        ("decoder.x", 5, "float32", (1,)),
+        ("../text", 4, "float32", (1,)),
+    ],
+)
+def test_a_page_of_something_else_is_refused(
+    make_driver: Callable[..., Any], name: str, size: int, dtype: str, shape: tuple[int, ...]
+) -> None:
+    _, landing, *_ = arrived(make_driver)
+    with pytest.raises(SnapshotRejected):
+        landing.place(name, size, dtype, shape)
+
+
+def test_a_session_that_is_here_already_is_not_adopted_again(make_driver: Callable[..., Any]) -> None:
+    target, landing, header, pages = arrived(make_driver)
+    adoption.adopt(target.engine, landing, header, [page.name for page in pages], target.now)
+    with pytest.raises(DuplicateSession):
+        adoption.adopt(target.engine, landing, header, [page.name for page in pages], target.now)
+
+
+def test_a_full_host_refuses_a_suspended_session(make_driver: Callable[..., Any]) -> None:
+    target, _, header, pages = arrived(make_driver)
+    landing = adoption.reserve(target.engine, on_host=True)
+    copy(pages, landing)
+    with pytest.raises(HostPoolFull):
+        adoption.adopt(target.engine, landing, header, [page.name for page in pages], target.now)
+    assert not target.engine.table.knows("a")
+
+
+def test_only_a_session_at_rest_can_be_read_whole(make_driver: Callable[..., Any]) -> None:
+    driver = make_driver(max_lead_s=FAR)
+    driver.engine.admit(SPEC, driver.now)
+    driver.chunks("a", 1)
+    with pytest.raises(UnknownSession):
+        adoption.read_at_rest(driver.engine, "a")
+
+
+def test_a_page_is_flat_bytes_of_the_sessions_own_memory(make_driver: Callable[..., Any]) -> None:
+    driver = make_driver(max_lead_s=FAR)
+    driver.engine.admit(SPEC, driver.now)
+    driver.chunks("a", 2)
+    frozen(driver)
+    _, pages = adoption.read_at_rest(driver.engine, "a")
+    slab = driver.engine.table.sessions["a"].state.slab
+    page = next(page for page in pages if page.name == "keys/1")
+    assert [part.dtype for part in page.parts] == [torch.uint8] * slab.keys.shape[0]
+    first: Tensor = page.parts[0]
+    assert first.data_ptr() == slab.keys[0, 1].data_ptr()
