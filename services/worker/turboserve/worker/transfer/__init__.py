@@ -1,0 +1,5 @@
+"""The data plane of live migration: a session's pages from one worker's memory to another's.
+
+`links` has the backends behind one interface; `channel` carries headers and digests beside them; `source` and
+`target` are the two roles. Nothing here knows of the bus, the session table or the engine's inside.
+"""

@@ -1,0 +1,35 @@
+"""How long a transfer may take, and a way to end it early from another thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from turboserve.worker.transfer.errors import Aborted, DeadlinePassed
+
+
+class Deadline:
+    """A monotonic point in time that a whole transfer shares, and its abort. Thread-safe."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._until = time.monotonic() + seconds
+        self._aborted = threading.Event()
+
+    def abort(self) -> None:
+        """End it: whoever asks `left` next gets `Aborted`."""
+        self._aborted.set()
+
+    def left(self, at_most: float | None = None) -> float:
+        """Seconds left, above zero. Raises `Aborted` or `DeadlinePassed`."""
+        if self._aborted.is_set():
+            raise Aborted("the transfer was given up")
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise DeadlinePassed(f"deadline: {self.seconds:g} s have passed")
+        return left if at_most is None else min(left, at_most)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, at most as long as is left. Raises `Aborted` at once when it is given up."""
+        if self._aborted.wait(self.left(seconds)):
+            raise Aborted("the transfer was given up")

@@ -1,0 +1,14 @@
+"""What a worker measures about its transfers."""
+
+from __future__ import annotations
+
+from turboserve.telemetry import meter
+
+_meter = meter("worker")
+
+bytes_moved = _meter.create_counter(
+    "turboserve_worker_transfer_bytes", unit="By", description="State fetched from other workers, by backend."
+)
+broken = _meter.create_counter(
+    "turboserve_worker_transfers_broken", description="Transfers refused or broken, by role and error."
+)

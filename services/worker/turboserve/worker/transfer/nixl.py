@@ -1,0 +1,225 @@
+"""NIXL: the target reads the source's memory, which takes no part in it (TurboServe, 6.1).
+
+Each link has an agent of its own at both ends. That costs some threads, and it is what makes a failure safe:
+a read from a peer that is stopped cannot be called back, so the agent goes, and its connection with it; after
+that nobody writes to the target's memory.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import importlib.util
+from typing import Any
+
+from torch import Tensor
+
+from turboserve.worker.transfer.deadline import Deadline
+from turboserve.worker.transfer.errors import (
+    BackendFailed,
+    DeadlinePassed,
+    PeerLost,
+    ProtocolBroken,
+    Truncated,
+)
+from turboserve.worker.transfer.link import PROGRESS_S, Link, Memory, Remote
+
+POLL_S = 0.0005
+SLOW_BYTES_S = 50e6
+"""A read is one piece: at least so much of it has to come per second."""
+DONE = b"read"
+MEMORY = {"cpu": "DRAM", "cuda": "VRAM"}
+
+
+def installed() -> bool:
+    """Whether the extra `turboserve-worker[nixl]` is there."""
+    return importlib.util.find_spec("nixl") is not None
+
+
+class NixlLink(Link):
+    """One agent. The target's knows the source's from its first offer on."""
+
+    kind = "nixl"
+
+    def __init__(self, name: str, role: str) -> None:
+        """Raises `BackendFailed`."""
+        super().__init__(name)
+        from nixl._api import nixl_agent, nixl_agent_config
+
+        try:
+            # Its own progress thread would spin on a core for as long as the link is kept warm.
+            config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+            self._agent: Any = nixl_agent(f"{name}-{role}", config)
+        except Exception as error:
+            raise BackendFailed(f"nixl: {error!r}") from error
+        self._offered: Any = None
+        self._peer: str | None = None
+
+    def offer(self, pages: Memory, page_range: range, deadline: Deadline) -> dict[str, Any]:
+        """See `Link.offer`: registers the memory, and says where each part lies."""
+        self.settle()
+        parts = pages.parts(page_range)
+        if not parts:
+            return {"memory": "DRAM", "parts": [], "agent": ""}
+        agent = self._live(deadline)
+        try:
+            self._offered = agent.register_memory(_regions(parts), _memory(parts))
+            metadata = agent.get_partial_agent_metadata(self._offered, True, ["UCX"])
+        except Exception as error:
+            self.close()
+            raise BackendFailed(f"nixl: {error!r}") from error
+        return {
+            "memory": _memory(parts),
+            "parts": [list(where) for where in _places(parts)],
+            "agent": base64.b64encode(metadata).decode(),
+        }
+
+    def transfer(
+        self,
+        session: str,
+        source: Memory | Remote,
+        target: Memory | Remote,
+        page_range: range,
+        deadline: Deadline,
+    ) -> int:
+        """See `Link.transfer`. The source only keeps the library going until the target says it has read."""
+        try:
+            if isinstance(source, Memory):
+                return self._serve(source.size(page_range), deadline)
+            assert isinstance(target, Memory)
+            return self._read(source, target.parts(page_range), deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    def settle(self) -> None:
+        """See `Link.settle`."""
+        if self._offered is not None and self._agent is not None:
+            offered, self._offered = self._offered, None
+            self._agent.deregister_memory(offered)
+
+    def close(self) -> None:
+        """See `Link.close`: no read goes on after it."""
+        self.closed = True
+        agent, self._agent = self._agent, None
+        self._offered = None
+        if agent is not None and self._peer is not None:
+            try:
+                agent.remove_remote_agent(self._peer)
+            except Exception:
+                # It is not known any more, which is what is wanted.
+                self._peer = None
+
+    def _serve(self, size: int, deadline: Deadline) -> int:
+        agent = self._live(deadline)
+        patience = _patience(size)
+        while size:
+            try:
+                said = agent.get_new_notifs()
+            except Exception as error:
+                raise _named(error) from error
+            if any(said.values()):
+                break
+            patience.left()
+            deadline.sleep(POLL_S)
+        return size
+
+    def _read(self, source: Remote, parts: list[Tensor], deadline: Deadline) -> int:
+        places = _offered_places(source)
+        sizes, wanted = [size for _, size, _ in places], [part.numel() for part in parts]
+        if sizes != wanted:
+            raise Truncated(f"nixl: {sum(sizes)} bytes in {len(sizes)} parts, {sum(wanted)} announced")
+        if not parts:
+            return 0
+        agent = self._live(deadline)
+        handle = registered = None
+        try:
+            peer = agent.add_remote_agent(_metadata(source))
+            self._peer = peer.decode() if isinstance(peer, bytes) else peer
+            registered = agent.register_memory(_regions(parts), _memory(parts))
+            ours = agent.get_xfer_descs(_places(parts), _memory(parts))
+            theirs = agent.get_xfer_descs(places, str(source.offer["memory"]))
+            handle = agent.initialize_xfer("READ", ours, theirs, self._peer, DONE)
+            state = agent.transfer(handle)
+            patience = _patience(sum(wanted))
+            while state == "PROC":
+                patience.left()
+                deadline.sleep(POLL_S)
+                state = agent.check_xfer_state(handle)
+        except (DeadlinePassed, PeerLost):
+            raise
+        except Exception as error:
+            raise _named(error) from error
+        finally:
+            if handle is not None:
+                _quietly(handle.release)
+            if registered is not None:
+                _quietly(lambda: agent.deregister_memory(registered))
+        if state != "DONE":
+            raise BackendFailed(f"nixl: the read ended with {state}")
+        return sum(wanted)
+
+    def _live(self, deadline: Deadline) -> Any:
+        deadline.left()
+        if self._agent is None:
+            raise PeerLost("the link is closed")
+        return self._agent
+
+
+def _patience(size: int) -> Deadline:
+    return Deadline(max(PROGRESS_S, size / SLOW_BYTES_S))
+
+
+def _places(parts: list[Tensor]) -> list[tuple[int, int, int]]:
+    """(address, bytes, device) of each."""
+    return [(part.data_ptr(), part.numel(), max(0, part.get_device())) for part in parts]
+
+
+def _regions(parts: list[Tensor]) -> list[tuple[int, int, int, str]]:
+    """The memory that holds them, each once: parts of one slab are registered together."""
+    regions = {}
+    for part in parts:
+        storage = part.untyped_storage()
+        regions[storage.data_ptr()] = (storage.data_ptr(), storage.nbytes(), max(0, part.get_device()), "")
+    return list(regions.values())
+
+
+def _memory(parts: list[Tensor]) -> str:
+    return MEMORY["cuda" if any(part.is_cuda for part in parts) else "cpu"]
+
+
+def _offered_places(source: Remote) -> list[tuple[int, int, int]]:
+    parts = source.offer.get("parts")
+    if source.offer.get("memory") not in MEMORY.values() or not isinstance(parts, list):
+        raise ProtocolBroken("nixl: the offer names no memory")
+    places = []
+    for part in parts:
+        if not (isinstance(part, list) and len(part) == 3 and all(type(n) is int and n >= 0 for n in part)):
+            raise ProtocolBroken("nixl: the offer names no memory")
+        places.append((part[0], part[1], part[2]))
+    return places
+
+
+def _metadata(source: Remote) -> bytes:
+    try:
+        return base64.b64decode(str(source.offer.get("agent")), validate=True)
+    except binascii.Error as error:
+        raise ProtocolBroken("nixl: the offer names no agent") from error
+
+
+def _named(error: Exception) -> Exception:
+    from turboserve.worker.transfer.errors import TransferError
+
+    if isinstance(error, TransferError):
+        return error
+    name = type(error).__name__
+    lost = "Disconnect" in name or "NotFound" in name
+    return PeerLost(f"nixl: {error}") if lost else BackendFailed(f"nixl: {error!r}")
+
+
+def _quietly(call: Any) -> None:
+    try:
+        call()
+    except Exception:
+        # The agent goes with the link after a failure, and with it all that it still holds.
+        return

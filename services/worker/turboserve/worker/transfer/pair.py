@@ -1,0 +1,220 @@
+"""torch.distributed between two workers: a group of two, made on demand, without a world of fixed size.
+
+One side serves a TCPStore, both build the process group directly on it. `gloo` moves host memory over TCP,
+`nccl` device memory. A peer that dies or stops is noticed within `PROGRESS_S`.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from turboserve.worker.transfer.deadline import Deadline
+from turboserve.worker.transfer.errors import BackendFailed, DeadlinePassed, PeerLost, TransferError
+from turboserve.worker.transfer.link import PIECE_BYTES, PROGRESS_S, Link, Memory, Remote, pieces
+
+SOURCE, TARGET = 0, 1
+"""Ranks."""
+POLL_S = 0.0005
+DIRECT_BYTES = 256 << 10
+"""A piece that is one run of at least so many bytes is sent from where it lies."""
+
+
+def serve_store(host: str, seconds: float) -> dist.TCPStore:
+    """A rendezvous for one group of two, on a port of its own."""
+    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_span(seconds))
+
+
+def join_store(host: str, port: int, seconds: float) -> dist.TCPStore:
+    """The other side's rendezvous. Raises `PeerLost`."""
+    try:
+        return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_span(seconds))
+    except (RuntimeError, ValueError) as error:
+        raise PeerLost(f"rendezvous at {host}:{port}: {_first_line(error)}") from error
+
+
+class PairLink(Link):
+    """Common to both backends: cut into pieces, two of them in flight."""
+
+    def __init__(self, name: str, store: dist.TCPStore, rank: int, device: torch.device) -> None:
+        super().__init__(name)
+        self.device = device
+        self._store: dist.TCPStore | None = store
+        self._rank = rank
+        self._group: Any = None
+        self._bounce = [torch.empty(0, dtype=torch.uint8, device=device)] * 2
+
+    def transfer(
+        self,
+        session: str,
+        source: Memory | Remote,
+        target: Memory | Remote,
+        page_range: range,
+        deadline: Deadline,
+    ) -> int:
+        """See `Link.transfer`."""
+        try:
+            if isinstance(source, Memory):
+                return self._send(source.parts(page_range), deadline)
+            assert isinstance(target, Memory)
+            return self._receive(target.parts(page_range), deadline)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, RuntimeError):
+                raise _named(error) from error
+            raise
+
+    def close(self) -> None:
+        """See `Link.close`. A transfer in flight ends with the piece it is at."""
+        self.closed = True
+        self._group = self._store = None
+
+    def _send(self, parts: list[Tensor], deadline: Deadline) -> int:
+        sent, flying = 0, None
+        for number, piece in enumerate(pieces(parts)):
+            data = self._gather(piece, self._room(number, piece))
+            if flying is not None:
+                self._wait(flying[0], deadline)
+            flying = self._live(deadline).send([data], 1 - self._rank, 0), data
+            sent += data.numel()
+        if flying is not None:
+            self._wait(flying[0], deadline)
+        return sent
+
+    def _receive(self, parts: list[Tensor], deadline: Deadline) -> int:
+        taken, flying = 0, None
+        for number, piece in enumerate(pieces(parts)):
+            data = self._landing(piece, self._room(number, piece))
+            work = self._live(deadline).recv([data], 1 - self._rank, 0)
+            if flying is not None:
+                self._wait(flying[0], deadline)
+                self._scatter(flying[1], flying[2])
+            flying = work, data, piece
+            taken += data.numel()
+        if flying is not None:
+            self._wait(flying[0], deadline)
+            self._scatter(flying[1], flying[2])
+        return taken
+
+    def _live(self, deadline: Deadline) -> Any:
+        deadline.left()
+        if self._group is None:
+            raise PeerLost("the link is closed")
+        return self._group
+
+    def _wait(self, work: Any, deadline: Deadline) -> None:
+        raise NotImplementedError
+
+    def _direct(self, piece: list[Tensor]) -> bool:
+        alone = len(piece) == 1 and piece[0].numel() >= DIRECT_BYTES
+        return alone and piece[0].device.type == self.device.type
+
+    def _room(self, number: int, piece: list[Tensor]) -> Tensor:
+        """One of the two bounce buffers, grown to the piece."""
+        size = 0 if self._direct(piece) else sum(part.numel() for part in piece)
+        if self._bounce[number % 2].numel() < size:
+            room = min(PIECE_BYTES, 1 << (size - 1).bit_length())
+            self._bounce[number % 2] = torch.empty(room, dtype=torch.uint8, device=self.device)
+        return self._bounce[number % 2][:size]
+
+    def _gather(self, piece: list[Tensor], room: Tensor) -> Tensor:
+        if self._direct(piece):
+            return piece[0]
+        at = 0
+        for part in piece:
+            room[at : at + part.numel()].copy_(part)
+            at += part.numel()
+        return room
+
+    def _landing(self, piece: list[Tensor], room: Tensor) -> Tensor:
+        return piece[0] if self._direct(piece) else room
+
+    def _scatter(self, data: Tensor, piece: list[Tensor]) -> None:
+        if self._direct(piece):
+            return
+        at = 0
+        for part in piece:
+            part.copy_(data[at : at + part.numel()])
+            at += part.numel()
+
+
+class GlooLink(PairLink):
+    """Host memory over TCP; device memory by way of it."""
+
+    kind = "gloo"
+
+    def __init__(self, name: str, store: dist.TCPStore, rank: int, host: str, seconds: float) -> None:
+        """Connects: blocks until the other side does the same. `host`: the address to be reached at.
+
+        Raises `PeerLost`, also when it does not come within `seconds`.
+        """
+        super().__init__(name, store, rank, torch.device("cpu"))
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=host, lazy_init=False)]
+        options._timeout = _span(seconds)
+        options._threads = 1
+        try:
+            self._group = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, 2, options)
+        except RuntimeError as error:
+            self.close()
+            raise PeerLost(f"gloo: {_first_line(error)}") from error
+
+    def _wait(self, work: Any, deadline: Deadline) -> None:
+        # A wait that times out closes the pair, so nothing is written to our memory later.
+        work.wait(_span(deadline.left(PROGRESS_S)))
+
+
+class NcclLink(PairLink):
+    """Device memory, GPU to GPU."""
+
+    kind = "nccl"
+
+    def __init__(
+        self, name: str, store: dist.TCPStore, rank: int, device: torch.device, seconds: float
+    ) -> None:
+        """The communicator itself is made with the first transfer. Raises `BackendFailed`."""
+        super().__init__(name, store, rank, device)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = _span(seconds)
+        try:
+            self._group = dist.ProcessGroupNCCL(dist.PrefixStore(name, store), rank, 2, options)
+        except RuntimeError as error:
+            raise BackendFailed(f"nccl: {_first_line(error)}") from error
+
+    def close(self) -> None:
+        """See `Link.close`. An operation that is under way is aborted."""
+        group = self._group
+        super().close()
+        if group is not None:
+            group.abort()
+
+    def _wait(self, work: Any, deadline: Deadline) -> None:
+        # `wait` would only order the stream: the host would not learn that the peer is dead.
+        until = time.monotonic() + deadline.left(PROGRESS_S)
+        while not work.is_completed():
+            deadline.left()
+            if time.monotonic() >= until:
+                raise DeadlinePassed(f"nccl: no progress for {PROGRESS_S:g} s")
+            time.sleep(POLL_S)
+        work.wait()
+        torch.cuda.current_stream(self.device).synchronize()
+
+
+def _named(error: RuntimeError) -> TransferError:
+    """torch raises one class for everything."""
+    text = _first_line(error)
+    late = "imed out" in text or "timeout" in text
+    return DeadlinePassed(text) if late else PeerLost(text)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+
+
+def _span(seconds: float) -> timedelta:
+    return timedelta(seconds=max(0.001, seconds))

@@ -1,0 +1,276 @@
+"""The source's side: give a session's state away over a connection that its target has made."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from turboserve import logs
+from turboserve.worker.engine.moving import Page, changed, digest_of, fingerprint_of
+from turboserve.worker.transfer import metrics
+from turboserve.worker.transfer.deadline import Deadline
+from turboserve.worker.transfer.errors import (
+    NotOffered,
+    PeerLost,
+    ProtocolBroken,
+    TransferError,
+    WrongLayout,
+    error_of,
+)
+from turboserve.worker.transfer.frames import (
+    VERSION,
+    Channel,
+    Frame,
+    Hello,
+    PageSpec,
+    Refuse,
+    Round,
+    Seal,
+    Taken,
+    Verified,
+    Wait,
+)
+from turboserve.worker.transfer.link import Link, Memory, Remote
+from turboserve.worker.transfer.links import Links
+
+HELLO_S = 5.0
+"""Whoever connects says what it wants within this long."""
+CONNECTIONS_LIMIT = 64
+WAIT_S = 0.5
+"""How often a waiting target is told that somebody is there."""
+BULK_ROUNDS = 3
+SMALL_BYTES = 4 << 20
+"""Less than this is not worth another round while the session generates."""
+
+log = logs.get("transfer")
+T = TypeVar("T")
+
+
+class Giver(Protocol):
+    """The worker, as its transfers see it."""
+
+    def check(self, session: str, move: int, target: str) -> bool:
+        """Whether its state is in host memory, at rest. Raises `NotOffered`, `NotReady` or `NoState`."""
+        ...
+
+    async def pages(self, session: str) -> Sequence[Page]:
+        """Those that nothing in work is writing to. Raises `NoState`."""
+        ...
+
+    async def rest(self, session: str, move: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
+        """Have the session stand still at a chunk boundary: its header and all its pages."""
+        ...
+
+    async def acknowledged(self, session: str, move: int) -> None:
+        """Wait until the log has all its chunks."""
+        ...
+
+    def sealing(self, session: str, move: int) -> None:
+        """From here on the target may own it: it stays still until its row is read. Raises `NotOffered`."""
+        ...
+
+    def over(self, session: str, move: int) -> None:
+        """The connection has ended, however it did."""
+        ...
+
+
+@dataclass(eq=False)
+class _Gift:
+    """One connection."""
+
+    hello: Hello
+    channel: Channel
+    link: Link
+    deadline: Deadline
+    sent: dict[str, object] = field(default_factory=dict)
+    """Stamps of what the target has, by page."""
+    prints: dict[str, bytes] = field(default_factory=dict)
+    rounds: int = 0
+    bytes_moved: int = 0
+
+
+class Source:
+    """Serves all targets of one worker."""
+
+    def __init__(self, giver: Giver, links: Links, deadline_s: float) -> None:
+        """`deadline_s`: for one attempt from hello to the end, the wait for the boundary included."""
+        self._giver, self._links, self._deadline_s = giver, links, deadline_s
+        self._open: dict[str, asyncio.Task[None]] = {}
+        """The connection that gives a session away; a newer one takes its place."""
+        self._connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, to its end. Raises nothing but cancellation."""
+        channel = Channel(reader, writer)
+        self._connections += 1
+        try:
+            if self._connections > CONNECTIONS_LIMIT:
+                raise ProtocolBroken(f"connections: more than {CONNECTIONS_LIMIT}")
+            await self._greet(channel)
+        except TransferError as error:
+            log.info("transfer refused or broken", code=error.code, error=str(error))
+            metrics.broken.add(1, {"role": "source", "code": error.code})
+            await _refuse(channel, error)
+        finally:
+            self._connections -= 1
+            await channel.close()
+
+    def abort(self, session: str) -> None:
+        """The row says that it does not move (any more)."""
+        if (task := self._open.get(session)) is not None:
+            task.cancel()
+
+    async def _greet(self, channel: Channel) -> None:
+        hello = await channel.receive(HELLO_S)
+        if not isinstance(hello, Hello):
+            raise ProtocolBroken(f"{hello.type}: the first word is hello")
+        if hello.version != VERSION:
+            raise ProtocolBroken(f"version: {hello.version}, {VERSION} is spoken here")
+        if hello.model != self._links.model:
+            raise WrongLayout(f"model: {hello.model}, {self._links.model} is served here")
+        at_rest = self._giver.check(hello.session, hello.move, hello.worker)
+        if (older := self._open.get(hello.session)) is not None:
+            older.cancel()
+            await asyncio.wait([older])
+        giving = asyncio.create_task(self._give(channel, hello, at_rest))
+        self._open[hello.session] = giving
+        try:
+            await asyncio.wait([giving])
+        except asyncio.CancelledError:
+            giving.cancel()
+            await asyncio.wait([giving])
+            raise
+        finally:
+            if self._open.get(hello.session) is giving:
+                del self._open[hello.session]
+                self._giver.over(hello.session, hello.move)
+        if giving.cancelled():
+            raise NotOffered(f"session {hello.session}: move {hello.move} is over here")
+        if (error := giving.exception()) is not None:
+            raise error
+
+    async def _give(self, channel: Channel, hello: Hello, at_rest: bool) -> None:
+        deadline = Deadline(self._deadline_s)
+        link = await self._links.give(channel, hello, at_rest, deadline)
+        gift = _Gift(hello, channel, link, deadline)
+        try:
+            if not at_rest:
+                await self._bulk(gift)
+            await self._rest(gift)
+        except BaseException:
+            link.close()
+            raise
+        self._links.put_back(hello.worker, link, giving=True)
+        log.info(
+            "state given away",
+            session=hello.session,
+            target=hello.worker,
+            backend=link.kind,
+            rounds=gift.rounds,
+            bytes=gift.bytes_moved,
+        )
+
+    async def _bulk(self, gift: _Gift) -> None:
+        """While the session generates: everything, then what changed meanwhile, as long as that is much."""
+        for _ in range(BULK_ROUNDS):
+            pages = changed(await self._giver.pages(gift.hello.session), gift.sent)
+            if gift.rounds and sum(page.size for page in pages) < SMALL_BYTES:
+                return
+            await self._round(gift, pages)
+
+    async def _rest(self, gift: _Gift) -> None:
+        """At the boundary: the rest, and the seal."""
+        session, move = gift.hello.session, gift.hello.move
+        header, pages = await self._meanwhile(gift, self._giver.rest(session, move))
+        await self._round(gift, changed(pages, gift.sent))
+        await self._meanwhile(gift, self._giver.acknowledged(session, move))
+        names = tuple(page.name for page in pages)
+        digest = digest_of(header, {name: gift.prints[name] for name in names})
+        self._giver.sealing(session, move)
+        seal = Seal(header=dict(header), pages=names, digest=digest)
+        await gift.channel.send(seal, gift.deadline.left())
+        await _expect(gift, Verified)
+
+    async def _round(self, gift: _Gift, pages: Sequence[Page]) -> None:
+        link, deadline, number = gift.link, gift.deadline, gift.rounds
+        memory, everything = Memory([page.parts for page in pages]), range(len(pages))
+        offer = await self._links.blocking(lambda: link.offer(memory, everything, deadline), deadline, link)
+        specs = tuple(
+            PageSpec(name=page.name, size=page.size, dtype=page.dtype, shape=page.shape) for page in pages
+        )
+        await gift.channel.send(Round(number=number, pages=specs, offer=offer), deadline.left())
+
+        def send() -> dict[str, bytes]:
+            link.transfer(gift.hello.session, memory, Remote(), everything, deadline)
+            return {page.name: fingerprint_of(page.parts) for page in pages}
+
+        prints = await self._until_taken(gift, self._links.blocking(send, deadline, link))
+        link.settle()
+        gift.prints |= prints
+        gift.sent |= {page.name: page.stamp for page in pages}
+        gift.rounds += 1
+        gift.bytes_moved += memory.size(everything)
+
+    async def _until_taken(self, gift: _Gift, sending: Coroutine[Any, Any, T]) -> T:
+        """Send; a target that says no meanwhile is heard at once."""
+        task = asyncio.ensure_future(sending)
+        word = asyncio.ensure_future(_expect(gift, Taken))
+        try:
+            await asyncio.wait([task, word], return_when=asyncio.FIRST_EXCEPTION)
+            if word.done() and word.exception() is not None:
+                await word
+            sent = await task
+            taken = await word
+        finally:
+            for each in (task, word):
+                each.cancel()
+            await asyncio.gather(task, word, return_exceptions=True)
+        if taken.number != gift.rounds:
+            raise ProtocolBroken(f"round: {taken.number} was taken, {gift.rounds} was sent")
+        return sent
+
+    async def _meanwhile(self, gift: _Gift, waiting: Coroutine[Any, Any, T]) -> T:
+        """Wait, saying so, and notice when the target hangs up."""
+        task = asyncio.ensure_future(waiting)
+        word = asyncio.ensure_future(gift.channel.receive(gift.deadline.left()))
+        try:
+            while True:
+                await asyncio.wait(
+                    [task, word],
+                    timeout=gift.deadline.left(WAIT_S),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if task.done():
+                    return task.result()
+                if word.done():
+                    raise _unexpected(word.result())
+                await gift.channel.send(Wait(), gift.deadline.left())
+        finally:
+            for each in (task, word):
+                each.cancel()
+            await asyncio.gather(task, word, return_exceptions=True)
+
+
+F = TypeVar("F", Taken, Verified)
+
+
+async def _expect(gift: _Gift, kind: type[F]) -> F:
+    frame = await gift.channel.receive(gift.deadline.left())
+    if not isinstance(frame, kind):
+        raise _unexpected(frame)
+    return frame
+
+
+def _unexpected(frame: Frame) -> TransferError:
+    if isinstance(frame, Refuse):
+        return error_of(frame.code, frame.detail)
+    return ProtocolBroken(f"{frame.type}: not now")
+
+
+async def _refuse(channel: Channel, error: TransferError) -> None:
+    try:
+        await channel.send(Refuse(code=error.code, detail=str(error)[:2_000]), 1.0)
+    except (PeerLost, TransferError):
+        log.debug("nobody left to refuse", code=error.code)

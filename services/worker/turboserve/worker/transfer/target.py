@@ -1,0 +1,247 @@
+"""The target's side: fetch a session's state from its source, and believe nothing before it is checked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from torch import Tensor
+
+from turboserve import logs
+from turboserve.worker.engine.errors import SnapshotRejected
+from turboserve.worker.engine.moving import digest_of, fingerprint_of
+from turboserve.worker.transfer import metrics
+from turboserve.worker.transfer.deadline import Deadline
+from turboserve.worker.transfer.errors import (
+    DeadlinePassed,
+    DigestMismatch,
+    PeerLost,
+    ProtocolBroken,
+    TransferError,
+    WrongLayout,
+    error_of,
+)
+from turboserve.worker.transfer.frames import (
+    Channel,
+    Frame,
+    Refuse,
+    Round,
+    Seal,
+    Taken,
+    Verified,
+    Wait,
+    Welcome,
+)
+from turboserve.worker.transfer.link import Link, Memory, Remote
+from turboserve.worker.transfer.links import Links
+
+CONNECT_S = 2.0
+SILENCE_S = 3.0
+"""A source that waits says so more often than this."""
+RETRY_S = 0.1
+MISMATCHES_LIMIT = 2
+"""A state that arrives wrong so often is wrong where it comes from."""
+
+log = logs.get("transfer")
+
+
+class Room(Protocol):
+    """Memory that is kept for the session (`engine.landing.Landing`)."""
+
+    def place(self, name: str, size: int, dtype: str = "", shape: Sequence[int] = ()) -> tuple[Tensor, ...]:
+        """Memory for a page. Raises `SnapshotRejected`."""
+        ...
+
+    def check(self, header: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Whether header and pages are those of one state of this model. Raises `SnapshotRejected`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A state that is here, bit for bit."""
+
+    header: Mapping[str, Any]
+    pages: tuple[str, ...]
+    digest: str
+    bytes_moved: int
+    """Over all rounds."""
+    state_bytes: int
+    rounds: int
+    seconds: float
+    """Since the first attempt began."""
+    backend: str
+
+    @property
+    def next_chunk(self) -> int:
+        return int(self.header["next_chunk"])
+
+
+@dataclass(eq=False)
+class _Copy:
+    """One attempt."""
+
+    channel: Channel
+    link: Link
+    room: Room
+    session: str
+    deadline: Deadline
+    prints: dict[str, bytes] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    rounds: int = 0
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of `tcp://host:port?…`. Raises `ProtocolBroken`."""
+    try:
+        parts = urlsplit(address)
+        if parts.scheme == "tcp" and parts.hostname and parts.port:
+            return parts.hostname, parts.port
+    except ValueError as error:
+        raise ProtocolBroken(f"address: {address[:200]!r}: {error}") from None
+    raise ProtocolBroken(f"address: {address[:200]!r} is not tcp://host:port")
+
+
+class Target:
+    """Fetches for one worker."""
+
+    def __init__(self, worker: str, links: Links, deadline_s: float) -> None:
+        """`deadline_s`: for all attempts together."""
+        self._worker, self._links, self._deadline_s = worker, links, deadline_s
+
+    async def fetch(self, session: str, move: int, sources: Sequence[str], room: Room) -> Fetched:
+        """Copy the state into `room`. Tries again while that may help.
+
+        Raises `TransferError`; then, and when it is cancelled, nothing is written to the room any more.
+        """
+        started, mismatches = time.monotonic(), 0
+        deadline = Deadline(self._deadline_s)
+        if not sources:
+            raise PeerLost(f"session {session}: its source has no address")
+        attempt = 0
+        while True:
+            address = sources[attempt % len(sources)]
+            attempt += 1
+            try:
+                fetched = await self._attempt(session, move, address, room, deadline)
+            except SnapshotRejected as error:
+                metrics.broken.add(1, {"role": "target", "code": WrongLayout.code})
+                raise WrongLayout(str(error)) from error
+            except TransferError as error:
+                log.info("transfer broke", session=session, code=error.code, error=str(error))
+                metrics.broken.add(1, {"role": "target", "code": error.code})
+                mismatches += isinstance(error, DigestMismatch)
+                if not error.retryable or mismatches >= MISMATCHES_LIMIT:
+                    raise
+                try:
+                    await asyncio.sleep(deadline.left(RETRY_S))
+                    deadline.left()
+                except DeadlinePassed:
+                    raise error from None
+                continue
+            metrics.bytes_moved.add(fetched.bytes_moved, {"backend": fetched.backend})
+            return replace(fetched, seconds=time.monotonic() - started)
+
+    async def _attempt(
+        self, session: str, move: int, address: str, room: Room, deadline: Deadline
+    ) -> Fetched:
+        host, port = parse_address(address)
+        try:
+            reader, writer = await asyncio.wait_for(
+                asyncio.open_connection(host, port), deadline.left(CONNECT_S)
+            )
+        except TimeoutError:
+            raise DeadlinePassed(f"{address}: no connection within {CONNECT_S:g} s") from None
+        except OSError as error:
+            raise PeerLost(f"{address}: {error}") from error
+        channel = Channel(reader, writer)
+        try:
+            hello = self._links.hello(session, move, self._worker, address)
+            await channel.send(hello, deadline.left(SILENCE_S))
+            welcome = await channel.receive(deadline.left(SILENCE_S))
+            if not isinstance(welcome, Welcome):
+                raise _unexpected(welcome)
+            link = await self._links.take(channel, welcome, address, deadline)
+            try:
+                fetched = await self._copy(_Copy(channel, link, room, session, deadline))
+            except BaseException:
+                link.close()
+                raise
+            self._links.put_back(address, link, giving=False)
+            return fetched
+        except (TransferError, SnapshotRejected) as error:
+            await _refuse(channel, error)
+            raise
+        finally:
+            await channel.close()
+
+    async def _copy(self, copy: _Copy) -> Fetched:
+        moved = 0
+        while True:
+            match await copy.channel.receive(copy.deadline.left(SILENCE_S)):
+                case Wait():
+                    continue
+                case Round() as frame:
+                    moved += await self._round(copy, frame)
+                case Seal() as seal:
+                    return await self._verify(copy, seal, moved)
+                case other:
+                    raise _unexpected(other)
+
+    async def _round(self, copy: _Copy, frame: Round) -> int:
+        if frame.number != copy.rounds:
+            raise ProtocolBroken(f"round: {frame.number}, {copy.rounds} comes next")
+        places = [copy.room.place(page.name, page.size, page.dtype, page.shape) for page in frame.pages]
+        memory, everything = Memory(places), range(len(places))
+
+        def receive() -> tuple[int, dict[str, bytes]]:
+            size = copy.link.transfer(copy.session, Remote(frame.offer), memory, everything, copy.deadline)
+            named = zip(frame.pages, places, strict=True)
+            return size, {page.name: fingerprint_of(parts) for page, parts in named}
+
+        size, prints = await self._links.blocking(receive, copy.deadline, copy.link)
+        copy.prints |= prints
+        copy.sizes |= {page.name: page.size for page in frame.pages}
+        copy.rounds += 1
+        await copy.channel.send(Taken(number=frame.number, size=size), copy.deadline.left())
+        return size
+
+    async def _verify(self, copy: _Copy, seal: Seal, moved: int) -> Fetched:
+        missing = [name for name in seal.pages if name not in copy.prints]
+        if missing:
+            raise ProtocolBroken(f"seal: page {missing[0]} did not come")
+        digest = digest_of(seal.header, {name: copy.prints[name] for name in seal.pages})
+        if digest != seal.digest:
+            raise DigestMismatch(digest, seal.digest)
+        if seal.header.get("session") != copy.session:
+            raise WrongLayout(f"session: {seal.header.get('session')!r}, need {copy.session!r}")
+        copy.room.check(seal.header, seal.pages)
+        await copy.channel.send(Verified(digest=digest), copy.deadline.left())
+        return Fetched(
+            header=seal.header,
+            pages=seal.pages,
+            digest=digest,
+            bytes_moved=moved,
+            state_bytes=sum(copy.sizes[name] for name in seal.pages),
+            rounds=copy.rounds,
+            seconds=0.0,
+            backend=copy.link.kind,
+        )
+
+
+def _unexpected(frame: Frame) -> TransferError:
+    if isinstance(frame, Refuse):
+        return error_of(frame.code, frame.detail)
+    return ProtocolBroken(f"{frame.type}: not now")
+
+
+async def _refuse(channel: Channel, error: TransferError | SnapshotRejected) -> None:
+    code = WrongLayout.code if isinstance(error, SnapshotRejected) else error.code
+    try:
+        await channel.send(Refuse(code=code, detail=str(error)[:2_000]), 1.0)
+    except TransferError:
+        log.debug("nobody left to refuse", code=code)
