@@ -62,7 +62,9 @@ class Driver:
         events: list[Event] = []
         for _ in range(limit):
             if not self.engine.has_work(self.now):
-                return events
+                if not self.engine.lanes_busy:
+                    return events
+                self.engine.wait(30.0)
             events += self.engine.step(self.now)
             self.now += 0.001
             if until is not None and until(events):

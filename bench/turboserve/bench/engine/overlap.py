@@ -1,0 +1,90 @@
+"""Decoding beside denoising against one after the other, on the wall's clock and in the same run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from turboserve.worker.engine.engine import Engine, Models
+from turboserve.worker.engine.events import ChunkReady, SessionFailed
+from turboserve.worker.engine.slab import SlabLayout
+from turboserve.worker.engine.spec import EngineOptions, SessionSpec
+
+PROMPT = "a red circle moving left on black"
+WAIT_S = 1.0
+
+
+class OverlapFailed(RuntimeError):
+    """A session failed while it was measured."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Medians over the rounds."""
+
+    apart_s: float
+    """Seconds of the wall for one chunk of every session, decoded in the engine's thread."""
+    beside_s: float
+    """The same, decoded in a lane of its own."""
+    speedup: float
+    """Median of the rounds' quotients: a round's two runs follow each other, so the machine is most alike."""
+
+
+def compare(models: Models, sessions: int, chunks: int, rounds: int) -> Compared:
+    """Alternate between the two, `rounds` times, `chunks` chunks of every session each."""
+    found = []
+    for number in range(rounds):
+        # Which goes first changes, so that a machine that gets busier favours neither.
+        order = (False, True) if number % 2 == 0 else (True, False)
+        seconds = {overlap: seconds_per_chunk(models, sessions, chunks, overlap) for overlap in order}
+        found.append((seconds[False], seconds[True]))
+    middle = len(found) // 2
+    return Compared(
+        sorted(apart for apart, _ in found)[middle],
+        sorted(beside for _, beside in found)[middle],
+        sorted(apart / beside for apart, beside in found)[middle],
+    )
+
+
+def seconds_per_chunk(models: Models, sessions: int, chunks: int, overlap: bool) -> float:
+    """Seconds of the wall for a chunk of every session, after two that warm up. Raises `OverlapFailed`."""
+    weight = models.transformer.patch_embedding.weight
+    slab = SlabLayout.of(models.transformer.config, weight.dtype).total_bytes
+    options = EngineOptions(
+        sessions * slab, max_lead_s=float("inf"), max_batch=sessions, overlap=overlap, host_bytes=0
+    )
+    engine = Engine(models, options)
+    for number in range(sessions):
+        engine.admit(SessionSpec(str(number), PROMPT, seed=number), time.monotonic())
+    _make(engine, 2 * sessions)
+    began = time.monotonic()
+    _make(engine, chunks * sessions)
+    seconds = time.monotonic() - began
+    for number in range(sessions):
+        engine.evict(str(number))
+    return seconds / chunks
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Only one core for this thread and for those that it starts meanwhile."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _make(engine: Engine, chunks: int) -> None:
+    made = 0
+    while made < chunks:
+        for event in engine.step(time.monotonic()):
+            if isinstance(event, SessionFailed):
+                raise OverlapFailed(f"session {event.session}: {event.error}")
+            made += isinstance(event, ChunkReady)
+        if not engine.has_work(time.monotonic()):
+            engine.wait(WAIT_S)
