@@ -143,7 +143,7 @@ class OrderPool(Contract):
 
     pool: Id
     change: tuple[Literal["override", "dry_run", "table"], ...]
-    """Which of the fields below are meant."""
+    """Which of the fields below are meant; none: only say what is ordered."""
     override: int | None = Field(default=None, ge=0)
     dry_run: bool | None = None
     table: ProfileTable | None = None

@@ -16,6 +16,7 @@ async def start(runtime: service.Runtime) -> None:
     gateway = create_gateway(settings, runtime.bus, runtime.clock, runtime.checks)
     server = Server(create_app(gateway), settings.gateway_host, settings.gateway_port)
     runtime.check("http", lambda: server.started and not server.should_exit)
+    await gateway.pools.start()
     await server.start()
     runtime.spawn(server.wait(), "http server")
     runtime.spawn(gateway.timeline.run(), "timeline")

@@ -20,6 +20,8 @@ from turboserve.gateway.page import endpoints as page_endpoints
 from turboserve.gateway.pool.endpoints import router as pool
 from turboserve.gateway.problems import handlers
 from turboserve.gateway.problems.schemas import Problem
+from turboserve.gateway.scaling.endpoints import router as scaling
+from turboserve.gateway.scaling.heard import Pools
 from turboserve.gateway.sessions.endpoints import router as sessions
 from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings, tenants_by_key
@@ -34,7 +36,8 @@ VERSION = "1"
 def create_gateway(
     settings: Settings, bus: Bus, clock: Clock, checks: Callable[[], dict[str, bool]]
 ) -> Gateway:
-    """The process's services. The caller runs `timeline.run()` and calls `streams.close()` at the end."""
+    """The process's services. The caller runs `pools.start()`, `timeline.run()`, and `streams.close()` at the
+    end."""
     return Gateway(
         settings=settings,
         bus=bus,
@@ -45,6 +48,7 @@ def create_gateway(
         chunks=ChunkLog(bus),
         timeline=TimelineService(bus, clock, settings.playhead_interval_s, settings.report_timeout_s),
         streams=Streams(settings.stream_limit),
+        pools=Pools(bus, clock),
     )
 
 
@@ -60,7 +64,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     app.state.gateway = gateway
     handlers.install(app)
-    for router in (sessions, stream, events, pool, health):
+    for router in (sessions, stream, events, pool, scaling, health):
         app.include_router(router)
     page_endpoints.install(app)
     app.add_middleware(BodyLimit, limit_bytes=gateway.settings.body_limit_bytes)

@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.gateway.auth.service import Keys
+from turboserve.gateway.scaling.heard import Pools
 from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings
 from turboserve.gateway.stream.chunks import ChunkLog
@@ -30,6 +31,7 @@ class Gateway:
     chunks: ChunkLog
     timeline: TimelineService
     streams: Streams
+    pools: Pools
 
 
 def gateway_of(connection: HTTPConnection) -> Gateway:

@@ -29,6 +29,9 @@ class Settings(Shared):
     """For sessions that name none."""
     api_keys: Annotated[SecretStr, NoDecode] = SecretStr("")
     """`key=tenant,key=tenant` or a JSON object; none: everyone is the tenant `default`."""
+    operators: Annotated[tuple[str, ...], NoDecode] = ()
+    """Tenants that may give orders about the pool, separated by commas; none: nobody where there are keys,
+    everybody where there are none."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Other origins whose pages may call the API, separated by commas; `*`: any."""
     body_limit_bytes: int = Field(default=64 * 1024, ge=1024)
@@ -44,12 +47,16 @@ class Settings(Shared):
     events_keepalive_s: Seconds = 15.0
     """A comment after this much silence keeps proxies from closing an event stream."""
 
-    @field_validator("cors_origins", mode="before")
+    @field_validator("cors_origins", "operators", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(part.strip().rstrip("/") for part in value.split(",") if part.strip())
         return value
+
+    def may_order(self, tenant: str) -> bool:
+        """Whether `tenant` may give orders about the pool."""
+        return tenant in self.operators if self.operators else not tenants_by_key(self.api_keys)
 
     @field_validator("api_keys")
     @classmethod

@@ -42,8 +42,9 @@ def problem_of(error: TurboServeError, instance: str) -> Problem:
 
 _MEANING = {
     401: "No API key, or one that nobody was given.",
+    403: "This tenant may not do that.",
     404: "No such thing, or it belongs to someone else.",
-    409: "The session's phase does not allow this.",
+    409: "The state that it is in does not allow this.",
     410: "The stream no longer keeps this chunk; `limit` is the index of the oldest it keeps.",
     413: "The body is over the limit.",
     422: "An input has the wrong type or lies outside its limit.",

@@ -21,6 +21,7 @@ from turboserve.state_store.tables import rentals, session_costs, sessions, work
 LOCK = 0x7475_7262_0010
 """Of the transaction that counts, so that reports and accruals take turns."""
 
+_OPEN = rentals.c.ended_at.is_(None)
 _COLUMNS = tuple(field.name for field in fields(Row))
 _UNTIL = func.greatest(rentals.c.started_at, func.coalesce(rentals.c.ended_at, rentals.c.seen_at))
 _GPU_SECONDS = (_UNTIL - rentals.c.started_at) * rentals.c.gpus
@@ -37,7 +38,7 @@ async def lock(db: AsyncConnection) -> None:
 
 async def of_pool(db: AsyncConnection, pool: str, named: Collection[str]) -> dict[str, Row]:
     """The pool's open rentals, and those of the workers `named`."""
-    mine = and_(rentals.c.pool == pool, rentals.c.ended_at.is_(None))
+    mine = and_(rentals.c.pool == pool, _OPEN)
     query = select(rentals).where(or_(mine, rentals.c.worker.in_(named)))
     return {row["worker"]: _row(row) for row in (await db.execute(query)).mappings()}
 
@@ -77,7 +78,7 @@ async def accrue(db: AsyncConnection) -> None:
     """Give the sessions that hold a slot now their shares of what has been paid since the last time."""
     due = (
         select(rentals.c.worker, (_UNTIL - rentals.c.accrued_until).label("seconds"))
-        .where(_UNTIL > rentals.c.accrued_until, or_(_OPEN, rentals.c.accrued_until < rentals.c.ended_at))
+        .where(rentals.c.accrued_until < _UNTIL, or_(_OPEN, rentals.c.accrued_until < rentals.c.ended_at))
         .with_for_update()
         .cte("due")
     )
@@ -105,9 +106,6 @@ async def accrue(db: AsyncConnection) -> None:
         .values(accrued_until=rentals.c.accrued_until + due.c.seconds)
     )
     await db.execute(moved.add_cte(given.cte("given")))
-
-
-_OPEN = rentals.c.ended_at.is_(None)
 
 
 async def by_kind(db: AsyncConnection) -> list[dict[str, Any]]:

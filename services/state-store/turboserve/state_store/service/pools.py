@@ -43,11 +43,13 @@ class Pools:
         await rentals.put(db, after)
 
     async def order(self, order: OrderPool) -> PoolOrders:
-        """Change what is ordered; answered when it is on disk. Raises NotFoundError for an unknown pool."""
+        """Change what is ordered, if anything; answered when it is on disk. Raises NotFoundError."""
         async with self._database.transaction() as db:
             before = await pools.get(db, order.pool, lock=True)
             if before is None:
                 raise NotFoundError(f"there is no pool {order.pool}", field="pool")
+            if not order.change:
+                return before
             after = before.model_copy(
                 update={name: getattr(order, name) for name in order.change} | {"version": before.version + 1}
             )

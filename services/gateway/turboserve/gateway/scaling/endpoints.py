@@ -1,0 +1,97 @@
+"""REST: /v1/pool and /v1/cost."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Query
+
+from turboserve.contracts.autoscale import ProfileTable
+from turboserve.contracts.base import Id
+from turboserve.contracts.cost import CostReport, GetCost
+from turboserve.contracts.errors import InvalidInputError
+from turboserve.contracts.pool import OrderPool
+from turboserve.gateway.auth.dependency import Tenant
+from turboserve.gateway.context import Gateway, gateway_of
+from turboserve.gateway.problems.schemas import problems
+from turboserve.gateway.scaling.errors import NotAnOperatorError, PoolNotManagedError
+from turboserve.gateway.scaling.heard import Word
+from turboserve.gateway.scaling.schemas import DryRun, Orders, Override, Pool
+from turboserve.subjects import GET_COST, ORDER_POOL
+
+router = APIRouter(prefix="/v1", tags=["pool"])
+
+Context = Annotated[Gateway, Depends(gateway_of)]
+Name = Annotated[Id | None, Query(description="Which pool, where there are several.")]
+REFUSALS = problems(400, 401, 403, 404, 409, 422)
+
+
+@router.get("/pool", summary="Its size, and why", responses=problems(401, 404, 422))
+async def pool(_tenant: Tenant, gateway: Context, pool: Name = None) -> Pool:
+    return Pool.of(gateway.pools.word(pool))
+
+
+@router.get("/pool/orders", summary="What is ordered of the pool", responses=problems(401, 404, 409, 422))
+async def orders(_tenant: Tenant, gateway: Context, pool: Name = None) -> Orders:
+    return await _order(gateway, _managed(gateway, pool))
+
+
+@router.put("/pool/override", summary="Keep so many workers, whatever the load", responses=REFUSALS)
+async def override(body: Override, tenant: Tenant, gateway: Context, pool: Name = None) -> Orders:
+    word = _managed(gateway, pool, tenant)
+    scaling = word.status.scaling
+    assert scaling is not None
+    if body.workers is not None and not scaling.least <= body.workers <= scaling.most:
+        raise InvalidInputError(
+            f"workers: {body.workers} is not within the pool's limits, {scaling.least} to {scaling.most}",
+            field="workers",
+            limit=f"{scaling.least} to {scaling.most}",
+        )
+    return await _order(gateway, word, "override", override=body.workers)
+
+
+@router.put("/pool/dry-run", summary="Only say what would be done, or do it", responses=REFUSALS)
+async def dry_run(body: DryRun, tenant: Tenant, gateway: Context, pool: Name = None) -> Orders:
+    return await _order(gateway, _managed(gateway, pool, tenant), "dry_run", dry_run=body.dry_run)
+
+
+@router.put("/pool/table", summary="Replace the table of profiled parameters", responses=REFUSALS)
+async def put_table(body: ProfileTable, tenant: Tenant, gateway: Context, pool: Name = None) -> Orders:
+    return await _order(gateway, _managed(gateway, pool, tenant), "table", table=body)
+
+
+@router.delete("/pool/table", summary="Go back to the table that ships", responses=REFUSALS)
+async def delete_table(tenant: Tenant, gateway: Context, pool: Name = None) -> Orders:
+    return await _order(gateway, _managed(gateway, pool, tenant), "table")
+
+
+@router.get(
+    "/cost",
+    summary="GPU-seconds and money, in all and by session",
+    description="Sums are over everybody; sessions are the tenant's own, newest first.",
+    responses=problems(401, 404, 422),
+)
+async def cost(
+    tenant: Tenant,
+    gateway: Context,
+    session: Annotated[Id | None, Query(description="Only this session.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+) -> CostReport:
+    return await gateway.bus.call(GET_COST, GetCost(tenant=tenant, session=session, limit=limit))
+
+
+def _managed(gateway: Gateway, pool: str | None, tenant: str | None = None) -> Word:
+    """The pool's last word, if something can be ordered of it, and by this tenant. Raises typed errors."""
+    if tenant is not None and not gateway.settings.may_order(tenant):
+        raise NotAnOperatorError(f"tenant {tenant} is no operator", field="tenant")
+    word = gateway.pools.word(pool)
+    if word.status.scaling is None:
+        raise PoolNotManagedError("the workers of this pool are started by someone else", field="pool")
+    return word
+
+
+async def _order(
+    gateway: Gateway, word: Word, *change: Literal["override", "dry_run", "table"], **values: object
+) -> Orders:
+    order = OrderPool.model_validate({"pool": word.status.pool, "change": change, **values})
+    return Orders.of(await gateway.bus.call(ORDER_POOL, order))

@@ -1,0 +1,194 @@
+"""The pool and its cost over HTTP, with an autoscaler's word as it comes over the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from turboserve import subjects
+from turboserve.autoscaler.control.default import default_table
+from turboserve.bus import Bus
+from turboserve.config import Settings
+from turboserve.contracts.autoscale import ScalingStatus
+from turboserve.contracts.cost import Rental
+from turboserve.contracts.pool import PoolOrders, PoolReport, PoolStatus
+
+SCALING = ScalingStatus(
+    mode="auto",
+    target=1,
+    advice=1,
+    least=1,
+    most=4,
+    volatility=0.5,
+    level=1,
+    latency_weight=0.2,
+    target_utilization=0.8,
+    stale=False,
+)
+
+
+class Autoscaler:
+    """Says what an autoscaler says, as its user, to the gateway at `api`."""
+
+    def __init__(self, bus: Bus, api: httpx.AsyncClient) -> None:
+        self.bus, self.api = bus, api
+
+    async def says(self, pool: str, **status: Any) -> None:
+        """And waits until the gateway has heard it."""
+        at = time.time()
+        values = {"provider": "local", "target": 1, "ready": 1, "orders": 0, "scaling": SCALING, **status}
+        word = PoolStatus(pool=pool, at=at, **values)
+        deadline = time.monotonic() + 30
+        while (await self.api.get("/v1/pool", params={"pool": pool})).json().get("at") != at:
+            assert time.monotonic() < deadline, "the gateway does not hear it"
+            await self.bus.publish(subjects.POOL, "status", word)
+            await asyncio.sleep(0.05)
+
+    async def reports(self, pool: str, *rentals: Rental) -> PoolOrders:
+        report = PoolReport(pool=pool, model="toyworld", rentals=rentals)
+        return await self.bus.call(subjects.REPORT_POOL, report)
+
+
+@pytest.fixture
+async def autoscaler(pool: Any, api: httpx.AsyncClient) -> AsyncIterator[Autoscaler]:
+    settings = Settings(
+        nats_url=pool.nats.address,
+        nats_user="autoscaler",
+        nats_password=SecretStr(pool.nats.passwords["autoscaler"]),
+    )
+    bus = await Bus.connect("autoscaler", settings)
+    yield Autoscaler(bus, api)
+    await bus.close()
+
+
+def problem(answer: httpx.Response, status: int, code: str, field: str | None = None) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    body: dict[str, Any] = answer.json()
+    assert (body["code"], body.get("field")) == (code, field)
+    return body
+
+
+async def test_the_pool_says_why_it_is_as_it_is(api: httpx.AsyncClient, autoscaler: Autoscaler) -> None:
+    await autoscaler.says("why", start_up_s=3.5)
+    found = (await api.get("/v1/pool", params={"pool": "why"})).json()
+    assert (found["pool"], found["target"], found["start_up_s"]) == ("why", 1, 3.5)
+    assert (found["scaling"]["level"], found["scaling"]["target_utilization"]) == (1, 0.8)
+    assert found["age_s"] < 5
+    assert "1 workers" in found["summary"]
+    await autoscaler.says("why", reason="1 of 1 workers are not ready; why-0: launch: no")
+    assert "not ready" in (await api.get("/v1/pool?pool=why")).json()["summary"]
+    await autoscaler.says("why", provider_error="the cluster is away", reason="x")
+    assert "the cluster is away" in (await api.get("/v1/pool?pool=why")).json()["summary"]
+    await autoscaler.says("why", scaling=SCALING.model_copy(update={"stale": True}))
+    assert "does not shrink" in (await api.get("/v1/pool?pool=why")).json()["summary"]
+    problem(await api.get("/v1/pool?pool=nowhere"), 404, "not_found", "pool")
+
+
+async def test_orders_reach_the_autoscaler_and_are_kept(
+    api: httpx.AsyncClient, autoscaler: Autoscaler
+) -> None:
+    where = {"pool": "orders"}
+    await autoscaler.says("orders")
+    # Its row is made by its first report.
+    problem(await api.put("/v1/pool/override", params=where, json={"workers": 2}), 404, "not_found", "pool")
+    assert (await autoscaler.reports("orders")).version == 0
+    made = await api.put("/v1/pool/override", params=where, json={"workers": 2})
+    assert (made.status_code, made.json()["override"], made.json()["version"]) == (200, 2, 1)
+    await api.put("/v1/pool/dry-run", params=where, json={"dry_run": True})
+    table = default_table().model_dump(mode="json")
+    table["levels"][0]["target_utilization"] = 0.7
+    assert (await api.put("/v1/pool/table", params=where, json=table)).status_code == 200
+    told = await autoscaler.reports("orders")
+    assert (told.version, told.override, told.dry_run) == (3, 2, True)
+    assert told.table is not None
+    assert told.table.levels[0].target_utilization == 0.7
+    assert (await api.get("/v1/pool/orders", params=where)).json()["version"] == 3
+    assert (await api.delete("/v1/pool/table", params=where)).json()["table"] is None
+    back = (await api.put("/v1/pool/override", params=where, json={"workers": None})).json()
+    assert (back["override"], back["dry_run"], back["version"]) == (None, True, 5)
+
+
+async def test_bad_orders_name_the_field_and_change_nothing(
+    api: httpx.AsyncClient, autoscaler: Autoscaler
+) -> None:
+    where = {"pool": "bad"}
+    await autoscaler.says("bad")
+    await autoscaler.reports("bad")
+    for workers in (0, 5):
+        refused = await api.put("/v1/pool/override", params=where, json={"workers": workers})
+        assert problem(refused, 422, "invalid_input", "workers")["limit"] == "1 to 4"
+    for body, field in (
+        ({"workers": "3"}, "workers"),
+        ({"workers": -1}, "workers"),
+        ({}, "workers"),
+        ({"workers": 2, "force": True}, "force"),
+    ):
+        problem(await api.put("/v1/pool/override", params=where, json=body), 422, "invalid_input", field)
+    problem(
+        await api.put("/v1/pool/dry-run", params=where, json={"dry_run": 1}), 422, "invalid_input", "dry_run"
+    )
+    gap = default_table().model_dump(mode="json")
+    gap["levels"][1]["volatility_from"] = 2.0
+    overlap = default_table().model_dump(mode="json")
+    overlap["levels"][1]["volatility_from"] = 1.0
+    closed = default_table().model_dump(mode="json")
+    closed["levels"][-1]["volatility_to"] = 99.0
+    for table, field, word in (
+        (gap, "levels[1].volatility_from", "gap"),
+        (overlap, "levels[1].volatility_from", "overlap"),
+        (closed, "levels[3].volatility_to", "open"),
+        ({"levels": [], "provenance": {"source": "x"}}, "levels", "at least one"),
+        ({"levels": default_table().model_dump(mode="json")["levels"]}, "provenance", "required"),
+    ):
+        refused = await api.put("/v1/pool/table", params=where, json=table)
+        assert word in problem(refused, 422, "invalid_input", field)["detail"]
+    assert (await autoscaler.reports("bad")).version == 0
+    await autoscaler.says("bad", scaling=None, target=None)
+    refused = await api.put("/v1/pool/override", params=where, json={"workers": 1})
+    problem(refused, 409, "pool_not_managed", "pool")
+
+
+async def test_only_operators_give_orders_where_there_are_keys(pool: Any, autoscaler: Autoscaler) -> None:
+    url = pool.gateway(
+        "gateway-operators",
+        DRAWN_KEY="ka",
+        TURBOSERVE_API_KEYS="ka=acme,kb=boss",
+        TURBOSERVE_OPERATORS="boss",
+    )
+    await autoscaler.reports("keys")
+    async with httpx.AsyncClient(base_url=url, timeout=20) as api:
+        acme, boss = ({"Authorization": f"Bearer {key}"} for key in ("ka", "kb"))
+        autoscaler.api = api
+        api.headers.update(acme)
+        await autoscaler.says("keys")
+        del api.headers["Authorization"]
+        order = {"params": {"pool": "keys"}, "json": {"workers": 2}}
+        problem(await api.put("/v1/pool/override", **order), 401, "unauthorized", "Authorization")
+        refused = await api.put("/v1/pool/override", headers=acme, **order)
+        problem(refused, 403, "not_an_operator", "tenant")
+        assert (await api.get("/v1/pool?pool=keys", headers=acme)).status_code == 200
+        assert (await api.put("/v1/pool/override", headers=boss, **order)).status_code == 200
+    pool.stop("gateway-operators")
+
+
+async def test_a_session_costs_its_share_of_its_workers_time(api, start) -> None:  # type: ignore[no-untyped-def]
+    session = await start()
+    mine: dict[str, Any] = {}
+    deadline = time.monotonic() + 60
+    while not mine.get("gpu_seconds") and time.monotonic() < deadline:
+        await asyncio.sleep(0.2)
+        [mine] = (await api.get("/v1/cost", params={"session": session["id"]})).json()["sessions"]
+    assert (mine["session"], mine["model"]) == (session["id"], "toyworld")
+    assert mine["gpu_seconds"] > 0
+    whole = (await api.get("/v1/cost")).json()
+    assert whole["total"]["gpu_seconds"] >= whole["used"]["gpu_seconds"] >= mine["gpu_seconds"]
+    assert whole["currency"] == "USD"
+    assert session["id"] in [one["session"] for one in whole["sessions"]]
+    problem(await api.get("/v1/cost?session=ses_none"), 404, "session_not_found", "session")
+    problem(await api.get("/v1/cost?limit=0"), 422, "invalid_input", "limit")
