@@ -7,23 +7,28 @@ is known the slot is reserved, so that a burst inside one load report cannot ove
 
 from __future__ import annotations
 
-from turboserve.contracts.pool import LoadFeedback
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerRecord
-from turboserve.scheduler import deciding, liveness
-from turboserve.scheduler.feedback import load_feedback
+from turboserve.scheduler import asked, deciding, liveness
+from turboserve.scheduler.asked import Operators
+from turboserve.scheduler.feedback import Feedback
+from turboserve.scheduler.known import SessionView
 from turboserve.scheduler.messages import (
     AllListed,
     Answered,
+    BeginMove,
     Command,
     DeclareGone,
     Event,
     ListAll,
     ListWorkers,
     LoadReported,
+    MoveAsked,
     Note,
+    OfSession,
     Place,
     ReadSession,
+    Reply,
     Report,
     SessionChanged,
     SuspendIdle,
@@ -32,19 +37,29 @@ from turboserve.scheduler.messages import (
     WorkerChanged,
     WorkersListed,
 )
+from turboserve.scheduler.moves import Moves
 from turboserve.scheduler.outcomes import settle_declaration, settle_session
-from turboserve.scheduler.placement import Placement
+from turboserve.scheduler.placement import Candidate, Links, NeverMoves, Placement, Rebalancer
 from turboserve.scheduler.policy import Policy
 from turboserve.scheduler.questions import Question
-from turboserve.scheduler.view import SessionView, View
+from turboserve.scheduler.view import View
 
 
 class Scheduler:
     """State of one scheduler process; `handle` is its only entrance."""
 
-    def __init__(self, placement: Placement, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        policy: Policy | None = None,
+        rebalancer: Rebalancer | None = None,
+        links: Links | None = None,
+    ) -> None:
+        """`links` are the rebalancer's, so that it learns from every move; without a rebalancer only
+        operators move sessions."""
         self.policy = policy or Policy()
         self.placement = placement
+        self.moves = Moves(rebalancer or NeverMoves(), links, self.policy)
         self.view = View()
         self.listening = liveness.ListeningTime()
         self.decisions = 0
@@ -52,11 +67,11 @@ class Scheduler:
         """Whether the view has been filled from the store once; nothing is decided before."""
         self._commands: list[Command] = []
         self._under_way: dict[int, Command] = {}
+        self._operators = Operators()
         self._listing = Question(self.policy.resync_least_s)
         self._listing.wanted = True
         self._look = Question(0.0)
-        self._fed_at: float | None = None
-        self._fed: list[LoadFeedback] = []
+        self._feedback = Feedback(self.policy.feedback_s)
 
     @property
     def waiting(self) -> int:
@@ -85,13 +100,26 @@ class Scheduler:
             case AllListed(ticket):
                 if (asked_at := self._answer(self._listing, ticket)) is not None:
                     self._all_listed(event, asked_at)
+            case MoveAsked() if not self.synced:
+                self._send(Reply(event.request, error=asked.NOT_READY))
+            case MoveAsked():
+                there = self._candidates(now)
+                self._begin(self._operators.ask(event, self.view, self.placement, there, now, self._take))
             case Answered():
                 self._answered(event, now)
         if self._listing.due(now):
             self._send(ListAll(self._ask(self._listing, now)))
         if self.synced:
+            calm = isinstance(event, Tick | Watched)
+            self.moves.wanted = self.moves.wanted or not calm
+            for step in self.moves.drive(self.view, now, self.listening.now, self._take):
+                self._send(step)
             self._decide(now)
-            self._feed_back(now, calm=not self._commands and isinstance(event, Tick | LoadReported | Watched))
+            listened, waiting = self.listening.now, self.waiting > 0
+            for begin in self.moves.propose(self.view, now, listened, waiting, self._take):
+                self._begin(begin)
+            quiet = not self._commands and isinstance(event, Tick | LoadReported | Watched)
+            self._commands += self._feedback.reports(self.view, self.decisions, now, quiet)
         commands, self._commands = self._commands, []
         return commands
 
@@ -203,7 +231,9 @@ class Scheduler:
                 self._look.answered(event.ticket)
             case DeclareGone():
                 settle_declaration(self.view, self.policy, command, event, now)
-            case Place() | SuspendIdle() | ReadSession():
+            case _ if isinstance(command, OfSession):
+                if isinstance(command, BeginMove):
+                    self._commands += self._operators.answered(command, event)
                 session = self.view.sessions.get(command.session)
                 if session is None or session.ticket != event.ticket:
                     return
@@ -216,6 +246,9 @@ class Scheduler:
                 pass
 
     # Decisions
+
+    def _candidates(self, now: float) -> list[Candidate]:
+        return deciding.candidates(self.view, now, self.listening.now, self.policy.worker_timeout_s)
 
     def _decide(self, now: float) -> None:
         ripe = []
@@ -234,8 +267,7 @@ class Scheduler:
         ripe = deciding.in_order(ripe)
         kinds = [self.view.kind(session) or "place" for session in ripe]
         demands = [deciding.demand_of(s, kind, now) for s, kind in zip(ripe, kinds, strict=True)]
-        there = deciding.candidates(self.view, now, self.listening.now, self.policy.worker_timeout_s)
-        choices = self.placement.place(there, demands)
+        choices = self.placement.place(self._candidates(now), demands)
         for session, kind, choice in zip(ripe, kinds, choices, strict=True):
             decision = deciding.decision_of(session, kind, choice, now)
             if choice.worker is not None:
@@ -246,16 +278,11 @@ class Scheduler:
                 session.noted = choice.reason
                 self._commands.append(Note(decision))
 
-    def _feed_back(self, now: float, calm: bool) -> None:
-        due = self._fed_at is None or now >= self._fed_at + self.policy.feedback_s
-        if calm and not due:
-            return
-        feedback = load_feedback(self.view, self.decisions)
-        if due or feedback != self._fed:
-            self._fed_at, self._fed = now, feedback
-            self._commands.extend(Report(one) for one in feedback)
-
     # Commands under way
+
+    def _begin(self, command: BeginMove | Reply) -> None:
+        self.decisions += isinstance(command, BeginMove)
+        self._send(command)
 
     def _take(self, session: SessionView) -> int:
         session.ticket = self.view.stamp()
@@ -271,6 +298,6 @@ class Scheduler:
         return question.answered(ticket)
 
     def _send(self, command: Command) -> None:
-        if not isinstance(command, Note | Report):
+        if not isinstance(command, Note | Report | Reply):
             self._under_way[command.ticket] = command
         self._commands.append(command)

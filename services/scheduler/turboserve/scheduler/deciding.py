@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from turboserve.contracts.sessions import Decision, Phase
 from turboserve.scheduler import liveness
+from turboserve.scheduler.known import SessionView
 from turboserve.scheduler.placement import Candidate, Choice, Demand
-from turboserve.scheduler.view import SessionView, View
+from turboserve.scheduler.view import View
 
 
 def demand_of(session: SessionView, kind: str, now: float) -> Demand:

@@ -19,6 +19,7 @@ from turboserve.contracts.errors import (
     NoCapacityError,
     NotFoundError,
     SessionNotFoundError,
+    StaleStateError,
     StaleTermError,
     TransitionError,
     TurboServeError,
@@ -29,9 +30,12 @@ from turboserve.contracts.leading import Led
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.scheduler.messages import (
+    AbandonMove,
     AllListed,
     Answered,
+    BeginMove,
     Command,
+    CommitMove,
     DeclareGone,
     Event,
     ListAll,
@@ -97,6 +101,27 @@ class Executor:
                     decision=decision.model_copy(update={"at": self._clock.wall()}),
                 )
                 return Answered(ticket, await call(subjects.PLACE_SESSION, request))
+            case BeginMove(ticket, version, decision):
+                begin = requests.BeginMove(
+                    session=command.session,
+                    expected_version=version,
+                    target=command.worker,
+                    decision=decision,
+                )
+                return Answered(ticket, await call(subjects.BEGIN_MOVE, begin))
+            case CommitMove(ticket):
+                commit = requests.CommitMove(
+                    session=command.session,
+                    move=command.move,
+                    target=command.worker,
+                    next_chunk=command.next_chunk,
+                    digest=command.digest,
+                    numbers=command.numbers,
+                )
+                return Answered(ticket, await call(subjects.COMMIT_MOVE, commit))
+            case AbandonMove(ticket, session, move, reason):
+                abandon = requests.AbandonMove(session=session, move=move, reason=reason)
+                return Answered(ticket, await call(subjects.ABANDON_MOVE, abandon))
             case SuspendIdle(ticket, session, version):
                 idle = requests.SuspendIdle(session=session, expected_version=version)
                 return Answered(ticket, await call(subjects.SUSPEND_IDLE, idle))
@@ -105,8 +130,9 @@ class Executor:
                     ticket, await call(subjects.GET_SESSION, requests.SessionRef(session=session))
                 )
             case DeclareGone(ticket, worker, reason):
-                gone = requests.WorkerGone(worker=worker, reason=reason, term=self._term)
-                await call(subjects.WORKER_GONE, gone)
+                await call(
+                    subjects.WORKER_GONE, requests.WorkerGone(worker=worker, reason=reason, term=self._term)
+                )
                 return Answered(ticket)
             case ListWorkers(ticket):
                 return WorkersListed(ticket, await self._workers())
@@ -148,6 +174,8 @@ def refusal(error: TurboServeError, command: Command) -> Refused:
     match error:
         case NoServerError():
             return Refused.NOT_SENT
+        case StaleStateError():
+            return Refused.STALE_STATE
         case ConflictError() | TransitionError():
             return Refused.CONFLICT
         case NoCapacityError():
@@ -157,6 +185,6 @@ def refusal(error: TurboServeError, command: Command) -> Refused:
         case SessionNotFoundError():
             return Refused.NOT_FOUND
         case NotFoundError():
-            return Refused.WORKER_GONE if isinstance(command, Place) else Refused.NOT_FOUND
+            return Refused.WORKER_GONE if isinstance(command, Place | BeginMove) else Refused.NOT_FOUND
         case _:
             return Refused.UNKNOWN

@@ -5,7 +5,31 @@ from __future__ import annotations
 from collections import Counter
 
 from turboserve.contracts.pool import LoadFeedback
+from turboserve.scheduler.messages import Report
 from turboserve.scheduler.view import View
+
+
+class Feedback:
+    """What was last told, and when."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._told_at: float | None = None
+        self._told: list[LoadFeedback] = []
+
+    def reports(self, view: View, decisions: int, now: float, quiet: bool) -> list[Report]:
+        """What to tell now: the load, if it has changed or was not told for `every_s`.
+
+        `quiet`: nothing was decided, so that it need not even be computed before its time.
+        """
+        due = self._told_at is None or now >= self._told_at + self._every_s
+        if quiet and not due:
+            return []
+        load = load_feedback(view, decisions)
+        if not due and load == self._told:
+            return []
+        self._told_at, self._told = now, load
+        return [Report(one) for one in load]
 
 
 def load_feedback(view: View, decisions: int) -> list[LoadFeedback]:

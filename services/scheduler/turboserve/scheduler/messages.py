@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerRecord
@@ -49,6 +50,16 @@ class Watched:
 
 
 @dataclass(frozen=True)
+class MoveAsked:
+    """An operator wants a session elsewhere; answered with `Reply` to the same `request`."""
+
+    request: int
+    session: str
+    worker: str | None = None
+    """None: the one that suits best."""
+
+
+@dataclass(frozen=True)
 class WorkersListed:
     """All workers that are not gone, as the store had them at some time after command `ticket`."""
 
@@ -75,6 +86,8 @@ class Refused(Enum):
     WORKER_GONE = "worker_gone"
     NOT_FOUND = "not_found"
     """No such session, or no such worker."""
+    STALE_STATE = "stale_state"
+    """The log has a chunk that the moved state does not know of; the move is still under way."""
     NOT_SENT = "not_sent"
     """Nobody serves it at the moment; nothing was changed."""
     UNKNOWN = "unknown"
@@ -90,7 +103,17 @@ class Answered:
     refused: Refused | None = None
 
 
-Event = Tick | SessionChanged | WorkerChanged | LoadReported | Watched | WorkersListed | AllListed | Answered
+Event = (
+    Tick
+    | SessionChanged
+    | WorkerChanged
+    | LoadReported
+    | Watched
+    | MoveAsked
+    | WorkersListed
+    | AllListed
+    | Answered
+)
 
 # Commands. Every one with a ticket is answered exactly once.
 
@@ -111,6 +134,47 @@ class Place:
     def worker(self) -> str:
         assert self.decision.worker is not None
         return self.decision.worker
+
+
+@dataclass(frozen=True)
+class BeginMove:
+    """One compare-and-set that sends the session to `decision.worker`; it goes on where it is."""
+
+    ticket: int
+    expected_version: int
+    decision: Decision
+
+    @property
+    def session(self) -> str:
+        return self.decision.session
+
+    @property
+    def worker(self) -> str:
+        assert self.decision.worker is not None
+        return self.decision.worker
+
+
+@dataclass(frozen=True)
+class CommitMove:
+    """The state is verified at `worker`, which owns the session from now on."""
+
+    ticket: int
+    session: str
+    move: int
+    worker: str
+    next_chunk: int
+    digest: str | None
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AbandonMove:
+    """The session stays where it is. Done, or the move is over already: answered with the row."""
+
+    ticket: int
+    session: str
+    move: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -159,4 +223,16 @@ class Report:
     feedback: LoadFeedback
 
 
-Command = Place | SuspendIdle | ReadSession | DeclareGone | ListWorkers | ListAll | Note | Report
+@dataclass(frozen=True)
+class Reply:
+    """The answer to `MoveAsked`: the row and the decision, or why not. Not answered."""
+
+    request: int
+    record: SessionRecord | None = None
+    decision: Decision | None = None
+    error: TurboServeError | None = None
+
+
+OfSession = Place | BeginMove | CommitMove | AbandonMove | SuspendIdle | ReadSession
+"""At most one of these is under way per session."""
+Command = OfSession | DeclareGone | ListWorkers | ListAll | Note | Report | Reply

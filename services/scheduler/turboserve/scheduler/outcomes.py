@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from turboserve.scheduler.messages import Answered, DeclareGone, Place, ReadSession, Refused, SuspendIdle
+from turboserve.scheduler.known import SessionView
+from turboserve.scheduler.messages import (
+    Answered,
+    BeginMove,
+    CommitMove,
+    DeclareGone,
+    OfSession,
+    Place,
+    Refused,
+    SuspendIdle,
+)
 from turboserve.scheduler.policy import Policy
-from turboserve.scheduler.view import SessionView, View
+from turboserve.scheduler.view import View
 
 
 def settle_declaration(view: View, policy: Policy, command: DeclareGone, event: Answered, now: float) -> None:
@@ -21,14 +31,14 @@ def settle_session(
     view: View,
     policy: Policy,
     session: SessionView,
-    command: Place | SuspendIdle | ReadSession,
+    command: OfSession,
     event: Answered,
     now: float,
     listened: float,
 ) -> bool:
     """Take in the outcome of a session's command; whether it shows that the view is wrong about more.
 
-    The reservation is kept until the row is known: a placement whose answer was lost may have been done.
+    The reservation is kept until the row is known: what was lost is the answer, and it may have been done.
     """
     refused = event.refused
     surprised = False
@@ -40,12 +50,16 @@ def settle_session(
     elif refused is Refused.NOT_FOUND:
         view.drop_session(session.id)
         return False
-    elif isinstance(command, Place) and refused is Refused.NO_CAPACITY:
+    elif isinstance(command, Place | BeginMove) and refused is Refused.NO_CAPACITY:
         surprised = True
         if command.worker in view.workers:
             view.workers[command.worker].full_until = now + policy.full_s
-    elif isinstance(command, Place) and refused is Refused.WORKER_GONE:
+    elif isinstance(command, Place | BeginMove | CommitMove) and refused is Refused.WORKER_GONE:
         view.drop_worker(command.worker)
+        # With the worker the store has ended the moves there.
+        session.must_read = isinstance(command, CommitMove)
+    elif refused is Refused.STALE_STATE:
+        session.move_doomed = "the log has a later chunk than the state that was copied"
     else:
         if refused is not Refused.CONFLICT:
             session.failures += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Policy:
-    """All in seconds."""
+    """Times are in seconds."""
 
     worker_timeout_s: float = 12.0
     """A worker not heard of for this long is taken for dead, unless the store says that it renews."""
@@ -27,6 +27,20 @@ class Policy:
     refused_s: float = 5.0
     """A worker that refused a session is not asked again for this long; twice as long each time."""
     refused_limit_s: float = 60.0
+    rebalance: bool = True
+    """Whether live sessions move to where they run better; drains and operators move them in any case."""
+    rebalance_s: float = 1.0
+    """Better places are looked for at least this often, and at once when something has changed."""
+    rebalance_least_s: float = 0.1
+    """Between two looks."""
+    moves_at_once: int = 8
+    """Sessions that may be on their way at the same time."""
+    moves_per_worker: int = 2
+    """Of these, from and to one worker."""
+    move_limit_s: float = 20.0
+    """A move whose target has not verified the state by then is given up."""
+    move_rest_s: float = 30.0
+    """A session that has moved, or failed to, is not moved again for balance before this time."""
     feedback_s: float = 1.0
     """The load is reported at least this often."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from turboserve.config import Seconds, Settings
 from turboserve.scheduler.leadership import Lease
 from turboserve.scheduler.policy import Policy
@@ -24,6 +26,17 @@ class SchedulerSettings(Settings):
     leader_timeout_s: Seconds = 3.5
     """After this long without a renewal another scheduler takes over; more than the lease, by a margin."""
 
+    rebalance: bool = True
+    """Live sessions move to where they run better. Without it only drains and operators move them."""
+    moves_at_once: int = Field(default=8, ge=1)
+    """Sessions that may be moving at the same time."""
+    moves_per_worker: int = Field(default=2, ge=1)
+    """Of these, from and to one worker."""
+    move_limit_s: Seconds = 20.0
+    """A move whose target has not verified the session's state by then is given up."""
+    move_rest_s: Seconds = 30.0
+    """A session that has moved, or failed to, is not moved again for balance before this time."""
+
     def leadership(self) -> Lease:
         """Raises ValueError if renewals, lease and time-out are not in order."""
         return Lease(self.leader_renew_s, self.leader_lease_s, self.leader_timeout_s)
@@ -34,4 +47,9 @@ class SchedulerSettings(Settings):
             lease_s=self.lease_s,
             idle_after_s=self.idle_after_s,
             resync_s=self.resync_s,
+            rebalance=self.rebalance,
+            moves_at_once=self.moves_at_once,
+            moves_per_worker=self.moves_per_worker,
+            move_limit_s=self.move_limit_s,
+            move_rest_s=self.move_rest_s,
         )

@@ -20,17 +20,22 @@ from turboserve.bus import Entry, read
 from turboserve.contracts.events import WorkerJoined, WorkerLeft, event_from_bytes
 from turboserve.contracts.workers import LoadReport, Playhead
 from turboserve.scheduler.core import Scheduler
+from turboserve.scheduler.desk import Desk
 from turboserve.scheduler.executor import Executor
 from turboserve.scheduler.messages import (
+    AbandonMove,
     AllListed,
     Answered,
+    BeginMove,
     Command,
+    CommitMove,
     DeclareGone,
     Event,
     ListAll,
     LoadReported,
     Note,
     Place,
+    Reply,
     SessionChanged,
     SuspendIdle,
     Tick,
@@ -51,6 +56,8 @@ _decided = _meter.create_counter(
 _idled = _meter.create_counter("turboserve_scheduler_idle_suspensions", description="Sessions found idle.")
 _declared = _meter.create_counter("turboserve_scheduler_workers_declared_gone", description="By time-out.")
 _refused = _meter.create_counter("turboserve_scheduler_refusals", description="Commands refused, by reason.")
+
+_moved = _meter.create_counter("turboserve_scheduler_moves", description="Moves committed and given up.")
 
 IN_FLIGHT = 64
 """Commands carried out at once, at most."""
@@ -76,6 +83,7 @@ class Shell:
         self._bus = runtime.bus
         self._tick_s = tick_s
         self._executor = Executor(runtime.bus, runtime.clock, term, deposed)
+        self._desk = Desk(runtime.bus, self.feed, leads)
         self._room = asyncio.Semaphore(IN_FLIGHT)
         self._synced = asyncio.Event()
         self._subscriptions: list[Subscription] = []
@@ -87,6 +95,7 @@ class Shell:
         self._subscriptions += [
             await self._bus.subscribe(subjects.LOAD, "*", self._on_load),
             await self._bus.subscribe(subjects.PLAYHEAD, "*", self._on_playhead),
+            await self._bus.serve(subjects.MOVE_SESSION, self._desk.move),
         ]
         self._spawn(self._ticks(), "ticks")
         self._spawn(self._events(), "events")
@@ -122,6 +131,9 @@ class Shell:
         if self.core.synced:
             self._synced.set()
         for command in commands:
+            if isinstance(command, Reply):
+                self._desk.answer(command)
+                continue
             self._note(command)
             # If one raises, the process ends: an unanswered ticket would hold its session for ever.
             self._spawn(self._execute(command), type(command).__name__)
@@ -181,7 +193,7 @@ class Shell:
 
     @staticmethod
     def _note(command: Command) -> None:
-        if isinstance(command, Place | Note):
+        if isinstance(command, Place | BeginMove | Note):
             decision = command.decision
             _decided.add(1, {"kind": decision.kind})
             log.info(
@@ -192,6 +204,10 @@ class Shell:
                 epoch=decision.epoch,
                 reason=decision.reason,
             )
+        elif isinstance(command, CommitMove | AbandonMove):
+            step = type(command).__name__
+            _moved.add(1, {"step": step})
+            log.info("move", step=step, session=command.session, move=command.move)
         elif isinstance(command, DeclareGone):
             _declared.add(1)
             log.warning("worker taken for dead", worker=command.worker, reason=command.reason)

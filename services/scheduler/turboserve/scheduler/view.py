@@ -3,94 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
 
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
+from turboserve.scheduler.known import SessionView, WorkerView
 
 REMEMBERED = 10_000
 """Ended sessions and gone workers that are remembered, so that a late message does not bring them back."""
-
-
-@dataclass
-class WorkerView:
-    """One worker that is not gone."""
-
-    id: str
-    model: str
-    capacity: int
-    phase: WorkerPhase
-    heard_at: float
-    """Listening time (see `liveness`) at which it was surely alive."""
-    looked_at: float
-    """Listening time at which the newest read of its row was asked for."""
-    renewed_at: float
-    """Its row's `renewed_at`; only ever compared with itself."""
-    renewal_seen_at: float = 0.0
-    """Listening time at which a read first showed its newest renewal."""
-    known_since: int = 0
-    """Stamp of its creation here."""
-    draining: bool = False
-    gone: bool = False
-    chunk_latency_s: dict[int, float] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)
-    """Sessions whose rows hold a slot here."""
-    reserved: set[str] = field(default_factory=set)
-    """Sessions that were decided to go here; the decision is not confirmed yet."""
-    holding: set[str] = field(default_factory=set)
-    """Suspended sessions whose rows name this worker."""
-    full_until: float = 0.0
-    """The store said it is full when we thought otherwise; not before this time again."""
-    declaring: bool = False
-    """It is being declared gone."""
-    declare_after: float = 0.0
-    """It is not declared gone (again) before this time."""
-
-    @property
-    def load(self) -> int:
-        """Sessions that hold a slot or have one reserved, each once."""
-        return len(self.used) + sum(1 for session in self.reserved if session not in self.used)
-
-    @property
-    def ready(self) -> bool:
-        """Whether it may be given sessions."""
-        return self.phase is WorkerPhase.READY and not self.draining and not self.declaring
-
-
-@dataclass
-class SessionView:
-    """One session that has not ended."""
-
-    record: SessionRecord
-    touched: int
-    """Stamp of the last time something was learnt about the row."""
-    watched_at: float
-    """Listening time at which it last had a viewer, or was first wanted."""
-    ticket: int | None = None
-    """The one command under way for it."""
-    reserved_on: str | None = None
-    must_read: bool = False
-    """What we know of its row is doubtful."""
-    not_before: float = 0.0
-    """No command for it before this time."""
-    failures: int = 0
-    """Commands in a row that failed."""
-    waiting_since: float | None = None
-    """When it came to need a worker; None while it has one or wants none."""
-    refused_epoch: int | None = None
-    """The epoch that its worker refused to run."""
-    refusals: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Worker → how often it refused this session, and until when it is not asked again."""
-    noted: str | None = None
-    """The reason for waiting that was last noted."""
-
-    @property
-    def id(self) -> str:
-        return self.record.id
-
-    def is_free(self, now: float) -> bool:
-        """Whether a command for it may be given."""
-        return self.ticket is None and self.not_before <= now
 
 
 class View:
@@ -101,6 +20,14 @@ class View:
         self.sessions: dict[str, SessionView] = {}
         self.wanting: set[str] = set()
         """Sessions that need a worker, or whose row has to be read."""
+        self.beginning: set[str] = set()
+        """Sessions for which a move was decided that is not confirmed yet."""
+        self.moving: set[str] = set()
+        """Sessions whose rows say that they are on their way to another worker."""
+        self.moves_over: list[tuple[SessionView, SessionRecord]] = []
+        """Sessions whose move has ended, each with its row before that; emptied by whoever takes note."""
+        self.state_bytes: dict[str, int] = {}
+        """What the last move of a session of this model has transferred."""
         self._stamp = 0
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -141,10 +68,11 @@ class View:
             )
             self.workers[record.id] = worker
             for session in self.sessions.values():
-                if session.record.worker == record.id:
-                    self._count(session.record, worker)
+                if record.id in (session.record.worker, session.record.target):
+                    self._count(session.record)
         worker.draining = worker.draining or record.phase is WorkerPhase.DRAINING
         worker.phase, worker.capacity = record.phase, record.capacity
+        worker.host, worker.gives_state = record.host, bool(record.transfer)
         if record.chunk_latency_s:
             worker.chunk_latency_s = dict(record.chunk_latency_s)
         return worker
@@ -157,6 +85,8 @@ class View:
         worker.heard_at = heard_at
         worker.draining = worker.draining or report.phase is WorkerPhase.DRAINING
         worker.phase, worker.capacity = report.phase, report.capacity
+        worker.host, worker.gives_state = report.host, bool(report.transfer)
+        worker.arrivals = {move.session: move for move in report.moves}
         if report.chunk_latency_s:
             worker.chunk_latency_s = dict(report.chunk_latency_s)
         return worker
@@ -168,7 +98,7 @@ class View:
         if view is None:
             return
         view.gone = True
-        for session in [*view.used, *view.holding, *view.reserved]:
+        for session in [*view.used, *view.holding, *view.reserved, *view.incoming]:
             self.settle(self.sessions.get(session))
 
     # Sessions
@@ -191,15 +121,17 @@ class View:
         if session is None:
             session = SessionView(record, touched, listened)
             self.sessions[record.id] = session
-            self._count(record, self.workers.get(record.worker or ""))
+            self._count(record)
             return session
         before, session.record = session.record, record
         session.touched = touched
         self._uncount(before)
-        self._count(record, self.workers.get(record.worker or ""))
+        self._count(record)
+        if before.move is not None and before.move != record.move:
+            self.moves_over.append((session, before))
         if record.epoch != before.epoch:
             session.refused_epoch = None
-        became_active = record.phase is Phase.ACTIVE and before.phase is not Phase.ACTIVE
+        became_active = record.phase is Phase.ACTIVE and not before.phase.holds_slot
         if became_active or (
             record.activity is Activity.WATCHING and before.activity is not Activity.WATCHING
         ):
@@ -224,6 +156,13 @@ class View:
         session.reserved_on = worker
         self.workers[worker].reserved.add(session.id)
 
+    def begin_move(self, session: SessionView, target: str) -> None:
+        """It is to move there; a running one has its slot there from now on."""
+        if session.record.phase.holds_slot:
+            self.reserve(session, target)
+        session.begun_to = target
+        self.beginning.add(session.id)
+
     def release(self, session: SessionView) -> None:
         """Give back the session's reservation, if it has one."""
         if session.reserved_on is not None:
@@ -231,6 +170,8 @@ class View:
             if worker is not None:
                 worker.reserved.discard(session.id)
             session.reserved_on = None
+        session.begun_to = None
+        self.beginning.discard(session.id)
 
     def kind(self, session: SessionView) -> str | None:
         """Why the session needs a worker: place, resume, recover; None if it does not."""
@@ -241,7 +182,9 @@ class View:
             return "place"
         lost = record.worker is not None and self.is_gone(record.worker)
         if record.phase is Phase.SUSPENDED:
-            return "recover" if lost else "resume"
+            # Its state is on its way: it goes on where that arrives, or stays, and the move has a limit.
+            waits = record.move is not None and not lost
+            return None if waits else "recover" if lost else "resume"
         if lost or record.worker is None:
             return "recover"
         return "place" if session.refused_epoch == record.epoch else None
@@ -256,20 +199,25 @@ class View:
             self.wanting.discard(session.id)
             session.waiting_since, session.noted = None, None
 
-    @staticmethod
-    def _count(record: SessionRecord, worker: WorkerView | None) -> None:
-        if worker is None:
-            return
-        if record.phase.holds_slot:
+    def _count(self, record: SessionRecord) -> None:
+        worker, target = (self.workers.get(name or "") for name in (record.worker, record.target))
+        if worker is not None and record.phase.holds_slot:
             worker.used.add(record.id)
-        elif record.phase is Phase.SUSPENDED:
+        elif worker is not None and record.phase is Phase.SUSPENDED:
             worker.holding.add(record.id)
+        if target is not None and record.phase.holds_slot:
+            target.incoming.add(record.id)
+        if record.target is not None:
+            self.moving.add(record.id)
 
     def _uncount(self, record: SessionRecord) -> None:
-        worker = self.workers.get(record.worker or "")
-        if worker is not None:
-            worker.used.discard(record.id)
-            worker.holding.discard(record.id)
+        for name in (record.worker, record.target):
+            worker = self.workers.get(name or "")
+            if worker is not None:
+                worker.used.discard(record.id)
+                worker.holding.discard(record.id)
+                worker.incoming.discard(record.id)
+        self.moving.discard(record.id)
 
 
 def _remember(names: OrderedDict[str, None], name: str) -> None:

@@ -1,0 +1,108 @@
+"""One worker and one session as the scheduler knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.workers import MoveReport, WorkerPhase
+
+
+@dataclass
+class WorkerView:
+    """One worker that is not gone."""
+
+    id: str
+    model: str
+    capacity: int
+    phase: WorkerPhase
+    heard_at: float
+    """Listening time (see `liveness`) at which it was surely alive."""
+    looked_at: float
+    """Listening time at which the newest read of its row was asked for."""
+    renewed_at: float
+    """Its row's `renewed_at`; only ever compared with itself."""
+    renewal_seen_at: float = 0.0
+    """Listening time at which a read first showed its newest renewal."""
+    known_since: int = 0
+    """Stamp of its creation here."""
+    draining: bool = False
+    gone: bool = False
+    host: str = ""
+    gives_state: bool = False
+    """Other workers can ask it for the state of sessions."""
+    chunk_latency_s: dict[int, float] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+    """Sessions whose rows hold a slot here."""
+    reserved: set[str] = field(default_factory=set)
+    """Sessions that were decided to go here; the decision is not confirmed yet."""
+    incoming: set[str] = field(default_factory=set)
+    """Sessions whose rows say that they are moving here, and that need a slot."""
+    arrivals: dict[str, MoveReport] = field(default_factory=dict)
+    """What it last said of the sessions that are moving here."""
+    holding: set[str] = field(default_factory=set)
+    """Suspended sessions whose rows name this worker."""
+    full_until: float = 0.0
+    """The store said it is full when we thought otherwise; not before this time again."""
+    declaring: bool = False
+    """It is being declared gone."""
+    declare_after: float = 0.0
+    """It is not declared gone (again) before this time."""
+
+    @property
+    def load(self) -> int:
+        """Sessions that hold a slot, are moving here or have a slot reserved, each once."""
+        return len(self.used | self.reserved | self.incoming)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be given sessions."""
+        return self.phase is WorkerPhase.READY and not self.draining and not self.declaring
+
+
+@dataclass
+class SessionView:
+    """One session that has not ended."""
+
+    record: SessionRecord
+    touched: int
+    """Stamp of the last time something was learnt about the row."""
+    watched_at: float
+    """Listening time at which it last had a viewer, or was first wanted."""
+    ticket: int | None = None
+    """The one command under way for it."""
+    reserved_on: str | None = None
+    begun_to: str | None = None
+    """Target of a move that was decided and is not confirmed yet."""
+    move_seen: int | None = None
+    """The move that the next two are about."""
+    move_since: float = 0.0
+    """Listening time at which it was first seen."""
+    move_doomed: str | None = None
+    """Why it cannot be committed any more."""
+    rests_until: float = 0.0
+    """It has moved, or failed to: not moved for balance before this time."""
+    move_failures: dict[str, float] = field(default_factory=dict)
+    """Worker → until when no move there is tried, since one has failed."""
+    must_read: bool = False
+    """What we know of its row is doubtful."""
+    not_before: float = 0.0
+    """No command for it before this time."""
+    failures: int = 0
+    """Commands in a row that failed."""
+    waiting_since: float | None = None
+    """When it came to need a worker; None while it has one or wants none."""
+    refused_epoch: int | None = None
+    """The epoch that its worker refused to run."""
+    refusals: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Worker → how often it refused this session, and until when it is not asked again."""
+    noted: str | None = None
+    """The reason for waiting that was last noted."""
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    def is_free(self, now: float) -> bool:
+        """Whether a command for it may be given."""
+        return self.ticket is None and self.not_before <= now

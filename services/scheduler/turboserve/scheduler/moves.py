@@ -1,0 +1,178 @@
+"""The moves of live sessions: which are begun, and how each that is under way ends (the design, "Migration").
+
+Whether a move gains anything is the rebalancer's to say. Here each goes through the same steps: begun by one
+compare-and-set; the target copies and reports; committed once it reports the state verified, given up if it
+fails, dies, or takes too long. What is under way stands in the rows, so a scheduler that starts anew finds it
+there and goes on: the target repeats its report for as long as its row says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from turboserve.contracts.sessions import Decision, Phase, SessionRecord
+from turboserve.contracts.workers import MoveReport, MoveStage
+from turboserve.scheduler import picture
+from turboserve.scheduler.known import SessionView
+from turboserve.scheduler.messages import AbandonMove, BeginMove, CommitMove
+from turboserve.scheduler.placement import Links, Move, MoveKind, Rebalancer
+from turboserve.scheduler.placement.links import kind_between
+from turboserve.scheduler.policy import Policy
+from turboserve.scheduler.view import View
+
+Take = Callable[[SessionView], int]
+"""Gives the ticket of a session's next command."""
+Step = CommitMove | AbandonMove
+
+
+class Moves:
+    """State beside the view: only when better places were last looked for."""
+
+    def __init__(self, rebalancer: Rebalancer, links: Links | None, policy: Policy) -> None:
+        """`links` learn from every move how long the next will take."""
+        self._rebalancer, self._links, self._policy = rebalancer, links, policy
+        self.wanted = False
+        """Something has changed since better places were looked for."""
+        self._looked_at: float | None = None
+
+    # Those under way
+
+    def drive(
+        self, view: View, now: float, listened: float, take: Take
+    ) -> Iterator[CommitMove | AbandonMove]:
+        """The next step of each move that is ripe for one."""
+        self._note_ends(view, now)
+        for name in sorted(view.moving):
+            session = view.sessions[name]
+            if session.move_seen != session.record.move:
+                session.move_seen, session.move_since = session.record.move, listened
+                session.move_doomed = None
+            if session.is_free(now) and not session.must_read:
+                step = self._step(view, session, listened, take)
+                if step is not None:
+                    yield step
+
+    def _step(self, view: View, session: SessionView, listened: float, take: Take) -> Step | None:
+        record = session.record
+        assert record.move is not None
+        assert record.target is not None
+        report = _report(view, record)
+        verified = report is not None and report.stage is MoveStage.VERIFIED
+        if report is not None and verified and session.move_doomed is None:
+            return CommitMove(
+                take(session),
+                session.id,
+                record.move,
+                record.target,
+                report.next_chunk,
+                report.digest,
+                {"bytes_moved": report.bytes_moved, "seconds": report.seconds},
+            )
+        reason = self._why_not(view, session, report, listened)
+        return None if reason is None else AbandonMove(take(session), session.id, record.move, reason)
+
+    def _why_not(
+        self, view: View, session: SessionView, report: MoveReport | None, listened: float
+    ) -> str | None:
+        """Why the move is given up; None: it goes on. A running session of a dead source is recovered."""
+        record, limit_s = session.record, self._policy.move_limit_s
+        if session.move_doomed is not None:
+            return session.move_doomed
+        if report is not None and report.stage is MoveStage.FAILED:
+            return report.reason or "the target says that it failed"
+        if view.is_gone(record.target or ""):
+            return f"{record.target} is gone"
+        if record.phase is Phase.SUSPENDED and view.is_gone(record.worker or ""):
+            return f"{record.worker} is gone, and its state with it"
+        if listened - session.move_since >= limit_s:
+            return f"its state was not verified within {limit_s:g} s"
+        return None
+
+    def _note_ends(self, view: View, now: float) -> None:
+        over, view.moves_over = view.moves_over, []
+        for session, before in over:
+            after, rests_until = session.record, now + self._policy.move_rest_s
+            if after.worker == before.target:
+                session.rests_until = rests_until
+                self._learn(view, before)
+            elif (after.epoch, after.activity) == (before.epoch, before.activity):
+                session.rests_until = rests_until
+                session.move_failures[before.target or ""] = rests_until
+
+    def _learn(self, view: View, before: SessionRecord) -> None:
+        report = _report(view, before)
+        if report is None or report.stage is not MoveStage.VERIFIED:
+            return
+        view.state_bytes[before.model] = report.bytes_moved
+        source, target = view.workers.get(before.worker or ""), view.workers.get(before.target or "")
+        if self._links is not None and source is not None and target is not None and report.seconds > 0:
+            kind = kind_between(source.host, target.host)
+            self._links.observe(kind, report.bytes_moved, report.seconds)
+
+    # Those to begin
+
+    def propose(
+        self, view: View, now: float, listened: float, waiting: bool, take: Take
+    ) -> Iterator[BeginMove]:
+        """Ask the rebalancer, if it is time, and begin what it proposes as far as that may be under way.
+
+        `waiting`: sessions wait for a slot; what is free is theirs, and only drains go on.
+        """
+        since_s = None if self._looked_at is None else now - self._looked_at
+        if since_s is not None and since_s < (
+            self._policy.rebalance_least_s if self.wanted else self._policy.rebalance_s
+        ):
+            return
+        self.wanted, self._looked_at = False, now
+        ends = Counter(_ends(view))
+        room = self._policy.moves_at_once - sum(ends.values()) // 2
+        if room <= 0:
+            return
+        cluster = picture.of(view, now, listened, self._policy.worker_timeout_s)
+        for move in self._rebalancer.propose(cluster, now):
+            if move.kind is not MoveKind.DRAIN and (waiting or not self._policy.rebalance):
+                continue
+            pair = (move.source, move.target)
+            if room <= 0 or any(ends[name] >= self._policy.moves_per_worker for name in pair):
+                continue
+            room -= 1
+            ends.update(pair)
+            numbers = {**move.numbers, "gain_s": move.gain_s, "cost_s": move.cost_s}
+            session = view.sessions[move.session]
+            yield self.begin(view, session, move.target, _reason(move), numbers, take)
+
+    @staticmethod
+    def begin(
+        view: View, session: SessionView, target: str, reason: str, numbers: Mapping[str, float], take: Take
+    ) -> BeginMove:
+        """Send a session on its way; a running one has its slot at the target from now on."""
+        record = session.record
+        view.begin_move(session, target)
+        decision = Decision(
+            session=session.id,
+            epoch=record.epoch,
+            worker=target,
+            kind="migrate",
+            reason=reason,
+            numbers=dict(numbers),
+        )
+        return BeginMove(take(session), record.version, decision)
+
+
+def _reason(move: Move) -> str:
+    return f"{move.kind.value}: {move.reason}"
+
+
+def _report(view: View, record: SessionRecord) -> MoveReport | None:
+    """What the target of the move that `record` names last said of it."""
+    target = view.workers.get(record.target or "")
+    report = None if target is None else target.arrivals.get(record.id)
+    return report if report is not None and report.move == record.move else None
+
+
+def _ends(view: View) -> Iterator[str]:
+    """Source and target of every move that is under way or being begun."""
+    for name in view.moving | view.beginning:
+        session = view.sessions[name]
+        yield from (session.record.worker or "", session.record.target or session.begun_to or "")

@@ -1,0 +1,507 @@
+"""Moves in the scheduler's core, event by event: each step, each time-out, each surprise."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TypeVar
+
+import pytest
+
+from turboserve.contracts import errors
+from turboserve.contracts.sessions import Activity, Phase, SessionRecord
+from turboserve.contracts.workers import LoadReport, MoveReport, MoveStage, WorkerPhase, WorkerRecord
+from turboserve.scheduler.core import Scheduler
+from turboserve.scheduler.messages import (
+    AbandonMove,
+    AllListed,
+    Answered,
+    BeginMove,
+    Command,
+    CommitMove,
+    Event,
+    ListAll,
+    LoadReported,
+    MoveAsked,
+    Place,
+    ReadSession,
+    Refused,
+    Reply,
+    SessionChanged,
+    Tick,
+    WorkerChanged,
+)
+from turboserve.scheduler.placement import Cluster, LeastLoaded, Move, MoveKind
+from turboserve.scheduler.policy import Policy
+
+Kind = TypeVar("Kind")
+ADDRESS = ("tcp://127.0.0.1:1",)
+
+
+def worker(name: str, capacity: int = 4, phase: WorkerPhase = WorkerPhase.READY) -> WorkerRecord:
+    return WorkerRecord(
+        id=name, model="m", phase=phase, capacity=capacity, started_at=1, renewed_at=1, transfer=ADDRESS
+    )
+
+
+def session(name: str = "s", owner: str | None = "a", **more: object) -> SessionRecord:
+    fields: dict[str, object] = {
+        "id": name,
+        "tenant": "t",
+        "model": "m",
+        "prompt": "p",
+        "seed": 1,
+        "phase": Phase.ACTIVE,
+        "worker": owner,
+        "version": 2,
+        "epoch": 1,
+        "created_at": 1,
+        "updated_at": 1,
+    }
+    return SessionRecord.model_validate({**fields, **more})
+
+
+class Wishes:
+    """A rebalancer that proposes what the test says, for as long as the session may be moved."""
+
+    def __init__(self) -> None:
+        self.moves: list[Move] = []
+        self.asked = 0
+        self.seen = Cluster()
+
+    def wish(self, name: str, target: str, kind: MoveKind = MoveKind.BALANCE) -> None:
+        self.moves.append(Move(name, "a", target, 0.2, 0.1, "it gains", kind, {"bytes": 7.0}))
+
+    def propose(self, cluster: Cluster, now: float) -> list[Move]:
+        self.asked += 1
+        self.seen = cluster
+        return [
+            move
+            for move in self.moves
+            if (state := cluster.sessions.get(move.session)) is not None
+            and state.movable
+            and state.target is None
+            and (move.kind is MoveKind.DRAIN or state.rests_until <= now)
+            and move.target not in state.excluded
+            and move.target in cluster.workers
+        ]
+
+
+class Bench:
+    """A core filled with rows, and a store of one's own: `store` does what a command asks."""
+
+    def __init__(self, *known: WorkerRecord | SessionRecord, policy: Policy | None = None) -> None:
+        self.now = 0.0
+        self.wishes = Wishes()
+        self.policy = policy or Policy(idle_after_s=1e9)
+        self.rows: dict[str, SessionRecord] = {}
+        self.workers = tuple(row for row in known if isinstance(row, WorkerRecord))
+        for row in known:
+            if isinstance(row, SessionRecord):
+                self.rows[row.id] = row
+        self.restart()
+
+    def restart(self) -> None:
+        self.core = Scheduler(LeastLoaded(), self.policy, self.wishes)
+        self.out: list[Command] = []
+        self.feed(Tick())
+        self.feed(AllListed(self.take(ListAll).ticket, self.workers, tuple(self.rows.values())))
+
+    def feed(self, event: Event, after: float = 0.0) -> None:
+        self.now += after
+        self.out += self.core.handle(event, self.now)
+
+    def pass_time(self, seconds: float) -> None:
+        for _ in range(int(seconds * 4)):
+            for name in list(self.core.view.workers):
+                arrivals = tuple(self.core.view.workers[name].arrivals.values())
+                self.load(name, *arrivals)
+            self.feed(Tick(), after=0.25)
+
+    def take(self, kind: type[Kind]) -> Kind:
+        found = next(command for command in self.out if isinstance(command, kind))
+        self.out.remove(found)  # type: ignore[arg-type]
+        return found
+
+    def none(self, *kinds: type[Command]) -> bool:
+        return not any(isinstance(command, kinds) for command in self.out)
+
+    def load(self, name: str, *moves: MoveReport) -> None:
+        self.feed(LoadReported(LoadReport(worker=name, model="m", capacity=4, moves=moves, transfer=ADDRESS)))
+
+    def change(self, name: str, **changes: object) -> SessionRecord:
+        row = self.rows[name]
+        after = row.model_copy(update={**changes, "version": row.version + 1})
+        self.rows[name] = after
+        return after
+
+    def do(self, command: BeginMove | CommitMove | AbandonMove) -> SessionRecord:
+        """What the store makes of it."""
+        row = self.rows[command.session]
+        if isinstance(command, BeginMove):
+            phase = Phase.MIGRATING if row.phase is Phase.ACTIVE else row.phase
+            return self.change(row.id, phase=phase, target=command.worker, move=row.version + 1)
+        assert command.move == row.move
+        phase = Phase.ACTIVE if row.phase is Phase.MIGRATING else row.phase
+        over = {"phase": phase, "target": None, "move": None}
+        if isinstance(command, CommitMove):
+            return self.change(row.id, **over, worker=command.worker, epoch=row.epoch + 1)
+        return self.change(row.id, **over)
+
+    def store(self, kind: type[Kind]) -> Kind:
+        """Carry out the command of this kind and answer it."""
+        command = self.take(kind)
+        self.feed(Answered(command.ticket, self.do(command)))  # type: ignore[attr-defined,arg-type]
+        return command
+
+    def verified(self, name: str = "s", at: str = "b", **more: object) -> None:
+        values = {"session": name, "move": self.rows[name].move, "stage": MoveStage.VERIFIED, "next_chunk": 4}
+        self.load(at, MoveReport.model_validate({**values, "digest": "d", **more}))
+
+
+def moving(**more: object) -> Bench:
+    """A bench whose session `s` is on its way from `a` to `b`."""
+    row = session(phase=Phase.MIGRATING, target="b", move=2, **more)
+    return Bench(worker("a"), worker("b"), row)
+
+
+def test_a_move_from_proposal_to_commit() -> None:
+    bench = Bench(worker("a"), worker("b"), session())
+    bench.wishes.wish("s", "b")
+    bench.pass_time(1.0)
+    begin = bench.take(BeginMove)
+    assert (begin.expected_version, begin.worker, begin.decision.kind) == (2, "b", "migrate")
+    assert begin.decision.reason == "balance: it gains"
+    assert begin.decision.numbers == {"bytes": 7.0, "gain_s": 0.2, "cost_s": 0.1}
+    # It counts at both ends from the decision on, and once at each.
+    assert [bench.core.view.workers[name].load for name in "ab"] == [1, 1]
+    bench.feed(SessionChanged(bench.do(begin)))
+    assert [bench.core.view.workers[name].load for name in "ab"] == [1, 1]
+    bench.feed(Answered(begin.ticket, bench.rows["s"]))
+    assert [bench.core.view.workers[name].load for name in "ab"] == [1, 1]
+    bench.load("b", MoveReport(session="s", move=3, stage=MoveStage.COPYING))
+    assert bench.none(CommitMove, AbandonMove)
+    bench.verified(bytes_moved=100, seconds=0.5)
+    commit = bench.store(CommitMove)
+    assert (commit.move, commit.worker, commit.next_chunk, commit.digest) == (3, "b", 4, "d")
+    assert commit.numbers == {"bytes_moved": 100, "seconds": 0.5}
+    assert [bench.core.view.workers[name].load for name in "ab"] == [0, 1]
+    assert bench.core.view.state_bytes == {"m": 100}
+    bench.pass_time(2.0)
+    assert bench.none(BeginMove, CommitMove, AbandonMove)
+
+
+def test_there_is_never_a_second_command_while_one_is_under_way() -> None:
+    bench = moving()
+    bench.verified()
+    commit = bench.take(CommitMove)
+    bench.verified()
+    bench.pass_time(60.0)
+    assert bench.none(CommitMove, AbandonMove, BeginMove, Place, ReadSession)
+    bench.feed(Answered(commit.ticket, bench.do(commit)))
+    assert not bench.core.view.moving
+
+
+@pytest.mark.parametrize("stage", [None, MoveStage.COPYING])
+def test_a_move_that_takes_too_long_is_given_up(stage: MoveStage | None) -> None:
+    bench = moving()
+    if stage is not None:
+        bench.load("b", MoveReport(session="s", move=2, stage=stage))
+    bench.pass_time(bench.policy.move_limit_s - 1)
+    assert bench.none(AbandonMove)
+    bench.pass_time(2.0)
+    assert "not verified within 20 s" in bench.store(AbandonMove).reason
+    assert [bench.core.view.workers[name].load for name in "ab"] == [1, 0]
+
+
+def test_a_move_that_its_target_could_not_make_is_given_up_and_not_tried_again_at_once() -> None:
+    bench = moving()
+    failed = MoveReport(session="s", move=2, stage=MoveStage.FAILED, reason="the digest differs")
+    bench.load("b", failed)
+    assert bench.store(AbandonMove).reason == "the digest differs"
+    bench.wishes.wish("s", "b", MoveKind.DRAIN)
+    bench.pass_time(bench.policy.move_rest_s - 1)
+    assert bench.none(BeginMove)
+    bench.pass_time(2.0)
+    assert bench.take(BeginMove).worker == "b"
+
+
+def test_reports_of_another_move_say_nothing() -> None:
+    bench = moving()
+    for move in (1, 3):
+        bench.load("b", MoveReport(session="s", move=move, stage=MoveStage.VERIFIED))
+        bench.load("b", MoveReport(session="s", move=move, stage=MoveStage.FAILED))
+    # Nor does anyone but the target.
+    bench.load("a", MoveReport(session="s", move=2, stage=MoveStage.VERIFIED))
+    assert bench.none(CommitMove, AbandonMove)
+
+
+@pytest.mark.parametrize("done", [True, False])
+@pytest.mark.parametrize("refused", [Refused.UNKNOWN, Refused.CONFLICT])
+def test_a_beginning_whose_outcome_is_unknown_is_settled_by_the_row(refused: Refused, done: bool) -> None:
+    bench = Bench(worker("a"), worker("b", capacity=1), session())
+    bench.wishes.wish("s", "b")
+    bench.pass_time(1.0)
+    begin = bench.take(BeginMove)
+    bench.wishes.moves.clear()
+    if done:
+        bench.do(begin)
+    bench.feed(Answered(begin.ticket, refused=refused))
+    # Until the row is known, the slot is kept.
+    assert bench.core.view.workers["b"].load == 1
+    bench.pass_time(1.0)
+    bench.feed(Answered(bench.take(ReadSession).ticket, bench.rows["s"]))
+    assert bench.core.view.workers["b"].load == (1 if done else 0)
+    assert bench.core.view.moving == ({"s"} if done else set())
+
+
+@pytest.mark.parametrize("done", [True, False])
+@pytest.mark.parametrize("step", [CommitMove, AbandonMove])
+def test_an_end_whose_outcome_is_unknown_is_settled_by_the_row(
+    step: type[CommitMove | AbandonMove], done: bool
+) -> None:
+    bench = moving()
+    if step is CommitMove:
+        bench.verified()
+    else:
+        bench.load("b", MoveReport(session="s", move=2, stage=MoveStage.FAILED))
+    command = bench.take(step)
+    if done:
+        bench.do(command)
+    bench.feed(Answered(command.ticket, refused=Refused.UNKNOWN))
+    assert bench.none(step)
+    bench.pass_time(1.0)
+    bench.feed(Answered(bench.take(ReadSession).ticket, bench.rows["s"]))
+    if done:
+        bench.pass_time(5.0)
+        assert bench.none(CommitMove, AbandonMove, ReadSession)
+    else:
+        assert bench.take(step).move == 2
+
+
+def test_a_state_that_the_log_has_left_behind_is_given_up() -> None:
+    bench = moving()
+    bench.verified()
+    bench.feed(Answered(bench.take(CommitMove).ticket, refused=Refused.STALE_STATE))
+    assert "later chunk" in bench.store(AbandonMove).reason
+    bench.pass_time(5.0)
+    assert bench.none(CommitMove, AbandonMove)
+
+
+def test_a_new_scheduler_finishes_what_the_old_one_began() -> None:
+    bench = moving()
+    bench.restart()
+    assert bench.none(CommitMove, AbandonMove)
+    bench.verified()
+    bench.store(CommitMove)
+    assert bench.rows["s"].worker == "b"
+
+
+def test_a_new_scheduler_gives_up_what_nobody_reports_on() -> None:
+    bench = moving()
+    bench.pass_time(bench.policy.move_limit_s - 5)
+    bench.restart()
+    bench.pass_time(bench.policy.move_limit_s - 5)
+    assert bench.none(AbandonMove)
+    bench.pass_time(6.0)
+    bench.store(AbandonMove)
+    assert bench.rows["s"].worker == "a"
+
+
+def test_a_scheduler_that_was_held_up_does_not_take_its_own_pause_for_a_slow_move() -> None:
+    bench = moving()
+    bench.feed(Tick(), after=300.0)
+    assert bench.none(AbandonMove)
+    bench.verified()
+    bench.take(CommitMove)
+
+
+def test_the_death_of_the_source_is_recovered_unless_the_state_is_there() -> None:
+    for verified in (True, False):
+        bench = moving()
+        if verified:
+            report = MoveReport(session="s", move=2, stage=MoveStage.VERIFIED)
+            bench.core.view.workers["b"].arrivals["s"] = report
+        bench.feed(WorkerChanged(worker("a", phase=WorkerPhase.GONE)))
+        if verified:
+            assert bench.none(Place)
+            assert bench.store(CommitMove).worker == "b"
+            assert bench.none(Place)
+        else:
+            assert bench.none(CommitMove)
+            assert bench.take(Place).decision.kind == "recover"
+
+
+def test_the_death_of_the_target_ends_the_move() -> None:
+    bench = moving()
+    bench.feed(WorkerChanged(worker("b", phase=WorkerPhase.GONE)))
+    assert "b is gone" in bench.store(AbandonMove).reason
+    assert bench.none(Place)
+    assert bench.core.view.workers["a"].load == 1
+
+
+def test_a_pause_during_a_move_frees_the_slot_at_the_target() -> None:
+    bench = moving()
+    paused = bench.change("s", phase=Phase.SUSPENDED, activity=Activity.PAUSED, target=None, move=None)
+    bench.feed(SessionChanged(paused))
+    assert [bench.core.view.workers[name].load for name in "ab"] == [0, 0]
+    bench.verified(move=2)
+    assert bench.none(CommitMove, AbandonMove)
+    # It was paused, which says nothing against the target.
+    assert not bench.core.view.sessions["s"].move_failures
+
+
+def test_a_suspended_session_moves_without_a_slot_and_resumes_where_it_arrives() -> None:
+    asleep = {"phase": Phase.SUSPENDED, "activity": Activity.PAUSED}
+    bench = Bench(worker("a", phase=WorkerPhase.DRAINING), worker("b", capacity=1), session(**asleep))
+    bench.wishes.wish("s", "b", MoveKind.DRAIN)
+    bench.pass_time(1.0)
+    bench.store(BeginMove)
+    assert bench.core.view.workers["b"].load == 0
+    # Its user is back: it waits for its state rather than beginning anew somewhere.
+    bench.feed(SessionChanged(bench.change("s", activity=Activity.WATCHING)))
+    assert bench.none(Place)
+    bench.verified()
+    bench.store(CommitMove)
+    place = bench.take(Place)
+    assert (place.worker, place.decision.kind) == ("b", "resume")
+
+
+def test_the_state_of_a_suspended_session_dies_with_its_holder() -> None:
+    asleep = {"phase": Phase.SUSPENDED, "activity": Activity.PAUSED, "target": "b", "move": 2}
+    bench = Bench(worker("a"), worker("b"), session(**asleep))
+    bench.feed(WorkerChanged(worker("a", phase=WorkerPhase.GONE)))
+    assert "a is gone" in bench.store(AbandonMove).reason
+
+
+def test_moves_at_once_are_bounded_over_all_and_per_worker() -> None:
+    names = [f"s{number}" for number in range(8)]
+    workers = [worker(name, capacity=8) for name in "abcde"]
+    policy = Policy(idle_after_s=1e9, moves_at_once=3, moves_per_worker=2)
+    bench = Bench(*workers, *(session(name) for name in names), policy=policy)
+    for name, target in zip(names, itertools.cycle("bcde"), strict=False):
+        bench.wishes.wish(name, target)
+    bench.pass_time(3.0)
+    begun = [bench.take(BeginMove), bench.take(BeginMove)]
+    # `a` is at one end of each.
+    assert bench.none(BeginMove)
+    bench.feed(Answered(begun[0].ticket, bench.do(begun[0])))
+    bench.pass_time(2.0)
+    assert bench.none(BeginMove)
+    bench.verified(begun[0].session, begun[0].worker)
+    bench.store(CommitMove)
+    bench.pass_time(1.0)
+    assert bench.take(BeginMove).session == "s2"
+
+
+def test_balance_waits_for_those_who_wait_and_drains_do_not() -> None:
+    waiting = session("w", None, phase=Phase.REQUESTED, epoch=0, model="n")
+    bench = Bench(worker("a"), worker("b"), session("s1"), session("s2"), waiting)
+    bench.wishes.wish("s1", "b")
+    bench.wishes.wish("s2", "b", MoveKind.DRAIN)
+    bench.pass_time(2.0)
+    assert bench.take(BeginMove).session == "s2"
+    assert bench.none(BeginMove)
+
+
+def test_without_rebalancing_only_drains_and_operators_move() -> None:
+    policy = Policy(idle_after_s=1e9, rebalance=False)
+    bench = Bench(worker("a"), worker("b"), session("s1"), session("s2"), session("s3"), policy=policy)
+    bench.wishes.wish("s1", "b")
+    bench.wishes.wish("s2", "b", MoveKind.DRAIN)
+    bench.pass_time(2.0)
+    assert bench.take(BeginMove).session == "s2"
+    assert bench.none(BeginMove)
+    bench.feed(MoveAsked(1, "s3", "b"))
+    assert bench.take(BeginMove).session == "s3"
+
+
+def test_a_session_whose_worker_gives_nothing_away_is_not_moved() -> None:
+    mute = worker("a").model_copy(update={"transfer": ()})
+    bench = Bench(mute, worker("b"), session())
+    bench.wishes.wish("s", "b")
+    bench.feed(Tick(), after=2.0)
+    bench.feed(MoveAsked(1, "s", "b"))
+    assert isinstance(bench.take(Reply).error, errors.TransitionError)
+    assert bench.none(BeginMove)
+    assert bench.wishes.asked > 0
+
+
+def test_an_operator_moves_a_session_where_he_likes() -> None:
+    bench = Bench(worker("a"), worker("b"), worker("c"), session("s"), session("t", "b"))
+    bench.feed(MoveAsked(5, "s", "b"))
+    begin = bench.take(BeginMove)
+    assert (begin.worker, "operator" in begin.decision.reason) == ("b", True)
+    assert bench.none(Reply)
+    bench.feed(Answered(begin.ticket, bench.do(begin)))
+    reply = bench.take(Reply)
+    assert (reply.request, reply.error, reply.decision) == (5, None, begin.decision)
+    assert reply.record is not None
+    assert reply.record.target == "b"
+    # Where it likes best: not where it is, and where the load grows least.
+    bench.feed(MoveAsked(6, "t"))
+    assert bench.take(BeginMove).worker == "c"
+
+
+@pytest.mark.parametrize(
+    ("name", "to", "error"),
+    [
+        ("never", "b", errors.SessionNotFoundError),
+        ("s", "never", errors.NotFoundError),
+        ("s", "a", errors.InvalidInputError),
+        ("s", "other", errors.InvalidInputError),
+        ("s", "full", errors.NoCapacityError),
+        ("s", "draining", errors.NoCapacityError),
+        ("waits", "b", errors.TransitionError),
+        ("moves", "b", errors.TransitionError),
+        ("huge", None, errors.NoCapacityError),
+    ],
+)
+def test_what_an_operator_cannot_have_is_said_at_once(
+    name: str, to: str | None, error: type[errors.TurboServeError]
+) -> None:
+    bench = Bench(
+        worker("a"),
+        worker("b", capacity=2),
+        worker("full", capacity=1),
+        worker("draining", phase=WorkerPhase.DRAINING),
+        worker("other").model_copy(update={"model": "n"}),
+        session("s"),
+        session("f", "full"),
+        session("waits", None, phase=Phase.REQUESTED, epoch=0, model="nobody-serves-it"),
+        session("moves", phase=Phase.MIGRATING, target="b", move=2),
+        session("huge", "other", model="n"),
+    )
+    bench.feed(MoveAsked(1, name, to))
+    reply = bench.take(Reply)
+    assert type(reply.error) is error
+    assert bench.none(BeginMove)
+
+
+@pytest.mark.parametrize(
+    ("refused", "error"),
+    [
+        (Refused.CONFLICT, errors.ConflictError),
+        (Refused.NO_CAPACITY, errors.NoCapacityError),
+        (Refused.WORKER_GONE, errors.NotFoundError),
+        (Refused.NOT_FOUND, errors.SessionNotFoundError),
+        (Refused.NOT_SENT, errors.UnavailableError),
+        (Refused.UNKNOWN, errors.DeadlineError),
+    ],
+)
+def test_what_the_store_refuses_an_operator_is_said(
+    refused: Refused, error: type[errors.TurboServeError]
+) -> None:
+    bench = Bench(worker("a"), worker("b"), session())
+    bench.feed(MoveAsked(1, "s", "b"))
+    bench.feed(Answered(bench.take(BeginMove).ticket, refused=refused))
+    assert type(bench.take(Reply).error) is error
+    # Nothing stays reserved once the row is known.
+    if refused in (Refused.NO_CAPACITY, Refused.NOT_SENT):
+        assert bench.core.view.workers["b"].load == 0
+    assert not bench.core.view.beginning or refused in (Refused.CONFLICT, Refused.UNKNOWN)
+
+
+def test_before_the_view_is_filled_operators_are_told_to_wait() -> None:
+    core = Scheduler(LeastLoaded())
+    replies = [one for one in core.handle(MoveAsked(1, "s"), 0.0) if isinstance(one, Reply)]
+    assert isinstance(replies[0].error, errors.UnavailableError)
