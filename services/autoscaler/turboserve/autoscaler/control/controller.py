@@ -6,7 +6,7 @@ A decision, in the paper's order:
 
 1. *Measure* the volatility of new activations (`detector`), *quantise* it to a level, *look up* (λ, ρ̂) in the
    table, *replace* the parameters in force (Appendix A).
-2. *When*: out if ρ_max > ρ̂ + δ, or someone waits; in if the load is below ρ̂ − δ.
+2. *When*: out if ρ_max > ρ̂ + δ, a worker is full or someone waits; in if the load is below ρ̂ − δ.
 3. *How much*: to ⌈N_req / (K ρ̂)⌉ (`budget`), or to what the forecast needs, whichever is more.
 
 Beyond the paper. "In" looks at the mean load, not at ρ_max: a drain rebalances, so one full worker among

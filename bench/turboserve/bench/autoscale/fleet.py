@@ -1,0 +1,220 @@
+"""The modelled workers and the sessions on them, and what it costs."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from turboserve.autoscaler.control.events import Happening
+from turboserve.bench.autoscale.outcome import Outcome
+from turboserve.bench.autoscale.plant import Plant
+from turboserve.contracts.pool import LoadFeedback
+from turboserve.scheduler.placement.cluster import Cluster
+from turboserve.scheduler.placement.interface import Demand
+from turboserve.scheduler.placement.minmax import MinMax
+from turboserve.scheduler.placement.moves import Move, MoveKind, Rebalancer
+from turboserve.scheduler.placement.rebalance import MinMaxRebalancer
+from turboserve.scheduler.placement.states import SessionState, WorkerState
+
+MODEL = "m"
+STATE_BYTES = 0
+"""Of a session; moves cost the plant's `move_s`, which is α of the links."""
+REST_S = 2.0
+"""A session that has moved is not moved again for balance before that."""
+
+
+class Fleet:
+    """Workers that start, serve, drain and go; who is where is the scheduler's `Cluster`."""
+
+    def __init__(self, plant: Plant, rebalancer: Rebalancer | None = None) -> None:
+        self.plant = plant
+        self.cluster = Cluster()
+        self.outcome = Outcome()
+        self.target = 0
+        self._placement = MinMax()
+        self._rebalancer: Rebalancer = rebalancer or MinMaxRebalancer()
+        self._names = itertools.count()
+        self._starting: dict[str, float] = {}
+        """Worker → when it will be ready."""
+        self._serving: dict[str, WorkerState] = {}
+        """Ready or draining, in order of start."""
+        self._waiting: dict[str, float] = {}
+        """Session → since when it has been active without a slot, in order."""
+        self._now = 0.0
+        self._latency = [0.0, *(plant.latency_s[n] for n in range(1, plant.capacity + 1))]
+
+    # Time
+
+    def advance(self, now: float) -> None:
+        """Add up what the time since the last event cost."""
+        elapsed, self._now = now - self._now, now
+        if elapsed <= 0:
+            return
+        outcome, entries = self.outcome, self.cluster.entries
+        outcome.cost_s += elapsed * self.paid
+        outcome.wait_s += elapsed * len(self._waiting)
+        for worker in self._serving:
+            sessions = len(entries[worker].here)
+            if sessions:
+                latency_s = self._latency[sessions]
+                outcome.session_s += elapsed * sessions
+                outcome.latency_sum += elapsed * sessions * latency_s
+                outcome.worst_served_s = max(outcome.worst_served_s, latency_s)
+        outcome.worst_s = max(outcome.worst_s, outcome.worst_served_s)
+
+    def finish(self, now: float) -> None:
+        """The run is over: who still waits has waited until now."""
+        self.advance(now)
+        for since in self._waiting.values():
+            self._chunk(now - since + self._latency[1])
+
+    def overdue(self, now: float) -> bool:
+        """Whether someone has waited so long already that its first chunk will be late."""
+        lone_s = self._latency[1]
+        return any(now - since + lone_s > self.plant.target_s for since in self._waiting.values())
+
+    @property
+    def paid(self) -> int:
+        """Workers that cost: starting, serving, draining."""
+        return len(self._starting) + len(self._serving)
+
+    @property
+    def starting(self) -> int:
+        return len(self._starting)
+
+    # Sessions
+
+    def happened(self, session: str, kind: Happening, now: float) -> None:
+        """A session does something."""
+        match kind:
+            case Happening.ARRIVAL | Happening.ACTIVATION:
+                self.outcome.placed += 1
+                self._waiting[session] = now
+                if kind is Happening.ARRIVAL:
+                    self.cluster.put_session(SessionState(session, MODEL, state_bytes=STATE_BYTES))
+            case Happening.IDLING:
+                since = self._waiting.pop(session, None)
+                state = self.cluster.sessions[session]
+                if since is not None:
+                    self._gave_up(now - since)
+                self.cluster.put_session(
+                    replace(state, suspended=state.worker is not None, target=None, reserved=None)
+                )
+            case Happening.DEPARTURE:
+                since = self._waiting.pop(session, None)
+                if since is not None:
+                    self._gave_up(now - since)
+                self.cluster.drop_session(session)
+        self._release_empty()
+
+    def place(self, now: float) -> None:
+        """Give waiting sessions to workers, as far as there is room."""
+        if not self._waiting:
+            return
+        sessions = self.cluster.sessions
+        demands = [Demand(name, MODEL, "place", holder=sessions[name].worker) for name in self._waiting]
+        for choice in self._placement.assign(self.cluster, demands):
+            if choice.worker is None:
+                continue
+            waited_s = now - self._waiting.pop(choice.session)
+            state = sessions[choice.session]
+            self.cluster.put_session(replace(state, worker=choice.worker, suspended=False, target=None))
+            if waited_s > 0:
+                self.outcome.waited += 1
+            self._chunk(waited_s + self._latency[len(self.cluster.entries[choice.worker].here)])
+
+    def rebalance(self, now: float) -> list[Move]:
+        """Begin the moves that the scheduler's rebalancer proposes."""
+        moves = self._rebalancer.propose(self.cluster, now)
+        for move in moves:
+            self.cluster.put_session(replace(self.cluster.sessions[move.session], target=move.target))
+        return moves
+
+    def commit(self, move: Move, now: float) -> None:
+        """The state has arrived."""
+        state = self.cluster.sessions.get(move.session)
+        if state is None or state.target != move.target or state.worker != move.source:
+            return
+        self.outcome.moves += 1
+        rests = now + REST_S if move.kind is not MoveKind.DRAIN else state.rests_until
+        self.cluster.put_session(replace(state, worker=move.target, target=None, rests_until=rests))
+        if not state.suspended:
+            sessions = len(self.cluster.entries[move.target].here)
+            self._chunk(self.plant.move_s + self._latency[sessions])
+        self._release_empty()
+
+    def _gave_up(self, waited_s: float) -> None:
+        self.outcome.waited += 1
+        self._chunk(waited_s + self._latency[1])
+
+    def _chunk(self, latency_s: float) -> None:
+        self.outcome.worst_s = max(self.outcome.worst_s, latency_s)
+        self.outcome.late += latency_s > self.plant.target_s
+
+    # Workers
+
+    def resize(self, target: int, now: float, ready: bool = False) -> list[tuple[float, str]]:
+        """Have `target` workers; returns when which new one will be ready. `ready`: at once."""
+        self.target = target
+        surplus = len(self._starting) + len(self._wanted()) - target
+        if surplus > 0:
+            self._shrink(surplus)
+        added = []
+        for _ in range(-surplus):
+            name = f"w{next(self._names):04d}"
+            self._starting[name] = now + self.plant.start_up_s
+            if ready:
+                self.ready(name)
+            else:
+                added.append((self._starting[name], name))
+        self._note(now)
+        return added
+
+    def ready(self, worker: str) -> None:
+        """It has started; nothing if it was given up meanwhile."""
+        if self._starting.pop(worker, None) is None:
+            return
+        state = WorkerState(worker, MODEL, self.plant.capacity, chunk_latency_s=self.plant.latency_s)
+        self._serving[worker] = state
+        self.cluster.put_worker(state)
+
+    def feedback(self, now: float) -> LoadFeedback:
+        """What the scheduler would say, with its own sums (`scheduler.feedback`)."""
+        entries = self.cluster.entries
+        ready = [entries[worker] for worker in self._wanted()]
+        return LoadFeedback(
+            model=MODEL,
+            rho_max=max((entry.held / entry.slots for entry in ready), default=0.0),
+            required=sum(len(entries[w].here) for w in self._serving) + len(self._waiting),
+            waiting=len(self._waiting),
+            capacity=sum(entry.slots for entry in ready),
+            workers=len(ready),
+            at=now,
+        )
+
+    def _wanted(self) -> list[str]:
+        return [worker for worker, state in self._serving.items() if not state.draining]
+
+    def _shrink(self, surplus: int) -> None:
+        for worker in sorted(self._starting, key=lambda w: -self._starting[w])[:surplus]:
+            # The pool gives up first what does not serve yet (`autoscaler.sizing`).
+            del self._starting[worker]
+            surplus -= 1
+        entries = self.cluster.entries
+        least = sorted(self._wanted(), key=lambda w: (entries[w].held + len(entries[w].parked), w))
+        for worker in least[:surplus]:
+            self._serving[worker] = replace(self._serving[worker], draining=True)
+            self.cluster.put_worker(self._serving[worker])
+        self._release_empty()
+
+    def _release_empty(self) -> None:
+        for worker, state in list(self._serving.items()):
+            if state.draining:
+                entry = self.cluster.entries[worker]
+                if not (entry.here or entry.coming or entry.parked):
+                    del self._serving[worker]
+                    self.cluster.drop_worker(worker)
+                    self._note(self._now)
+
+    def _note(self, now: float) -> None:
+        self.outcome.sizes.append((now, self.paid))

@@ -1,0 +1,135 @@
+"""Who knows the whole trace: the windowed search of Appendix A, and the dynamic program of 7.4."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from turboserve.autoscaler.control.events import TableReplaced
+from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.bench.autoscale.outcome import Outcome
+from turboserve.bench.autoscale.plant import Plant
+from turboserve.bench.autoscale.simulation import Simulation
+from turboserve.bench.autoscale.sizers import Controlled, flat_table
+from turboserve.bench.autoscale.trace import Trace, changes
+
+RHO_GRID = (0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class WindowedOracle:
+    """The cheapest ρ̂ for every window, and how it went; None: no choice kept every chunk in time."""
+
+    targets: tuple[float, ...]
+    outcome: Outcome
+
+
+def windowed_oracle(
+    trace: Trace,
+    plant: Plant,
+    policy: ControlPolicy,
+    window_s: float,
+    grid: Sequence[float] = RHO_GRID,
+    weight: float = 0.2,
+) -> WindowedOracle | None:
+    """For every window the ρ̂ with which the same mechanism is cheapest over the trace, with no chunk late.
+
+    Appendix A's oracle: the product's controller with its limits, cool-downs and start-up delay, and its ρ̂
+    chosen per window with the future known. After each window the cheapest run is kept for every target and
+    number of paid workers it could end with, so a window may pay for the next one's burst, as in a dynamic
+    program. Runs that end alike can differ inside (who sits where, what the in-window holds), so this is a
+    very good choice, not a proven optimum.
+    """
+    kept: list[_Run] = []
+    for rho in grid:
+        size = max(math.ceil(trace.active()[0] / (plant.capacity * rho) - 1e-9), 1)
+        sizer = Controlled(policy, flat_table(rho, weight), min(size, plant.most))
+        kept.append(_Run((rho,), Simulation(trace, plant, sizer)))
+    windows = math.ceil(trace.ends_s / window_s)
+    for window in range(1, windows + 1):
+        ends_s = min(window * window_s, trace.ends_s)
+        for run in kept:
+            run.simulation.advance(ends_s)
+        kept = _best(kept, ends_s)
+        if window < windows:
+            kept = [run.turn(rho, weight, ends_s) for run in kept for rho in grid]
+    for run in kept:
+        run.simulation.fleet.finish(trace.ends_s)
+    sound = [run for run in kept if run.simulation.outcome.passes]
+    if not sound:
+        return None
+    best = min(sound, key=lambda run: run.simulation.outcome.cost_s)
+    return WindowedOracle(best.targets, best.simulation.outcome)
+
+
+@dataclass(frozen=True)
+class _Run:
+    targets: tuple[float, ...]
+    simulation: Simulation
+
+    def turn(self, rho: float, weight: float, now: float) -> _Run:
+        simulation = self.simulation.fork()
+        assert isinstance(simulation.sizer, Controlled)
+        simulation.sizer.controller.handle(TableReplaced(flat_table(rho, weight)), now)
+        return _Run((*self.targets, rho), simulation)
+
+
+def _best(runs: Sequence[_Run], now: float) -> list[_Run]:
+    """The cheapest sound run for every way a window can end."""
+    best: dict[tuple[int, int, int], _Run] = {}
+    for run in runs:
+        simulation = run.simulation
+        fleet = simulation.fleet
+        fleet.advance(now)
+        if not simulation.outcome.passes or fleet.overdue(now):
+            continue
+        key = (fleet.target, fleet.paid, fleet.starting)
+        known = best.get(key)
+        if known is None or simulation.outcome.cost_s < known.simulation.outcome.cost_s:
+            best[key] = run
+    return list(best.values())
+
+
+def slot_needs(trace: Trace, capacity: int, rho: float, slot_s: float, most: int) -> list[int]:
+    """Workers that keep the utilisation at or below ρ̂ at every instant of each slot."""
+    peaks = [0] * math.ceil(trace.ends_s / slot_s)
+    count, last = 0, 0
+    for step, by in changes(trace.steps):
+        slot = min(int(step.at / slot_s), len(peaks) - 1)
+        # What was active at a slot's beginning is active in it.
+        for passed in range(last + 1, slot + 1):
+            peaks[passed] = count
+        last = max(last, slot)
+        count += by
+        peaks[slot] = max(peaks[slot], count)
+    for passed in range(last + 1, len(peaks)):
+        peaks[passed] = count
+    return [min(max(math.ceil(peak / (capacity * rho) - 1e-9), 1), most) for peak in peaks]
+
+
+def cheapest_plan(needs: Sequence[int], slot_s: float, start_up_s: float) -> tuple[list[int], float]:
+    """Sizes by slot, none below its need, and their cost in worker-seconds: the oracle of 7.4.
+
+    A dynamic program over budgets. A worker costs from its launch on, `start_up_s` before the slot in which
+    it serves; those of the first slot are there. Only budgets that some slot needs can be best.
+    """
+    budgets = sorted(set(needs))
+    costs = {size: size * slot_s if size >= needs[0] else math.inf for size in budgets}
+    came: list[dict[int, int]] = []
+    for need in needs[1:]:
+        step: dict[int, float] = {}
+        origin: dict[int, int] = {}
+        for size in budgets:
+            before = min(budgets, key=lambda b: (costs[b] + start_up_s * max(size - b, 0), b))
+            start_s = start_up_s * max(size - before, 0)
+            step[size] = costs[before] + start_s + size * slot_s if size >= need else math.inf
+            origin[size] = before
+        costs = step
+        came.append(origin)
+    size = min(budgets, key=lambda b: (costs[b], b))
+    cost_s = costs[size]
+    plan = [size]
+    for origin in reversed(came):
+        plan.append(origin[plan[-1]])
+    return plan[::-1], cost_s

@@ -1,0 +1,68 @@
+"""What a run on the virtual clock adds up to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Outcome:
+    """Costs and latencies of one run. Times in seconds, cost in worker-seconds from launch to release."""
+
+    cost_s: float = 0.0
+    session_s: float = 0.0
+    """Session-seconds executed; latencies are averaged over them."""
+    latency_sum: float = 0.0
+    worst_s: float = 0.0
+    """Worst latency of a chunk, waiting for a slot and moves included."""
+    worst_served_s: float = 0.0
+    """Worst latency of a chunk of a session that is on a worker and stays there: what the paper reports."""
+    placed: int = 0
+    waited: int = 0
+    """Sessions that found no slot when they became active."""
+    wait_s: float = 0.0
+    """Session-seconds without a slot while active."""
+    late: int = 0
+    """Activations whose first chunk, wait included, and moves whose next chunk came after the target."""
+    moves: int = 0
+    actions: list[tuple[float, int, int]] = field(default_factory=list)
+    """(time, workers before, workers after): every change of the target."""
+    sizes: list[tuple[float, int]] = field(default_factory=list)
+    """(time, workers paid for) at every change."""
+
+    @property
+    def mean_s(self) -> float:
+        """Mean chunk latency, weighted by session-seconds."""
+        return self.latency_sum / self.session_s if self.session_s else 0.0
+
+    @property
+    def passes(self) -> bool:
+        """Whether no chunk was later than the target."""
+        return self.late == 0
+
+    def size_at(self, time: float) -> int:
+        """Workers paid for at a time."""
+        return next((size for at, size in reversed(self.sizes) if at <= time), 0)
+
+    def undone_within(self, seconds: float) -> int:
+        """Actions followed within so long by one in the other direction."""
+        pairs = zip(self.actions, self.actions[1:], strict=False)
+        return sum(
+            (b1 - a1) * (b0 - a0) < 0 and t1 - t0 < seconds for (t0, a0, b0), (t1, a1, b1) in pairs
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "cost_worker_s": round(self.cost_s, 2),
+            "mean_latency_ms": round(1000 * self.mean_s, 2),
+            "worst_served_ms": round(1000 * self.worst_served_s, 2),
+            "worst_chunk_ms": round(1000 * self.worst_s, 2),
+            "late_chunks": self.late,
+            "activations": self.placed,
+            "waited": self.waited,
+            "wait_session_s": round(self.wait_s, 2),
+            "moves": self.moves,
+            "actions": len(self.actions),
+        }

@@ -1,0 +1,124 @@
+"""One run on a virtual clock: a trace, a plant, someone who decides the pool's size.
+
+Placement and rebalancing are the scheduler's own (`Cluster`, `MinMax`, `MinMaxRebalancer`), called as its core
+calls them: after every event. That a whole scheduler core decides the same is shown by `agreement`.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from turboserve.autoscaler.control.events import Happening
+from turboserve.bench.autoscale.fleet import Fleet
+from turboserve.bench.autoscale.outcome import Outcome
+from turboserve.bench.autoscale.plant import Plant
+from turboserve.bench.autoscale.sizers import Sizer
+from turboserve.bench.autoscale.trace import Step, Trace
+from turboserve.scheduler.placement.moves import Move, Rebalancer
+
+TICK_S = 1.0
+
+
+class Simulation:
+    """State of one run."""
+
+    def __init__(
+        self, trace: Trace, plant: Plant, sizer: Sizer, rebalancer: Rebalancer | None = None
+    ) -> None:
+        self.trace, self.plant, self.sizer = trace, plant, sizer
+        self.fleet = Fleet(plant, rebalancer)
+        self.now = 0.0
+        self._instants = tuple(_instants(trace.steps))
+        self._next = 0
+        self._order = 0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self.fleet.resize(sizer.target, 0.0, ready=True)
+        self._at(TICK_S, self._tick)
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.fleet.outcome
+
+    def run(self) -> Outcome:
+        """Play the trace to its end."""
+        self.advance(self.trace.ends_s)
+        self.fleet.finish(self.trace.ends_s)
+        return self.outcome
+
+    def advance(self, until: float) -> None:
+        """Play what happens before `until`."""
+        while True:
+            queued = self._queue[0][0]
+            stepped = self._instants[self._next][0] if self._next < len(self._instants) else until
+            now = min(queued, stepped)
+            if now >= until:
+                return
+            self.now = now
+            self.fleet.advance(now)
+            if queued == now:
+                heapq.heappop(self._queue)[2]()
+            else:
+                self._happened(self._instants[self._next][1])
+                self._next += 1
+                self._decide()
+
+    def fork(self) -> Simulation:
+        """Another run that is as far as this one, and goes on by itself."""
+        shared = (self.trace, self.plant, self._instants)
+        return copy.deepcopy(self, {id(one): one for one in shared})
+
+    def _happened(self, steps: Iterable[Step]) -> None:
+        for step in steps:
+            if self.now > 0:
+                # Who is there at 0 came before: no burst.
+                self.sizer.happened(step.kind, self.now)
+            self.fleet.happened(step.session, step.kind, self.now)
+
+    def _tick(self) -> None:
+        # Nothing has happened since the last decision: only the report is repeated.
+        self.sizer.tick(self.now)
+        self._report()
+        self._at(self.now + TICK_S, self._tick)
+
+    def _ready(self, worker: str) -> None:
+        self.fleet.ready(worker)
+        self._decide()
+
+    def _moved(self, move: Move) -> None:
+        self.fleet.commit(move, self.now)
+        self._decide()
+
+    def _decide(self) -> None:
+        """As the scheduler after every event: place, rebalance, tell the autoscaler; then obey that."""
+        self._schedule()
+        self._report()
+
+    def _report(self) -> None:
+        fleet = self.fleet
+        self.sizer.heard(fleet.feedback(self.now), fleet.starting, self.now)
+        if self.sizer.target == fleet.target:
+            return
+        self.outcome.actions.append((self.now, fleet.target, self.sizer.target))
+        for ready_at, worker in fleet.resize(self.sizer.target, self.now):
+            self._at(ready_at, partial(self._ready, worker))
+        self._schedule()
+
+    def _schedule(self) -> None:
+        self.fleet.place(self.now)
+        for move in self.fleet.rebalance(self.now):
+            self._at(self.now + self.plant.move_s, partial(self._moved, move))
+
+    def _at(self, time: float, act: Callable[[], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, (time, self._order, act))
+
+
+def _instants(steps: Iterable[Step]) -> Iterator[tuple[float, tuple[Step, ...]]]:
+    """Steps that happen at the same instant, together: departures make room first."""
+    leaving = (Happening.DEPARTURE, Happening.IDLING)
+    for at, group in itertools.groupby(steps, key=lambda step: step.at):
+        yield at, tuple(sorted(group, key=lambda step: step.kind not in leaving))

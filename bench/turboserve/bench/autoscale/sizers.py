@@ -1,0 +1,125 @@
+"""Who decides how many workers there are: the product's controller, and what it is compared with."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from turboserve.autoscaler.control.controller import Controller
+from turboserve.autoscaler.control.events import Happened, Happening, Heard, PoolSeen, Tick
+from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
+from turboserve.contracts.pool import LoadFeedback
+
+
+class Sizer(Protocol):
+    """Told of everything in order of time; `target` is read after each call."""
+
+    target: int
+
+    def happened(self, kind: Happening, now: float) -> None: ...
+
+    def heard(self, feedback: LoadFeedback, starting: int, now: float) -> None: ...
+
+    def tick(self, now: float) -> None: ...
+
+
+class Controlled:
+    """The product's controller."""
+
+    def __init__(self, policy: ControlPolicy, table: ProfileTable, target: int) -> None:
+        self.controller = Controller(policy, table, target)
+
+    @property
+    def target(self) -> int:
+        return self.controller.target
+
+    def happened(self, kind: Happening, now: float) -> None:
+        self.controller.handle(Happened(kind), now)
+
+    def heard(self, feedback: LoadFeedback, starting: int, now: float) -> None:
+        self.controller.handle(PoolSeen(feedback.workers, starting), now)
+        self.controller.handle(Heard(feedback), now)
+
+    def tick(self, now: float) -> None:
+        self.controller.handle(Tick(), now)
+
+
+class Fixed:
+    """A pool that never changes."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+
+    def happened(self, kind: Happening, now: float) -> None:
+        pass
+
+    def heard(self, feedback: LoadFeedback, starting: int, now: float) -> None:
+        pass
+
+    def tick(self, now: float) -> None:
+        pass
+
+
+class Planned(Fixed):
+    """Follows a schedule: size i from i × `slot_s` on, ordered `ahead_s` before where it grows."""
+
+    def __init__(self, sizes: Sequence[int], slot_s: float, ahead_s: float) -> None:
+        self._sizes, self._slot_s, self._ahead_s = sizes, slot_s, ahead_s
+        super().__init__(0)
+        self.tick(0.0)
+
+    def happened(self, kind: Happening, now: float) -> None:
+        self.tick(now)
+
+    def tick(self, now: float) -> None:
+        self.target = max(self._size(now), self._size(now + self._ahead_s))
+
+    def _size(self, time: float) -> int:
+        return self._sizes[min(int(time / self._slot_s), len(self._sizes) - 1)]
+
+
+class Utilization(Fixed):
+    """Kubernetes' HorizontalPodAutoscaler on mean utilisation, with its defaults.
+
+    Every 15 s: ⌈ready × utilisation / target⌉, not within 10 % of the target; up at most by the larger of
+    double and 4 in 15 s; down to the largest recommendation of the last 300 s.
+    """
+
+    SYNC_S, TOLERANCE, DOWN_WINDOW_S = 15.0, 0.1, 300.0
+
+    def __init__(self, target: int, utilization: float, least: int, most: int) -> None:
+        super().__init__(target)
+        self._wanted, self._least, self._most = utilization, least, most
+        self._feedback: LoadFeedback | None = None
+        self._synced_at = 0.0
+        self._advised: deque[tuple[float, int]] = deque()
+
+    def heard(self, feedback: LoadFeedback, starting: int, now: float) -> None:
+        self._feedback = feedback
+
+    def tick(self, now: float) -> None:
+        if self._feedback is None or now - self._synced_at < self.SYNC_S or not self._feedback.capacity:
+            return
+        self._synced_at = now
+        feedback = self._feedback
+        # What runs; a utilisation cannot show who waits.
+        ratio = (feedback.required - feedback.waiting) / feedback.capacity / self._wanted
+        advice = self.target
+        if abs(ratio - 1) > self.TOLERANCE:
+            advice = math.ceil(feedback.workers * ratio)
+        self._advised.append((now, advice))
+        while self._advised[0][0] < now - self.DOWN_WINDOW_S:
+            self._advised.popleft()
+        if advice < self.target:
+            advice = min(max(size for _, size in self._advised), self.target)
+        advice = min(advice, max(2 * self.target, self.target + 4))
+        self.target = min(max(advice, self._least), self._most)
+
+
+def flat_table(rho: float, weight: float = 0.2) -> ProfileTable:
+    """One level: ρ̂ and λ whatever the volatility."""
+    row = LevelParameters(level=1, volatility_from=0.0, latency_weight=weight, target_utilization=rho)
+    return ProfileTable(levels=(row,), provenance=Provenance(source=f"fixed at {rho:g}"))

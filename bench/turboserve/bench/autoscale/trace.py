@@ -1,0 +1,147 @@
+"""Traces: what sessions did when. As files: CSV with the columns time_s, session, event."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from turboserve.autoscaler.control.events import Happening
+from turboserve.contracts.base import is_id
+from turboserve.contracts.errors import InvalidInputError
+
+COLUMNS = ("time_s", "session", "event")
+MAY_FOLLOW: Mapping[Happening | None, frozenset[Happening]] = {
+    None: frozenset({Happening.ARRIVAL}),
+    Happening.ARRIVAL: frozenset({Happening.IDLING, Happening.DEPARTURE}),
+    Happening.ACTIVATION: frozenset({Happening.IDLING, Happening.DEPARTURE}),
+    Happening.IDLING: frozenset({Happening.ACTIVATION, Happening.DEPARTURE}),
+    Happening.DEPARTURE: frozenset(),
+}
+"""What a session may do after what."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One session does one thing, at `at` seconds from the trace's beginning."""
+
+    at: float
+    session: str
+    kind: Happening
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Steps in order of time, until `ends_s`."""
+
+    name: str
+    steps: tuple[Step, ...]
+    ends_s: float
+
+    @property
+    def digest(self) -> str:
+        """First 12 hex digits of the SHA-256 of its steps."""
+        text = "".join(f"{s.at:.6f},{s.session},{s.kind}\n" for s in self.steps)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def active(self, step_s: float = 1.0) -> list[int]:
+        """Active sessions at 0, `step_s`, 2 `step_s`, …, what happens at that instant included."""
+        counts, count = [], 0
+        for step, by in changes(self.steps):
+            while len(counts) * step_s < step.at:
+                counts.append(count)
+            count += by
+        return [*counts, *[count] * (math.ceil(self.ends_s / step_s) - len(counts))]
+
+    def count(self, kind: Happening, since: float = 0.0, until: float = math.inf) -> int:
+        """How often it happened at `since` ≤ t < `until`."""
+        return sum(s.kind is kind and since <= s.at < until for s in self.steps)
+
+    @property
+    def peak(self) -> int:
+        """Largest number of active sessions at any instant."""
+        peak = count = 0
+        for _, by in changes(self.steps):
+            count += by
+            peak = max(peak, count)
+        return peak
+
+
+def changes(steps: Iterable[Step]) -> Iterator[tuple[Step, int]]:
+    """Every step, and by how much it changes the number of active sessions."""
+    active: set[str] = set()
+    for step in steps:
+        if step.kind in (Happening.ARRIVAL, Happening.ACTIVATION):
+            active.add(step.session)
+            yield step, 1
+        else:
+            yield step, -1 if step.session in active else 0
+            active.discard(step.session)
+
+
+def checked(name: str, steps: Iterable[Step], ends_s: float, where: str = "trace") -> Trace:
+    """A trace of `steps`.
+
+    Raises InvalidInputError that names the row and field: times that fall, are negative or not finite,
+    and sessions that do what cannot follow.
+    """
+    state: dict[str, Happening] = {}
+    given: list[Step] = []
+    last = 0.0
+    for number, step in enumerate(steps):
+        field = f"{where}[{number}]"
+        if not math.isfinite(step.at) or step.at < 0:
+            detail = f"time {step.at} is not a time from 0 on"
+            raise InvalidInputError(detail, field=f"{field}.time_s", limit=0)
+        if step.at < last:
+            detail = f"time {step.at:g} comes after {last:g}: times must not fall"
+            raise InvalidInputError(detail, field=f"{field}.time_s", limit=last)
+        before = state.get(step.session)
+        if step.kind not in MAY_FOLLOW[before]:
+            detail = f"session {step.session}: {step.kind} cannot follow {before or 'nothing'}"
+            raise InvalidInputError(detail, field=f"{field}.event")
+        state[step.session] = step.kind
+        given.append(step)
+        last = step.at
+    if not ends_s >= last or ends_s == 0 or not math.isfinite(ends_s):
+        raise InvalidInputError(f"it ends at {ends_s}", field=f"{where}.ends_s", limit=last)
+    return Trace(name, tuple(given), ends_s)
+
+
+def read(path: Path) -> Trace:
+    """A trace from a CSV file; it ends with its last step. Raises InvalidInputError that names the row."""
+    try:
+        rows = list(csv.DictReader(path.read_text().splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInputError(f"{path.name} cannot be read: {error}", field=path.name) from None
+    if not rows or set(COLUMNS) - rows[0].keys():
+        detail = f"{path.name} has no rows with the columns {', '.join(COLUMNS)}"
+        raise InvalidInputError(detail, field=path.name, limit=",".join(COLUMNS))
+    steps = [_step(row, f"{path.name}[{number}]") for number, row in enumerate(rows)]
+    return checked(path.stem, steps, max(steps[-1].at, 1e-9), path.name)
+
+
+def _step(row: Mapping[str, str | None], field: str) -> Step:
+    try:
+        at = float(row["time_s"] or "")
+    except ValueError:
+        raise InvalidInputError(
+            f"{row['time_s']!r} is not a number of seconds", field=f"{field}.time_s"
+        ) from None
+    session, event = row["session"] or "", row["event"] or ""
+    if not is_id(session):
+        raise InvalidInputError(f"{session!r} cannot be a session", field=f"{field}.session")
+    try:
+        return Step(at, session, Happening(event))
+    except ValueError:
+        limit = ", ".join(Happening)
+        raise InvalidInputError(f"{event!r} is no event", field=f"{field}.event", limit=limit) from None
+
+
+def write(trace: Trace, path: Path) -> None:
+    """As a CSV file that `read` takes; the end of a quiet tail is not kept."""
+    lines = [f"{step.at:.6f},{step.session},{step.kind}" for step in trace.steps]
+    path.write_text("\n".join([",".join(COLUMNS), *lines]) + "\n")
