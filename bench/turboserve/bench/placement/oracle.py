@@ -30,8 +30,9 @@ def optimum(
 
     L is the worst chunk latency over the workers; a session that has a worker pays η κ elsewhere, a new one
     nothing anywhere; workers that are to be emptied take none. Shares no code with the rebalancer but L(n)
-    and κ. A branch is cut where what is placed already costs as much as the best that was found; sessions
-    that are alike in everything are only placed in one order.
+    and κ. A branch is cut where it cannot get below the best that was found: L is no less than what is
+    placed already needs, nor than what as many sessions need if moves are free. Sessions that are alike in
+    everything are only placed in one order.
     """
     taking = [w for w in workers if w.ready and not w.draining]
     curves = [Curve(w.chunk_latency_s, w.capacity) for w in taking]
@@ -50,6 +51,7 @@ def optimum(
         i > 0 and (s.worker, s.state_bytes) == (ordered[i - 1].worker, ordered[i - 1].state_bytes)
         for i, s in enumerate(ordered)
     ]
+    least_s = _least_s(curves, limits, len(ordered))
     counts = [0] * len(taking)
     chosen = [0] * len(ordered)
     best_s, best = inf, list(chosen)
@@ -72,5 +74,13 @@ def optimum(
                 go(i + 1, max(latency_s, curves[j](counts[j])), moved_s + costs[i][j])
                 counts[j] -= 1
 
-    go(0, 0.0, 0.0)
+    go(0, least_s, 0.0)
     return Optimum(best_s, {s.id: taking[j].id for s, j in zip(ordered, best, strict=True)})
+
+
+def _least_s(curves: Sequence[Curve], limits: Sequence[int], sessions: int) -> float:
+    """The least L of so many sessions if moves are free: of all slots, the fastest ones."""
+    levels = sorted(
+        curve(n) for curve, limit in zip(curves, limits, strict=True) for n in range(1, limit + 1)
+    )
+    return levels[sessions - 1] if sessions else 0.0

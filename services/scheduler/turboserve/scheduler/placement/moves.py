@@ -16,7 +16,8 @@ class MoveKind(StrEnum):
     BALANCE = "balance"
     """The worst chunk latency of its model falls by more than the move costs."""
     SPREAD = "spread"
-    """A worker without sessions is put to use, to the good of all who stay behind."""
+    """The bottleneck is shared by too many to fall; this one of them is relieved, by a worker that stays
+    no slower than it: new workers are put to use so."""
     DRAIN = "drain"
     """Its worker is to be emptied; done whatever it gains."""
 
@@ -29,8 +30,8 @@ class Move:
     source: str
     target: str
     gain_s: float
-    """Γ = L − L′ − η κ, seconds. Moves that lower the bottleneck only together share their gain equally.
-    Positive, except for drains."""
+    """Γ = L − L′ − η κ, seconds. Moves that lower the bottleneck only together share their gain equally; for
+    a spread, L is taken over its two workers. Positive, except for drains."""
     cost_s: float
     """κ: what the α–β model expects the transfer to take."""
     reason: str

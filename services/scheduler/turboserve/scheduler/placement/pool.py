@@ -76,8 +76,9 @@ class Pool:
         """The same by host and by node, without suspects."""
         self.tops = Ranking()
         """(− latency, id): the bottleneck first. Only workers that serve."""
-        self.idle = Ranking()
-        """(latency with one session, id): workers that serve and have no session yet."""
+        self.spare = Ranking()
+        """(− latency with one session less, id): who would still be slowest after giving one away first. Only
+        workers that serve and have two sessions or more."""
         self.shelves = Ranking()
         """(sessions and suspended ones per slot, id): where suspended sessions go."""
         self.draining: set[str] = set()
@@ -101,8 +102,8 @@ class Pool:
             self._near(LinkKind.NODE, node_of(state.host)).put(name, local)
         staying = entry.staying
         self.tops.put(name, (-entry.curve(staying), name) if serves and staying > 0 else None)
-        idle = serves and not entry.here and item is not None
-        self.idle.put(name, (entry.curve(1), name) if idle else None)
+        spare = serves and staying > 1
+        self.spare.put(name, (-entry.curve(staying - 1), name) if spare else None)
         takes = serves and entry.slots > 0
         self.shelves.put(name, ((entry.held + len(entry.parked)) / entry.slots, name) if takes else None)
         if state.draining:
@@ -113,7 +114,7 @@ class Pool:
     def forget(self, entry: Entry) -> None:
         """Take it out of all rankings."""
         state = entry.state
-        for ranking in (self.targets, self.tops, self.idle, self.shelves):
+        for ranking in (self.targets, self.tops, self.spare, self.shelves):
             ranking.put(entry.id, None)
         if state.host:
             self._near(LinkKind.HOST, state.host).put(entry.id, None)

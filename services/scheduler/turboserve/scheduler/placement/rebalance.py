@@ -49,7 +49,7 @@ class MinMaxRebalancer:
         if allowed > 0:
             balance = [step for step in best.steps if not step.drain]
             moves += [_balance(step, base, best, gain_s, eta) for step in balance[:allowed]]
-            if self.weights.spreads and pool.idle.items and len(balance) < allowed:
+            if self.weights.spreads and len(balance) < allowed:
                 moves += spread(cluster, planner, best, allowed - len(balance), self.weights)
         if pool.draining:
             moves += shelve(cluster, planner, eta)

@@ -1,127 +1,105 @@
-"""Puts workers to use that have no session yet (TurboServe, 5.2.1, "Integration with autoscaling")."""
+"""Relieves workers one by one where the bottleneck is shared by many, and so puts new workers to use
+(TurboServe, 5.2.1, "Integration with autoscaling")."""
 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.moves import Move, MoveKind
 from turboserve.scheduler.placement.plan import Plan, Planner
 from turboserve.scheduler.placement.pool import Entry
+from turboserve.scheduler.placement.ranking import Item
 from turboserve.scheduler.placement.states import SessionState
 from turboserve.scheduler.placement.weights import Weights
 
 
-@dataclass(frozen=True)
-class _Spread:
-    session: SessionState
-    source: Entry
-    target: Entry
-    gain_s: float
-    cost_s: float
-    before_s: float
-    after_s: float
-
-
 def spread(cluster: Cluster, planner: Planner, plan: Plan, most: int, weights: Weights) -> list[Move]:
-    """Sessions that go to workers without any, on top of `plan`, which counts them in; `most` at most.
+    """Up to `most` moves on top of `plan`, which counts them in.
 
-    With many workers as the bottleneck together, a new one cannot lower L; but it can serve those that move
-    to it, and those that stay behind, faster. So Γ is taken over the two workers of the move: source's
-    latency now, against the worse of both after. The target never gets slower than the source becomes, so
-    the move is never worth undoing. Each idle worker gets one session before any gets a second.
+    With many workers as the bottleneck together, L falls only by as many moves, which may cost more than L
+    gains; but every one of them makes chunks faster for all who stay behind. So Γ is taken over the two
+    workers of a move: the source's latency now, against the worse of both after. The source is who would
+    still be slowest after giving a session away, and the target has to stay at least as fast as the source
+    becomes: no such move is worth undoing, and noise of equal workers' profiles makes none.
     """
-    tops = _Tops(cluster, planner, plan)
-    waiting = [cluster.entries[name] for name in planner.pool.idle]
+    sources = _Sources(cluster, planner, plan)
     moves: list[Move] = []
-    while waiting and len(moves) < most:
-        again = []
-        for target in waiting:
-            if len(moves) >= most:
-                break
-            step = _step(tops, planner, plan, target, weights)
-            if step is not None:
-                plan.filling.add(target.id)
-                tops.take(step.source, step.session)
-                moves.append(_move(step, plan, weights.eta))
-                again.append(target)
-        waiting = again
+    for _ in range(weights.horizon):
+        source = sources.first() if len(moves) < most else None
+        if source is None:
+            break
+        there = plan.sessions_on(source)
+        before_s, after_s = source.curve(there), source.curve(there - 1)
+        session = sources.session(source)
+        excluded = session.excluded if session is not None else ()
+        target = plan.filling.best(planner.pool.targets, after_s, excluded)
+        if target is None and not excluded:
+            break
+        if session is None or target is None:
+            sources.skip()
+            continue
+        cost_s = planner.cost_s(session, source, target)
+        gain_s = before_s - after_s - weights.eta * cost_s
+        if gain_s <= weights.least_gain * before_s:
+            sources.skip()
+            continue
+        plan.filling.add(target.id)
+        sources.take(source, session)
+        numbers = {
+            "source_latency_s": before_s,
+            "source_latency_after_s": after_s,
+            "target_latency_s": plan.level_s(target),
+            "source_sessions": there,
+            "target_sessions": plan.sessions_on(target),
+            "cost_s": cost_s,
+            "eta": weights.eta,
+            "state_bytes": session.state_bytes,
+        }
+        reason = (
+            f"chunks on {source.id} take {after_s:.3g} s instead of {before_s:.3g} s then, and "
+            f"{numbers['target_latency_s']:.3g} s on {target.id}, which has more to spare"
+        )
+        moves.append(Move(session.id, source.id, target.id, gain_s, cost_s, reason, MoveKind.SPREAD, numbers))
     return moves
 
 
-class _Tops:
-    """The slowest worker that can give a session away, as sessions are taken."""
+class _Sources:
+    """Workers in the order of `Pool.spare`, as sessions are taken from them."""
 
     def __init__(self, cluster: Cluster, planner: Planner, plan: Plan) -> None:
         self._entries = cluster.entries
         self._planner = planner
         self._plan = plan
         self._gone = {step.session.id for step in plan.steps}
-        self._heap: list[tuple[float, str]] = []
+        self._heap: list[Item] = []
         self._position = 0
 
     def first(self) -> Entry | None:
-        items, heap = self._planner.pool.tops.items, self._heap
-        while True:
-            # What a plan changed ranks by what it is now; nobody without a change ranks further in front.
-            if self._position < len(items) and (not heap or -float(items[self._position][0]) >= -heap[0][0]):
-                entry = self._entries[str(items[self._position][-1])]
-                self._position += 1
-                if self.sessions(entry):
-                    heapq.heappush(heap, (-self._plan.level_s(entry), entry.id))
-                continue
-            return self._entries[heap[0][1]] if heap else None
+        items, heap = self._planner.pool.spare.items, self._heap
+        # What the plan took from a worker moves it further back than the ranking says, never to the front.
+        while self._position < len(items) and (not heap or items[self._position] < heap[0]):
+            entry = self._entries[str(items[self._position][-1])]
+            self._position += 1
+            self._push(entry)
+        return self._entries[str(heap[0][-1])] if heap else None
 
-    def sessions(self, entry: Entry) -> list[SessionState]:
-        return [session for session in self._planner.movable(entry) if session.id not in self._gone]
+    def session(self, entry: Entry) -> SessionState | None:
+        """The one that is cheapest to move."""
+        return next((s for s in self._planner.movable(entry) if s.id not in self._gone), None)
+
+    def skip(self) -> None:
+        """The first is of no use."""
+        heapq.heappop(self._heap)
 
     def take(self, entry: Entry, session: SessionState) -> None:
-        """`session` leaves `entry`, which is `first`."""
+        """`session` leaves `entry`, which is the first."""
         self._gone.add(session.id)
         self._plan.taken[entry.id] = self._plan.taken.get(entry.id, 0) + 1
         heapq.heappop(self._heap)
-        if self.sessions(entry):
-            heapq.heappush(self._heap, (-self._plan.level_s(entry), entry.id))
+        self._push(entry)
 
-
-def _step(tops: _Tops, planner: Planner, plan: Plan, target: Entry, weights: Weights) -> _Spread | None:
-    source = tops.first()
-    if source is None or target.target_item(plan.filling.added.get(target.id, 0)) is None:
-        return None
-    there = plan.sessions_on(source)
-    before_s = source.curve(there)
-    left_s, after_s = source.curve(there - 1), target.curve(plan.sessions_on(target) + 1)
-    session = next((s for s in tops.sessions(source) if target.id not in s.excluded), None)
-    if session is None or after_s > left_s:
-        return None
-    cost_s = planner.cost_s(session, source, target)
-    gain_s = before_s - left_s - weights.eta * cost_s
-    if gain_s <= weights.least_gain * before_s:
-        return None
-    return _Spread(session, source, target, gain_s, cost_s, before_s, left_s)
-
-
-def _move(step: _Spread, plan: Plan, eta: float) -> Move:
-    return Move(
-        session=step.session.id,
-        source=step.source.id,
-        target=step.target.id,
-        gain_s=step.gain_s,
-        cost_s=step.cost_s,
-        reason=(
-            f"{step.target.id} has no session yet; chunks on {step.source.id} take {step.after_s:.3g} s "
-            f"instead of {step.before_s:.3g} s then"
-        ),
-        kind=MoveKind.SPREAD,
-        numbers={
-            "source_latency_s": step.before_s,
-            "source_latency_after_s": step.after_s,
-            "target_latency_s": plan.level_s(step.target),
-            "source_sessions": step.source.staying,
-            "target_sessions": plan.sessions_on(step.target),
-            "cost_s": step.cost_s,
-            "eta": eta,
-            "state_bytes": step.session.state_bytes,
-        },
-    )
+    def _push(self, entry: Entry) -> None:
+        left = self._plan.sessions_on(entry) - 1
+        if left > 0:
+            heapq.heappush(self._heap, (-entry.curve(left), entry.id))

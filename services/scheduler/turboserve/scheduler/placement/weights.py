@@ -19,4 +19,4 @@ class Weights:
     horizon: int = 128
     """Moves that a plan may take; they are made over several decisions if there are more than at once."""
     spreads: bool = True
-    """Workers without a session are put to use even if the bottleneck stays as it is."""
+    """Also move where the bottleneck as a whole stays, but two workers serve their sessions faster."""
