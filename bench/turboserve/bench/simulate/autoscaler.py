@@ -31,6 +31,7 @@ from turboserve.bench.simulate.kernel import Kernel, Program, sleep
 from turboserve.bench.simulate.network import Network
 from turboserve.contracts import requests
 from turboserve.contracts.errors import NotFoundError, TurboServeError, WorkerGoneError
+from turboserve.contracts.pool import LoadFeedback
 from turboserve.contracts.workers import LoadReport
 
 TICK_S = 0.5
@@ -122,6 +123,9 @@ class AutoscalerProcess:
 
     def load(self, report: LoadReport) -> None:
         self.feed(LoadReported(report))
+
+    def feedback(self, feedback: LoadFeedback) -> None:
+        """The scheduler's word about the load."""
 
     def exited(self, worker: str, status: str) -> None:
         self.feed(Exited(worker, status))

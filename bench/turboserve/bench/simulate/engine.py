@@ -61,6 +61,8 @@ class State:
     halted: bool = False
     suspending: bool = False
     on_host: bool = False
+    freezing: bool = False
+    """It is to stand still, or does."""
     working: bool = False
     finished_late: bool = False
     """The chunk in work was done while generating was stopped."""
@@ -102,17 +104,20 @@ class Engine:
         self.slabs, self.host_slots = slabs, host_slots
         self.states: dict[str, State] = {}
         self.generating = False
+        self.landings: dict[tuple[str, int], bool] = {}
+        """Memory kept for states on their way here, by session and run: whether on the host."""
         self.on_chunk: Callable[[str], None] = lambda _session: None
         """Called when a chunk of a session is begun."""
         self._program, self._faults, self._deliver = program, faults, deliver
 
     @property
     def used(self) -> int:
-        return sum(not state.on_host for state in self.states.values())
+        coming = sum(not on_host for on_host in self.landings.values())
+        return sum(not state.on_host for state in self.states.values()) + coming
 
     @property
     def on_host(self) -> int:
-        return len(self.states) - self.used
+        return len(self.states) + len(self.landings) - self.used
 
     # Commands
 
@@ -123,9 +128,26 @@ class Engine:
     def admit(self, command: do.Admit, chain: int) -> None:
         self._program.after(0.001, lambda: self._admit(command, chain))
 
-    def put(self, state: State) -> None:
-        """A state that was copied here takes the place that was kept for it."""
+    # States that come from elsewhere
+
+    def reserve(self, session: str, run: int, on_host: bool) -> bool:
+        """Keep memory for a state; whether there was some."""
+        free = self.host_slots - self.on_host if on_host else self.slabs - self.used
+        if free < 1:
+            return False
+        self.landings[session, run] = on_host
+        return True
+
+    def unreserve(self, session: str, run: int) -> None:
+        self.landings.pop((session, run), None)
+
+    def land(self, state: State, run: int, on_host: bool) -> None:
+        """The state is here; it stands still, or is on the host."""
         assert state.session not in self.states, f"{state.session} is here already"
+        self.unreserve(state.session, run)
+        state.run, state.on_host, state.freezing = run, on_host, not on_host
+        state.working = state.finished_late = state.suspending = state.halted = False
+        state.waiting = ()
         self.states[state.session] = state
 
     def _admit(self, command: do.Admit, chain: int) -> None:
@@ -163,6 +185,10 @@ class Engine:
                 else:
                     state.on_host, state.suspending = False, False
                     state.playhead_s, state.reported_at = playhead_s, self._program.kernel.now
+            case do.Freeze():
+                state.freezing = True
+            case do.Thaw():
+                state.freezing = False
             case do.Halt():
                 state.halted = True
             case do.Unhalt():
@@ -188,6 +214,9 @@ class Engine:
     def _go_on(self, state: State) -> None:
         """At a boundary: apply controls, leave for the host, or begin the next chunk if it is due."""
         if state.working or self.states.get(state.session) is not state or not self.generating:
+            return
+        if state.freezing:
+            self._deliver(told.Frozen(state.session, state.run, state.next_chunk))
             return
         if state.waiting:
             state.control_seq, state.waiting = state.waiting[-1], ()

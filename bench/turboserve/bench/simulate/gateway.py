@@ -69,7 +69,9 @@ class Gateway:
             return
         watch = Watch(self, viewer, self._chunks, self._events)
         self._watches[viewer.name] = watch
-        self._do(self._timeline.joined(viewer.session, viewer.name, float(viewer.next), self._now, self_paced=True))
+        self._do(
+            self._timeline.joined(viewer.session, viewer.name, float(viewer.next), self._now, self_paced=True)
+        )
         watch.start()
 
     def _leave(self, viewer: Viewer) -> None:
@@ -125,7 +127,11 @@ class Watch:
         program, session = gateway.program, viewer.session
         subject = CHUNK.of(session)
         after = next(
-            (e.sequence for e in chunks.by_subject.get(subject, ()) if e.body.header.index == viewer.next - 1),
+            (
+                e.sequence
+                for e in chunks.by_subject.get(subject, ())
+                if e.body.header.index == viewer.next - 1
+            ),
             0,
         )
         self._chunks = Follower(chunks, program, subject, after, self._chunk)

@@ -15,8 +15,9 @@ from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.pool import SlotPhase
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase
+from turboserve.bench.simulate.scheduler import Term
+from turboserve.scheduler.messages import BeginMove, Place, Report
 from turboserve.scheduler.messages import Command as SchedulerCommand
-from turboserve.scheduler.messages import Place
 from turboserve.subjects import CHUNK, OWN
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ INVARIANTS = {
     "stale_metrics_never_shrink": "10: lost or stale metrics never shrink the pool",
     "bounded_scaling": "11: under constant load the number of scaling actions is bounded",
     "deterministic": "12: same seed, same events, same decisions",
+    "one_leader": "at most one scheduler leads at a time",
     "no_core_fails": "no core and no shell raises what its callers do not expect",
 }
 
@@ -50,7 +52,7 @@ class Checker:
         """Workers that the scheduler has taken for dead by time-out."""
         self._moved: dict[str, int] = {}
         """Session → epoch under which it was moved, until a chunk is accepted under it."""
-        self.launches = self.drains = 0
+        self.launches = self.drains = self.moves = 0
 
     def fail(self, name: str, message: str) -> None:
         assert name in INVARIANTS, name
@@ -89,11 +91,18 @@ class Checker:
             self._flipped(before, after)
 
     def _flipped(self, before: SessionRecord, after: SessionRecord) -> None:
+        """A move was committed: the target must have the state that the log's end was made from."""
         self._moved[after.id] = after.epoch
+        self.moves += 1
+        entries = self._world.chunks.by_subject.get(CHUNK.of(after.id), [])
         worker = self._world.workers.get(str(after.worker))
-        copy = None if worker is None else worker.verified(after.id)
-        if worker is not None and worker.program.up and copy is None:
-            self.fail("verified_before_flip", f"{after.id} moved to {after.worker}, which has no state of it")
+        if worker is None or not worker.program.up:
+            return
+        state = worker.engine.states.get(after.id)
+        if state is None or state.digest != after.state_digest:
+            self.fail("verified_before_flip", f"{after.id} moves to {after.worker}, which holds {state}")
+        elif state.next_chunk != len(entries) or (entries and entries[-1].body.chain != state.chain):
+            self.fail("verified_before_flip", f"{after.id} moves with {state.digest}, the log is past that")
 
     def _room(self, worker: str) -> None:
         capacity = self._world.capacity.get(worker)
@@ -113,11 +122,15 @@ class Checker:
         header = body.header
         own = stream.last(OWN.of(header.session))
         if own is None or (own.body.epoch, own.body.worker) != (header.epoch, header.worker):
-            self.fail("one_executor", f"{header.worker} at {header.epoch} wrote {entry.subject}, own is {own}")
+            self.fail(
+                "one_executor", f"{header.worker} at {header.epoch} wrote {entry.subject}, own is {own}"
+            )
         entries = stream.by_subject[entry.subject]
         last: Chunk | None = entries[-2].body if len(entries) > 1 else None
         if header.index != (0 if last is None else last.header.index + 1):
-            self.fail("chunks_contiguous", f"{entry.subject}: {header.index} after {last and last.header.index}")
+            self.fail(
+                "chunks_contiguous", f"{entry.subject}: {header.index} after {last and last.header.index}"
+            )
         self._chained(body, last)
 
     def _fence(self, entry: Entry, body: Ownership) -> None:
@@ -134,7 +147,9 @@ class Checker:
         follows = chunk.parent == last.chain
         moved = self._moved.pop(header.session, None) == header.epoch
         if header.epoch == last.header.epoch and not follows:
-            self.fail("chunks_contiguous", f"{header.session}: {header.index} was not made from the one before")
+            self.fail(
+                "chunks_contiguous", f"{header.session}: {header.index} was not made from the one before"
+            )
         if moved and not follows:
             self.fail("verified_before_flip", f"{header.session}: {header.index} was made from another state")
 
@@ -154,15 +169,21 @@ class Checker:
         index = entry.body.header.index
         stands = self._world.chunks.entries[entry.sequence - 1] is entry
         if index != viewer.next or not stands:
-            self.fail("client_sees_prefix", f"{viewer.name} of {viewer.session} gets {index}, not {viewer.next}")
+            self.fail(
+                "client_sees_prefix", f"{viewer.name} of {viewer.session} gets {index}, not {viewer.next}"
+            )
         viewer.next = index + 1
 
     # Commands
 
-    def scheduler_says(self, command: SchedulerCommand) -> None:
-        self._world.kernel.note("scheduler", type(command).__name__, getattr(command, "session", ""))
-        if isinstance(command, Place):
-            worker = self._world.scheduler.core.view.workers[command.worker]
+    def scheduler_says(self, term: Term, command: SchedulerCommand) -> None:
+        if not isinstance(command, Report):
+            self._world.kernel.note(f"scheduler {term.term}", brief(command))
+        leaders = [p.program.name for p in self._world.schedulers if p.at_work and p.at_work.leads()]
+        if len(leaders) > 1:
+            self.fail("one_leader", f"{leaders} lead at once")
+        if isinstance(command, Place | BeginMove):
+            worker = term.core.view.workers[command.worker]
             if worker.load > worker.capacity:
                 self.fail("capacity", f"the scheduler gives {worker.id} {worker.load} of {worker.capacity}")
 
@@ -260,6 +281,13 @@ class Checker:
             if any(left.values()):
                 return f"{worker.id} holds {left}"
         return None
+
+
+def brief(command: object) -> str:
+    """A command in a few words."""
+    names = ("session", "worker", "move", "reason")
+    told = (f"{name}={getattr(command, name)}" for name in names if getattr(command, name, None) is not None)
+    return " ".join((type(command).__name__, *told))
 
 
 def _brief(body: Ownership | Chunk) -> str:

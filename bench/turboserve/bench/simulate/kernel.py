@@ -149,6 +149,9 @@ class Program:
 
     def after(self, delay_s: float, action: Action) -> None:
         """Do it later, in this life."""
+        if not self.up:
+            # It was killed a moment ago, in the middle of this very step.
+            return
         life = self.life
 
         def fire() -> None:
@@ -175,6 +178,9 @@ class Program:
     def spawn(self, task: Task[T]) -> Awaited[T]:
         """Run a task to its end, in this life."""
         result: Awaited[T] = Awaited()
+        if not self.up:
+            task.close()
+            return result
         self._unstarted.add(task)
         self.after(0.0, lambda: self._begin(task, result))
         return result

@@ -26,6 +26,8 @@ class Network:
         """The broker."""
         self.cut: dict[str, float] = {}
         """Programs without a connection to the broker, and until when."""
+        self.on_publish: Callable[[Program, Any, Any], None] = lambda _program, _topic, _message: None
+        """Where a hint goes that an executor publishes: program, topic, message."""
         self._servers: dict[str, tuple[Program, Callable[[str], Handler]]] = {}
 
     def reaches(self, program: Program) -> bool:
@@ -75,11 +77,10 @@ class Network:
             transit_s = deadline_s * kernel.random.uniform(0.5, 2.5)
         else:
             transit_s = self.delay()
-        server, handler_of = self._servers[service]
         sent_at = kernel.now
         lost = kernel.chance(faults.lost_answer)
 
-        def answer(value: Any, error: Exception | None) -> None:
+        def answer(server: Program, value: Any, error: Exception | None) -> None:
             if error is not None and not isinstance(error, TurboServeError):
                 server.on_error(server, error)
                 error = TurboServeError(f"{service} failed at {name}")
@@ -93,13 +94,14 @@ class Network:
             kernel.at(back_s, lambda: outcome.settle(value, error))
 
         def arrive() -> None:
-            if not (server.up and self.reaches(server)):
+            found = self._servers.get(service)
+            if found is None or not (found[0].up and self.reaches(found[0])):
                 error = NoServerError(f"{service} does not answer {name}", retry_after_s=0.5)
                 kernel.at(self.delay(), lambda: outcome.settle(error=error))
                 return
             kernel.at(max(sent_at + deadline_s - kernel.now, 0.0), lambda: outcome.settle(error=late))
-            handler = handler_of(name)
-            server.spawn(handler(request)).then(answer)
+            server, handler_of = found
+            server.spawn(handler_of(name)(request)).then(lambda value, error: answer(server, value, error))
 
         kernel.at(transit_s, arrive)
         return outcome

@@ -89,5 +89,3 @@ class Troubles:
     def _postgres_returns(self) -> None:
         if not self._world.database.up:
             self._world.database.recover()
-
-

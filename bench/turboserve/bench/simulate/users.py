@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from turboserve import subjects
 from turboserve.bench.simulate.gateway import Viewer
 from turboserve.bench.simulate.worker import MODEL
-from turboserve.contracts.requests import CreateSession, EndSession, SessionRef, SubmitPrompt
+from turboserve.contracts.requests import CreateSession, EndSession, MoveSession, SessionRef, SubmitPrompt
 from turboserve.contracts.sessions import Activity, SessionRecord
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ class Users:
         if deed < 0.3:
             event = f"evt_{self._number()}"
             gateway.ask(
-                subjects.SUBMIT_PROMPT, SubmitPrompt(session=record.id, event_id=event, prompt="a blue square")
+                subjects.SUBMIT_PROMPT,
+                SubmitPrompt(session=record.id, event_id=event, prompt="a blue square"),
             )
         elif deed < 0.5 and record.activity is Activity.WATCHING:
             gateway.ask(subjects.PAUSE_SESSION, ref)
@@ -89,8 +90,10 @@ class Users:
             gateway.ask(subjects.RESUME_SESSION, ref)
         elif deed < 0.78:
             gateway.ask(subjects.END_SESSION, EndSession(session=record.id))
-        elif deed < 0.9:
+        elif deed < 0.88:
             self._come_or_go(record.id)
+        else:
+            gateway.ask(subjects.MOVE_SESSION, MoveSession(session=record.id), 1)
 
     def _come_or_go(self, session: str) -> None:
         there = [v for v in self.viewers if v.session == session]

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from turboserve import subjects
+from turboserve.bench.simulate.copying import Source, Target
 from turboserve.bench.simulate.engine import CHUNK_S, FRAMES, LOST, Chunk, Engine, Made, begin, link
-from turboserve.bench.simulate.hot import LATENTS_KEPT, Latents
 from turboserve.bench.simulate.kernel import Awaited, Program, sleep
 from turboserve.bench.simulate.log import Stream
 from turboserve.bench.simulate.network import Network
+from turboserve.bench.simulate.store.hot import LATENTS_KEPT, Latents
 from turboserve.bus.client import NoServerError
 from turboserve.contracts import requests
 from turboserve.contracts.chunks import ChunkHeader
@@ -26,15 +27,14 @@ from turboserve.contracts.workers import Assignment, LoadReport, Renewal, Worker
 from turboserve.subjects import CHUNK, OWN
 from turboserve.worker.service import commands as do
 from turboserve.worker.service import inputs as told
-from turboserve.worker.service.heartbeat import GOODBYE_S, PAUSE_S
 from turboserve.worker.service.table import Table
-from turboserve.worker.service.takeover import PATIENCE_S
-from turboserve.worker.service.worker import FAREWELL_S
 
 MODEL = "toyworld"
 TICK_S = 0.25
 RETRY_S = 0.2
 LATENTS_RETRY_S = 0.5
+PAUSE_S, GOODBYE_S, FAREWELL_S, PATIENCE_S = 0.05, 0.3, 2.0, 10.0
+"""As in the worker's shell, which would bring torch with it."""
 
 
 class Worker:
@@ -51,15 +51,15 @@ class Worker:
         heartbeat_s: float,
         report: Callable[[LoadReport], None],
         latents: Callable[[Program, str, Latents], None],
+        peer: Callable[[str], Worker | None],
     ) -> None:
         """`report` and `latents` publish hints on the worker's behalf."""
         self.program, self.network = program, network
         self.id = program.name
         self.table = Table(self.id, MODEL, capacity, lease_s)
-        self.engine = Engine(
-            program, capacity, 2 * capacity, lambda: network.faults, self._from_engine
-        )
+        self.engine = Engine(program, capacity, 2 * capacity, lambda: network.faults, self._from_engine)
         self.stopping = False
+        self.source, self.target = Source(self), Target(self, peer)
         self.made: dict[tuple[str, int, int], Made] = {}
         self._chunks, self._slot = chunks, slot
         self._heartbeat_s, self._report, self._latents = heartbeat_s, report, latents
@@ -92,16 +92,10 @@ class Worker:
     def _call(self, name: str, request: Any, deadline_s: float = 2.0) -> Awaited[Any]:
         return self.network.call(self.program, "state-store", name, request, deadline_s)
 
-    # What a checker looks at
-
     @property
     def copies(self) -> int:
-        """States that are being copied here, or away."""
-        return 0
-
-    def verified(self, session: str) -> str | None:
-        """Digest of the state that was copied here for a move."""
-        return None
+        """States that are being copied here, and memory kept for them."""
+        return len(self.target.under_way) + len(self.engine.landings)
 
     # Heartbeat
 
@@ -114,6 +108,8 @@ class Worker:
             phase=WorkerPhase.DRAINING if draining else WorkerPhase.READY,
             sessions=self.table.held(lambda index: index * CHUNK_S),
             refusals=self.table.refusals(),
+            moves=self.table.arrivals.reports(),
+            transfer=(self.id,),
             pool_slot=self._slot,
             started_at=self._started_at,
         )
@@ -140,12 +136,12 @@ class Worker:
             if error.answered:
                 self.tell(told.NobodyRenews(asked_at))
         else:
-            self.tell(told.Renewed(asked_at, answer.assigned, answer.drain))
+            self.tell(told.Renewed(asked_at, answer.assigned, answer.drain, answer.incoming))
 
     # Inputs
 
     def assigned(self, assignment: Assignment) -> None:
-        self.tell(told.Assigned(assignment.record))
+        self.tell(told.Assigned(assignment.record, assignment.incoming))
 
     def playhead(self, session: str, playhead_s: float, viewers: int) -> None:
         if session in self.table.entries:
@@ -182,11 +178,15 @@ class Worker:
                 self.program.spawn(self._publish(command, chunk))
             case do.PublishLatents():
                 chunk = self.made[command.session, command.run, command.index]
-                self._latents(
-                    self.program, chunk.session, Latents(chunk.index, command.epoch, chunk.chain)
-                )
+                self._latents(self.program, chunk.session, Latents(chunk.index, command.epoch, chunk.chain))
             case do.ForgetChunk():
                 self.made.pop((command.session, command.run, command.index), None)
+            case do.GiveRest() | do.GiveSeal() | do.EndGift():
+                self.source.carry_out(command)
+            case do.Fetch():
+                self.target.fetch(command)
+            case do.DropArrival():
+                self.target.drop(command)
             case do.FailSession():
                 self.program.spawn(self._fail(command))
             case do.Report():
@@ -201,9 +201,7 @@ class Worker:
 
     async def _publish(self, command: do.PublishChunk, chunk: Made) -> None:
         outcome = await self._append(command, chunk)
-        self.tell(
-            told.Published(chunk.session, chunk.run, chunk.index, command.ownership, outcome)
-        )
+        self.tell(told.Published(chunk.session, chunk.run, chunk.index, command.ownership, outcome))
 
     async def _append(self, command: do.PublishChunk, chunk: Made) -> told.Outcome:
         """`wire.Wire.publish`."""

@@ -8,22 +8,23 @@ from dataclasses import dataclass, field
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.policy import Policy as PoolPolicy
 from turboserve.bench.simulate.autoscaler import AutoscalerProcess, Member, Provider
-from turboserve.bench.simulate.database import Database
 from turboserve.bench.simulate.faults import CALM, Faults, draw
 from turboserve.bench.simulate.gateway import Gateway
-from turboserve.bench.simulate.hot import HotStore, Latents
 from turboserve.bench.simulate.invariants import Checker
 from turboserve.bench.simulate.kernel import Kernel, Program
 from turboserve.bench.simulate.log import Entry, Stream
 from turboserve.bench.simulate.network import Network
 from turboserve.bench.simulate.scheduler import SchedulerProcess
-from turboserve.bench.simulate.store import Store
+from turboserve.bench.simulate.store.database import Database
+from turboserve.bench.simulate.store.hot import HotStore, Latents
+from turboserve.bench.simulate.store.process import Store
 from turboserve.bench.simulate.troubles import Troubles
 from turboserve.bench.simulate.users import Users
 from turboserve.bench.simulate.worker import Worker
+from turboserve.contracts.pool import LoadFeedback
 from turboserve.contracts.workers import Assignment, LoadReport, WorkerPhase
 from turboserve.scheduler.core import Scheduler
-from turboserve.scheduler.placement import LeastLoaded
+from turboserve.scheduler.placement import LeastLoaded, MinMaxRebalancer, Weights
 from turboserve.scheduler.policy import Policy
 from turboserve.subjects import CHUNK, CHUNKS, EVENTS
 
@@ -35,6 +36,8 @@ POLICY = Policy(
     resync_s=6.0,
     retry_limit_s=4.0,
     refused_limit_s=8.0,
+    move_limit_s=8.0,
+    move_rest_s=4.0,
 )
 POOL_POLICY = PoolPolicy(ready_timeout_s=12.0, drain_deadline_s=20.0, stable_s=10.0, backoff_limit_s=4.0)
 WORKERS = (2, 3, 4)
@@ -87,12 +90,7 @@ class World:
             self._assign,
             POLICY.worker_timeout_s,
         )
-        self.scheduler = SchedulerProcess(
-            self._program("scheduler", "scheduler", lambda: self.scheduler.boot()),
-            network,
-            self.events,
-            lambda: Scheduler(LeastLoaded(), POLICY),
-        )
+        self.schedulers = [self._scheduler(name) for name in ("scheduler-a", "scheduler-b")]
         self.provider = Provider(kernel, network, self._start_worker)
         self.autoscaler = AutoscalerProcess(
             self._program("autoscaler", "autoscaler", lambda: self.autoscaler.boot()),
@@ -109,14 +107,14 @@ class World:
         )
         self.services = [
             self.store.program,
-            self.scheduler.program,
+            *(process.program for process in self.schedulers),
             self.autoscaler.program,
             self.gateway.program,
         ]
         self.database.on_row = self.checker.row
         self.chunks.on_append = self.checker.appended
         self.events.on_append = self._told
-        self.scheduler.on_command = self.checker.scheduler_says
+        network.on_publish = self._published
         self.autoscaler.on_command = self.checker.pool_says
         self.gateway.on_delivered = self.checker.delivered
         self.gateway.on_playhead = self._playhead
@@ -131,6 +129,12 @@ class World:
                 self.kernel.random.uniform(0.1, 2.0), dead.start
             )
         return program
+
+    def _scheduler(self, name: str) -> SchedulerProcess:
+        program = self._program(name, "scheduler", lambda: process.boot())
+        process = SchedulerProcess(program, self.network, self.events, _core)
+        process.on_command = self.checker.scheduler_says
+        return process
 
     # Workers
 
@@ -147,6 +151,7 @@ class World:
             HEARTBEAT_S,
             lambda report: self._report(program, report),
             self._latents,
+            self.workers.get,
         )
         worker.engine.on_chunk = lambda session: self.checker.begins_chunk(worker, session)
         self.workers[name] = worker
@@ -172,8 +177,17 @@ class World:
             self.network.hint(self.store.program, worker.program, lambda: worker.assigned(assignment))
 
     def _report(self, source: Program, report: LoadReport) -> None:
-        self.network.hint(source, self.scheduler.program, lambda: self.scheduler.load(report))
+        for process in self.schedulers:
+            self._load_to(process, source, report)
         self.network.hint(source, self.autoscaler.program, lambda: self.autoscaler.load(report))
+
+    def _load_to(self, process: SchedulerProcess, source: Program, report: LoadReport) -> None:
+        self.network.hint(source, process.program, lambda: process.load(report))
+
+    def _published(self, source: Program, topic: object, message: object) -> None:
+        """A hint that an executor publishes."""
+        if isinstance(message, LoadFeedback):
+            self.network.hint(source, self.autoscaler.program, lambda: self.autoscaler.feedback(message))
 
     def _latents(self, source: Program, session: str, latents: Latents) -> None:
         self.network.hint(source, self.store.program, lambda: self.store.latents(session, latents))
@@ -183,10 +197,15 @@ class World:
         self.network.hint(
             source, self.store.program, lambda: self.store.playhead(session, playhead_s, viewers)
         )
-        self.network.hint(source, self.scheduler.program, lambda: self.scheduler.playhead(session, viewers))
+        for process in self.schedulers:
+            self._watched(process, session, viewers)
         for worker in self.workers.values():
             if worker.program.up and session in worker.table.entries:
                 self._playhead_to(worker, session, playhead_s, viewers)
+
+    def _watched(self, process: SchedulerProcess, session: str, viewers: int) -> None:
+        source = self.gateway.program
+        self.network.hint(source, process.program, lambda: process.playhead(session, viewers))
 
     def _playhead_to(self, worker: Worker, session: str, playhead_s: float, viewers: int) -> None:
         self.network.hint(
@@ -210,8 +229,7 @@ class World:
 
     def is_watched(self, session: str) -> bool:
         return any(
-            viewer.session == session and self.gateway.connected(viewer)
-            for viewer in self.users.viewers
+            viewer.session == session and self.gateway.connected(viewer) for viewer in self.users.viewers
         )
 
     def calm(self) -> None:
@@ -227,3 +245,9 @@ class World:
     def close(self) -> None:
         for program in [*self.services, *(worker.program for worker in self.workers.values())]:
             program.discard()
+
+
+def _core() -> Scheduler:
+    """As the scheduler's service makes it."""
+    rebalancer = MinMaxRebalancer(Weights(moves_at_once=POLICY.moves_at_once))
+    return Scheduler(LeastLoaded(), POLICY, rebalancer, rebalancer.links)

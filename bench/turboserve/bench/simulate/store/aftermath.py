@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from turboserve.bench.simulate.database import Database, Row
 from turboserve.bench.simulate.engine import Chunk
-from turboserve.bench.simulate.hot import Playheads
 from turboserve.bench.simulate.kernel import Awaited, Program, sleep
 from turboserve.bench.simulate.log import DUPLICATE_WINDOW_S, Entry, Stream
+from turboserve.bench.simulate.store.database import Database, Row
+from turboserve.bench.simulate.store.hot import Playheads
 from turboserve.contracts.chunks import ChunkHeader, Ownership
 from turboserve.contracts.errors import DeadlineError, FencedError, TurboServeError, UnavailableError
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import Assignment, Incoming
 from turboserve.state_store.core.sessions import applied
-from turboserve.state_store.publish.fence import ATTEMPTS
-from turboserve.state_store.service.aftermath import PATIENCE_S
 from turboserve.subjects import EVENT, OWN
 
 CURSOR = "accounting"
 SWEEP_S = 1.0
+ATTEMPTS = 5
+PATIENCE_S = 1.0
+"""As in the state store; imported from there, they would bring SQL with them."""
 BATCH = 64
 
 
@@ -73,7 +74,9 @@ class Aftermath:
         self.tell(record, *named)
         return self.playheads.heard(record)
 
-    async def owned_anew(self, record: SessionRecord, fence_revision: int, *named: str | None) -> SessionRecord:
+    async def owned_anew(
+        self, record: SessionRecord, fence_revision: int, *named: str | None
+    ) -> SessionRecord:
         self.wake()
         row = self.database.sessions.get(record.id)
         assert row is not None
@@ -97,7 +100,9 @@ class Aftermath:
         except TurboServeError:
             return None
 
-    async def settle(self, session: str, *named: str | None, known: Row | None = None) -> SessionRecord | None:
+    async def settle(
+        self, session: str, *named: str | None, known: Row | None = None
+    ) -> SessionRecord | None:
         """See to it that the session's current epoch is in the log."""
         row, database = known, self.database
         for _ in range(ATTEMPTS):
@@ -179,7 +184,9 @@ class Aftermath:
 
     async def _drain(self) -> bool:
         database = self.database
-        pending = database.transaction(lambda: sorted(database.outbox.items(), key=lambda item: item[0])[:BATCH])
+        pending = database.transaction(
+            lambda: sorted(database.outbox.items(), key=lambda item: item[0])[:BATCH]
+        )
         done: list[int] = []
         trouble: UnavailableError | None = None
         horizon = self.program.kernel.now - DUPLICATE_WINDOW_S / 2
