@@ -49,9 +49,11 @@ class Settings(Shared):
     worker_max_sessions: int | None = Field(default=None, ge=1)
     """Sessions that hold a slot, K; none: as many as memory holds and the profile keeps in real time."""
     memory_bytes: int = Field(default=0, ge=0)
-    """Device memory for the model and all sessions; 0: nine tenths of what is free, 2 GiB on a CPU."""
+    """Device memory for the models, their workspace and all sessions; 0: nine tenths of what is free; on a CPU
+    2 GiB beside the models."""
     host_memory_bytes: int = Field(default=1 << 30, ge=0)
-    """Memory of the host for suspended sessions."""
+    """Memory of the host for suspended sessions, page-locked for a GPU. A state that does not fit stays in its
+    slab, and its session paused."""
     max_lead_s: Seconds = 3.0
     """A session generates no chunk that starts further ahead of its playhead."""
     profile: Path | None = None
@@ -61,6 +63,20 @@ class Settings(Shared):
     overlap: Literal["auto", "on", "off"] = "auto"
     """Decode and suspend on threads of their own while the next chunk is denoised; `auto`: on a GPU, and on a
     CPU with more than one core."""
+    transfer_host: str = "127.0.0.1"
+    """Address at which other workers reach this one for the state of sessions that move; they get what the
+    row says is theirs, unencrypted: a network of the workers' own."""
+    transfer_port: int = Field(default=0, ge=0, le=65_535)
+    """0: any that is free."""
+    transfer_backends: tuple[Literal["nccl", "gloo", "nixl", "shm"], ...] = ("nccl", "gloo", "shm")
+    """How state may travel, the best first; what this machine lacks is left out. `nixl` needs the worker's
+    extra of that name."""
+    transfer_deadline_s: Seconds = 20.0
+    """A state has to be at its target within this long, the wait for a good moment included."""
+    move_quiet_s: Seconds = 0.2
+    """A session that moves stands still only while its next chunk is not due for this long..."""
+    move_patience_s: Seconds = 2.0
+    """...or once no such moment has come for this long."""
     real_time_margin: float = Field(default=0.6, gt=0, le=1)
     """Share of a chunk's playing time that making it may take, where K comes from the profile. The rest is
     for packaging, for everything else on the machine, and for catching up."""

@@ -80,6 +80,66 @@ class Unhalt:
 
 
 @dataclass(frozen=True)
+class Freeze:
+    """Have it stand still at a chunk boundary at which no viewer waits; answer with `Frozen`."""
+
+    session: str
+    run: int
+
+
+@dataclass(frozen=True)
+class Thaw:
+    """Go on, from where it stands still."""
+
+    session: str
+    run: int
+
+
+@dataclass(frozen=True)
+class GiveRest:
+    """It stands still: its target may have the rest of its state."""
+
+    session: str
+    move: int
+
+
+@dataclass(frozen=True)
+class GiveSeal:
+    """The log has all chunks before this one: its target may have the seal."""
+
+    session: str
+    move: int
+    next_chunk: int
+
+
+@dataclass(frozen=True)
+class EndGift:
+    """Give nothing more to the target."""
+
+    session: str
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Keep memory for the session, and copy its state into it; answer with `Arrived` or `ArrivalFailed`."""
+
+    session: str
+    run: int
+    move: int
+    source: tuple[str, ...]
+    """Where it is to be had."""
+    on_host: bool
+
+
+@dataclass(frozen=True)
+class DropArrival:
+    """End the copy, and let go of what it has brought."""
+
+    session: str
+    run: int
+
+
+@dataclass(frozen=True)
 class SetPrompt:
     """Take effect at the next chunk boundary."""
 
@@ -159,6 +219,13 @@ Command = (
     | Resume
     | Halt
     | Unhalt
+    | Freeze
+    | Thaw
+    | GiveRest
+    | GiveSeal
+    | EndGift
+    | Fetch
+    | DropArrival
     | SetPrompt
     | SetPlayhead
     | PublishChunk

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from turboserve.worker.service import commands as do
+from turboserve.worker.service.departures import Departures
 from turboserve.worker.service.entry import Awaiting, Entry, Place, Wanted
 
 RETRY_S = 0.1
@@ -20,19 +21,28 @@ REFUSAL_S = 5.0
 class Conductor:
     """Compares and commands. It keeps the slots, the numbers, and who has a publication in flight."""
 
-    def __init__(self, model: str, capacity: int, entries: Mapping[str, Entry]) -> None:
+    def __init__(
+        self,
+        model: str,
+        capacity: int,
+        entries: Mapping[str, Entry],
+        out: list[do.Command],
+        reserved: Callable[[], int],
+    ) -> None:
+        """`reserved`: slots that are kept for sessions on their way here."""
         self.model = model
         self.capacity = capacity
-        self.out: list[do.Command] = []
+        self.out = out
         """Commands since they were last taken away."""
         self.in_flight: set[str] = set()
         """Sessions with a publication whose outcome is not known; also of sessions that have left."""
-        self._entries = entries
+        self.departures = Departures(self.out)
+        self._entries, self._reserved = entries, reserved
         self._number = 0
 
     @property
     def slots_used(self) -> int:
-        return sum(entry.takes_slot for entry in self._entries.values())
+        return sum(entry.takes_slot for entry in self._entries.values()) + self._reserved()
 
     def number(self) -> int:
         """A number never given before, for a run or a question."""
@@ -43,6 +53,7 @@ class Conductor:
         """Bring the session closer to what its row wants. Doing it again right away does nothing."""
         if entry.failure is not None:
             return
+        self.departures.settle(entry, now)
         wanted = entry.wanted
         if wanted is Wanted.WAIT:
             return
@@ -62,8 +73,10 @@ class Conductor:
 
     def evict(self, entry: Entry) -> None:
         """Let go of this run, whatever there is of it. What comes of it later is stale."""
+        self.departures.end(entry)
         self.out.append(do.Evict(entry.session, entry.run))
         entry.place, entry.awaiting, entry.halted, entry.have_latents = Place.NOWHERE, None, False, False
+        entry.frozen = False
         entry.pending.clear()
         entry.attempts, entry.retry_at = 0, 0.0
         entry.run = self.number()
@@ -98,6 +111,7 @@ class Conductor:
             self._find_slot(entry, now)
         if entry.place is Place.SLAB:
             entry.refusal = None
+            self._thaw(entry)
             if entry.halted:
                 entry.halted = False
                 self.out.append(do.Unhalt(entry.session, entry.run, entry.control_sent))
@@ -146,6 +160,7 @@ class Conductor:
 
     def _shelve(self, entry: Entry, now: float) -> None:
         if entry.place is Place.SLAB:
+            self._thaw(entry)
             if now >= entry.refused_until:
                 entry.place = Place.LEAVING
                 self.out.append(do.Suspend(entry.session, entry.run))
@@ -156,6 +171,11 @@ class Conductor:
             entry.refusal = None
             if entry.takes_slot:
                 self.evict(entry)
+
+    def _thaw(self, entry: Entry) -> None:
+        if entry.frozen and entry.gift is None:
+            entry.frozen = False
+            self.out.append(do.Thaw(entry.session, entry.run))
 
     def _halt(self, entry: Entry) -> None:
         if entry.place is Place.SLAB and not entry.halted:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from turboserve import logs
 from turboserve.clock import Clock
-from turboserve.worker.engine import events
+from turboserve.worker.engine import adoption, events
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import EngineError, SlabsExhausted, UnknownSession
 from turboserve.worker.engine.spec import Control, Rebuild, SessionSpec
@@ -25,6 +27,7 @@ IDLE_S = 0.5
 """The engine is asked again after this long without a command."""
 
 log = logs.get("engine")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +40,19 @@ class AdmitWith:
     sink: Tensor | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Anything that has to be done on the engine's thread; what it gives goes to whoever waits."""
+
+    function: Callable[[Engine], Any]
+    future: Future[Any]
+
+
 EngineCommand = (
     AdmitWith
+    | Call
+    | do.Freeze
+    | do.Thaw
     | do.Evict
     | do.Suspend
     | do.Resume
@@ -64,8 +78,17 @@ class _Stay:
 class EngineThread:
     """Two queues and a loop. `deliver` is called on this thread, in order; all waits while it blocks."""
 
-    def __init__(self, engine: Engine, deliver: Callable[[FromEngine], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        deliver: Callable[[FromEngine], None],
+        clock: Clock,
+        quiet_s: float = 0.2,
+        patience_s: float = 2.0,
+    ) -> None:
+        """`quiet_s`, `patience_s`: see `Settings.move_quiet_s` and `Settings.move_patience_s`."""
         self.engine = engine
+        self._quiet_s, self._patience_s = quiet_s, patience_s
         self._deliver = deliver
         self._clock = clock
         self._commands: queue.SimpleQueue[EngineCommand | None] = queue.SimpleQueue()
@@ -86,6 +109,21 @@ class EngineThread:
     def submit(self, command: EngineCommand) -> None:
         """Have it done on the engine's thread, in the order of submission."""
         self._commands.put(command)
+
+    def call(self, function: Callable[[Engine], T]) -> Future[T]:
+        """Have it called on the engine's thread, in its turn; its result or error."""
+        future: Future[T] = Future()
+        self._commands.put(Call(function, future))
+        return future
+
+    def adopt(self, session: str, run: int, adopt: Callable[[Engine], None]) -> Future[None]:
+        """The same for a call that brings the engine a session, whose run this is from then on."""
+
+        def adopted(engine: Engine) -> None:
+            adopt(engine)
+            self._stays[session] = _Stay(run)
+
+        return self.call(adopted)
 
     def stop(self, timeout_s: float) -> None:
         """End after the step in work."""
@@ -137,6 +175,9 @@ class EngineThread:
         if isinstance(command, AdmitWith):
             self._admit(command)
             return
+        if isinstance(command, Call):
+            self._call(command)
+            return
         stay = self._stays.get(command.session)
         if stay is None or stay.run != command.run:
             return
@@ -155,6 +196,12 @@ class EngineThread:
         except EngineError as error:
             self._fail(command.session, str(error))
 
+    def _call(self, command: Call) -> None:
+        try:
+            command.future.set_result(command.function(self.engine))
+        except Exception as error:
+            command.future.set_exception(error)
+
     def _apply(self, command: EngineCommand) -> None:
         now = self._clock.monotonic()
         match command:
@@ -166,6 +213,10 @@ class EngineThread:
             case do.Resume(session=session):
                 self.engine.resume(session, now)
                 self.engine.playhead(session, command.playhead_s, now=now, playing=False)
+            case do.Freeze(session=session):
+                adoption.freeze(self.engine, session, self._quiet_s, now + self._patience_s)
+            case do.Thaw(session=session):
+                adoption.thaw(self.engine, session)
             case do.Halt(session=session, control_seq=seq):
                 self.engine.control(session, Control(seq, paused=True))
             case do.Unhalt(session=session, control_seq=seq):
@@ -235,6 +286,8 @@ class EngineThread:
                 self._deliver(told.ControlTaken(session, run, seq))
             case events.Suspended(next_chunk=next_chunk):
                 self._deliver(told.MovedToHost(session, run, next_chunk))
+            case events.Frozen(next_chunk=next_chunk):
+                self._deliver(told.Frozen(session, run, next_chunk))
             case events.SuspendRefused(reason=reason):
                 self._deliver(told.SuspendRefused(session, run, reason))
             case events.SessionEnded(reason=reason):

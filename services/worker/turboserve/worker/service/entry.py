@@ -37,6 +37,21 @@ class Awaiting(Enum):
 
 
 @dataclass(eq=False)
+class Gift:
+    """The state is being given to the target of a move."""
+
+    move: int
+    frozen_at: int | None = None
+    """The chunk before which the session stands still."""
+    whole: bool = False
+    """All its chunks are in the log."""
+    sealed: bool = False
+    """The target has all it needs to run it."""
+    asked_at: float = 0.0
+    """When the row was last asked for since."""
+
+
+@dataclass(eq=False)
 class Entry:
     """State of one session in the table."""
 
@@ -67,6 +82,9 @@ class Entry:
     control_taken: int = 0
     playhead_s: float = 0.0
     halted: bool = False
+    frozen: bool = False
+    """It was told to stand still for a move, or came here so."""
+    gift: Gift | None = None
     shelved: int = 0
     """Rises with every arrival on the host: the lowest has been there longest."""
     have_latents: bool = False

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.workers import Incoming
 
 Ownership = tuple[int, int]
 """(epoch, own_revision): the number of an ownership and its place in the log."""
@@ -22,6 +23,8 @@ class Renewed:
     """When the renewal was sent, monotonic seconds: what was learned later is newer than the answer."""
     records: tuple[SessionRecord, ...]
     drain: bool = False
+    incoming: tuple[Incoming, ...] = ()
+    """All sessions that are moving here."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Assigned:
     """A row that names or named this worker has changed."""
 
     record: SessionRecord
+    incoming: Incoming | None = None
+    """For the target of a move: where the state is to be had."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,61 @@ class AdmissionRefused:
 
 
 @dataclass(frozen=True)
+class FreezeWanted:
+    """The target of its move has the bulk of its state, and waits for the rest."""
+
+    session: str
+    move: int
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The session stands still before this chunk. Answers `Freeze`."""
+
+    session: str
+    run: int
+    next_chunk: int
+
+
+@dataclass(frozen=True)
+class GiftSealed:
+    """From now on the target has all that it needs. Told before that is so."""
+
+    session: str
+    move: int
+
+
+@dataclass(frozen=True)
+class GiftBroken:
+    """The target has hung up, or was given all there is."""
+
+    session: str
+    move: int
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A state that was fetched is here, verified; it stands still, or is on the host. Answers `Fetch`."""
+
+    session: str
+    run: int
+    next_chunk: int
+    control_seq: int
+    digest: str
+    bytes_moved: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ArrivalFailed:
+    """A state could not be fetched, and nothing of it is here. Answers `Fetch`."""
+
+    session: str
+    run: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class RunFailed:
     """This run cannot go on; the engine has let go of it."""
 
@@ -160,8 +220,15 @@ class Tick:
     """Time has passed; several a second."""
 
 
+GiftInput = FreezeWanted | Frozen | GiftSealed | GiftBroken
 SessionInput = (
     PlayheadMoved
+    | FreezeWanted
+    | Frozen
+    | GiftSealed
+    | GiftBroken
+    | Arrived
+    | ArrivalFailed
     | LogEndRead
     | LatentsFetched
     | ChunkPackaged

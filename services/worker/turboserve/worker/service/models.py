@@ -7,17 +7,16 @@ from collections.abc import Mapping
 
 import torch
 
-from turboserve.worker.engine.budget import MemoryBudget
+from turboserve.worker.engine.budget import plan
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.profile_file import ProfileFile
-from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.engine.snapshot import fingerprint
 from turboserve.worker.engine.spec import EngineOptions
 from turboserve.worker.settings import AUTO_SESSIONS, Settings
 
 CPU_BYTES = 2 << 30
 _FREE_SHARE = 0.9
-_WORKSPACE_SHARE = 0.1
+"""The rest is for what no formula knows: fragments, and workspaces of the device's libraries."""
 
 
 def choose_device(settings: Settings) -> torch.device:
@@ -77,19 +76,11 @@ def make_engine(models: Models, settings: Settings) -> Engine:
     """An engine with as many slabs as are wanted and fit. Raises `BudgetTooSmall` when none does, and
     `BadProfile`."""
     weight = models.transformer.patch_embedding.weight
-    layout = SlabLayout.of(models.transformer.config, weight.dtype)
-    model_bytes = _model_bytes(models, weight.device)
-    total = settings.memory_bytes or _free_bytes(weight.device) + model_bytes
-    budget = MemoryBudget(
-        total_bytes=total,
-        model_bytes=model_bytes,
-        workspace_bytes=round(_WORKSPACE_SHARE * total),
-        slab_bytes=layout.total_bytes,
-        decode_cache_bytes=models.decoder.cache_bytes,
-    )
+    model_bytes = models.weight_bytes
+    budget = plan(models, settings.memory_bytes or _free_bytes(weight.device) + model_bytes)
     slots = min(settings.worker_max_sessions or AUTO_SESSIONS, budget.sessions())
     options = EngineOptions(
-        slab_bytes=slots * layout.total_bytes,
+        slab_bytes=slots * budget.slab_bytes,
         host_bytes=settings.host_memory_bytes,
         max_lead_s=settings.max_lead_s,
         max_batch=slots,
@@ -113,13 +104,6 @@ def _profiles(
         return None
     model = fingerprint(models.transformer.config)
     return ProfileFile.read(settings.profile, model=model, device=device.type).stages
-
-
-def _model_bytes(models: Models, device: torch.device) -> int:
-    if device.type == "cuda":
-        # Nothing is on the device yet but the networks, the text encoder's and the decoder's too.
-        return torch.cuda.memory_allocated(device)
-    return sum(p.numel() * p.element_size() for p in models.transformer.parameters())
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -13,9 +13,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.contracts.workers import HeldSession, Refusal
+from turboserve.contracts.workers import HeldSession, Incoming, Refusal
 from turboserve.worker.service import commands as do
 from turboserve.worker.service import inputs as told
+from turboserve.worker.service.arrivals import Arrivals
 from turboserve.worker.service.conductor import REFUSAL_S, RETRY_LIMIT_S, RETRY_S, Conductor
 from turboserve.worker.service.entry import Awaiting, Entry, Place
 from turboserve.worker.service.lease import Lease
@@ -34,7 +35,9 @@ class Table:
         self.entries: dict[str, Entry] = {}
         self.draining = False
         self.generating = False
-        self._conductor = Conductor(model, capacity, self.entries)
+        out: list[do.Command] = []
+        self.arrivals = Arrivals(worker, model, out)
+        self._conductor = Conductor(model, capacity, self.entries, out, lambda: self.arrivals.slots)
         self._lease = Lease(lease_s)
         self._left: OrderedDict[str, tuple[int, bool]] = OrderedDict()
 
@@ -48,8 +51,14 @@ class Table:
                 self._lease.renewed(message.asked_at)
             case told.Assigned():
                 self._learn(message.record, now)
+                if message.incoming is not None:
+                    self._expect(message.incoming, now)
+                elif message.record.target != self.worker and message.record.id not in self.entries:
+                    self._not_expected(message.record)
             case told.Tick():
                 pass
+            case told.Arrived() | told.ArrivalFailed():
+                self.arrivals.told(message)
             case _:
                 self._about_one(message, now)
         for entry in list(self.entries.values()):
@@ -57,8 +66,16 @@ class Table:
         if self._lease.valid(now) != self.generating:
             self.generating = not self.generating
             self._say(do.StartGenerating() if self.generating else do.StopGenerating())
-        commands, self._conductor.out = self._conductor.out, []
+        commands = list(self._conductor.out)
+        self._conductor.out.clear()
         return commands
+
+    def offer(self, session: str, move: int, target: str) -> bool:
+        """The target of a move asks for the state: whether that is on the host.
+
+        Raises `NotOffered`, `NotReady` or `NoState`.
+        """
+        return self._conductor.departures.offer(self.entries.get(session), session, move, target)
 
     # What is reported
 
@@ -70,6 +87,11 @@ class Table:
     def capacity(self) -> int:
         """K, less the slabs of sessions that should be on the host but do not fit there."""
         return max(0, self._conductor.capacity - sum(entry.parked for entry in self.entries.values()))
+
+    @property
+    def watched(self) -> set[str]:
+        """Sessions whose playheads matter here."""
+        return self.entries.keys() | {arrival.record.id for arrival in self.arrivals}
 
     @property
     def unpublished(self) -> int:
@@ -111,6 +133,25 @@ class Table:
                 self._leave(entry)
             elif entry.failure is not None:
                 self._say(do.FailSession(entry.session, entry.record.epoch, entry.failure))
+        for incoming in message.incoming:
+            self._expect(incoming, now)
+        expected = {incoming.record.id for incoming in message.incoming}
+        for arrival in self.arrivals:
+            if arrival.record.id not in expected:
+                self.arrivals.forget(arrival.record.id, learned_before=message.asked_at)
+
+    def _expect(self, incoming: Incoming, now: float) -> None:
+        """The row names this worker as the target of a move."""
+        record = incoming.record
+        self._learn(record, now)
+        if record.id not in self.entries and _age(record) >= self._left.get(record.id, (0, False)):
+            free = self.capacity - self.slots_used
+            self.arrivals.expect(incoming, now, self._conductor.number(), free)
+
+    def _not_expected(self, record: SessionRecord) -> None:
+        arrival = self.arrivals.get(record.id)
+        if arrival is not None and record.version > arrival.record.version:
+            self.arrivals.forget(record.id)
 
     def _learn(self, record: SessionRecord, now: float) -> None:
         entry = self.entries.get(record.id)
@@ -125,7 +166,7 @@ class Table:
                 self._left.popitem(last=False)
             return
         if entry is None:
-            entry = Entry(record, now, self._conductor.number())
+            entry = self._newcomer(record, now)
             self.entries[record.id] = entry
             self._say(do.Report())
         if entry.ownership != (record.epoch, record.own_revision or 0):
@@ -135,6 +176,22 @@ class Table:
         if entry.place in (Place.NOWHERE, Place.HOST):
             entry.playhead_s = record.playhead_s
         entry.record, entry.learned_at = record, now
+
+    def _newcomer(self, record: SessionRecord, now: float) -> Entry:
+        """An entry for a row that names this worker: with the state that was copied here for it, if any."""
+        arrival = self.arrivals.take(record)
+        if arrival is None:
+            return Entry(record, now, self._conductor.number())
+        entry = Entry(record, now, arrival.run)
+        entry.place = Place.HOST if arrival.on_host else Place.SLAB
+        entry.frozen = not arrival.on_host
+        entry.made_next = entry.next_publish = arrival.next_chunk
+        entry.control_sent = entry.control_taken = arrival.control_seq
+        entry.shelved = self._conductor.number()
+        entry.playhead_s = max(record.playhead_s, arrival.playhead_s)
+        if entry.frozen:
+            self._say(do.SetPlayhead(entry.session, entry.run, entry.playhead_s, arrival.playing))
+        return entry
 
     def _leave(self, entry: Entry) -> None:
         self._conductor.evict(entry)
@@ -150,12 +207,17 @@ class Table:
         if isinstance(message, told.Published):
             self._conductor.in_flight.discard(message.session)
         entry = self.entries.get(message.session)
+        arrival = self.arrivals.get(message.session)
+        if arrival is not None and isinstance(message, told.PlayheadMoved):
+            arrival.playhead_s, arrival.playing = message.playhead_s, message.playing
         run = getattr(message, "run", None)
         if entry is None or run not in (None, entry.run):
             if isinstance(message, told.ChunkPackaged):
                 self._say(do.ForgetChunk(message.session, message.run, message.index))
             return
         match message:
+            case told.FreezeWanted() | told.Frozen() | told.GiftSealed() | told.GiftBroken():
+                self._conductor.departures.told(entry, message, now)
             case told.PlayheadMoved():
                 entry.playhead_s = message.playhead_s
                 if entry.place in (Place.SLAB, Place.LEAVING):

@@ -28,6 +28,7 @@ from turboserve.worker.service import inputs as told
 from turboserve.worker.service import metrics
 from turboserve.worker.service.engine_thread import AdmitWith, EngineThread
 from turboserve.worker.service.heartbeat import Heartbeat
+from turboserve.worker.service.moves import Moves
 from turboserve.worker.service.packager import Packager
 from turboserve.worker.service.pulse import Pulse
 from turboserve.worker.service.stamped import Chunk, ToLoop
@@ -80,7 +81,10 @@ class Worker:
             engine.package,
             limit=PACKAGER_LIMIT * pool.slots,
         )
-        self._engine = EngineThread(engine, self._packager.put, clock)
+        self._engine = EngineThread(
+            engine, self._packager.put, clock, settings.move_quiet_s, settings.move_patience_s
+        )
+        self._moves = Moves(worker, settings, self._engine, self.table, self.tell, clock.monotonic)
         self._wire = Wire(bus, clock, worker, config, settings.chunk_ttl_s)
         self._takeover = Takeover(self._wire, config, clock)
         self.heartbeat = Heartbeat(bus, clock, settings.heartbeat_s, self.load, self.tell, gone)
@@ -96,6 +100,7 @@ class Worker:
         """Begin; `spawn` runs what goes on for ever."""
         self._packager.start()
         self._engine.start()
+        await self._moves.start()
         await self._bus.subscribe(ASSIGN, self.id, self._assigned)
         spawn(self.heartbeat.run(), "heartbeat")
         spawn(self._tick(), "ticks")
@@ -109,6 +114,7 @@ class Worker:
             await asyncio.sleep(0.02)
         await asyncio.to_thread(self._engine.stop, FAREWELL_S)
         await asyncio.to_thread(self._packager.stop, 0.5)
+        await self._moves.stop()
         await self.heartbeat.leave()
         for task in list(self._tasks):
             task.cancel()
@@ -131,6 +137,9 @@ class Worker:
             phase=WorkerPhase.DRAINING if draining else WorkerPhase.READY,
             sessions=self.table.held(self._config.media_start),
             refusals=self.table.refusals(),
+            moves=self.table.arrivals.reports(),
+            transfer=self._moves.addresses,
+            host=self._moves.machine,
             chunk_latency_s=self._profile.to_mapping(),
             device=str(self._engine.engine.table.device),
             pid=os.getpid(),
@@ -178,18 +187,19 @@ class Worker:
         self.tell(told.ChunkPackaged(item.session, item.run, item.index, item.control_seq))
 
     async def _assigned(self, message: Assignment, _: bytes) -> None:
-        self.tell(told.Assigned(message.record))
+        self.tell(told.Assigned(message.record, message.incoming))
 
     async def _playhead_moved(self, message: Playhead, _: bytes) -> None:
         self.tell(told.PlayheadMoved(message.session, message.playhead_s, playing=message.viewers > 0))
 
     def _follow_playheads(self) -> None:
-        """Listen to the playheads of exactly those sessions that are in the table."""
-        for session in self.table.entries.keys() - self._playheads.keys():
+        """Listen to the playheads of exactly those sessions that are in the table, or on their way there."""
+        watched = self.table.watched
+        for session in watched - self._playheads.keys():
             self._playheads[session] = asyncio.create_task(
                 self._bus.subscribe(PLAYHEAD, session, self._playhead_moved)
             )
-        for session in self._playheads.keys() - self.table.entries.keys():
+        for session in self._playheads.keys() - watched:
             self._spawn(self._unfollow(self._playheads.pop(session)))
 
     async def _unfollow(self, subscribing: asyncio.Task[Subscription]) -> None:
@@ -229,6 +239,8 @@ class Worker:
             case do.Suspend() | do.Resume():
                 log.info(f"session {type(command).__name__.lower()}s", session=command.session)
                 self._engine.submit(command)
+            case do.GiveRest() | do.GiveSeal() | do.EndGift() | do.Fetch() | do.DropArrival():
+                self._moves.carry_out(command)
             case do.StopGenerating():
                 log.warning("lease is over: generating stops until the state store answers")
                 self._engine.submit(command)

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from turboserve.worker.transfer import nixl, pair, shm
 from turboserve.worker.transfer.deadline import Deadline
@@ -162,7 +163,7 @@ class Links:
         backend: str,
         name: str,
         rank: int,
-        store: dist.TCPStore | None,
+        store: TCPStore | None,
         host: str,
         deadline: Deadline,
     ) -> Link:

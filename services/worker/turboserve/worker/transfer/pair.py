@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import BackendFailed, DeadlinePassed, PeerLost, TransferError
@@ -25,15 +26,15 @@ DIRECT_BYTES = 256 << 10
 """A piece that is one run of at least so many bytes is sent from where it lies."""
 
 
-def serve_store(host: str, seconds: float) -> dist.TCPStore:
+def serve_store(host: str, seconds: float) -> TCPStore:
     """A rendezvous for one group of two, on a port of its own."""
-    return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_span(seconds))
+    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_span(seconds))
 
 
-def join_store(host: str, port: int, seconds: float) -> dist.TCPStore:
+def join_store(host: str, port: int, seconds: float) -> TCPStore:
     """The other side's rendezvous. Raises `PeerLost`."""
     try:
-        return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_span(seconds))
+        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_span(seconds))
     except (RuntimeError, ValueError) as error:
         raise PeerLost(f"rendezvous at {host}:{port}: {_first_line(error)}") from error
 
@@ -41,10 +42,10 @@ def join_store(host: str, port: int, seconds: float) -> dist.TCPStore:
 class PairLink(Link):
     """Common to both backends: cut into pieces, two of them in flight."""
 
-    def __init__(self, name: str, store: dist.TCPStore, rank: int, device: torch.device) -> None:
+    def __init__(self, name: str, store: TCPStore, rank: int, device: torch.device) -> None:
         super().__init__(name)
         self.device = device
-        self._store: dist.TCPStore | None = store
+        self._store: TCPStore | None = store
         self._rank = rank
         self._group: Any = None
         self._bounce = [torch.empty(0, dtype=torch.uint8, device=device)] * 2
@@ -148,18 +149,19 @@ class GlooLink(PairLink):
 
     kind = "gloo"
 
-    def __init__(self, name: str, store: dist.TCPStore, rank: int, host: str, seconds: float) -> None:
+    def __init__(self, name: str, store: TCPStore, rank: int, host: str, seconds: float) -> None:
         """Connects: blocks until the other side does the same. `host`: the address to be reached at.
 
         Raises `PeerLost`, also when it does not come within `seconds`.
         """
         super().__init__(name, store, rank, torch.device("cpu"))
-        options = dist.ProcessGroupGloo._Options()
+        # Not in torch's stubs, and the only way to say which address and how many threads.
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=host, lazy_init=False)]
         options._timeout = _span(seconds)
         options._threads = 1
         try:
-            self._group = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, 2, options)
+            self._group = dist.ProcessGroupGloo(PrefixStore(name, store), rank, 2, options)
         except RuntimeError as error:
             self.close()
             raise PeerLost(f"gloo: {_first_line(error)}") from error
@@ -174,15 +176,13 @@ class NcclLink(PairLink):
 
     kind = "nccl"
 
-    def __init__(
-        self, name: str, store: dist.TCPStore, rank: int, device: torch.device, seconds: float
-    ) -> None:
+    def __init__(self, name: str, store: TCPStore, rank: int, device: torch.device, seconds: float) -> None:
         """The communicator itself is made with the first transfer. Raises `BackendFailed`."""
         super().__init__(name, store, rank, device)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _span(seconds)
         try:
-            self._group = dist.ProcessGroupNCCL(dist.PrefixStore(name, store), rank, 2, options)
+            self._group = dist.ProcessGroupNCCL(PrefixStore(name, store), rank, 2, options)
         except RuntimeError as error:
             raise BackendFailed(f"nccl: {_first_line(error)}") from error
 

@@ -63,8 +63,8 @@ class Giver(Protocol):
         """Have the session stand still at a chunk boundary: its header and all its pages."""
         ...
 
-    async def acknowledged(self, session: str, move: int) -> None:
-        """Wait until the log has all its chunks."""
+    async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
+        """Wait until the log has all chunks before this one."""
         ...
 
     def sealing(self, session: str, move: int) -> None:
@@ -122,6 +122,11 @@ class Source:
         if (task := self._open.get(session)) is not None:
             task.cancel()
 
+    def close(self) -> None:
+        """Hang up on everyone."""
+        for task in list(self._open.values()):
+            task.cancel()
+
     async def _greet(self, channel: Channel) -> None:
         hello = await channel.receive(HELLO_S)
         if not isinstance(hello, Hello):
@@ -130,10 +135,11 @@ class Source:
             raise ProtocolBroken(f"version: {hello.version}, {VERSION} is spoken here")
         if hello.model != self._links.model:
             raise WrongLayout(f"model: {hello.model}, {self._links.model} is served here")
-        at_rest = self._giver.check(hello.session, hello.move, hello.worker)
-        if (older := self._open.get(hello.session)) is not None:
+        if (older := self._open.pop(hello.session, None)) is not None:
             older.cancel()
             await asyncio.wait([older])
+            self._giver.over(hello.session, hello.move)
+        at_rest = self._giver.check(hello.session, hello.move, hello.worker)
         giving = asyncio.create_task(self._give(channel, hello, at_rest))
         self._open[hello.session] = giving
         try:
@@ -185,7 +191,7 @@ class Source:
         session, move = gift.hello.session, gift.hello.move
         header, pages = await self._meanwhile(gift, self._giver.rest(session, move))
         await self._round(gift, changed(pages, gift.sent))
-        await self._meanwhile(gift, self._giver.acknowledged(session, move))
+        await self._meanwhile(gift, self._giver.acknowledged(session, move, int(header["next_chunk"])))
         names = tuple(page.name for page in pages)
         digest = digest_of(header, {name: gift.prints[name] for name in names})
         self._giver.sealing(session, move)

@@ -56,7 +56,7 @@ class Room(Protocol):
         """Memory for a page. Raises `SnapshotRejected`."""
         ...
 
-    def check(self, header: Mapping[str, Any], names: Iterable[str]) -> None:
+    def check(self, header: Mapping[str, Any], names: Iterable[str]) -> object:
         """Whether header and pages are those of one state of this model. Raises `SnapshotRejected`."""
         ...
 

@@ -1,0 +1,231 @@
+"""Live migration, the worker's shell: the two roles of the data plane, the engine and the table together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from turboserve import logs
+from turboserve.worker.engine import adoption
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.errors import EngineError, UnknownSession
+from turboserve.worker.engine.landing import Landing
+from turboserve.worker.engine.moving import Page
+from turboserve.worker.engine.snapshot import fingerprint
+from turboserve.worker.service import commands as do
+from turboserve.worker.service import inputs as told
+from turboserve.worker.service.engine_thread import EngineThread
+from turboserve.worker.service.table import Table
+from turboserve.worker.settings import Settings
+from turboserve.worker.transfer import shm
+from turboserve.worker.transfer.errors import NoState, NotOffered, TransferError
+from turboserve.worker.transfer.links import Links
+from turboserve.worker.transfer.source import Source
+from turboserve.worker.transfer.target import Fetched, Target
+
+log = logs.get("moves")
+T = TypeVar("T")
+
+Command = do.GiveRest | do.GiveSeal | do.EndGift | do.Fetch | do.DropArrival
+
+
+@dataclass(eq=False)
+class _Copy:
+    """A session on its way here."""
+
+    task: asyncio.Task[None]
+    run: int
+
+
+@dataclass(eq=False)
+class _Kept:
+    """Memory for it. Only the engine's thread touches this."""
+
+    landing: Landing | None = None
+
+    def reserve(self, engine: Engine, on_host: bool) -> Landing:
+        self.landing = adoption.reserve(engine, on_host=on_host)
+        return self.landing
+
+    def adopt(self, engine: Engine, header: Mapping[str, Any], pages: Iterable[str], now: float) -> None:
+        assert self.landing is not None
+        adoption.adopt(engine, self.landing, header, pages, now)
+        self.landing = None
+
+    def release(self, engine: Engine) -> None:
+        if self.landing is not None:
+            adoption.release(engine, self.landing)
+            self.landing = None
+
+
+class Moves:
+    """Belongs to the event loop's thread. It is the `Giver` of its source."""
+
+    def __init__(
+        self,
+        worker: str,
+        settings: Settings,
+        engine: EngineThread,
+        table: Table,
+        tell: Callable[[told.Input], None],
+        now: Callable[[], float],
+    ) -> None:
+        self._engine, self._table, self._tell, self._now = engine, table, tell, now
+        self._host, self._port = settings.transfer_host, settings.transfer_port
+        device, config = engine.engine.table.device, engine.engine.config
+        self.links = Links(settings.transfer_backends, device, fingerprint(config))
+        self._source = Source(self, self.links, settings.transfer_deadline_s)
+        self._target = Target(worker, self.links, settings.transfer_deadline_s)
+        self._server: asyncio.Server | None = None
+        self._copies: dict[str, _Copy] = {}
+        self._resting: dict[str, asyncio.Event] = {}
+        self._sealable: dict[str, tuple[asyncio.Event, set[int]]] = {}
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where other workers ask for state; empty before `start`."""
+        if self._server is None:
+            return ()
+        host, port = self._server.sockets[0].getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        return (f"tcp://{shown}:{port}?backend={','.join(self.links.backends)}",)
+
+    @property
+    def machine(self) -> str:
+        """What `LoadReport.host` says."""
+        return shm.machine()
+
+    async def start(self) -> None:
+        """Listen. Raises `OSError`."""
+        self._server = await asyncio.start_server(self._source.serve, self._host, self._port)
+
+    async def stop(self) -> None:
+        """Hang up on everyone, and let go of what is on its way here."""
+        if self._server is not None:
+            self._server.close()
+        for copy in list(self._copies.values()):
+            copy.task.cancel()
+        await asyncio.gather(*(copy.task for copy in self._copies.values()), return_exceptions=True)
+        self._source.close()
+        self.links.close()
+
+    def carry_out(self, command: Command) -> None:
+        match command:
+            case do.GiveRest(session=session):
+                if session in self._resting:
+                    self._resting[session].set()
+            case do.GiveSeal(session=session, next_chunk=next_chunk):
+                if session in self._sealable:
+                    event, numbers = self._sealable[session]
+                    numbers.add(next_chunk)
+                    event.set()
+            case do.EndGift(session=session):
+                self._source.abort(session)
+            case do.Fetch():
+                self._copies[command.session] = _Copy(asyncio.create_task(self._fetch(command)), command.run)
+            case do.DropArrival(session=session, run=run):
+                copy = self._copies.pop(session, None)
+                if copy is not None:
+                    copy.task.cancel()
+                self._engine.submit(do.Evict(session, run))
+
+    # The giver
+
+    def check(self, session: str, move: int, target: str) -> bool:
+        """See `Giver.check`."""
+        at_rest = self._table.offer(session, move, target)
+        self._resting[session] = asyncio.Event()
+        self._sealable[session] = asyncio.Event(), set()
+        return at_rest
+
+    async def pages(self, session: str) -> Sequence[Page]:
+        """See `Giver.pages`."""
+        return await self._on_engine(session, lambda engine: adoption.read(engine, session))
+
+    async def rest(self, session: str, move: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
+        """See `Giver.rest`."""
+        resting = self._resting[session]
+        self._tell(told.FreezeWanted(session, move))
+        await resting.wait()
+        return await self._on_engine(session, lambda engine: adoption.read_at_rest(engine, session))
+
+    async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
+        """See `Giver.acknowledged`."""
+        event, numbers = self._sealable[session]
+        while next_chunk not in numbers:
+            event.clear()
+            await event.wait()
+
+    def sealing(self, session: str, move: int) -> None:
+        """See `Giver.sealing`."""
+        entry = self._table.entries.get(session)
+        if entry is None or entry.gift is None or entry.gift.move != move:
+            raise NotOffered(f"session {session}: move {move} is over here")
+        self._tell(told.GiftSealed(session, move))
+
+    def over(self, session: str, move: int) -> None:
+        """See `Giver.over`."""
+        self._resting.pop(session, None)
+        self._sealable.pop(session, None)
+        self._tell(told.GiftBroken(session, move))
+
+    async def _on_engine(self, session: str, read: Callable[[Engine], T]) -> T:
+        try:
+            return await asyncio.wrap_future(self._engine.call(read))
+        except UnknownSession as error:
+            raise NoState(str(error)) from error
+
+    # The target
+
+    async def _fetch(self, command: do.Fetch) -> None:
+        session, run, kept = command.session, command.run, _Kept()
+        answer: told.Input
+        try:
+            fetched = await self._copy_and_adopt(command, kept)
+            answer = told.Arrived(
+                session,
+                run,
+                next_chunk=fetched.next_chunk,
+                control_seq=int(fetched.header["control_seq"]),
+                digest=fetched.digest,
+                bytes_moved=fetched.bytes_moved,
+                seconds=fetched.seconds,
+            )
+            log.info(
+                "state fetched",
+                session=session,
+                chunk=fetched.next_chunk,
+                backend=fetched.backend,
+                rounds=fetched.rounds,
+                bytes=fetched.bytes_moved,
+                seconds=round(fetched.seconds, 3),
+            )
+        except (TransferError, EngineError) as error:
+            answer = told.ArrivalFailed(session, run, f"{error.code}: {error}"[:500])
+            log.warning("state not fetched", session=session, reason=answer.reason)
+        except Exception as error:
+            answer = told.ArrivalFailed(session, run, f"internal: {error!r}"[:500])
+            log.exception("state not fetched", session=session)
+        finally:
+            # Nobody writes to the memory any more: the fetch has ended, however it did.
+            self._engine.call(kept.release)
+        copy = self._copies.get(session)
+        if copy is not None and copy.run == run:
+            del self._copies[session]
+        self._tell(answer)
+
+    async def _copy_and_adopt(self, command: do.Fetch, kept: _Kept) -> Fetched:
+        session, on_host = command.session, command.on_host
+        landing = await asyncio.wrap_future(self._engine.call(lambda engine: kept.reserve(engine, on_host)))
+        fetched = await self._target.fetch(session, command.move, command.source, landing)
+        now = self._now()
+        await asyncio.wrap_future(
+            self._engine.adopt(
+                session,
+                command.run,
+                lambda engine: kept.adopt(engine, fetched.header, fetched.pages, now),
+            )
+        )
+        return fetched
