@@ -192,6 +192,27 @@ def scheduler(scheduler_process: Service) -> Iterator[Service]:
 
 
 @pytest.fixture
+def start_scheduler(
+    nats_server: NatsServer, store: Service, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Service]]:
+    """Start one more scheduler, of the test's own; what it logs is printed."""
+    started: list[Service] = []
+
+    def start(**variables: str) -> Service:
+        log = tmp_path_factory.mktemp("scheduler") / "log"
+        idle = {"TURBOSERVE_IDLE_AFTER_S": "3600"}
+        service = Service("scheduler", "turboserve.scheduler", nats_server, log, **{**idle, **variables})
+        service.start()
+        started.append(service)
+        return service
+
+    yield start
+    for service in started:
+        service.kill()
+        print(service.logged())
+
+
+@pytest.fixture
 async def connect(nats_server: NatsServer) -> AsyncIterator[Callable[[str], Awaitable[Bus]]]:
     """Connect as a service, with what it is allowed."""
     async with AsyncExitStack() as stack:

@@ -144,3 +144,29 @@ async def test_what_the_caller_sends_wrong_names_its_field(connect) -> None:  # 
     with pytest.raises(InvalidInputError) as caught:
         await caller.call(subjects.DRAIN_WORKER, wrong)
     assert caught.value.field == "worker"
+
+
+async def test_a_leaders_answer_is_the_one_that_comes_though_all_instances_hear(connect) -> None:  # type: ignore[no-untyped-def]
+    """A former leader that stands still, in a queue group, would swallow every other request."""
+    first, second, caller = (
+        await connect("state-store"),
+        await connect("state-store"),
+        await connect("autoscaler"),
+    )
+    heard: list[str] = []
+
+    async def silent(request: DrainWorker) -> Done | None:
+        heard.append(f"former {request.worker}")
+        return None
+
+    async def leader(request: DrainWorker) -> Done | None:
+        heard.append(f"leader {request.worker}")
+        return Done()
+
+    await first.serve_as_leader(subjects.DRAIN_WORKER, silent)
+    await second.serve_as_leader(subjects.DRAIN_WORKER, leader)
+    await first.flush()
+    await second.flush()
+    for number in range(10):
+        assert await caller.call(subjects.DRAIN_WORKER, DrainWorker(worker=str(number))) == Done()
+    assert sorted(heard) == sorted(f"{who} {number}" for who in ("former", "leader") for number in range(10))

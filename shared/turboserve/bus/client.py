@@ -233,6 +233,19 @@ class Bus:
 
         return await self._serve(endpoint, answer)
 
+    async def serve_as_leader(
+        self, endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[Resp | None]]
+    ) -> Subscription:
+        """Answer `endpoint` where only one instance is entitled to: all hear, and None leaves it to others.
+
+        With a queue group the broker would give some requests to a former leader that stands still.
+        """
+
+        async def answer(request: Req) -> tuple[Resp | None, bytes | None]:
+            return await handler(request), None
+
+        return await self._serve(endpoint, answer, queue="")
+
     async def serve_raw(
         self, endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[tuple[Resp, bytes]]]
     ) -> Subscription:
@@ -244,7 +257,10 @@ class Bus:
         return await self._serve(endpoint, answer)
 
     async def _serve(
-        self, endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[tuple[Resp, bytes | None]]]
+        self,
+        endpoint: Endpoint[Req, Resp],
+        handler: Callable[[Req], Awaitable[tuple[Resp | None, bytes | None]]],
+        queue: str | None = None,
     ) -> Subscription:
         async def run(raw: NatsMsg) -> None:
             headers: dict[str, str] = {}
@@ -254,6 +270,8 @@ class Bus:
                     endpoint.subject, context=context_of(raw.headers), kind=trace.SpanKind.SERVER
                 ):
                     response, data = await handler(endpoint.request.from_bytes(raw.data))
+                if response is None:
+                    return
                 if data is None:
                     body = response.to_bytes()
                 else:
@@ -276,7 +294,8 @@ class Bus:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-        return await self.client.subscribe(endpoint.subject, queue=endpoint.server, cb=receive)
+        group = endpoint.server if queue is None else queue
+        return await self.client.subscribe(endpoint.subject, queue=group, cb=receive)
 
 
 def _without_password(url: str) -> str:

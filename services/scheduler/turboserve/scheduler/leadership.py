@@ -9,6 +9,7 @@ still, the term decides: the store takes nothing from a leader whose term is ove
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from turboserve.contracts.leading import LeaderRecord
@@ -73,7 +74,7 @@ class Leadership:
         """The term in which this instance leads, or led until just now. Never the same one twice."""
         self._until = 0.0
         self._seen_at = 0.0
-        self._next_at = 0.0
+        self._next_at = -math.inf
         self._asked: tuple[Ask, float] | None = None
 
     def leads(self, now: float) -> bool:
