@@ -17,7 +17,10 @@ import nats
 import psutil
 import pytest
 
+from turboserve.cli.embedded import Layout
 from turboserve.cli.stack.background import BackgroundStack
+from turboserve.cli.stack.options import Options
+from turboserve.cli.stack.plan import Plan
 
 HERE = Path(__file__).parent / "stack"
 UP = (sys.executable, str(HERE / "up_with_dummies.py"))
@@ -232,3 +235,17 @@ async def _read(nats_url: str, postgres_url: str) -> tuple[int, int]:
     value: int = await connection.fetchval("select x from kept")
     await connection.close()
     return messages, value
+
+
+def test_schedulers_that_stand_by_are_processes_of_their_own(data_dir: Path) -> None:
+    layout = Layout(data_dir)
+    layout.create()
+    specs = {spec.name: spec for spec in Plan(Options(data_dir, schedulers=3), layout).processes()}
+    schedulers = ["scheduler", "scheduler-2", "scheduler-3"]
+    assert set(specs) == {*SERVERS, *SERVICES, *schedulers}
+    assert len({spec.port for spec in specs.values()}) == len(specs)
+    for name in schedulers:
+        assert specs[name].command == specs["scheduler"].command
+        assert specs[name].environment["TURBOSERVE_NATS_USER"] == "scheduler"
+        assert specs[name].environment["TURBOSERVE_HEALTH_PORT"] == str(specs[name].port)
+        assert specs[name].member.rank == specs["scheduler"].member.rank

@@ -20,6 +20,9 @@ def up(
         int | None,
         typer.Option(min=1, max=65_535, help="The gateway's port; without it 8080, or the next free one."),
     ] = None,
+    schedulers: Annotated[
+        int, typer.Option(min=1, max=8, help="How many schedulers: one leads, the others stand by.")
+    ] = 1,
     data: Annotated[Path, DATA] = Path(".turboserve"),
     log_format: Annotated[Literal["text", "json"], typer.Option(help="How logs are written.")] = "text",
 ) -> None:
@@ -30,7 +33,9 @@ def up(
     from turboserve.cli.stack.run import AlreadyRunning, run
 
     try:
-        options = Options(data, Workers.parse(workers), port, log_format, External())
+        options = Options(
+            data, Workers.parse(workers), port, schedulers, log_format=log_format, external=External()
+        )
         status = run(options)
     except ValidationError as error:
         fields = "; ".join(f"TURBOSERVE_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())

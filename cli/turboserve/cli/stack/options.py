@@ -67,6 +67,8 @@ class Options:
     workers: Workers = field(default_factory=Workers)
     port: int | None = None
     """None: 8080, or the next free port after it."""
+    schedulers: int = 1
+    """One of them leads; the others stand by."""
     log_format: Literal["text", "json"] = "text"
     external: External = field(default_factory=External)
     modules: dict[str, str] = field(default_factory=lambda: dict(MODULES))

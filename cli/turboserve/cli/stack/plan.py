@@ -101,8 +101,17 @@ class Plan:
         servers = [server for server in (self.nats, self.redis, self.postgres) if server is not None]
         return [
             *(self._server(server) for server in servers),
-            *(self._service(name, module) for name, module in self.options.modules.items()),
+            *(
+                self._service(instance, name, module)
+                for name, module in self.options.modules.items()
+                for instance in self._instances(name)
+            ),
         ]
+
+    def _instances(self, service: str) -> list[str]:
+        """The names of its processes: the first one's is the service's."""
+        count = self.options.schedulers if service == "scheduler" else 1
+        return [service, *(f"{service}-{number}" for number in range(2, count + 1))]
 
     @cached_property
     def _ports(self) -> Ports:
@@ -125,11 +134,11 @@ class Plan:
             pid_file=server.pid_file,
         )
 
-    def _service(self, name: str, module: str) -> ProcessSpec:
-        health_port = self._ports.get(f"health.{name}")
+    def _service(self, instance: str, name: str, module: str) -> ProcessSpec:
+        health_port = self._ports.get(f"health.{instance}")
         return ProcessSpec(
             member=Member(
-                name,
+                instance,
                 wave=STORE_WAVE if name == "state-store" else SERVICE_WAVE,
                 rank=STOP_ORDER.index(name),
                 grace_s=10.0,
