@@ -19,7 +19,7 @@ from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import FencedError, TurboServeError
 from turboserve.contracts.requests import Renew
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.contracts.workers import Assignment, HeldSession, LoadReport, Playhead
+from turboserve.contracts.workers import Assignment, HeldSession, LoadReport, MoveReport, MoveStage, Playhead
 from turboserve.ids import new_id
 from turboserve.service import Runtime, run
 from turboserve.subjects import ASSIGN, CHUNK, LOAD, OWN, PLAYHEAD, RENEW
@@ -35,6 +35,8 @@ SIDE, FPS, FIRST, EACH = 64, 16, 9, 12
 LEAD_S = 3.0
 MODEL = os.environ.get("DRAWN_MODEL", "toyworld")
 CAPACITY = int(os.environ.get("DRAWN_CAPACITY", "8"))
+MOVES = os.environ.get("DRAWN_MOVES", "")
+"""What becomes of sessions that move here: `yes`, `never` (it does not say), `fail`; empty: none moves."""
 COMPUTE_S = float(os.environ.get("DRAWN_COMPUTE_S", "0.05"))
 
 
@@ -47,6 +49,7 @@ class DrawnWorker:
         self._making: dict[str, asyncio.Task[None]] = {}
         self._next: dict[str, int] = {}
         self._playheads: dict[str, float] = {}
+        self._arrivals: dict[str, MoveReport] = {}
         self._encoder = FragmentEncoder()
 
     async def start(self) -> None:
@@ -55,6 +58,8 @@ class DrawnWorker:
         self._runtime.spawn(self._renew(), "renew")
 
     async def _assigned(self, message: Assignment, _data: bytes) -> None:
+        if message.incoming is not None:
+            await self._arrive(message.incoming.record)
         self._take(message.record)
 
     async def _played(self, message: Playhead, _data: bytes) -> None:
@@ -67,6 +72,9 @@ class DrawnWorker:
                 model=MODEL,
                 capacity=CAPACITY,
                 chunk_latency_s={1: COMPUTE_S},
+                transfer=("drawn://",) if MOVES else (),
+                host="drawn",
+                moves=tuple(self._arrivals.values()),
                 started_at=self._started_at,
                 sessions=tuple(
                     HeldSession(session=name, epoch=row.epoch, next_chunk=self._next.get(name, 0))
@@ -78,11 +86,44 @@ class DrawnWorker:
                 renewal = await self._bus.call(RENEW, Renew(load=report))
                 for row in renewal.assigned:
                     self._take(row)
+                for incoming in renewal.incoming:
+                    await self._arrive(incoming.record)
+                moves = {one.record.move for one in renewal.incoming}
+                self._arrivals = {
+                    name: report for name, report in self._arrivals.items() if report.move in moves
+                }
                 for name in set(self._rows) - {row.id for row in renewal.assigned}:
                     self._rows.pop(name)
             except TurboServeError:
                 pass
             await asyncio.sleep(0.3)
+
+    async def _arrive(self, row: SessionRecord) -> None:
+        """Its state is the number of its next chunk, and the source draws nothing while it migrates: once
+        the log has stood still for longer than a chunk takes, all of it is here."""
+        if MOVES == "never" or row.move is None:
+            return
+        if MOVES == "fail":
+            report = MoveReport(session=row.id, move=row.move, stage=MoveStage.FAILED, reason="told to fail")
+            self._arrivals[row.id] = report
+            return
+        before = -1
+        while (count := await self._count(row.id)) != before:
+            before = count
+            await asyncio.sleep(4 * COMPUTE_S)
+        self._arrivals[row.id] = MoveReport(
+            session=row.id,
+            move=row.move,
+            stage=MoveStage.VERIFIED,
+            next_chunk=count,
+            digest="drawn",
+            bytes_moved=8,
+            seconds=4 * COMPUTE_S,
+        )
+
+    async def _count(self, name: str) -> int:
+        last = await last_entry(self._bus, CHUNK.stream, CHUNK.of(name))
+        return 0 if last is None else ChunkHeader.from_headers(last.headers).index + 1
 
     def _take(self, row: SessionRecord) -> None:
         known = self._rows.get(row.id)
@@ -94,8 +135,7 @@ class DrawnWorker:
                 self._making[row.id] = asyncio.create_task(self._make(row.id))
 
     async def _make(self, name: str) -> None:
-        last = await last_entry(self._bus, CHUNK.stream, CHUNK.of(name))
-        index = 0 if last is None else ChunkHeader.from_headers(last.headers).index + 1
+        index = await self._count(name)
         while (row := self._rows.get(name)) is not None and not row.phase.ended:
             self._next[name] = index
             first = 0 if index == 0 else FIRST + (index - 1) * EACH

@@ -60,7 +60,7 @@ class Pool:
             asyncio.run(ensure_database(self.postgres.url("postgres"), "turboserve"))
             stack.callback(self.stop_all)
             self.start_store()
-            self.start("scheduler", "turboserve.scheduler", TURBOSERVE_IDLE_AFTER_S="3")
+            self.start_scheduler()
             self.start_worker()
             yield self
 
@@ -71,6 +71,10 @@ class Pool:
             TURBOSERVE_POSTGRES_URL=self.postgres.url("turboserve"),
             TURBOSERVE_REDIS_URL=self.redis.url,
         )
+
+    def start_scheduler(self) -> None:
+        # Sessions move when a test says so.
+        self.start("scheduler", "turboserve.scheduler", TURBOSERVE_IDLE_AFTER_S="3", TURBOSERVE_REBALANCE="0")
 
     def start_worker(self) -> None:
         self.start("worker", str(DRAWN_WORKER))

@@ -13,11 +13,13 @@ from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.sessions.schemas import (
     DecisionList,
     DecisionView,
+    NewMove,
     NewPrompt,
     NewSession,
     Receipt,
     Session,
     SessionList,
+    StartedMove,
 )
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
@@ -103,6 +105,18 @@ async def pause(session: str, tenant: Tenant, gateway: Context) -> Session:
 )
 async def resume(session: str, tenant: Tenant, gateway: Context) -> Session:
     return Session.of(await gateway.sessions.resume(tenant, session))
+
+
+@router.post(
+    "/{session}/migrate",
+    status_code=202,
+    summary="Move it to another worker while it plays",
+    description="A tenant moves its own sessions, an operator those of all.",
+    responses=problems(400, 401, 404, 409, 413, 422, 429),
+)
+async def migrate(session: str, tenant: Tenant, gateway: Context, body: NewMove | None = None) -> StartedMove:
+    owner = None if gateway.settings.may_order(tenant) else tenant
+    return StartedMove.of(await gateway.sessions.migrate(owner, session, body.worker if body else None))
 
 
 @router.get(

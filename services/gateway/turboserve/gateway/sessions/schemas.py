@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, computed_field
 
 from turboserve.contracts.base import ID_PATTERN, UnixSeconds
+from turboserve.contracts.requests import MoveAccepted
 from turboserve.contracts.sessions import (
     METADATA_KEYS_LIMIT,
     METADATA_VALUE_LIMIT,
@@ -63,6 +64,12 @@ class NewPrompt(_Input):
     prompt: PromptText
 
 
+class NewMove(_Input):
+    worker: Annotated[str, Field(pattern=ID_PATTERN)] | None = Field(
+        None, description="See /v1/workers; none: the one that suits best."
+    )
+
+
 class Links(BaseModel):
     """Paths of what belongs to the session; `stream` is a WebSocket."""
 
@@ -73,6 +80,7 @@ class Links(BaseModel):
     prompts: str
     pause: str
     resume: str
+    migrate: str
     decisions: str
 
     @classmethod
@@ -86,6 +94,7 @@ class Links(BaseModel):
             prompts=f"{base}/prompts",
             pause=f"{base}/pause",
             resume=f"{base}/resume",
+            migrate=f"{base}/migrate",
             decisions=f"{base}/decisions",
         )
 
@@ -102,6 +111,7 @@ class Session(BaseModel):
     metadata: dict[str, str]
     epoch: int = Field(description="Number of the current ownership; 0 before the first.")
     worker: str | None
+    target: str | None = Field(description="The worker that it is being moved to.")
     next_chunk: int = Field(description="Index of the first chunk not yet made, as far as is known.")
     control_seq: int = Field(description="Number of the newest accepted prompt.")
     applied_control_seq: int = Field(description="Number of the newest prompt that a chunk was made under.")
@@ -156,3 +166,26 @@ class DecisionView(BaseModel):
 
 class DecisionList(BaseModel):
     decisions: list[DecisionView]
+
+
+class StartedMove(BaseModel):
+    """A move has begun; the events `session.moved` or `session.move_abandoned` say how it ended."""
+
+    session: str
+    epoch: int = Field(description="Stays until the move is done, then rises by one.")
+    worker: str | None = Field(description="Where it runs, until the move is done.")
+    target: str | None = Field(description="Where it goes; none: it is there already.")
+    move: int | None = Field(description="Number of this move among all of the session's.")
+    decision: DecisionView
+
+    @classmethod
+    def of(cls, accepted: MoveAccepted) -> StartedMove:
+        record = accepted.record
+        return cls(
+            session=record.id,
+            epoch=record.epoch,
+            worker=record.worker,
+            target=record.target,
+            move=record.move,
+            decision=DecisionView.of(accepted.decision),
+        )

@@ -16,6 +16,8 @@ from turboserve.contracts.requests import (
     DecisionPage,
     EndSession,
     ListSessions,
+    MoveAccepted,
+    MoveSession,
     SessionPage,
     SessionRef,
     SubmitPrompt,
@@ -31,6 +33,7 @@ from turboserve.subjects import (
     GET_SESSION,
     LIST_DECISIONS,
     LIST_SESSIONS,
+    MOVE_SESSION,
     PAUSE_SESSION,
     RESUME_SESSION,
     SUBMIT_PROMPT,
@@ -41,6 +44,8 @@ T = TypeVar("T")
 SEED_BITS = 53
 """Of a seed that we choose: JavaScript reads it exactly."""
 REMEMBERED = 4_096
+MOVE_DEADLINE_S = 5.0
+"""The scheduler asks the state store twice, and says itself when it does not know."""
 
 
 class Sessions:
@@ -117,6 +122,13 @@ class Sessions:
 
     async def resume(self, tenant: str, session: str) -> SessionRecord:
         return self.remember(await self._bus.call(RESUME_SESSION, _ref(tenant, session)))
+
+    async def migrate(self, tenant: str | None, session: str, worker: str | None) -> MoveAccepted:
+        """Begin to move it, to the best worker if None; `tenant` None: an operator, who moves any."""
+        if not is_id(session):
+            raise SessionNotFoundError("no such session", field="session")
+        request = MoveSession(session=session, tenant=tenant, worker=worker)
+        return await self._bus.call(MOVE_SESSION, request, deadline_s=MOVE_DEADLINE_S)
 
     async def end(self, tenant: str, session: str) -> SessionRecord:
         ref = _ref(tenant, session)

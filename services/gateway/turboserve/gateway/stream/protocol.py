@@ -13,6 +13,9 @@ from turboserve.contracts.events import (
     PromptApplied,
     SessionEnded,
     SessionEvent,
+    SessionMigrating,
+    SessionMoveAbandoned,
+    SessionMoved,
     SessionPlaced,
 )
 from turboserve.contracts.sessions import Activity, Phase
@@ -42,6 +45,8 @@ class Hello(_Out):
     seed: int
     epoch: int
     worker: str | None
+    target: str | None
+    """The worker that it is being moved to."""
     control_seq: int
     applied_control_seq: int
     next: int
@@ -110,9 +115,13 @@ class EventMessage(_Out):
     worker: str | None
     control_seq: int
     reason: str | None = None
+    """session.migrating, session.move_abandoned and session.ended: why."""
     kind: str | None = None
-    """session.placed: place, resume, recover or migrate."""
+    """session.placed: place, resume or recover."""
     previous_worker: str | None = None
+    """session.placed and session.moved: who had it."""
+    target: str | None = None
+    """Where it is being moved to; session.move_abandoned: where it does not go."""
     event_id: str | None = None
     """prompt.accepted, prompt.applied: the receipt's id."""
     prompt: str | None = None
@@ -129,6 +138,12 @@ class EventMessage(_Out):
             more["chunk_index"] = event.chunk_index
         if isinstance(event, SessionPlaced):
             more = {"kind": event.kind, "previous_worker": event.previous_worker}
+        if isinstance(event, SessionMoved):
+            more = {"previous_worker": event.previous_worker}
+        if isinstance(event, SessionMigrating):
+            more = {"reason": event.reason}
+        if isinstance(event, SessionMoveAbandoned):
+            more = {"reason": event.reason, "target": event.target}
         if isinstance(event, SessionEnded):
             more = {"reason": record.reason}
         return cls.model_validate(
@@ -141,6 +156,7 @@ class EventMessage(_Out):
                 "activity": record.activity,
                 "epoch": record.epoch,
                 "worker": record.worker,
+                "target": record.target,
                 "control_seq": record.control_seq,
                 **more,
             }

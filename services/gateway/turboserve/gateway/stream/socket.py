@@ -199,6 +199,7 @@ class Connection:
             seed=record.seed,
             epoch=record.epoch,
             worker=record.worker,
+            target=record.target,
             control_seq=record.control_seq,
             applied_control_seq=record.applied_control_seq,
             next=self._start.index,

@@ -33,6 +33,14 @@ export class Api {
     return this.#call("POST", `v1/sessions/${session}/resume`);
   }
 
+  migrate(session, worker) {
+    return this.#call("POST", `v1/sessions/${session}/migrate`, worker ? { worker } : {});
+  }
+
+  workers() {
+    return this.#call("GET", "v1/workers");
+  }
+
   end(session) {
     return this.#call("DELETE", `v1/sessions/${session}`);
   }

@@ -29,6 +29,15 @@ export class Events {
       case "session.placed":
         this.note(message.at, placed(message), message.worker);
         break;
+      case "session.migrating":
+        this.note(message.at, "Moving to another worker", `${message.target}: ${message.reason}`);
+        break;
+      case "session.moved":
+        this.note(message.at, "Moved to another worker", message.worker);
+        break;
+      case "session.move_abandoned":
+        this.note(message.at, "Stays on its worker", message.reason);
+        break;
       case "session.suspended":
         this.note(message.at, message.activity === "paused" ? "Paused" : "Suspended: nobody was watching");
         break;
@@ -78,8 +87,6 @@ function placed({ kind, previous_worker }) {
       return "Resumed on a worker";
     case "recover":
       return "Recovered on another worker";
-    case "migrate":
-      return "Moved to another worker";
     default:
       return previous_worker ? "Placed on another worker" : "Placed on a worker";
   }

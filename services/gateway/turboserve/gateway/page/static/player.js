@@ -3,6 +3,7 @@
 import { Api } from "./api.js";
 import { Events } from "./events.js";
 import { rememberKey, rememberSession, rememberedKey, rememberedSession } from "./memory.js";
+import { Mover } from "./mover.js";
 import { Playback } from "./playback.js";
 import { Stream } from "./stream.js";
 import { Strip } from "./strip.js";
@@ -23,6 +24,7 @@ const api = new Api();
 const events = new Events(at("events"));
 const strip = new Strip(at("strip"), at("workers"));
 const playback = new Playback(video, () => show());
+const mover = new Mover(api, at("mover"), at("r-worker"), (action) => attempt(action));
 
 let stream = null;
 let session = null;
@@ -73,7 +75,6 @@ function chunk(message, data) {
   write("compute", `${Math.round(message.compute_s * 1000)} ms`);
   write("chunk", message.index);
   write("epoch", message.epoch);
-  write("worker", message.worker);
   Object.assign(document.body.dataset, { chunk: message.index, worker: message.worker });
   show();
 }
@@ -90,6 +91,7 @@ function event(message, isNew) {
 function learn(message) {
   ({ phase, activity } = message);
   if (message.epoch) write("epoch", message.epoch);
+  mover.learn(ended ? null : session, message);
   if (activity === "paused") playback.pause();
   else if (!playback.wanted) playback.play();
   show();
@@ -100,6 +102,7 @@ function end(message) {
   phase = message.phase;
   ended = message.phase === "failed" ? `The session failed: ${message.reason}` : "This session has ended.";
   rememberSession(null);
+  mover.learn(null);
   show();
 }
 
@@ -130,7 +133,8 @@ function leave() {
 function clear() {
   strip.reset();
   events.reset();
-  for (const name of ["buffer", "first", "delivery", "compute", "chunk", "epoch", "worker"]) write(name, "–");
+  for (const name of ["buffer", "first", "delivery", "compute", "chunk", "epoch"]) write(name, "–");
+  mover.learn(null);
   for (const name of ["chunk", "worker", "applied"]) delete document.body.dataset[name];
 }
 

@@ -1,0 +1,76 @@
+// Which worker runs the session, and moving it to another: shown while there is another that is ready.
+
+const LOOK_MS = 3000;
+
+export class Mover {
+  constructor(api, form, field, attempt) {
+    this.#api = api;
+    this.#form = form;
+    this.#field = field;
+    form.addEventListener("submit", (submitted) => {
+      submitted.preventDefault();
+      attempt(() => this.#move());
+    });
+    setInterval(() => this.#look(), LOOK_MS);
+  }
+
+  #api;
+  #form;
+  #field;
+  #session = null;
+  #worker = null;
+  #target = null;
+  #others = [];
+
+  // What an event, a chunk or the beginning of the stream says of the session; null: there is none.
+  learn(session, { worker, target } = {}) {
+    const isNews = session !== this.#session || worker !== this.#worker;
+    this.#session = session;
+    this.#worker = worker ?? null;
+    this.#target = target ?? null;
+    this.#show();
+    if (isNews) this.#look();
+  }
+
+  async #move() {
+    const started = await this.#api.migrate(this.#session, this.#select.value);
+    if (started.session === this.#session) this.learn(this.#session, started);
+  }
+
+  async #look() {
+    if (!this.#session || document.hidden) return;
+    const { workers } = await this.#api.workers().catch(() => ({ workers: [] }));
+    const mine = workers.find((worker) => worker.id === this.#worker);
+    this.#others = workers.filter(
+      (worker) => worker.phase === "ready" && worker.id !== this.#worker && worker.model === mine?.model,
+    );
+    this.#show();
+  }
+
+  get #select() {
+    return this.#form.querySelector("select");
+  }
+
+  #show() {
+    const { textContent } = this.#field;
+    const moving = this.#target ? ` → ${this.#target}` : "";
+    const text = this.#worker ? this.#worker + moving : "–";
+    if (textContent !== text) this.#field.textContent = text;
+    this.#field.title = text;
+    document.body.dataset.target = this.#target ?? "";
+    this.#form.hidden = !this.#session || !this.#worker || this.#others.length === 0;
+    this.#form.querySelector("button").disabled = Boolean(this.#target);
+    const chosen = this.#select.value;
+    const places = this.#others.map((worker) => {
+      const used = worker.sessions + worker.incoming;
+      return { id: worker.id, text: `${worker.id} (${used} of ${worker.capacity})` };
+    });
+    const options = [{ id: "", text: "the best worker" }, ...places];
+    if (options.map((option) => option.text).join() === this.#shown) return;
+    this.#shown = options.map((option) => option.text).join();
+    this.#select.replaceChildren(...options.map(({ id, text }) => new Option(text, id)));
+    if (options.some((option) => option.id === chosen)) this.#select.value = chosen;
+  }
+
+  #shown = "";
+}

@@ -1,0 +1,176 @@
+"""A session is moved to another worker while a client watches: over HTTP, on a real pool."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+DRAWN_WORKER = Path(__file__).with_name("drawn_worker.py")
+NUMBERS = itertools.count()
+
+
+class Movers:
+    """Workers of a model that no other test uses."""
+
+    def __init__(self, pool: Any, api: httpx.AsyncClient) -> None:
+        self.model = f"moves-{next(NUMBERS)}"
+        self._pool, self._api = pool, api
+        self.started: list[str] = []
+
+    async def listed(self) -> dict[str, dict[str, Any]]:
+        workers = (await self._api.get("/v1/workers")).json()["workers"]
+        return {one["id"]: one for one in workers if one["model"] == self.model}
+
+    async def start(self, moves: str = "yes", capacity: int = 2) -> str:
+        """One more; once all have joined, the id of the newest."""
+        self.started.append(f"{self.model}-{len(self.started)}")
+        self._pool.start(
+            self.started[-1],
+            str(DRAWN_WORKER),
+            "worker",
+            DRAWN_MODEL=self.model,
+            DRAWN_MOVES=moves,
+            DRAWN_CAPACITY=str(capacity),
+        )
+        async with asyncio.timeout(60):
+            while len(found := await self.listed()) < len(self.started):
+                await asyncio.sleep(0.1)
+        return str(max(found, key=lambda name: found[name]["started_at"]))
+
+
+@pytest.fixture
+async def movers(pool: Any, api: httpx.AsyncClient) -> AsyncIterator[Movers]:
+    movers = Movers(pool, api)
+    yield movers
+    for name in movers.started:
+        pool.stop(name)
+
+
+async def placed(api: httpx.AsyncClient, session: dict[str, Any]) -> dict[str, Any]:
+    async with asyncio.timeout(60):
+        while True:
+            row: dict[str, Any] = (await api.get(session["links"]["self"])).json()
+            if row["worker"] is not None and row["phase"] == "active":
+                return row
+            await asyncio.sleep(0.1)
+
+
+async def migrate(api: httpx.AsyncClient, session: dict[str, Any], worker: str | None = None) -> Any:
+    """Ask for a move, and again while the answer is to ask again: the row has just been changed, or the
+    scheduler is changing hands."""
+    async with asyncio.timeout(60):
+        while True:
+            answer = await api.post(session["links"]["migrate"], json={"worker": worker} if worker else None)
+            if answer.status_code not in (409, 503) or "retry_after_s" not in answer.json():
+                return answer
+            await asyncio.sleep(answer.json()["retry_after_s"])
+
+
+async def other_than(movers: Movers, worker: str) -> str:
+    [other] = set(await movers.listed()) - {worker}
+    return other
+
+
+async def refused(answer: Awaitable[httpx.Response]) -> tuple[int, str]:
+    body = (await answer).json()
+    return body["status"], body["code"]
+
+
+async def test_a_session_moves_while_it_is_watched(api: Any, start: Any, watch: Any, movers: Movers) -> None:
+    await asyncio.gather(movers.start(), movers.start())
+    session = await start("a red circle", model=movers.model)
+    viewer = await watch(session["id"])
+    await viewer.chunks(3)
+    first = (await placed(api, session))["worker"]
+    second = await other_than(movers, first)
+    answer = await migrate(api, session, second)
+    assert answer.status_code == 202, answer.text
+    begun = answer.json()
+    assert (begun["session"], begun["worker"], begun["target"]) == (session["id"], first, second)
+    assert (begun["epoch"], begun["decision"]["kind"]) == (1, "migrate")
+    assert "operator" in begun["decision"]["reason"]
+
+    migrating = await viewer.until("session.migrating")
+    assert (migrating["worker"], migrating["target"], migrating["phase"]) == (first, second, "migrating")
+    moved = await viewer.until("session.moved")
+    assert (moved["worker"], moved["previous_worker"], moved["epoch"]) == (second, first, 2)
+    assert "target" not in moved
+    await viewer.until("chunk", worker=second)
+    await viewer.chunks(2)
+    chunks = [message for message in viewer.seen if message["type"] == "chunk"]
+    assert [chunk["index"] for chunk in chunks] == list(range(len(chunks)))
+    owners = [(chunk["worker"], chunk["epoch"]) for chunk in chunks]
+    assert list(dict.fromkeys(owners)) == [(first, 1), (second, 2)]
+
+    row = (await api.get(session["links"]["self"])).json()
+    assert (row["worker"], row["target"], row["epoch"]) == (second, None, 2)
+    decisions = (await api.get(session["links"]["decisions"])).json()["decisions"]
+    assert [one["kind"] for one in decisions] == ["place", "migrate", "moved"]
+    assert decisions[2]["numbers"]["bytes_moved"] == 8
+
+
+async def test_without_a_name_the_best_of_the_others_is_taken(api: Any, start: Any, movers: Movers) -> None:
+    await asyncio.gather(movers.start(), movers.start())
+    session = await start(model=movers.model)
+    first = (await placed(api, session))["worker"]
+    second = await other_than(movers, first)
+    answer = await migrate(api, session)
+    assert (answer.status_code, answer.json()["target"]) == (202, second)
+    async with asyncio.timeout(60):
+        while (await api.get(session["links"]["self"])).json()["worker"] != second:
+            await asyncio.sleep(0.1)
+    workers = await movers.listed()
+    assert [workers[name]["sessions"] for name in (first, second)] == [0, 1]
+    assert workers[second]["host"] == "drawn"
+
+
+async def test_a_move_that_fails_leaves_the_session_where_it_is(
+    api: Any, start: Any, watch: Any, movers: Movers
+) -> None:
+    await asyncio.gather(movers.start("fail"), movers.start("fail"))
+    session = await start("a red circle", model=movers.model)
+    viewer = await watch(session["id"])
+    first = (await placed(api, session))["worker"]
+    second = await other_than(movers, first)
+    assert (await migrate(api, session, second)).status_code == 202
+    stays = await viewer.until("session.move_abandoned")
+    assert (stays["worker"], stays["target"], stays["reason"]) == (first, second, "told to fail")
+    assert (stays["phase"], stays["epoch"]) == ("active", 1)
+    before = max((m["index"] for m in viewer.seen if m["type"] == "chunk"), default=-1)
+    await viewer.until("chunk", index=before + 2)
+    decisions = (await api.get(session["links"]["decisions"])).json()["decisions"]
+    assert [one["kind"] for one in decisions] == ["place", "migrate", "stay"]
+
+
+async def test_what_cannot_be_moved_is_said_in_problems(
+    api: Any, start: Any, watch: Any, movers: Movers
+) -> None:
+    first = await movers.start(capacity=1)
+    session = await start(model=movers.model)
+    watching = asyncio.create_task((await watch(session["id"])).closed())
+    await placed(api, session)
+    links, post = session["links"], api.post
+    assert await refused(post(links["migrate"])) == (429, "no_capacity")
+    assert await refused(post(links["migrate"], json={"worker": first})) == (422, "invalid_input")
+    assert await refused(post(links["migrate"], json={"worker": "wk_never"})) == (404, "not_found")
+    assert await refused(post(links["migrate"], json={"worker": "no good"})) == (422, "invalid_input")
+    assert await refused(post(links["migrate"], json={"to": first})) == (422, "invalid_input")
+    assert await refused(post("/v1/sessions/ses_never/migrate")) == (404, "session_not_found")
+    silent = await movers.start("never", capacity=1)
+    assert (await migrate(api, session, silent)).status_code == 202
+    assert await refused(post(links["migrate"], json={"worker": silent})) == (409, "transition_not_allowed")
+    workers = await movers.listed()
+    assert (workers[silent]["sessions"], workers[silent]["incoming"]) == (0, 1)
+    # A pause ends the move at once; what has ended cannot be moved at all.
+    assert (await post(links["pause"])).json()["target"] is None
+    assert (await movers.listed())[silent]["incoming"] == 0
+    await api.delete(links["self"])
+    assert await watching == 1000
+    code = await refused(post(links["migrate"], json={"worker": silent}))
+    assert code in ((409, "transition_not_allowed"), (404, "session_not_found"))
