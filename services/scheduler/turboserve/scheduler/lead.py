@@ -79,8 +79,8 @@ class Lead:
     async def _ask(self, ask: Ask) -> None:
         leadership, me = self.leadership, self.leadership.me
         call = self._runtime.bus.call
-        # An answer that comes later than this is worth nothing any more.
-        deadline_s = leadership.lease.lease_s / 2
+        # A lease counts from the question: an answer that comes later than this is worth nothing any more.
+        deadline_s = leadership.lease.lease_s
         try:
             match ask:
                 case Look():
