@@ -19,6 +19,9 @@ from turboserve.worker.model.transformer import CausalWanTransformer
 class HashedText:
     """Prompts → embeddings that depend on the prompt alone."""
 
+    weight_bytes = 0
+    workspace_bytes = 0
+
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
         self.calls: list[list[str]] = []
@@ -39,6 +42,8 @@ class RunningSumDecoder:
     """Streaming decoder whose frames depend on every latent since the session's first."""
 
     cache_bytes = 16 * 4
+    weight_bytes = 0
+    workspace_bytes = 1 << 16
 
     def decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
         total = torch.zeros(latents.shape[1]) if cache is None else cache["total"]

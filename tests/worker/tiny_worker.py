@@ -35,6 +35,9 @@ CONFIG = ModelConfig(
 class Text:
     """Prompts → embeddings that depend on the prompt alone; the prompt `raise` fails."""
 
+    weight_bytes = 0
+    workspace_bytes = 0
+
     def encode(self, prompts: Sequence[str]) -> Tensor:
         return torch.stack([self._one(prompt) for prompt in prompts])
 
@@ -50,6 +53,8 @@ class Decoder:
     """Streaming: each frame depends on all latents since the first, or since the cache was lost."""
 
     cache_bytes = 64
+    weight_bytes = 0
+    workspace_bytes = 1 << 16
 
     def decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
         total = torch.zeros(latents.shape[1]) if cache is None else cache["total"]

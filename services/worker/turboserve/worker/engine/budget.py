@@ -1,31 +1,115 @@
-"""How a worker's memory is shared out at start: the model, workspace, and as many sessions as then fit."""
+"""How a worker's memory is shared out at start: models, workspace, and as many sessions as then fit."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
+from turboserve.worker.engine.engine import LANE_DEPTH, TEXT_BATCH, Models
 from turboserve.worker.engine.errors import BudgetTooSmall
+from turboserve.worker.engine.rows import ROTATIONS
+from turboserve.worker.engine.session import MAX_UNDECODED
+from turboserve.worker.engine.slab import SlabLayout
+from turboserve.worker.model.config import ModelConfig
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Bytes on one device. A session takes its slab and its decode cache."""
+    """Bytes on one device."""
 
     total_bytes: int
     model_bytes: int
+    """Weights of all networks: transformer, text encoder, decoder."""
     workspace_bytes: int
+    """What computing takes for a moment, however many sessions there are."""
     slab_bytes: int
+    """Of each session: keys and values."""
     decode_cache_bytes: int
+    """Of each session."""
+    state_bytes: int = 0
+    """Of each session: latents, prompt embeddings and what else it holds outside its slab."""
+    row_bytes: int = 0
+    """What its row of a forward takes for a moment."""
 
     @property
     def session_bytes(self) -> int:
         """What one more session takes."""
-        return self.slab_bytes + self.decode_cache_bytes
+        return self.slab_bytes + self.decode_cache_bytes + self.state_bytes + self.row_bytes
+
+    def expected_bytes(self, sessions: int) -> int:
+        """All of it, with so many sessions."""
+        return self.model_bytes + self.workspace_bytes + sessions * self.session_bytes
 
     def sessions(self) -> int:
         """Sessions that fit. Raises `BudgetTooSmall` when none does."""
-        fixed = self.model_bytes + self.workspace_bytes
-        count = (self.total_bytes - fixed) // self.session_bytes
+        count = (self.total_bytes - self.expected_bytes(0)) // self.session_bytes
         if count < 1:
-            raise BudgetTooSmall(fixed + self.session_bytes, self.total_bytes)
+            raise BudgetTooSmall(self.expected_bytes(1), self.total_bytes)
         return count
+
+
+def plan(models: Models, total_bytes: int) -> MemoryBudget:
+    """The budget of an engine whose forwards have as many rows as there are sessions."""
+    config = models.transformer.config
+    dtype = models.transformer.patch_embedding.weight.dtype
+    layout = SlabLayout.of(config, dtype)
+    decoder, text = models.decoder, models.text
+    row = forward_bytes(config, dtype, config.frames_per_chunk)
+    # A recache is a batch of its own, of so few rows that it has no more tokens than a batch of chunks; one
+    # row is the least.
+    recache = max(0, forward_bytes(config, dtype, config.window_frames) - row)
+    projected = 2 * layout.text_bytes
+    decoding = decoder.workspace_bytes + LANE_DEPTH * decoder.cache_bytes
+    return MemoryBudget(
+        total_bytes=total_bytes,
+        model_bytes=models.weight_bytes,
+        workspace_bytes=recache
+        + projected
+        + TEXT_BATCH * text.workspace_bytes
+        + decoding
+        + ROTATIONS * rotation_bytes(config, config.frames_per_chunk)
+        + (len(config.denoising_steps) + 1) * modulation_bytes(config, dtype),
+        slab_bytes=layout.total_bytes,
+        decode_cache_bytes=decoder.cache_bytes,
+        state_bytes=state_bytes(config, dtype),
+        row_bytes=row,
+    )
+
+
+def forward_bytes(config: ModelConfig, dtype: torch.dtype, frames: int) -> int:
+    """What one row of `frames` latent frames takes at most during a forward, beside weights and slab.
+
+    The larger of two moments of a block: rotating queries and keys, in float32 and complex numbers of it, or
+    the feed-forward's two wide tensors. A test holds it against the tensors of real forwards.
+    """
+    size, tokens = dtype.itemsize, frames * config.tokens_per_frame
+    attention = config.dim * (10 * size + 16)
+    feed_forward = size * (4 * config.dim + 2 * config.ffn_dim)
+    latents = 8 * config.latent_shape[1] * config.latent_height * config.latent_width * frames
+    own = tokens * max(attention, feed_forward) + 3 * latents
+    return own + rotation_bytes(config, frames) + modulation_bytes(config, dtype)
+
+
+def rotation_bytes(config: ModelConfig, frames: int) -> int:
+    """Rotations of a row's tokens: complex64, half as many as a head has channels."""
+    return frames * config.tokens_per_frame * (config.head_dim // 2) * torch.complex64.itemsize
+
+
+def modulation_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Modulations of all blocks and the head for one timestep, while they are made and after."""
+    return 2 * (6 * config.num_layers + 2) * config.dim * dtype.itemsize
+
+
+def state_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """What a session holds on the device beside slab and decoder cache.
+
+    Latents of its window in the slab's type; in float32 those that wait for the decoder, and a chunk's own:
+    noise, noisy, clean and the flow. Embeddings of the prompt it has and of one that waits, in float32.
+    """
+    latents = torch.Size(config.latent_shape).numel()
+    chunks = -(-config.window_frames // config.frames_per_chunk)
+    kept = chunks * latents * dtype.itemsize
+    working = (MAX_UNDECODED + 5) * latents * torch.float32.itemsize
+    text = 2 * config.text_len * config.text_dim * torch.float32.itemsize
+    return kept + working + text

@@ -31,10 +31,13 @@ from turboserve.worker.engine.stages import Clock, DecodeStage, Decoding, Forwar
 from turboserve.worker.engine.transfer import Transfer, Way
 from turboserve.worker.model.schedule import Schedule
 from turboserve.worker.model.transformer import CausalWanTransformer
+from turboserve.worker.model.weights import weight_bytes
 
 LANE_DEPTH = 2
 """Chunks in the decode lane at once: the one that is decoded, and one so that the lane need not wait for the
 engine. The others wait with their sessions, where the most urgent goes first."""
+TEXT_BATCH = 4
+"""Prompts encoded at once at most, to bound memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +47,11 @@ class Models:
     transformer: CausalWanTransformer
     text: TextEncoder
     decoder: Decoder
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights on the device."""
+        return weight_bytes(self.transformer) + self.text.weight_bytes + self.decoder.weight_bytes
 
 
 class Engine:
@@ -211,7 +219,7 @@ class Engine:
             if session.transfer is None
             for pending in session.controls
             if not pending.ready
-        ][: self.options.max_batch]
+        ][: min(self.options.max_batch, TEXT_BATCH)]
         if not waiting:
             return None
         events: list[Event] = []

@@ -199,7 +199,9 @@ class KVRing:
         if shift != self._shift:
             self._shift = shift
             turn = self._rotation.by_frames(shift, self._slab.keys.device)
-            self._slab.keys[:, :kept] = rotate(self._slab.sink_keys, turn)
+            # Layer by layer: all at once would take several times the sink's memory for a moment.
+            for keys, written in zip(self._slab.keys, self._slab.sink_keys, strict=True):
+                keys[:kept] = rotate(written, turn)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from turboserve.worker.engine.ring import KVRing, Placement
 from turboserve.worker.model.transformer import CausalWanTransformer, Conditioning
 
-_ROTATIONS = 64
+ROTATIONS = 64
 """Rotations kept: one for each session in work, since a chunk's forwards share theirs."""
 
 
@@ -96,7 +96,7 @@ class RowsForward:
         if key not in self._rotations:
             index = torch.arange(first, first + frames, device=self._weight.device).unsqueeze(0)
             self._rotations[key] = self._model.rotation.at(index)
-            while len(self._rotations) > _ROTATIONS:
+            while len(self._rotations) > ROTATIONS:
                 self._rotations.popitem(last=False)
         self._rotations.move_to_end(key)
         return self._rotations[key]

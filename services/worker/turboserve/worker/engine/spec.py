@@ -12,6 +12,16 @@ from torch import Tensor
 class TextEncoder(Protocol):
     """Turns prompts into what the transformer's cross-attention reads."""
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights on the device."""
+        ...
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What one prompt takes for a moment while it is encoded."""
+        ...
+
     def encode(self, prompts: Sequence[str]) -> Tensor:
         """Embeddings [prompts, L, text_dim], L ≤ text_len, padding zeroed, on the engine's device."""
         ...
@@ -22,6 +32,16 @@ class Decoder(Protocol):
 
     cache_bytes: int
     """Bytes of one session's cache on the device."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights on the device."""
+        ...
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What decoding takes for a moment beside the caches."""
+        ...
 
     def decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
         """Latents [F, C, h, w] → frames uint8 [N, H, W, 3] and the cache for the next call.

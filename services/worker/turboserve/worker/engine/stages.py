@@ -117,6 +117,9 @@ class ForwardStage(Stage[Session, Tensor]):
     def gather(self, sessions: dict[str, Session], candidates: list[Candidate]) -> list[Session]:
         """The next batch."""
         chosen = self._policy.gather(candidates, self.profile, self._max_batch)
+        if chosen and chosen[0].frames > self._frames_per_chunk:
+            # A recache's rows are longer: as many as have a full batch's tokens, for so much memory there is.
+            chosen = chosen[: max(1, self._max_batch * self._frames_per_chunk // chosen[0].frames)]
         return [sessions[candidate.session] for candidate in chosen]
 
     def compute(self, batch: list[Session]) -> list[Tensor]:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from turboserve.worker.model.weights import weight_bytes
+
 Cache = dict[str, Tensor]
 
 
@@ -112,6 +114,13 @@ class Taehv(nn.Module):
         levels = enumerate(self.config.widths[:-1])
         return sum(self.config.memory_blocks * c * (1 << 2 * level) for level, c in levels) * height * width
 
+    def workspace_bytes(self, frames: int, height: int, width: int) -> int:
+        """Bytes that decoding so many latent frames takes at most beside the cache, as measured: 3 times the
+        last level's tensors, and the pixels in the weights' type, in float32 and in bytes."""
+        size = next(self.parameters()).element_size()
+        pixels = frames * self.config.frames_per_latent * height * width * 4 ** len(self.config.time_upscale)
+        return pixels * (3 * self.config.widths[-1] * size + 3 * (size + 2 * 4 + 1))
+
     def fitted(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Weights for this decoder out of weights that may double time at more levels.
 
@@ -139,6 +148,10 @@ class TaehvDecoder:
         self._dtype = weight.dtype
         self.cache_bytes = model.cache_numbers(height, width) * weight.element_size()
         """Bytes of one session's cache."""
+        self.weight_bytes = weight_bytes(model)
+        """See `Decoder.weight_bytes`."""
+        self.workspace_bytes = model.workspace_bytes(frames_at_once, height, width)
+        """See `Decoder.workspace_bytes`."""
 
     @torch.inference_mode()
     def decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from turboserve.worker.model.weights import weight_bytes
+
 MAX_WORDS = 48
 """Words read of a prompt; what follows is ignored."""
 BUCKETS = 64
@@ -65,6 +67,17 @@ class ToyText(nn.Module):
         self.queries = nn.Parameter(0.2 * torch.randn(len(SUMMARY), dim))
         self.layers = nn.ModuleList(_Layer(dim, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(dim, elementwise_affine=False)
+
+    @property
+    def weight_bytes(self) -> int:
+        """See `TextEncoder.weight_bytes`."""
+        return weight_bytes(self)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """See `TextEncoder.workspace_bytes`: the feed-forward is the widest."""
+        dim = self.queries.shape[1]
+        return 16 * (MAX_WORDS + len(SUMMARY)) * dim * self.queries.element_size()
 
     def tokenize(self, prompts: Sequence[str]) -> Tensor:
         """Word indices [B, longest], 0 where a prompt is shorter."""

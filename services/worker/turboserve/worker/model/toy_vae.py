@@ -128,6 +128,12 @@ class ToyVae(nn.Module):
         times = [time for time in self.decoder_times if isinstance(time, _CausalTime)]
         return sum(2 * time.mix.out_channels * cells for time in times)
 
+    def workspace_numbers(self, frames: int, cells: int) -> int:
+        """Numbers that decoding so many latent frames takes at most, as measured: 10 times the tensors at the
+        finer resolution, and the pixels."""
+        finer = 4 * frames * cells * (self.decoder_up.out_channels // 4)
+        return 10 * finer + 3 * 64 * TIME_STRIDE * frames * cells
+
     def _normalise(self, raw: Tensor) -> Tensor:
         return (raw - self.latent_mean.view(-1, 1, 1)) / self.latent_std.view(-1, 1, 1)
 

@@ -18,6 +18,7 @@ from turboserve.worker.model.load import UnreadableCheckpoint, load_state
 from turboserve.worker.model.toy_text import ToyText
 from turboserve.worker.model.toy_vae import ToyVae
 from turboserve.worker.model.transformer import CausalWanTransformer
+from turboserve.worker.model.weights import weight_bytes
 
 WEIGHTS = Path(__file__).parent.parent / "weights" / "toyworld.safetensors"
 
@@ -53,8 +54,14 @@ class ToyDecoder:
     def __init__(self, vae: ToyVae, config: ModelConfig) -> None:
         self._vae = vae
         cells = config.latent_height * config.latent_width
-        self.cache_bytes = vae.cache_numbers(cells) * vae.latent_mean.element_size()
+        size = vae.latent_mean.element_size()
+        self.cache_bytes = vae.cache_numbers(cells) * size
         """Bytes of one session's cache."""
+        self.weight_bytes = weight_bytes(vae)
+        """See `Decoder.weight_bytes`."""
+        # A session that is rebuilt puts its whole window through at once.
+        self.workspace_bytes = vae.workspace_numbers(config.window_frames, cells) * size
+        """See `Decoder.workspace_bytes`."""
 
     @torch.inference_mode()
     def decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from turboserve.worker.model.load import UnreadableCheckpoint, load_state, read_checkpoint
 from turboserve.worker.model.naming import WAN_T5, renamed
+from turboserve.worker.model.weights import weight_bytes
 
 TEXT_LEN = 512
 """Tokens of a prompt in Wan 2.1."""
@@ -47,6 +48,10 @@ class Umt5TextEncoder:
         self._text_len = text_len
         self.width = int(model.config.d_model)
         """Numbers of one token's embedding."""
+        self.weight_bytes = weight_bytes(model)
+        """See `TextEncoder.weight_bytes`."""
+        self.workspace_bytes = _workspace_bytes(model, text_len)
+        """See `TextEncoder.workspace_bytes`."""
 
     @torch.inference_mode()
     def encode(self, prompts: Sequence[str]) -> Tensor:
@@ -69,6 +74,13 @@ class Umt5TextEncoder:
         hidden = self._model(input_ids=tokens.input_ids.to(device), attention_mask=mask).last_hidden_state
         kept = torch.where(mask.bool().unsqueeze(-1), hidden, torch.zeros_like(hidden))
         return F.pad(kept, (0, 0, 0, self._text_len - kept.shape[1]))
+
+
+def _workspace_bytes(model: Any, tokens: int) -> int:
+    """Of one prompt: scores of all heads and their softmax in float32, or the feed-forward's wide tensors."""
+    sizes, size = model.config, model.shared.weight.element_size()
+    scores = sizes.num_heads * tokens * tokens * (2 * 4 + 2 * size)
+    return int(scores + tokens * size * (8 * sizes.d_model + 4 * sizes.d_ff))
 
 
 def load_text_encoder(

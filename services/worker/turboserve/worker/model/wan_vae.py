@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from turboserve.worker.model.wan_vae_config import WanVaeConfig
+from turboserve.worker.model.weights import weight_bytes
 
 Cache = dict[str, Tensor]
 
@@ -216,6 +217,12 @@ class WanVae(nn.Module):
             scale *= 4 if any(isinstance(module, _Upsample) for module in part.modules()) else 1
         return _PAST * total * height * width
 
+    def workspace_numbers(self, height: int, width: int) -> int:
+        """Numbers that decoding takes at most beside the cache: 14 times a latent frame at full width,
+        as measured."""
+        space, time = 4 ** (len(self.config.dim_mult) - 1), 2 ** sum(self.config.temporal_downsample)
+        return 14 * time * space * height * width * self.config.decoder_dim
+
 
 class WanDecoder:
     """The engine's `Decoder` over the VAE: latents as the transformer makes them in, pixels out."""
@@ -230,6 +237,10 @@ class WanDecoder:
         )
         self.cache_bytes = vae.cache_numbers(height, width) * weight.element_size()
         """Bytes of one session's cache."""
+        self.weight_bytes = weight_bytes(vae)
+        """See `Decoder.weight_bytes`."""
+        self.workspace_bytes = vae.workspace_numbers(height, width) * weight.element_size()
+        """See `Decoder.workspace_bytes`."""
 
     @torch.inference_mode()
     def decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:

@@ -1,0 +1,135 @@
+"""The budget in bytes: it holds for what an engine really takes, and is not far above it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from turboserve.bench.engine.memory import PeakMemory, peak_and_expected
+from turboserve.worker.engine.budget import forward_bytes, plan
+from turboserve.worker.engine.engine import Models
+from turboserve.worker.engine.errors import BudgetTooSmall, SlabsExhausted
+from turboserve.worker.engine.events import ChunkReady
+from turboserve.worker.engine.spec import Control, SessionSpec
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.model.presets import preset
+from turboserve.worker.model.taehv import Taehv, TaehvConfig
+from turboserve.worker.model.toyworld import load_toyworld
+from turboserve.worker.model.transformer import CausalWanTransformer
+from turboserve.worker.model.wan_vae import WanVae
+from turboserve.worker.model.wan_vae_config import WanVaeConfig
+from turboserve.worker.service.models import make_engine
+from turboserve.worker.settings import Settings
+
+META = torch.device("meta")
+
+
+class NoMemory:
+    """Attention that gives tensors of the right shape, one row at a time, as rings do."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.cat([torch.empty_like(row) for row in q.split(1)])
+
+    def attend_text(self, layer: int, q: Tensor) -> Tensor:
+        return self.attend(layer, q, q, q)
+
+
+def measured(config: ModelConfig, dtype: torch.dtype, rows: int, frames: int) -> int:
+    """Bytes at the peak of one forward, on tensors without contents."""
+    with META:
+        model = CausalWanTransformer(config).to(dtype).requires_grad_(False)
+        latents = torch.empty(rows, frames, *config.latent_shape[1:])
+        tokens = frames * config.tokens_per_frame
+        rotation = torch.empty(rows, tokens, 1, config.head_dim // 2, dtype=torch.complex64)
+        timesteps = torch.zeros(rows, 1)
+    model.fuse()
+    with torch.inference_mode():
+        conditioning = model.condition(timesteps)
+        with PeakMemory() as peak:
+            made = [latents.to(dtype, copy=True), rotation.clone()]
+            model.run(made[0], conditioning, made[1], NoMemory())
+    return peak.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "frames"),
+    [(torch.bfloat16, 1, 3), (torch.bfloat16, 4, 3), (torch.bfloat16, 1, 12), (torch.float32, 1, 3)],
+)
+def test_a_forward_at_full_size_takes_what_its_formula_says(
+    dtype: torch.dtype, rows: int, frames: int
+) -> None:
+    # What one layer takes, the next takes again.
+    config = dataclasses.replace(preset("longlive-1.3b"), num_layers=2)
+    expected = rows * forward_bytes(config, dtype, frames)
+    assert measured(config, dtype, rows, frames) <= expected <= 1.35 * measured(config, dtype, rows, frames)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_decoders_at_full_size_take_what_they_say(dtype: torch.dtype) -> None:
+    height, width = 60, 104
+    with META:
+        wan, tiny = WanVae(WanVaeConfig()).to(dtype), Taehv(TaehvConfig()).to(dtype)
+        latents = torch.empty(3, 16, height, width, dtype=dtype)
+    for model, expected in (
+        (wan, wan.workspace_numbers(height, width) * dtype.itemsize),
+        (tiny, tiny.workspace_bytes(3, height, width)),
+    ):
+        with torch.inference_mode():
+            _, cache = model.decode(latents, None)
+            with PeakMemory() as peak:
+                model.decode(latents, cache)
+        own = peak.peak_bytes - model.cache_numbers(height, width) * dtype.itemsize
+        assert own <= expected <= 2 * own
+
+
+@pytest.mark.parametrize("sessions", [1, 4])
+def test_an_engine_takes_no_more_than_its_budget(sessions: int) -> None:
+    torch.set_num_threads(1)
+    peak, expected, _ = peak_and_expected(load_toyworld(), sessions, chunks=5)
+    assert peak <= expected <= 1.5 * peak
+
+
+def test_every_part_counts_on_a_cpu_too() -> None:
+    models = load_toyworld()
+    budget = plan(models, 1 << 40)
+    networks = (models.transformer, models.text, models.decoder._vae)
+    parameters = sum(p.numel() * 4 for network in networks for p in network.parameters())
+    assert parameters <= budget.model_bytes <= parameters + 1024
+    three = Settings(memory_bytes=budget.expected_bytes(3) + budget.session_bytes // 2, host_memory_bytes=0)
+    engine = make_engine(models, three)
+    assert engine.free_slots == 3
+    for number in range(3):
+        engine.admit(SessionSpec(str(number), "a red circle"), 0.0)
+    with pytest.raises(SlabsExhausted):
+        engine.admit(SessionSpec("3", "a red circle"), 0.0)
+    short = Settings(memory_bytes=budget.expected_bytes(1) - 1, host_memory_bytes=0)
+    with pytest.raises(BudgetTooSmall, match=f"{budget.expected_bytes(1)} bytes needed"):
+        make_engine(models, short)
+
+
+def test_recaches_have_no_more_tokens_than_a_full_batch(make_driver: Callable[..., Any]) -> None:
+    driver = make_driver(slots=4, max_batch=4, max_lead_s=2.0)
+    for name in "abcd":
+        driver.engine.admit(SessionSpec(name, "a red circle"), driver.now)
+    assert len([event for event in driver.run() if isinstance(event, ChunkReady)]) == 12
+    sizes: list[tuple[int, int]] = []
+    compute = driver.engine.forward.compute
+
+    def counted(batch: list[Any]) -> list[Tensor]:
+        sizes.append((len(batch), batch[0].work.frames))
+        return compute(batch)
+
+    driver.engine.forward.compute = counted
+    for name in "abcd":
+        driver.engine.control(name, Control(1, prompt="a blue square"))
+    driver.run()
+    # Nine frames each: of four rows of three frames' memory one recache fits at a time.
+    assert sizes == [(1, 9)] * 4
+
+
+def test_models_say_what_they_weigh(make_models: Callable[..., Models], tiny_config: ModelConfig) -> None:
+    models = make_models(tiny_config)
+    assert models.weight_bytes == sum(p.numel() * 4 for p in models.transformer.parameters())
