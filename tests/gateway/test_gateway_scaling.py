@@ -80,7 +80,7 @@ async def test_the_pool_says_why_it_is_as_it_is(api: httpx.AsyncClient, autoscal
     assert (found["pool"], found["target"], found["start_up_s"]) == ("why", 1, 3.5)
     assert (found["scaling"]["level"], found["scaling"]["target_utilization"]) == (1, 0.8)
     assert found["age_s"] < 5
-    assert "1 workers" in found["summary"]
+    assert "1 worker," in found["summary"]
     await autoscaler.says("why", reason="1 of 1 workers are not ready; why-0: launch: no")
     assert "not ready" in (await api.get("/v1/pool?pool=why")).json()["summary"]
     await autoscaler.says("why", provider_error="the cluster is away", reason="x")

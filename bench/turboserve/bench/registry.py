@@ -45,6 +45,11 @@ BENCHES: dict[str, Bench] = {
             "The gather policies on a virtual clock: chunk latency and stalls by load.",
         ),
         Bench(
+            "elastic",
+            "turboserve.bench.elastic.command",
+            "A ramp of sessions on a pool that follows it: time to scale out, harm, cost against a fixed pool.",
+        ),
+        Bench(
             "engine",
             "turboserve.bench.engine.command",
             "The engine on this machine: chunk latency, throughput, the ring against copies, memory.",

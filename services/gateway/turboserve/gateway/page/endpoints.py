@@ -1,4 +1,4 @@
-"""The player page and its files: static, from the package, under a strict content security policy."""
+"""The pages for viewers and operators: static, from the package, under a strict content security policy."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ class _PageFiles(StaticFiles):
 @router.get("/")
 async def index() -> Response:
     return FileResponse(STATIC / "index.html", headers=SECURITY)
+
+
+@router.get("/pool")
+async def pool() -> Response:
+    return FileResponse(STATIC / "pool.html", headers=SECURITY)
 
 
 def install(app: FastAPI) -> None:

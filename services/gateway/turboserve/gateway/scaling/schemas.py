@@ -63,21 +63,27 @@ def summary(word: Word) -> str:
         return f"{status.reason[:1].upper()}{status.reason[1:]}."
     scaling = status.scaling
     if scaling is None:
-        return f"{status.ready} workers, started by someone else."
+        return f"{_count(status.ready, 'worker')}, started by someone else."
+    workers = _count(scaling.target, "worker")
     if status.orders is None:
         return "The state store has not said yet what is ordered: the size stays."
     if status.draining:
         held = sum(s.sessions + s.suspended for s in status.slots if s.phase is SlotPhase.DRAINING)
-        return f"{status.draining} workers drain; they still hold {held} sessions."
+        drain = "worker drains" if status.draining == 1 else "workers drain"
+        return f"{status.draining} {drain}, and {_count(held, 'session')} have to go elsewhere first."
     if scaling.mode == "override":
-        return f"An order holds {scaling.target} workers; the controller would have {scaling.advice}."
+        return f"An order holds {workers}; the controller would have {scaling.advice}."
     if scaling.mode == "dry_run":
-        return f"A dry run: {scaling.target} workers; the controller would have {scaling.advice}."
+        return f"A dry run: {workers}; the controller would have {scaling.advice}."
     if scaling.least == scaling.most:
-        return f"{scaling.target} workers: the pool's size is fixed."
+        return f"{workers}: the pool's size is fixed."
     if scaling.stale:
         return "Nothing was heard of the load lately: the pool does not shrink."
     changes = [d for d in scaling.decisions if d.target != d.previous]
     if changes:
-        return f"{scaling.target} workers since the last change: {changes[-1].reason}."
-    return f"{scaling.target} workers, and no reason yet for another number."
+        return f"{workers} since the last change: {changes[-1].reason}."
+    return f"{workers}, and no reason yet for another number."
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

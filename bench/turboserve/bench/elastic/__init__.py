@@ -1,0 +1,1 @@
+"""A pool that grows and shrinks under real sessions."""
