@@ -45,6 +45,11 @@ BENCHES: dict[str, Bench] = {
             "The gather policies on a virtual clock: chunk latency and stalls by load.",
         ),
         Bench(
+            "chaos",
+            "turboserve.bench.chaos.command",
+            "Random kills, stops and restarts on a real stack while sessions play: invariants, recovery.",
+        ),
+        Bench(
             "elastic",
             "turboserve.bench.elastic.command",
             "A ramp of sessions on a pool that follows it: time to scale out, harm, cost against a fixed pool.",
@@ -53,6 +58,16 @@ BENCHES: dict[str, Bench] = {
             "engine",
             "turboserve.bench.engine.command",
             "The engine on this machine: chunk latency, throughput, the ring against copies, memory.",
+        ),
+        Bench(
+            "simulate",
+            "turboserve.bench.simulate.command",
+            "The services' cores on a virtual clock, a bad network and crashes: the design's invariants.",
+        ),
+        Bench(
+            "placement",
+            "turboserve.bench.placement.command",
+            "Where sessions go: time per decision by number of workers, distance from an exhaustive oracle.",
         ),
         Bench(
             "stream",

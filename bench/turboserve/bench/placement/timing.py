@@ -1,0 +1,162 @@
+"""How long one decision takes in a running cluster, by its number of workers."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from turboserve.scheduler.placement import (
+    Assigner,
+    Cluster,
+    Demand,
+    Move,
+    Rebalancer,
+    SessionState,
+    WorkerState,
+)
+
+MODEL = "video"
+SLOTS = 5
+LOAD = 0.8
+PER_SESSION_S = 0.1336
+"""L(n) = 133.6 ms × n: the paper's latencies (Tables 7 to 10) are linear in n."""
+NOISE = 0.03
+"""Relative spread of measured profiles: no two workers report the same L(n)."""
+STATE_BYTES = 2_000_000_000
+PER_HOST = 8
+HOSTS_PER_NODE = 4
+
+
+@dataclass
+class Samples:
+    """Seconds that decisions took, by event: of the thread's processor time, and by the clock."""
+
+    cpu_s: dict[str, list[float]] = field(default_factory=dict)
+    wall_s: dict[str, list[float]] = field(default_factory=dict)
+    moves: dict[str, int] = field(default_factory=dict)
+
+    def time(self, event: str, decide: Callable[[], list[Move]]) -> list[Move]:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        moves = decide()
+        cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
+        self.cpu_s.setdefault(event, []).append(cpu)
+        self.wall_s.setdefault(event, []).append(wall)
+        self.moves[event] = self.moves.get(event, 0) + len(moves)
+        return moves
+
+
+class Running:
+    """A cluster that goes on as in the scheduler: each event is put into the index and decided on; what was
+    decided is in the index before the next, and its end is put there later, outside of the measured time."""
+
+    def __init__(self, workers: int, seed: int, assigner: Assigner, rebalancer: Rebalancer) -> None:
+        self.rng = random.Random(seed)
+        self.cluster = Cluster()
+        self.samples = Samples()
+        self._assigner = assigner
+        self._rebalancer = rebalancer
+        self._sessions: list[str] = []
+        self._made = 0
+        self._workers: list[WorkerState] = []
+        for _ in range(workers):
+            self._workers.append(self._worker())
+            self.cluster.put_worker(self._workers[-1])
+        for _ in range(round(LOAD * SLOTS * workers)):
+            demand = self._demand()
+            self._reserve(demand)
+            self._settle([], demand.session)
+
+    def arrival(self) -> None:
+        """A session comes: it is placed, its slot is reserved, and the moves that now pay are decided."""
+        demand = self._demand()
+
+        def decide() -> list[Move]:
+            self._reserve(demand)
+            return self._propose()
+
+        self._settle(self.samples.time("arrival", decide), demand.session)
+
+    def departure(self) -> None:
+        """A session ends, and the moves that now pay are decided."""
+        place = self.rng.randrange(len(self._sessions))
+        self._sessions[place], self._sessions[-1] = self._sessions[-1], self._sessions[place]
+        gone = self._sessions.pop()
+
+        def decide() -> list[Move]:
+            self.cluster.drop_session(gone)
+            return self._propose()
+
+        self._settle(self.samples.time("departure", decide))
+
+    def rebalance(self) -> None:
+        """A worker is to be emptied, or another is ready: all moves that follow are decided. In turns, and
+        until nothing moves any more; only the first decision is measured."""
+        place = self.rng.randrange(len(self._workers))
+        old, new = self._workers[place], self._worker()
+        self.cluster.put_worker(new)
+        self._move_all("rebalance")
+        draining = replace(old, ready=False, draining=True)
+
+        def drain() -> list[Move]:
+            self.cluster.put_worker(draining)
+            return self._propose()
+
+        self._settle(self.samples.time("rebalance", drain))
+        while moves := self._propose():
+            self._settle(moves)
+        self.cluster.drop_worker(old.id)
+        self._workers[place] = new
+
+    def _move_all(self, event: str) -> None:
+        moves = self.samples.time(event, self._propose)
+        while moves:
+            self._settle(moves)
+            moves = self._propose()
+
+    def _propose(self) -> list[Move]:
+        moves = self._rebalancer.propose(self.cluster, 0.0)
+        for move in moves:
+            session = self.cluster.sessions[move.session]
+            self.cluster.put_session(replace(session, target=move.target))
+        return moves
+
+    def _reserve(self, demand: Demand) -> None:
+        [choice] = self._assigner.assign(self.cluster, [demand])
+        session = SessionState(demand.session, MODEL, reserved=choice.worker, state_bytes=STATE_BYTES)
+        self.cluster.put_session(session)
+
+    def _settle(self, moves: list[Move], placed: str | None = None) -> None:
+        """Rows say what was decided."""
+        for move in moves:
+            session = self.cluster.sessions[move.session]
+            self.cluster.put_session(replace(session, worker=move.target, target=None))
+        if placed is not None:
+            session = self.cluster.sessions[placed]
+            self.cluster.put_session(replace(session, worker=session.reserved, reserved=None))
+            self._sessions.append(placed)
+
+    def _demand(self) -> Demand:
+        self._made += 1
+        return Demand(f"s{self._made:07}", MODEL, "place")
+
+    def _worker(self) -> WorkerState:
+        self._made += 1
+        index = self._made
+        scale = PER_SESSION_S * self.rng.uniform(1 - NOISE, 1 + NOISE)
+        host = f"node-{index // (PER_HOST * HOSTS_PER_NODE)}/host-{index // PER_HOST}"
+        profile = {n: scale * n for n in range(1, SLOTS + 1)}
+        return WorkerState(f"w{index:07}", MODEL, SLOTS, chunk_latency_s=profile, host=host)
+
+
+def measure(workers: int, events: int, seed: int, assigner: Assigner, rebalancer: Rebalancer) -> Samples:
+    """`events` departures and arrivals each, and a tenth as many changes of the pool, in a cluster with 80 %
+    of its slots in use."""
+    running = Running(workers, seed, assigner, rebalancer)
+    for event in range(events):
+        running.departure()
+        running.arrival()
+        if event % 10 == 9:
+            running.rebalance()
+    return running.samples

@@ -1,0 +1,340 @@
+"""What holds of every assignment and every rebalancing, whatever the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
+
+from turboserve.bench.placement.oracle import optimum
+from turboserve.scheduler.placement import (
+    Assigner,
+    Cluster,
+    Demand,
+    LeastLoaded,
+    Links,
+    MinMax,
+    MinMaxRebalancer,
+    Move,
+    MoveKind,
+    SessionState,
+    Weights,
+    WorkerState,
+)
+from turboserve.scheduler.placement.baselines import BASELINES
+
+MODELS = ("big", "toy")
+WORKERS = tuple(f"w{n}" for n in range(6))
+SESSIONS = tuple(f"s{n:02}" for n in range(24))
+BIG = {"w4", "w5", "s20", "s21", "s22", "s23"}
+"""Workers and sessions of the other model; a session is only ever on a worker of its own."""
+GB = 10**9
+
+rates = st.sampled_from((0.05, 0.1, 0.1003, 0.2))
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> dict[int, float]:
+    """Linear, with a part that batching saves; sometimes nothing measured."""
+    if draw(st.integers(0, 9)) == 0:
+        return {}
+    fixed, rate = draw(st.sampled_from((0.0, 0.05, 0.3))), draw(rates)
+    return {n: fixed + rate * n for n in range(1, draw(st.integers(1, 6)))}
+
+
+def model_of(name: str) -> str:
+    return MODELS[0] if name in BIG else MODELS[1]
+
+
+@st.composite
+def worker_states(draw: st.DrawFn, name: str) -> WorkerState:
+    rarely = st.integers(0, 7).map(lambda n: n == 0)
+    return WorkerState(
+        id=name,
+        model=model_of(name),
+        capacity=draw(st.integers(0, 5)),
+        ready=not draw(rarely),
+        draining=draw(rarely),
+        suspect=draw(rarely),
+        chunk_latency_s=draw(profiles()),
+        host=draw(st.sampled_from(("", "n/1", "n/2", "m/1"))),
+    )
+
+
+@st.composite
+def session_states(draw: st.DrawFn, name: str) -> SessionState:
+    place = st.sampled_from((None, *(w for w in WORKERS if model_of(w) == model_of(name))))
+    suspended = draw(st.integers(0, 5)) == 0
+    worker = draw(place)
+    target = draw(place) if worker is not None and draw(st.integers(0, 7)) == 0 else None
+    return SessionState(
+        id=name,
+        model=model_of(name),
+        worker=worker,
+        suspended=suspended,
+        target=target,
+        reserved=draw(place) if target is None and draw(st.integers(0, 5)) == 0 else None,
+        state_bytes=draw(st.sampled_from((0, GB, 4 * GB))),
+        movable=target is None and draw(st.integers(0, 7)) > 0,
+        rests_until=draw(st.sampled_from((0.0, 0.0, 0.0, 5.0))),
+        excluded=frozenset(draw(st.lists(st.sampled_from(WORKERS), max_size=1))),
+    )
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> list[tuple[str, object]]:
+    """Deltas to a cluster: put and drop, in any order, also of what is not there."""
+    made: list[tuple[str, object]] = []
+    for _ in range(draw(st.integers(0, 40))):
+        match draw(st.integers(0, 9)):
+            case 0 | 1 | 2:
+                made.append(("put_worker", draw(worker_states(draw(st.sampled_from(WORKERS))))))
+            case 3:
+                made.append(("drop_worker", draw(st.sampled_from(WORKERS))))
+            case 4:
+                made.append(("drop_session", draw(st.sampled_from(SESSIONS))))
+            case _:
+                made.append(("put_session", draw(session_states(draw(st.sampled_from(SESSIONS))))))
+    return made
+
+
+@st.composite
+def demands(draw: st.DrawFn) -> list[Demand]:
+    return [
+        Demand(
+            session=f"d{n}",
+            model=MODELS[1] if draw(st.integers(0, 4)) else MODELS[0],
+            kind="place",
+            holder=draw(st.one_of(st.none(), st.sampled_from(WORKERS))),
+            excluded=frozenset(draw(st.lists(st.sampled_from(WORKERS), max_size=2))),
+        )
+        for n in range(draw(st.integers(0, 8)))
+    ]
+
+
+def changed(deltas: list[tuple[str, object]], target_chunk_s: float | None = None) -> Cluster:
+    cluster = Cluster(target_chunk_s=target_chunk_s)
+    for name, argument in deltas:
+        getattr(cluster, name)(argument)
+    return cluster
+
+
+def fresh(cluster: Cluster) -> Cluster:
+    """The same, built at once."""
+    sessions = sorted(cluster.sessions.values(), key=lambda session: session.id, reverse=True)
+    return Cluster(cluster.workers.values(), sessions, cluster.target_chunk_s)
+
+
+def refused(cluster: Cluster) -> list[Demand]:
+    """Sessions whose worker refused them: they hold its slot and want another."""
+    return [
+        Demand(s.id, s.model, "place", counted_on=s.worker, excluded=s.excluded)
+        for s in sorted(cluster.sessions.values(), key=lambda s: s.id)
+        if not s.suspended and s.worker is not None and s.target is None and s.reserved is None
+    ][:3]
+
+
+targets_s = st.sampled_from((None, 0.25, 0.5))
+
+
+@given(changes(), demands(), targets_s)
+@settings(max_examples=150, deadline=None)
+def test_the_index_gives_the_same_choices_as_a_look_at_everybody(
+    deltas: list[tuple[str, object]], wanted: list[Demand], target_s: float | None
+) -> None:
+    cluster = changed(deltas, target_s)
+    wanted = [*refused(cluster), *wanted]
+    assert MinMax().assign(cluster, wanted) == MinMax().place(cluster.candidates(), wanted)
+
+
+@given(changes(), targets_s)
+@settings(max_examples=150, deadline=None)
+def test_deltas_lead_to_the_same_index_as_building_it_at_once(
+    deltas: list[tuple[str, object]], target_s: float | None
+) -> None:
+    cluster = changed(deltas, target_s)
+    other = fresh(cluster)
+    assert cluster.entries.keys() == other.entries.keys()
+    for model in MODELS:
+        one, two = cluster.pool(model), other.pool(model)
+        assert (one.ready, one.draining, one.moving) == (two.ready, two.draining, two.moving)
+        for ranking in ("targets", "tops", "spare", "shelves"):
+            assert getattr(one, ranking).items == getattr(two, ranking).items
+        near = {key: ranking.items for key, ranking in one.near.items() if ranking.items}
+        assert near == {key: ranking.items for key, ranking in two.near.items() if ranking.items}
+    assert MinMaxRebalancer().propose(cluster, 1.0) == MinMaxRebalancer().propose(other, 1.0)
+
+
+PLACEMENTS = {"min-max": MinMax, "least-loaded": LeastLoaded, **BASELINES}
+
+
+@given(changes(), demands(), st.sampled_from(sorted(PLACEMENTS)))
+@settings(max_examples=150, deadline=None)
+def test_assignment_keeps_its_promises(
+    deltas: list[tuple[str, object]], wanted: list[Demand], name: str
+) -> None:
+    cluster = changed(deltas)
+    placement: Assigner = PLACEMENTS[name]()
+    choices = placement.assign(cluster, wanted)
+    assert [choice.session for choice in choices] == [demand.session for demand in wanted]
+    assert placement.assign(cluster, wanted) == choices or name == "round-robin"
+    there = {candidate.worker: candidate for candidate in cluster.candidates()}
+    loads = {worker: candidate.load for worker, candidate in there.items()}
+    for demand, choice in zip(wanted, choices, strict=True):
+        rooms = [
+            c
+            for c in there.values()
+            if c.model == demand.model and loads[c.worker] < c.capacity and c.worker not in demand.excluded
+        ]
+        assert (choice.worker is None) == (rooms == [])
+        if choice.worker is not None:
+            assert choice.worker in {c.worker for c in rooms}
+            assert not there[choice.worker].suspect or all(c.suspect for c in rooms)
+            if name in ("min-max", "least-loaded"):
+                holders = [c.worker for c in rooms if c.worker == demand.holder and not c.suspect]
+                assert choice.worker in (holders or [choice.worker])
+            loads[choice.worker] += 1
+
+
+def begin(cluster: Cluster, move: Move) -> None:
+    cluster.put_session(replace(cluster.sessions[move.session], target=move.target))
+
+
+def finish(cluster: Cluster, move: Move, rests_until: float = 0.0) -> None:
+    session = replace(cluster.sessions[move.session], worker=move.target, target=None)
+    cluster.put_session(replace(session, rests_until=rests_until))
+
+
+def levels(cluster: Cluster) -> dict[str, list[float]]:
+    """Per model, chunk latencies of workers that serve, the worst first."""
+    found: dict[str, list[float]] = {model: [] for model in MODELS}
+    for entry in cluster.entries.values():
+        if entry.serves:
+            found[entry.state.model].append(entry.curve(entry.staying))
+    return {model: sorted(values, reverse=True) for model, values in found.items()}
+
+
+@given(changes(), targets_s, st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_moves_keep_their_promises(
+    deltas: list[tuple[str, object]], target_s: float | None, spreads: bool
+) -> None:
+    cluster = changed(deltas, target_s)
+    before = levels(cluster)
+    held = {name: entry.held for name, entry in cluster.entries.items()}
+    moves = MinMaxRebalancer(Weights(spreads=spreads)).propose(cluster, 1.0)
+    assert len({move.session for move in moves}) == len(moves)
+    drained = dict.fromkeys(MODELS, False)
+    for move in moves:
+        event(move.kind.value)
+        session = cluster.sessions[move.session]
+        source, target = cluster.entries[move.source], cluster.entries[move.target]
+        assert session.worker == move.source
+        assert session.movable
+        assert session.target is None
+        assert target.serves
+        assert target.state.model == session.model
+        assert target.id not in session.excluded
+        assert not source.state.suspect
+        assert (move.kind is MoveKind.DRAIN) == source.state.draining
+        if move.kind is MoveKind.DRAIN:
+            drained[session.model] = True
+        else:
+            assert move.gain_s > 0
+            assert session.rests_until <= 1.0
+            assert not session.suspended
+        begin(cluster, move)
+    for name, entry in cluster.entries.items():
+        # All moves may be under way at once, counted at both ends.
+        assert entry.held <= max(entry.slots, held[name])
+    after = levels(cluster)
+    for model in MODELS:
+        if not drained[model]:
+            assert after[model] <= before[model]
+
+
+@given(changes())
+@settings(max_examples=150, deadline=None)
+def test_what_is_to_be_emptied_is_emptied_at_once_if_there_is_room(
+    deltas: list[tuple[str, object]],
+) -> None:
+    cluster = changed(deltas)
+    for session in list(cluster.sessions.values()):
+        cluster.put_session(replace(session, excluded=frozenset(), movable=session.target is None))
+    moving = {move.session for move in MinMaxRebalancer(Weights(moves_at_once=0)).propose(cluster, 0.0)}
+    for model in MODELS:
+        there = [e for e in cluster.entries.values() if e.serves and e.state.model == model]
+        emptied = [
+            e
+            for e in cluster.entries.values()
+            if e.state.draining and e.state.model == model and not e.state.suspect
+        ]
+        active = {s for e in emptied for s in e.here - e.going}
+        room = sum(max(0, e.slots - e.held) for e in there)
+        assert len(active & moving) == min(len(active), room)
+        parked = {
+            s
+            for e in emptied
+            for s in e.parked
+            if cluster.sessions[s].worker == e.id and cluster.sessions[s].target is None
+        }
+        assert parked <= moving or not any(e.slots for e in there)
+
+
+@given(changes(), st.integers(1, 8))
+@settings(max_examples=150, deadline=None)
+def test_under_constant_load_moves_end_and_nobody_comes_back(
+    deltas: list[tuple[str, object]], at_once: int
+) -> None:
+    cluster = changed(deltas)
+    rebalancer = MinMaxRebalancer(Weights(moves_at_once=at_once))
+    been: dict[str, set[str]] = {}
+    for round_ in range(60):
+        moves = rebalancer.propose(cluster, float(round_))
+        for move in moves:
+            begin(cluster, move)
+        for move in moves:
+            visited = been.setdefault(move.session, {move.source})
+            assert move.target not in visited
+            visited.add(move.target)
+            finish(cluster, move)
+        if not moves:
+            return
+    raise AssertionError("it never came to rest")
+
+
+@st.composite
+def small(draw: st.DrawFn) -> tuple[list[WorkerState], list[SessionState]]:
+    workers = [
+        WorkerState(
+            f"w{n}",
+            "toy",
+            draw(st.integers(1, 4)),
+            chunk_latency_s={k: draw(st.sampled_from((0.0, 0.1))) + draw(rates) * k for k in (1, 2, 3, 4)},
+            host=draw(st.sampled_from(("n/1", "n/2", "m/1"))),
+        )
+        for n in range(draw(st.integers(2, 4)))
+    ]
+    slots = draw(st.permutations([w.id for w in workers for _ in range(w.capacity)]))
+    count = draw(st.integers(0, min(len(slots), 9)))
+    sessions = [SessionState(f"s{n}", "toy", slots[n], state_bytes=GB) for n in range(count)]
+    return workers, sessions
+
+
+@given(small())
+@settings(max_examples=150, deadline=None)
+def test_moves_are_near_the_best_there_is(given_: tuple[list[WorkerState], list[SessionState]]) -> None:
+    workers, sessions = given_
+    assume(sessions)
+    eta, links = 0.1, Links()
+    weights = Weights(eta=eta, least_gain=0.0, moves_at_once=100, spreads=False)
+    cluster = Cluster(workers, sessions)
+    cost_s = 0.0
+    for move in MinMaxRebalancer(weights, links).propose(cluster, 0.0):
+        cost_s += move.cost_s
+        finish(cluster, move)
+    objective_s = cluster.pool("toy").bottleneck_s + eta * cost_s
+    best = optimum(workers, sessions, links, eta)
+    # States of one size: the cheapest plan of every limit is weighed, so nothing is missed.
+    assert best.objective_s - 1e-9 <= objective_s <= best.objective_s + 1e-9
