@@ -1,0 +1,88 @@
+"""A playing session moves between two real workers: the video does not stop, nothing is lost or repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from turboserve.bench.streaming.decode import decode
+from turboserve.bench.streaming.viewer import Viewer
+from turboserve.cli.stack.background import BackgroundStack
+
+pytestmark = pytest.mark.stack
+
+FIRST_S = 60.0
+MOVE_S = 60.0
+
+
+async def ready_workers(api: httpx.AsyncClient, count: int, limit_s: float = FIRST_S) -> set[str]:
+    """The workers that are ready, once there are so many."""
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        workers = (await api.get("/v1/workers")).json()["workers"]
+        ready = {worker["id"] for worker in workers if worker["phase"] == "ready"}
+        if len(ready) >= count:
+            return ready
+        assert time.monotonic() < deadline_s, f"{len(ready)} of {count} workers are ready"
+        await asyncio.sleep(0.2)
+
+
+async def migrate(api: httpx.AsyncClient, session: str, worker: str) -> dict[str, Any]:
+    """Ask for a move, and again while the answer is to ask again."""
+    deadline_s = time.monotonic() + MOVE_S
+    while True:
+        answer = await api.post(f"/v1/sessions/{session}/migrate", json={"worker": worker})
+        body: dict[str, Any] = answer.json()
+        if answer.status_code == 202:
+            return body
+        assert "retry_after_s" in body, body
+        assert time.monotonic() < deadline_s, body
+        await asyncio.sleep(body["retry_after_s"])
+
+
+async def moved(viewer: Viewer, target: str) -> None:
+    """Wait until the session plays on `target`."""
+    await viewer.event("session.moved", MOVE_S, worker=target)
+    before = len(viewer.chunks)
+    await viewer.until(
+        lambda: sum(chunk.worker == target for chunk in viewer.chunks[before:]) >= 2,
+        MOVE_S,
+        f"two chunks of {target}",
+    )
+
+
+async def test_a_playing_session_is_moved_there_and_back(
+    stack: BackgroundStack, api: httpx.AsyncClient, open_session: Any, read_log: Any
+) -> None:
+    workers = await ready_workers(api, 2)
+    async with asyncio.TaskGroup() as watches:
+        viewer = await open_session("a red circle moving left", seed=5)
+        watches.create_task(viewer.watch())
+        await viewer.until(lambda: len(viewer.chunks) >= 3, FIRST_S, "three chunks")
+        first, epoch = viewer.chunks[-1].worker, viewer.chunks[-1].epoch
+        second = sorted(workers - {first})[0]
+        begun = await migrate(api, viewer.session, second)
+        assert (begun["worker"], begun["target"], begun["epoch"]) == (first, second, epoch)
+        await moved(viewer, second)
+        row = (await api.get(f"/v1/sessions/{viewer.session}")).json()
+        assert (row["worker"], row["target"], row["epoch"]) == (second, None, epoch + 1)
+        await migrate(api, viewer.session, first)
+        await moved(viewer, first)
+        await viewer.delete()
+        await viewer.until(lambda: viewer.ended is not None, MOVE_S, "end of the stream")
+    assert [chunk.index for chunk in viewer.chunks] == list(range(len(viewer.chunks)))
+    assert (viewer.player.lost, viewer.player.repeated) == (0, 0)
+    owners = list(dict.fromkeys((chunk.worker, chunk.epoch) for chunk in viewer.chunks))
+    assert owners == [(first, epoch), (second, epoch + 1), (first, epoch + 2)]
+    assert decode(viewer.video()).gaps() == []
+    log = await read_log(viewer.session)
+    assert [header.index for header, _ in log] == list(range(len(log)))
+    decisions = (await api.get(f"/v1/sessions/{viewer.session}/decisions")).json()["decisions"]
+    kinds = [one["kind"] for one in decisions]
+    assert [kind for kind in kinds if kind in ("migrate", "moved")] == ["migrate", "moved"] * 2
+    done = next(one for one in decisions if one["kind"] == "moved")
+    assert done["numbers"]["bytes_moved"] > 0
