@@ -1,0 +1,1 @@
+"""Faults on the real stack while sessions play: what holds, and how soon it recovers."""

@@ -1,0 +1,46 @@
+"""The whole chunk log as the broker keeps it: fence and chunks in their common order."""
+
+from __future__ import annotations
+
+import hashlib
+
+import nats
+from nats.js import api
+
+from turboserve.bench.chaos.invariants import Logged, Owned
+from turboserve.contracts.chunks import ChunkHeader, Ownership
+from turboserve.subjects import CHUNK, CHUNKS, OWN
+
+FETCH = 200
+ANSWER_S = 10.0
+
+
+async def read(nats_url: str) -> dict[str, list[Owned | Logged]]:
+    """Session → its entries in the log's order. `nats_url`: of a user who may read everything."""
+    client = await nats.connect(nats_url, connect_timeout=5)
+    try:
+        jetstream = client.jetstream(timeout=ANSWER_S)
+        config = api.ConsumerConfig(ack_policy=api.AckPolicy.NONE, mem_storage=True)
+        subscription = await jetstream.pull_subscribe("", stream=CHUNKS, config=config)
+        left = (await jetstream.stream_info(CHUNKS)).state.messages
+        found: dict[str, list[Owned | Logged]] = {}
+        while left > 0:
+            for message in await subscription.fetch(min(FETCH, left), timeout=ANSWER_S):
+                left -= 1
+                sequence = message.metadata.sequence.stream
+                if message.subject.startswith(OWN.of("")):
+                    own = Ownership.from_bytes(message.data)
+                    found.setdefault(own.session, []).append(Owned(sequence, own.epoch, own.worker))
+                elif message.subject.startswith(CHUNK.of("")):
+                    header = ChunkHeader.from_headers(message.headers or {})
+                    digest = digest_of(message.data[header.init_bytes :])
+                    found.setdefault(header.session, []).append(
+                        Logged(sequence, header.index, header.epoch, header.worker, digest)
+                    )
+        return found
+    finally:
+        await client.close()
+
+
+def digest_of(fragment: bytes) -> str:
+    return hashlib.sha256(fragment).hexdigest()[:24]

@@ -1,0 +1,66 @@
+"""`turboserve bench chaos`: random faults on a real stack while sessions play; what held."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from turboserve.bench.chaos.invariants import INVARIANTS
+from turboserve.bench.chaos.plan import plan
+from turboserve.bench.chaos.play import play
+from turboserve.bench.report import BenchError
+from turboserve.cli.stack.background import DidNotStart
+
+
+async def run(
+    minutes: Annotated[float, typer.Option(min=0.25, help="How long faults happen.")] = 5.0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed plans the same faults.")] = 0,
+    workers: Annotated[int, typer.Option(min=2, max=16)] = 2,
+    schedulers: Annotated[int, typer.Option(min=1, max=4)] = 2,
+    sessions: Annotated[int, typer.Option(min=1, max=32)] = 3,
+    gap: Annotated[float, typer.Option(min=1.0, help="Seconds between two faults, on average.")] = 8.0,
+    data: Annotated[
+        Path | None, typer.Option(help="Keep the stack's data and logs here; without it, nowhere.")
+    ] = None,
+) -> dict[str, Any]:
+    """kill -9, SIGSTOP and SIGCONT of any service and worker, and restarts of NATS, Redis and Postgres, while
+    sessions play on real clients, change their prompts, pause, resume and move: the design's invariants."""
+    seconds = minutes * 60.0
+    planned = plan(seed, seconds, sessions, schedulers, gap)
+    with tempfile.TemporaryDirectory(prefix="turboserve-chaos-") as folder:
+        place = (data or Path(folder) / "data").absolute()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            found = await play(planned, seconds, place, workers, schedulers, sessions)
+        except DidNotStart as error:
+            raise BenchError(f"the stack did not start: {error}") from None
+        except TimeoutError as error:
+            raise BenchError(f"no video before the first fault: {error}") from None
+    return found.report()
+
+
+def table(result: Mapping[str, Any]) -> RenderableType:
+    """What held, how soon it recovered, and what was done."""
+    held = Table("invariant", "violations", "", box=box.SIMPLE)
+    for name, count in result["violations"].items():
+        held.add_row(name, str(count), INVARIANTS[name])
+    figures = Table(show_header=False, box=None, pad_edge=False)
+    for name in ("recovery_s", "worker_recovery_s"):
+        spread = result[name]
+        if spread["max"] is not None:
+            figures.add_row(name, f"p50 {spread['p50']:.2f}, max {spread['max']:.2f}")
+    for name in ("settle_s", "chunks", "chunks_lost", "chunks_repeated", "owner_changes", "reconnects"):
+        value = result[name]
+        figures.add_row(name, f"{value:.2f}" if isinstance(value, float) else str(value))
+    for name in ("faults", "deeds"):
+        figures.add_row(name, ", ".join(f"{key} {count}" for key, count in result[name].items()))
+    lines = [Text(message, style="red") for message in result["messages"]]
+    return Group(held, figures, *lines)

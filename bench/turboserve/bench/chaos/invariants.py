@@ -1,0 +1,84 @@
+"""What has to hold after any faults, checked against the whole chunk log. Names as in the simulation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+INVARIANTS = {
+    "one_executor": "every chunk in the log is its owner's, under the epoch that is current at its place",
+    "epochs_increase": "epochs strictly increase in the log",
+    "chunks_contiguous": "chunks in the log are 0, 1, 2, …, each once",
+    "converges_after_faults": "once faults stop, every session plays on within the bound",
+    "capacity": "reserved plus used never exceeds a worker's capacity",
+    "client_sees_prefix": "what a client got is a prefix of the log, byte for byte",
+}
+
+
+@dataclass(frozen=True)
+class Owned:
+    """`own.<session>` in the log."""
+
+    sequence: int
+    epoch: int
+    worker: str | None
+
+
+@dataclass(frozen=True)
+class Logged:
+    """`chunk.<session>` in the log."""
+
+    sequence: int
+    index: int
+    epoch: int
+    worker: str
+    digest: str
+    """Of the fragment."""
+
+
+@dataclass
+class Violations:
+    """Counts by invariant, and the first of them in words."""
+
+    counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(INVARIANTS, 0)))
+    messages: list[str] = field(default_factory=list)
+
+    def add(self, name: str, message: str) -> None:
+        assert name in INVARIANTS, name
+        self.counts[name] += 1
+        if len(self.messages) < 20:
+            self.messages.append(f"{name}: {message}")
+
+
+def check_log(
+    session: str, entries: Sequence[Owned | Logged], seen: Sequence[tuple[int, str]], found: Violations
+) -> None:
+    """One session's log in its order, against itself and against what its client saw: (index, digest)."""
+    own: Owned | None = None
+    chunks: list[Logged] = []
+    for entry in entries:
+        if isinstance(entry, Owned):
+            if own is not None and entry.epoch <= own.epoch:
+                found.add("epochs_increase", f"{session}: {own.epoch}, then {entry.epoch}")
+            own = entry
+            continue
+        if own is None or (own.epoch, own.worker) != (entry.epoch, entry.worker):
+            owner = "nobody" if own is None else f"{own.worker} in {own.epoch}"
+            writer = f"{entry.worker} in {entry.epoch}"
+            found.add("one_executor", f"{session}: {writer} wrote {entry.index}, its owner is {owner}")
+        if entry.index != len(chunks):
+            found.add("chunks_contiguous", f"{session}: {entry.index} where {len(chunks)} belongs")
+        chunks.append(entry)
+    if list(seen) != [(chunk.index, chunk.digest) for chunk in chunks[: len(seen)]]:
+        found.add("client_sees_prefix", f"{session}: {len(seen)} chunks seen are not the log's first ones")
+
+
+def check_capacity(workers: Sequence[Mapping[str, object]], found: Violations) -> None:
+    """One answer of `GET /v1/workers`: counted by the store in one statement."""
+    for worker in workers:
+        used = int(str(worker.get("sessions", 0))) + int(str(worker.get("incoming", 0)))
+        capacity = int(str(worker.get("capacity", 0)))
+        # A worker that starts or has gone reports no room, whatever rows still name it.
+        if worker.get("phase") in ("ready", "draining") and used > capacity:
+            found.add("capacity", f"{worker.get('id')} has {used} of {capacity}")

@@ -1,0 +1,79 @@
+"""The plan comes from the seed alone; the checks find what they are there for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from turboserve.bench.chaos.invariants import INVARIANTS, Logged, Owned, Violations, check_capacity, check_log
+from turboserve.bench.chaos.plan import SERVERS, SERVICES, WORKER, Act, Blow, plan
+
+MANY = [plan(seed, 300.0, sessions=3, schedulers=2, gap_s=6.0) for seed in range(60)]
+
+
+def test_the_same_seed_plans_the_same_and_another_does_not() -> None:
+    assert plan(7, 300.0, 3, 2, 6.0) == MANY[7]
+    assert len({(one.faults, one.deeds) for one in MANY}) == len(MANY)
+
+
+def test_everything_is_hit_in_every_way_and_within_the_time() -> None:
+    faults = [fault for one in MANY for fault in one.faults]
+    assert all(0 < fault.at_s < 300.0 for fault in faults)
+    hit = Counter((fault.target, fault.blow) for fault in faults)
+    for target in (*SERVICES, "scheduler-2", WORKER, *SERVERS):
+        assert hit[target, Blow.KILL] > 0
+        assert hit[target, Blow.STOP] > 0
+        assert (hit[target, Blow.RESTART] > 0) == (target in SERVERS)
+    # Some workers stand still for longer than it takes to give their sessions to others.
+    assert max(fault.seconds for fault in faults if fault.target == WORKER) > 15.0
+    deeds = Counter((deed.session, deed.act) for one in MANY for deed in one.deeds)
+    assert set(deeds) == {(session, act) for session in range(3) for act in Act}
+
+
+GOOD = [
+    Owned(1, 1, "a"),
+    Logged(2, 0, 1, "a", "x"),
+    Logged(3, 1, 1, "a", "y"),
+    Owned(4, 2, "b"),
+    Logged(5, 2, 2, "b", "z"),
+]
+
+
+def test_a_log_that_is_as_it_should_be_has_no_violation() -> None:
+    found = Violations()
+    for seen in ([], [(0, "x")], [(0, "x"), (1, "y"), (2, "z")]):
+        check_log("s", GOOD, seen, found)
+    assert dict(found.counts) == dict.fromkeys(INVARIANTS, 0)
+
+
+@pytest.mark.parametrize(
+    ("entries", "seen", "broken"),
+    [
+        ([*GOOD, Logged(6, 4, 2, "b", "w")], [], "chunks_contiguous"),
+        ([*GOOD, Logged(6, 2, 2, "b", "w")], [], "chunks_contiguous"),
+        ([*GOOD, Logged(6, 3, 1, "a", "w")], [], "one_executor"),
+        ([*GOOD, Logged(6, 3, 2, "a", "w")], [], "one_executor"),
+        ([Logged(1, 0, 1, "a", "x")], [], "one_executor"),
+        ([*GOOD, Owned(6, 2, "c")], [], "epochs_increase"),
+        (GOOD, [(1, "y")], "client_sees_prefix"),
+        (GOOD, [(0, "x"), (1, "other")], "client_sees_prefix"),
+        (GOOD[:2], [(0, "x"), (1, "y")], "client_sees_prefix"),
+    ],
+)
+def test_what_is_wrong_in_a_log_is_found(
+    entries: list[Owned | Logged], seen: list[tuple[int, str]], broken: str
+) -> None:
+    found = Violations()
+    check_log("s", entries, seen, found)
+    assert {name for name, count in found.counts.items() if count} == {broken}
+    assert found.messages[0].startswith(f"{broken}: s: ")
+
+
+def test_reservations_count_against_capacity() -> None:
+    found = Violations()
+    full = {"id": "w", "phase": "ready", "capacity": 4, "sessions": 3, "incoming": 1}
+    check_capacity([full, {**full, "phase": "gone", "capacity": 0}], found)
+    assert found.counts["capacity"] == 0
+    check_capacity([{**full, "incoming": 2}], found)
+    assert found.counts["capacity"] == 1
