@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from turboserve import logs, subjects
 from turboserve.bus import Entry, read
 from turboserve.contracts.events import WorkerJoined, WorkerLeft, event_from_bytes
+from turboserve.contracts.requests import MoveAccepted, MoveSession
 from turboserve.contracts.workers import LoadReport, Playhead
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.desk import Desk
@@ -95,7 +96,7 @@ class Shell:
         self._subscriptions += [
             await self._bus.subscribe(subjects.LOAD, "*", self._on_load),
             await self._bus.subscribe(subjects.PLAYHEAD, "*", self._on_playhead),
-            await self._bus.serve(subjects.MOVE_SESSION, self._desk.move),
+            await self._bus.serve_as_leader(subjects.MOVE_SESSION, self._on_move),
         ]
         self._spawn(self._ticks(), "ticks")
         self._spawn(self._events(), "events")
@@ -162,6 +163,9 @@ class Shell:
         while True:
             self.feed(Tick(connected=self._bus.connected))
             await asyncio.sleep(self._tick_s)
+
+    async def _on_move(self, request: MoveSession) -> MoveAccepted | None:
+        return await self._desk.move(request) if self._leads() else None
 
     async def _on_load(self, report: LoadReport, _body: bytes) -> None:
         self.feed(LoadReported(report))
