@@ -1,0 +1,278 @@
+"""Live migration between worker processes, with a real broker and store. The test plays the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from turboserve.contracts.errors import TurboServeError
+from turboserve.contracts.requests import AbandonMove, BeginMove, CommitMove, SessionRef, SubmitPrompt
+from turboserve.contracts.sessions import Decision, Phase, SessionRecord
+from turboserve.contracts.workers import MoveReport, MoveStage, Playhead
+from turboserve.ids import new_id
+from turboserve.subjects import (
+    ABANDON_MOVE,
+    BEGIN_MOVE,
+    COMMIT_MOVE,
+    PAUSE_SESSION,
+    PLAYHEAD,
+    RESUME_SESSION,
+    SUBMIT_PROMPT,
+)
+
+# The tests are no package: what they share is found beside them.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from worker_scene import Chunk, Scene, environment, pool, scene, store
+
+__all__ = ["environment", "pool", "scene", "store"]
+
+SLAB_BYTES = "turboserve_worker_kv_bytes"
+HOST_BYTES = "turboserve_worker_host_bytes"
+BROKEN = "turboserve_worker_transfers_broken_total"
+BACKENDS = [("gloo",), ("shm",)]
+
+
+async def begin(scene: Scene, session: str, target: str) -> SessionRecord:
+    record = await scene.record(session)
+    decision = Decision(session=session, epoch=record.epoch, worker=target, kind="migrate", reason="test")
+    return await scene.bus.call(
+        BEGIN_MOVE,
+        BeginMove(session=session, expected_version=record.version, target=target, decision=decision),
+    )
+
+
+async def reported(scene: Scene, row: SessionRecord, *stages: MoveStage) -> MoveReport:
+    """What the target says of the move, once it says one of `stages`; played on meanwhile."""
+    found: list[MoveReport] = []
+    assert row.target is not None
+    target = row.target
+
+    async def said() -> bool:
+        await play_on(scene, row.id)
+        load = scene.loads[target]
+        found[:] = [one for one in load.moves if (one.session, one.move) == (row.id, row.move)]
+        return bool(found) and found[0].stage in stages
+
+    await scene.until(said, f"{row.id} is {stages}")
+    return found[0]
+
+
+async def play_on(scene: Scene, session: str) -> None:
+    """A viewer two seconds behind the log's end."""
+    record = await scene.record(session)
+    at = max(0.0, 0.75 * record.next_chunk - 2.0)
+    await scene.bus.publish(PLAYHEAD, session, Playhead(session=session, playhead_s=at, viewers=1))
+
+
+async def commit(scene: Scene, row: SessionRecord, report: MoveReport) -> SessionRecord:
+    assert row.target is not None
+    assert row.move is not None
+    return await scene.bus.call(
+        COMMIT_MOVE,
+        CommitMove(
+            session=row.id,
+            move=row.move,
+            target=row.target,
+            next_chunk=report.next_chunk,
+            digest=report.digest,
+        ),
+    )
+
+
+async def abandon(scene: Scene, row: SessionRecord) -> SessionRecord:
+    assert row.move is not None
+    return await scene.bus.call(ABANDON_MOVE, AbandonMove(session=row.id, move=row.move, reason="test"))
+
+
+async def moved(scene: Scene, session: str, target: str) -> MoveReport:
+    row = await begin(scene, session, target)
+    report = await reported(scene, row, MoveStage.VERIFIED)
+    await commit(scene, row, report)
+    return report
+
+
+async def empty(scene: Scene, worker: str) -> None:
+    def nothing() -> bool:
+        return scene.metric(worker, SLAB_BYTES) == scene.metric(worker, HOST_BYTES) == 0
+
+    await scene.until(nothing, f"{worker} holds nothing")
+
+
+def video(chunks: list[Chunk]) -> list[bytes]:
+    return [chunk.data for chunk in chunks]
+
+
+async def unmoved(scene: Scene, worker: str, seed: int, count: int) -> list[bytes]:
+    """The session of this seed where nothing happens to it."""
+    return video(await scene.chunks(await scene.started(worker, seed=seed), count))
+
+
+@pytest.mark.parametrize("backends", BACKENDS, ids=lambda names: names[0])
+async def test_a_moved_session_goes_on_bit_for_bit_and_the_source_lets_go(
+    scene: Scene, backends: tuple[str, ...]
+) -> None:
+    chosen = {"TURBOSERVE_TRANSFER_BACKENDS": f'["{backends[0]}"]'}
+    source, target = [await scene.worker(**chosen) for _ in range(2)]
+    wanted = await unmoved(scene, target, seed=3, count=14)
+    session = await scene.started(source, seed=3)
+    await scene.chunks(session, 5)
+    report = await moved(scene, session, target)
+    assert report.digest is not None
+    assert report.bytes_moved > 0
+    chunks = await scene.chunks(session, 14)
+    assert video(chunks) == wanted
+    makers = [chunk.header.worker for chunk in chunks]
+    assert makers == [source] * report.next_chunk + [target] * (14 - report.next_chunk)
+    assert [chunk.header.epoch for chunk in chunks] == [1 + (maker == target) for maker in makers]
+    assert (await scene.record(session)).state_digest == report.digest
+    await empty(scene, source)
+    # And back again, over links that are warm.
+    again = await moved(scene, session, source)
+    assert (await scene.chunks(session, again.next_chunk + 2))[-1].header.worker == source
+
+
+async def test_an_abandoned_move_leaves_the_session_where_it_is(scene: Scene) -> None:
+    source, target = await scene.worker(), await scene.worker()
+    wanted = await unmoved(scene, source, seed=4, count=12)
+    session = await scene.started(source, seed=4)
+    await scene.chunks(session, 3)
+    row = await begin(scene, session, target)
+    await reported(scene, row, MoveStage.VERIFIED)
+    # It stands still for the end of the copy, and goes on by itself once the row says so.
+    await abandon(scene, row)
+    chunks = await scene.chunks(session, 12)
+    assert video(chunks) == wanted
+    assert {chunk.header.worker for chunk in chunks} == {source}
+    await empty(scene, target)
+
+
+async def test_a_move_that_is_abandoned_at_once_frees_both_sides(scene: Scene) -> None:
+    source, target = await scene.worker(), await scene.worker()
+    session = await scene.started(source)
+    for _ in range(4):
+        await scene.chunks(session, 2)
+        await abandon(scene, await begin(scene, session, target))
+    await empty(scene, target)
+    await scene.chunks(session, 8)
+
+
+async def test_a_prompt_during_a_move_is_applied_by_whoever_runs_the_session_next(scene: Scene) -> None:
+    source, target = await scene.worker(), await scene.worker()
+    session = await scene.started(source)
+    await scene.chunks(session, 3)
+    row = await begin(scene, session, target)
+    report = await reported(scene, row, MoveStage.VERIFIED)
+    prompt = SubmitPrompt(session=session, event_id=new_id("evt"), prompt="a blue square")
+    receipt = await scene.bus.call(SUBMIT_PROMPT, prompt)
+    await commit(scene, row, report)
+    chunks = await scene.chunks(session, report.next_chunk + 3)
+    assert chunks[report.next_chunk - 1].header.control_seq < receipt.control_seq
+    assert chunks[-1].header.control_seq == receipt.control_seq
+    assert chunks[-1].header.worker == target
+
+
+async def test_a_pause_during_a_move_suspends_the_session_at_its_source(scene: Scene) -> None:
+    source, target = await scene.worker(), await scene.worker()
+    session = await scene.started(source)
+    await scene.chunks(session, 3)
+    row = await begin(scene, session, target)
+    report = await reported(scene, row, MoveStage.VERIFIED)
+    await scene.bus.call(PAUSE_SESSION, SessionRef(session=session))
+    with pytest.raises(TurboServeError):
+        await commit(scene, row, report)
+    await scene.until(lambda: scene.metric(source, HOST_BYTES) > 0, "its state is on the host")
+    await empty(scene, target)
+
+
+async def test_a_suspended_session_moves_from_host_to_host(scene: Scene) -> None:
+    source, target = await scene.worker(), await scene.worker()
+    wanted = await unmoved(scene, source, seed=5, count=12)
+    session = await scene.started(source, seed=5)
+    await scene.chunks(session, 4)
+    await scene.bus.call(PAUSE_SESSION, SessionRef(session=session))
+    await scene.until(lambda: scene.metric(source, HOST_BYTES) > 0, "its state is on the host")
+    row = await begin(scene, session, target)
+    assert row.phase is Phase.SUSPENDED
+    await commit(scene, row, await reported(scene, row, MoveStage.VERIFIED))
+    await empty(scene, source)
+    assert scene.metric(target, HOST_BYTES) > 0
+    await scene.bus.call(RESUME_SESSION, SessionRef(session=session))
+    await scene.place(session, target, "resume")
+    chunks = await scene.chunks(session, 12)
+    assert video(chunks) == wanted
+    assert chunks[-1].header.worker == target
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_source_that_dies_is_reported_and_what_was_copied_goes(
+    scene: Scene, number: signal.Signals
+) -> None:
+    limits = {"TURBOSERVE_TRANSFER_DEADLINE_S": "6"}
+    source, target = await scene.worker(), await scene.worker(**limits)
+    session = await scene.started(source)
+    await scene.chunks(session, 3)
+    scene.signal(source, number)
+    started = time.monotonic()
+    row = await begin(scene, session, target)
+    report = await reported(scene, row, MoveStage.FAILED)
+    assert report.reason is not None
+    assert report.reason.startswith(("peer_lost", "deadline_passed"))
+    assert time.monotonic() - started < 30
+    assert scene.metric(target, BROKEN) >= 1
+    await abandon(scene, row)
+    await empty(scene, target)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_target_that_dies_costs_the_source_nothing(scene: Scene, number: signal.Signals) -> None:
+    source, target = await scene.worker(), await scene.worker()
+    wanted = await unmoved(scene, source, seed=6, count=14)
+    session = await scene.started(source, seed=6)
+    await scene.chunks(session, 3)
+    row = await begin(scene, session, target)
+    await asyncio.sleep(0.05)
+    scene.signal(target, number)
+    await abandon(scene, row)
+    chunks = await scene.chunks(session, 14)
+    assert video(chunks) == wanted
+    assert {chunk.header.worker for chunk in chunks} == {source}
+
+
+async def test_a_session_that_may_be_the_targets_already_stands_still_until_its_row_is_read(
+    scene: Scene,
+) -> None:
+    source, target = await scene.worker(), await scene.worker()
+    session = await scene.started(source)
+    await scene.chunks(session, 3)
+    row = await begin(scene, session, target)
+    report = await reported(scene, row, MoveStage.VERIFIED)
+    scene.signal(target, signal.SIGKILL)
+    for _ in range(10):
+        await play_on(scene, session)
+        await asyncio.sleep(0.2)
+    assert (await scene.record(session)).next_chunk == report.next_chunk
+    await abandon(scene, row)
+    await scene.chunks(session, report.next_chunk + 3)
+
+
+async def test_a_target_without_a_free_slot_says_so(scene: Scene) -> None:
+    source, target = await scene.worker(), await scene.worker(TURBOSERVE_MODEL="toyworld")
+    session = await scene.started(source)
+    await scene.chunks(session, 2)
+    row = await begin(scene, session, target)
+    full = [await scene.started(target) for _ in range(1)]
+    assert await reported(scene, row, MoveStage.VERIFIED)
+    # The slot that is kept for the move is not given to anyone else.
+    extra = await scene.create()
+    with pytest.raises(TurboServeError):
+        await scene.place(extra, target)
+    await abandon(scene, row)
+    await scene.place(extra, target)
+    assert await scene.chunks(extra, 1)
+    assert full
