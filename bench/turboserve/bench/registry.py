@@ -40,6 +40,11 @@ BENCHES: dict[str, Bench] = {
     bench.name: bench
     for bench in (
         Bench(
+            "autoscale",
+            "turboserve.bench.autoscale.command",
+            "The autoscaler over traces on a virtual clock: cost and lateness against oracles and others.",
+        ),
+        Bench(
             "batching",
             "turboserve.bench.batching.command",
             "The gather policies on a virtual clock: chunk latency and stalls by load.",

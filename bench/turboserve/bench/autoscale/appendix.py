@@ -17,8 +17,10 @@ SEGMENT_S = 60
 BURST_S = 2
 """A burst spread over so long has about the volatility of Table 5 (0.88 at 7 arrivals, 5.4 at 43; given are
 0.86 and 6.38) in the detector's window of 30 epochs of 1 s."""
-WINDOWS = ((960, 38), (515, 18), (230, 8), (704, 28), (1537, 58), (2173, 77), (373, 13), (1707, 68), (669, 23),
-           (1595, 73))  # fmt: skip
+WINDOWS = (
+    (960, 38), (515, 18), (230, 8), (704, 28), (1537, 58),
+    (2173, 77), (373, 13), (1707, 68), (669, 23), (1595, 73),
+)  # fmt: skip
 """Table 7: sum over 30 samples of a second (mean × 30), and maximum."""
 WINDOW_S = 30
 FIRST_ACTIVE = 20
@@ -27,7 +29,7 @@ FIRST_ACTIVE = 20
 
 def segment(burst: int, seed: int) -> Trace:
     """One segment of Table 5: `BASE_ACTIVE` sessions, and at a random instant a burst of more."""
-    source = random.Random(f"{burst}/{seed}")
+    source = random.Random(f"segment {seed}")
     at = source.randrange(15, 30)
     counts = [
         BASE_ACTIVE + round(burst * min(max((second + 1 - at) / BURST_S, 0.0), 1.0))

@@ -45,13 +45,6 @@ class Outcome:
         """Workers paid for at a time."""
         return next((size for at, size in reversed(self.sizes) if at <= time), 0)
 
-    def undone_within(self, seconds: float) -> int:
-        """Actions followed within so long by one in the other direction."""
-        pairs = zip(self.actions, self.actions[1:], strict=False)
-        return sum(
-            (b1 - a1) * (b0 - a0) < 0 and t1 - t0 < seconds for (t0, a0, b0), (t1, a1, b1) in pairs
-        )
-
     def figures(self) -> dict[str, Any]:
         """For JSON."""
         return {

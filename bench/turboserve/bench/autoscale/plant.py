@@ -1,4 +1,4 @@
-"""What is modelled instead of run: workers as latency profiles, with a start-up delay and a cost of moving."""
+"""What is modelled instead of run: workers as latency profiles that start late and move at a cost."""
 
 from __future__ import annotations
 
@@ -32,5 +32,3 @@ class Plant:
     target_s: float = 0.670
     """No chunk later than this."""
     latency_s: Mapping[int, float] = field(default_factory=lambda: linear(5))
-    warm: int | None = None
-    """Workers that serve at time 0; None: as many as the sessions of the first instant need at ρ̂ = 0.8."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from turboserve.autoscaler.control.budget import budget
 from turboserve.autoscaler.control.detector import WorkloadDetector
-from turboserve.autoscaler.control.events import Happening
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.bench.autoscale.outcome import Outcome
 from turboserve.bench.autoscale.plant import Plant
 from turboserve.bench.autoscale.simulation import Simulation
 from turboserve.bench.autoscale.sizers import Controlled, flat_table
-from turboserve.bench.autoscale.trace import Step, Trace, changes
+from turboserve.bench.autoscale.trace import Trace, changes, since
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
 from turboserve.contracts.errors import InvalidInputError
 
@@ -56,47 +55,20 @@ def cut(trace: Trace, length_s: float, lead_in_s: float, policy: ControlPolicy) 
     found = []
     for piece in range(pieces):
         begins_s, ends_s = piece * length_s, min((piece + 1) * length_s, trace.ends_s)
-        since = max(begins_s - lead_in_s, 0.0)
-        part = Trace(f"{trace.name}[{piece}]", tuple(_between(trace.steps, since, ends_s)), ends_s - since)
-        found.append(Segment(part, volatility(part, policy, begins_s - since), begins_s - since))
+        cut_s = max(begins_s - lead_in_s, 0.0)
+        part = Trace(f"{trace.name}[{piece}]", tuple(since(trace.steps, cut_s, ends_s)), ends_s - cut_s)
+        found.append(Segment(part, volatility(part, policy, begins_s - cut_s), begins_s - cut_s))
     return found
 
 
-def _between(steps: Iterable[Step], since: float, until: float) -> Iterable[Step]:
-    """Steps of that time, from 0 on; whoever is active at its beginning arrives at 0."""
-    known: dict[str, Happening] = {}
-    begun = False
-    for step in [*steps, Step(math.inf, "", Happening.DEPARTURE)]:
-        if step.at > since and not begun:
-            begun = True
-            for session, last in known.items():
-                if last in (Happening.ARRIVAL, Happening.ACTIVATION):
-                    yield Step(0.0, session, Happening.ARRIVAL)
-        if step.at >= until:
-            return
-        if step.at > since:
-            # Who was idle before arrives now: the piece has not seen it.
-            unseen = known.get(step.session) is Happening.IDLING
-            if unseen and step.kind is Happening.ACTIVATION:
-                yield Step(step.at - since, step.session, Happening.ARRIVAL)
-            elif not unseen:
-                yield replace(step, at=step.at - since)
-            if unseen and step.kind is Happening.ACTIVATION:
-                del known[step.session]
-        elif step.kind is Happening.DEPARTURE:
-            known.pop(step.session, None)
-        else:
-            known[step.session] = step.kind
-
-
-def volatility(trace: Trace, policy: ControlPolicy, since: float = 0.0) -> float:
-    """The highest volatility from `since` on. Who is there at 0 came before."""
+def volatility(trace: Trace, policy: ControlPolicy, begins_s: float = 0.0) -> float:
+    """The highest volatility from `begins_s` on. Who is there at 0 came before."""
     detector = WorkloadDetector(policy.epoch_s, policy.window)
     highest = 0.0
     for step, _ in changes(trace.steps):
         if step.at > 0:
             detector.add(step.kind, 1, step.at)
-            if step.at >= since:
+            if step.at >= begins_s:
                 highest = max(highest, detector.volatility)
     return highest
 

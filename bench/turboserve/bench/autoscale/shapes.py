@@ -43,9 +43,7 @@ def ramp(start: int, top: int, total: int, seconds: int) -> list[int]:
     best: list[int] = []
     for tenths in range(1, 10 * seconds + 1):
         length = tenths / 10
-        counts = [
-            round(start + (top - start) * min((second + 1) / length, 1.0)) for second in range(seconds)
-        ]
+        counts = [round(start + (top - start) * min((second + 1) / length, 1.0)) for second in range(seconds)]
         if not best or abs(sum(counts) - total) < abs(sum(best) - total):
             best = counts
     return _mend(best, top, total)

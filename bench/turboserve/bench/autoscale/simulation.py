@@ -1,7 +1,7 @@
 """One run on a virtual clock: a trace, a plant, someone who decides the pool's size.
 
-Placement and rebalancing are the scheduler's own (`Cluster`, `MinMax`, `MinMaxRebalancer`), called as its core
-calls them: after every event. That a whole scheduler core decides the same is shown by `agreement`.
+Placement and rebalancing are the scheduler's own (`Cluster`, `MinMax`, `MinMaxRebalancer`), called as its
+core calls them: after every event. That a whole scheduler core decides the same is shown by `agreement`.
 """
 
 from __future__ import annotations

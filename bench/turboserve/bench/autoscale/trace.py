@@ -82,6 +82,33 @@ def changes(steps: Iterable[Step]) -> Iterator[tuple[Step, int]]:
             active.discard(step.session)
 
 
+def since(steps: Iterable[Step], begins_s: float, ends_s: float) -> list[Step]:
+    """What happens after `begins_s`, which becomes 0, and before `ends_s`.
+
+    Who is active at its beginning arrives at 0, who is idle then when it returns.
+    """
+    active: dict[str, None] = {}
+    idle: set[str] = set()
+    after: list[Step] = []
+    for step in steps:
+        if step.at >= ends_s:
+            break
+        if step.at <= begins_s:
+            active.pop(step.session, None)
+            idle.discard(step.session)
+            if step.kind is Happening.IDLING:
+                idle.add(step.session)
+            elif step.kind is not Happening.DEPARTURE:
+                active[step.session] = None
+        elif step.session not in idle:
+            after.append(Step(step.at - begins_s, step.session, step.kind))
+        else:
+            idle.discard(step.session)
+            if step.kind is Happening.ACTIVATION:
+                after.append(Step(step.at - begins_s, step.session, Happening.ARRIVAL))
+    return [Step(0.0, session, Happening.ARRIVAL) for session in active] + after
+
+
 def checked(name: str, steps: Iterable[Step], ends_s: float, where: str = "trace") -> Trace:
     """A trace of `steps`.
 

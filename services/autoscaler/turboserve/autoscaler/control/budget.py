@@ -36,18 +36,18 @@ def budget(
         return 0
     base = math.ceil(required / (capacity * row.target_utilization) - EPSILON)
     weight = row.latency_weight / max(latency(1), EPSILON)
-    worst = latency(_fullest(required, base))
+    worst = latency(fullest(required, base))
     # No number of workers brings the latency below a lone chunk's.
     farthest = base + math.floor(weight * max(worst - latency(1), 0.0))
     if most is not None:
         farthest = min(farthest, max(most, base))
     return min(
         range(base, farthest + 1),
-        key=lambda size: (size + weight * latency(_fullest(required, size)), size),
+        key=lambda size: (size + weight * latency(fullest(required, size)), size),
     )
 
 
-def _fullest(required: float, workers: int) -> int:
+def fullest(required: float, workers: int) -> int:
     """Sessions on the fullest worker when they are spread evenly."""
     return math.ceil(required / workers - EPSILON)
 
@@ -58,5 +58,5 @@ def would_hold(required: int, capacity: int, workers: int, limit: float) -> bool
         return True
     if workers == 0:
         return False
-    fullest = _fullest(required, workers)
-    return fullest <= capacity and fullest / capacity <= limit + EPSILON
+    load = fullest(required, workers)
+    return load <= capacity and load / capacity <= limit + EPSILON

@@ -20,7 +20,14 @@ from __future__ import annotations
 
 from collections import deque
 
-from turboserve.autoscaler.control.budget import EPSILON, LatencyOf, budget, compute_bound, would_hold
+from turboserve.autoscaler.control.budget import (
+    EPSILON,
+    LatencyOf,
+    budget,
+    compute_bound,
+    fullest,
+    would_hold,
+)
 from turboserve.autoscaler.control.detector import ACTIVE, WorkloadDetector
 from turboserve.autoscaler.control.events import (
     Action,
@@ -226,13 +233,18 @@ class Controller:
             return Action.HOLD, size, "settling", f"not heard for {policy.in_window_s:g} s without a gap yet"
         if self._rests(policy.in_cooldown_s, now):
             return Action.HOLD, size, "cooling", "the last action is too recent"
-        upper = min(row.target_utilization + policy.hysteresis, 1.0)
+        # What the formula itself asks for is not undone, however coarse K makes the load.
+        upper = max(row.target_utilization + policy.hysteresis, self._even_load(feedback))
         for rest in range(lowest, size):
             if would_hold(feedback.required, self.capacity, min(feedback.workers, rest), upper):
                 reason = f"load {mean:.2f} is below {row.target_utilization:g} − {policy.hysteresis:g}: "
                 reason += f"{rest} workers hold {feedback.required} sessions at level {row.level}"
                 return Action.IN, rest, "in", reason
         return Action.HOLD, size, "packed", f"fewer workers would not hold {feedback.required} sessions"
+
+    def _even_load(self, feedback: LoadFeedback) -> float:
+        """Load of the fullest of ⌈N_req / (K ρ̂)⌉ workers, evenly filled."""
+        return fullest(feedback.required, max(self._budget(), 1)) / self.capacity
 
     def _floor(self, now: float) -> int:
         policy = self.policy
