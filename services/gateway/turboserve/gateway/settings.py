@@ -30,8 +30,8 @@ class Settings(Shared):
     api_keys: Annotated[SecretStr, NoDecode] = SecretStr("")
     """`key=tenant,key=tenant` or a JSON object; none: everyone is the tenant `default`."""
     operators: Annotated[tuple[str, ...], NoDecode] = ()
-    """Tenants that may give orders about the pool, separated by commas; none: nobody where there are keys,
-    everybody where there are none."""
+    """Tenants that may give orders about the pool and move anybody's sessions, separated by commas; none:
+    nobody where there are keys, everybody where there are none."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Other origins whose pages may call the API, separated by commas; `*`: any."""
     body_limit_bytes: int = Field(default=64 * 1024, ge=1024)
@@ -55,7 +55,7 @@ class Settings(Shared):
         return value
 
     def may_order(self, tenant: str) -> bool:
-        """Whether `tenant` may give orders about the pool."""
+        """Whether `tenant` may give orders about the pool, and move the sessions of all."""
         return tenant in self.operators if self.operators else not tenants_by_key(self.api_keys)
 
     @field_validator("api_keys")
