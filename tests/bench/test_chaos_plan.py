@@ -6,7 +6,15 @@ from collections import Counter
 
 import pytest
 
-from turboserve.bench.chaos.invariants import INVARIANTS, Logged, Owned, Violations, check_capacity, check_log
+from turboserve.bench.chaos.invariants import (
+    INVARIANTS,
+    Logged,
+    Owned,
+    Violations,
+    check_capacity,
+    check_log,
+    takeovers,
+)
 from turboserve.bench.chaos.plan import SERVERS, SERVICES, WORKER, Act, Blow, plan
 
 MANY = [plan(seed, 300.0, sessions=3, schedulers=2, gap_s=6.0) for seed in range(60)]
@@ -77,3 +85,22 @@ def test_reservations_count_against_capacity() -> None:
     assert found.counts["capacity"] == 0
     check_capacity([{**full, "incoming": 2}], found)
     assert found.counts["capacity"] == 1
+
+
+def test_a_takeover_counts_from_the_new_owner_to_its_first_chunk_after_a_death() -> None:
+    log = [
+        Owned(1, 1, "a", at=0.0),
+        Logged(2, 0, 1, "a", "x", at=1.0),
+        # Moved: the log was not silent.
+        Owned(3, 2, "b", at=1.5),
+        Logged(4, 1, 2, "b", "y", at=2.0),
+        # Resumed where it was.
+        Owned(5, 3, "b", at=20.0),
+        Logged(6, 2, 3, "b", "z", at=21.0),
+        # Its worker died.
+        Owned(7, 4, "c", at=33.0),
+        Logged(8, 3, 4, "c", "v", at=34.5),
+        # Ended.
+        Owned(9, 5, None, at=60.0),
+    ]
+    assert takeovers(log, silence_s=8.0) == [1.5]

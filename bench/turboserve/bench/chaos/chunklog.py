@@ -27,15 +27,15 @@ async def read(nats_url: str) -> dict[str, list[Owned | Logged]]:
         while left > 0:
             for message in await subscription.fetch(min(FETCH, left), timeout=ANSWER_S):
                 left -= 1
-                sequence = message.metadata.sequence.stream
+                sequence, at = message.metadata.sequence.stream, message.metadata.timestamp.timestamp()
                 if message.subject.startswith(OWN.of("")):
                     own = Ownership.from_bytes(message.data)
-                    found.setdefault(own.session, []).append(Owned(sequence, own.epoch, own.worker))
+                    found.setdefault(own.session, []).append(Owned(sequence, own.epoch, own.worker, at))
                 elif message.subject.startswith(CHUNK.of("")):
                     header = ChunkHeader.from_headers(message.headers or {})
                     digest = digest_of(message.data[header.init_bytes :])
                     found.setdefault(header.session, []).append(
-                        Logged(sequence, header.index, header.epoch, header.worker, digest)
+                        Logged(sequence, header.index, header.epoch, header.worker, digest, at)
                     )
         return found
     finally:

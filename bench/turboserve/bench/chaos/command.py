@@ -53,7 +53,7 @@ def table(result: Mapping[str, Any]) -> RenderableType:
     for name, count in result["violations"].items():
         held.add_row(name, str(count), INVARIANTS[name])
     figures = Table(show_header=False, box=None, pad_edge=False)
-    for name in ("recovery_s", "worker_recovery_s"):
+    for name in ("recovery_s", "worker_recovery_s", "takeover_s"):
         spread = result[name]
         if spread["max"] is not None:
             figures.add_row(name, f"p50 {spread['p50']:.2f}, max {spread['max']:.2f}")

@@ -23,6 +23,8 @@ class Owned:
     sequence: int
     epoch: int
     worker: str | None
+    at: float = 0.0
+    """When the broker accepted it, its clock, seconds."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Logged:
     worker: str
     digest: str
     """Of the fragment."""
+    at: float = 0.0
 
 
 @dataclass
@@ -72,6 +75,28 @@ def check_log(
         chunks.append(entry)
     if list(seen) != [(chunk.index, chunk.digest) for chunk in chunks[: len(seen)]]:
         found.add("client_sees_prefix", f"{session}: {len(seen)} chunks seen are not the log's first ones")
+
+
+def takeovers(entries: Sequence[Owned | Logged], silence_s: float) -> list[float]:
+    """Seconds from each new owner's entry to its first chunk, where the log had been silent for so long.
+
+    A worker that died has been silent for its time-out; one that hands over a session has not.
+    """
+    found: list[float] = []
+    waiting: Owned | None = None
+    own: Owned | None = None
+    last_at: float | None = None
+    for entry in entries:
+        if isinstance(entry, Owned):
+            other = own is not None and own.worker not in (None, entry.worker)
+            died = other and last_at is not None and entry.at - last_at >= silence_s
+            waiting = entry if died and entry.worker is not None else None
+            own = entry
+        else:
+            if waiting is not None:
+                found.append(entry.at - waiting.at)
+            waiting, last_at = None, entry.at
+    return found
 
 
 def check_capacity(workers: Sequence[Mapping[str, object]], found: Violations) -> None:

@@ -14,7 +14,7 @@ import httpx
 
 from turboserve.bench.chaos import chunklog
 from turboserve.bench.chaos.blows import Blows
-from turboserve.bench.chaos.invariants import Violations, check_capacity, check_log
+from turboserve.bench.chaos.invariants import Violations, check_capacity, check_log, takeovers
 from turboserve.bench.chaos.people import TROUBLE, Person, patiently
 from turboserve.bench.chaos.plan import WORKER, Fault, Plan
 from turboserve.bench.report import percentile
@@ -25,6 +25,8 @@ SETTLE_S = 90.0
 """Once faults stop, every session has to play on within this."""
 SETTLED_CHUNKS = 3
 LOOK_S = 1.0
+SILENCE_S = 8.0
+"""A log that was silent for so long before its owner changed: the old one died (12 s) or stood still."""
 SLOTS = 4
 """Sessions per worker: the others must hold those of one that dies."""
 
@@ -41,6 +43,7 @@ class Run:
     chunks: int = 0
     owners: int = 0
     """Changes of owner in the log."""
+    takeovers: list[float] = field(default_factory=list)
     settle_s: float | None = None
 
     def report(self) -> dict[str, Any]:
@@ -52,6 +55,7 @@ class Run:
             "messages": self.violations.messages,
             "recovery_s": _spread([wait for _, wait in known]),
             "worker_recovery_s": _spread([wait for fault, wait in known if fault.target == WORKER]),
+            "takeover_s": _spread(self.takeovers),
             "settle_s": self.settle_s,
             "chunks_lost": sum(person.viewer.player.lost for person in self.people),
             "chunks_repeated": sum(person.viewer.player.repeated for person in self.people),
@@ -159,6 +163,7 @@ async def _check(run: Run, stack: BackgroundStack) -> None:
     for session, chunks in seen.items():
         entries = log.get(session, [])
         check_log(session, entries, chunks, run.violations)
+        run.takeovers += takeovers(entries, SILENCE_S)
         owners = sum(isinstance(entry, chunklog.Owned) for entry in entries)
         run.chunks += len(entries) - owners
         run.owners += max(owners - 1, 0)
