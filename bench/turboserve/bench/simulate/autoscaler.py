@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from turboserve import subjects
+from turboserve.autoscaler.control.controller import Controller
+from turboserve.autoscaler.control.default import default_table
+from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.autoscaler.control_loop import ControlLoop
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.messages import (
     Command,
@@ -27,14 +33,17 @@ from turboserve.autoscaler.messages import (
     Tick,
     WorkersListed,
 )
-from turboserve.bench.simulate.kernel import Kernel, Program, sleep
+from turboserve.bench.simulate.kernel import Awaited, Kernel, Program, sleep
 from turboserve.bench.simulate.network import Network
+from turboserve.bench.simulate.worker import MODEL
 from turboserve.contracts import requests
 from turboserve.contracts.errors import NotFoundError, TurboServeError, WorkerGoneError
-from turboserve.contracts.pool import LoadFeedback
+from turboserve.contracts.events import SessionEvent
+from turboserve.contracts.pool import LoadFeedback, PoolReport
 from turboserve.contracts.workers import LoadReport
 
 TICK_S = 0.5
+CONTROL_S = 1.0
 GRACE_S = 3.0
 
 
@@ -44,7 +53,7 @@ class Member:
 
     slot: str
     program: Program
-    stop: Callable[[], None]
+    stop: Callable[[], object]
     """Ask it to end."""
 
 
@@ -91,7 +100,7 @@ class Provider:
 
 
 class AutoscalerProcess:
-    """The autoscaler's shell in small: one pool core per life."""
+    """The autoscaler's shell in small: one pool core and one control loop per life."""
 
     def __init__(
         self,
@@ -99,36 +108,84 @@ class AutoscalerProcess:
         network: Network,
         provider: Provider,
         make_core: Callable[[], Pool],
+        policy: ControlPolicy,
         size: int,
     ) -> None:
+        """`size`: workers where none are there yet."""
         self.program, self.network, self.provider = program, network, provider
+        self.policy, self._size = policy, size
         self.core = make_core()
-        self.size = size
+        self.control: ControlLoop | None = None
+        self.heard_at: float | None = None
+        """When the scheduler was last heard in this life."""
         self.on_command: Callable[[Command], None] = lambda _command: None
+        self.on_resize: Callable[[int, str], None] = lambda _size, _reason: None
         self._make_core = make_core
+        self._table = default_table()
 
     def boot(self) -> None:
-        self.core = self._make_core()
-        self.feed(SizeWanted(self.size, "configured"))
-        self.program.every(TICK_S, lambda: self.feed(Tick()))
+        self.core, self.control, self.heard_at = self._make_core(), None, None
+        self.program.spawn(self._begin())
 
-    def resize(self, size: int) -> None:
-        self.size = size
-        self.program.after(0.0, lambda: self.feed(SizeWanted(size, "asked for")))
+    async def _begin(self) -> None:
+        """As many as are there: a restart under load must not shrink the pool. Else as configured."""
+        while True:
+            try:
+                found = len(await self.provider.adopt())
+                break
+            except TurboServeError:
+                await sleep(1.0)
+        size = min(max(found or self._size, self.policy.least), self.policy.most)
+        controller = Controller(self.policy, self._table, size)
+        self.control = ControlLoop(controller, MODEL, self._table, None, self._resize)
+        self.feed(SizeWanted(size, "found or configured"))
+        self.program.every(TICK_S, lambda: self.feed(Tick()))
+        self.program.every(CONTROL_S, self._control_tick)
+        self.program.spawn(self._report_for_ever(self.control))
+
+    def _resize(self, size: int, reason: str) -> None:
+        self.on_resize(size, reason)
+        self.feed(SizeWanted(size, reason))
+
+    def _control_tick(self) -> None:
+        if self.control is not None:
+            self.control.tick(self.core.slots.values(), self.program.kernel.now)
+
+    async def _report_for_ever(self, control: ControlLoop) -> None:
+        while True:
+            report = PoolReport(pool=self.core.name, model=MODEL, maximum=control.maximum)
+            with suppress(TurboServeError):
+                orders = await self._call(subjects.REPORT_POOL.subject, report)
+                control.ordered(orders, self.program.kernel.now)
+            await sleep(CONTROL_S)
 
     def feed(self, event: Event) -> None:
         for command in self.core.handle(event, self.program.kernel.now):
             self.on_command(command)
             self.program.spawn(self._execute(command))
 
+    # Hints
+
     def load(self, report: LoadReport) -> None:
-        self.feed(LoadReported(report))
+        if self.control is not None:
+            self.feed(LoadReported(report))
 
     def feedback(self, feedback: LoadFeedback) -> None:
         """The scheduler's word about the load."""
+        if self.control is not None:
+            self.heard_at = self.program.kernel.now
+            self.control.heard(feedback, self.program.kernel.now)
+
+    def happened(self, event: SessionEvent) -> None:
+        """An event of some session."""
+        if self.control is not None:
+            self.control.happened(event.to_bytes(), self.program.kernel.now)
 
     def exited(self, worker: str, status: str) -> None:
-        self.feed(Exited(worker, status))
+        if self.control is not None:
+            self.feed(Exited(worker, status))
+
+    # Commands
 
     async def _execute(self, command: Command) -> None:
         try:
@@ -159,6 +216,5 @@ class AutoscalerProcess:
                 return WorkersListed(ticket, listed)
         return Done(command.ticket, 1)
 
-    async def _call(self, name: str, request: object) -> tuple:  # type: ignore[type-arg]
-        found: tuple = await self.network.call(self.program, "state-store", name, request)  # type: ignore[type-arg]
-        return found
+    def _call(self, name: str, request: object) -> Awaited[Any]:
+        return self.network.call(self.program, "state-store", name, request)

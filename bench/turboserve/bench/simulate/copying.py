@@ -1,7 +1,7 @@
-"""The data plane in small: a state goes from one worker's engine to another's, step by step, each of which may fail.
+"""The data plane in small: a state goes from one engine to another, step by step, each of which may fail.
 
-`worker.transfer.source` and `target` over a direct connection: it does not pass the broker, so a worker that is
-cut off from the broker can still give its sessions away.
+`worker.transfer.source` and `target` over a direct connection: it does not pass the broker, so a worker that
+is cut off from the broker can still give its sessions away.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from turboserve.bench.simulate.worker import Worker
 
 ATTEMPTS_S = 10.0
-"""For all attempts together; longer than the scheduler waits in this world, so that it is the one to give up."""
+"""For all attempts together; longer than the scheduler waits here, so that it is the one to give up."""
 SILENCE_S = 3.0
 BULK_S = 0.4
 STATE_BYTES = 1_000_000

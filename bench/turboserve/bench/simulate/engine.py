@@ -1,8 +1,8 @@
 """A model of the worker's engine: slabs, host memory, chunk boundaries; states stand for what they contain.
 
-A state is known by its chain: a number that every chunk changes in a way that depends on all chunks before it.
-Two states that make the same next chunk have the same chain, so a copy, a resumption or a move that loses or
-repeats a chunk shows in the chunks that follow.
+A state is known by its chain: a number that every chunk changes in a way that depends on all chunks before.
+Two states that make the same next chunk have the same chain, so a copy, a resumption or a move that loses
+or repeats a chunk shows in the chunks that follow.
 """
 
 from __future__ import annotations

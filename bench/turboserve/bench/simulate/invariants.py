@@ -10,12 +10,12 @@ from turboserve.autoscaler.messages import Drain, Launch, Release
 from turboserve.bench.simulate.engine import Chunk, begin
 from turboserve.bench.simulate.gateway import Viewer
 from turboserve.bench.simulate.log import Entry
+from turboserve.bench.simulate.scheduler import Term
 from turboserve.bench.simulate.worker import TICK_S, Worker
 from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.pool import SlotPhase
-from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase
-from turboserve.bench.simulate.scheduler import Term
 from turboserve.scheduler.messages import BeginMove, Place, Report
 from turboserve.scheduler.messages import Command as SchedulerCommand
 from turboserve.subjects import CHUNK, OWN
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from turboserve.bench.simulate.world import World
 
 INVARIANTS = {
-    "one_executor": "1: every accepted chunk is its owner's, under the epoch current there; no lease is outlived",
+    "one_executor": "1: every accepted chunk is its owner's, under the current epoch; no lease is outlived",
     "epochs_increase": "2: epochs strictly increase, in the rows and in the log",
     "chunks_contiguous": "3: accepted chunks are 0, 1, 2, …, each once, each made from the one before",
-    "verified_before_flip": "4: a session moves only as the log's end has it: its next chunk follows on the last",
-    "converges_after_faults": "5: once faults stop, every session runs, is suspended or has ended, in bounded time",
+    "verified_before_flip": "4: a session moves only in the state that the log's end was made from",
+    "converges_after_faults": "5: once faults stop, every session runs, is suspended or has ended in time",
     "capacity": "6: reserved plus used never exceeds a worker's capacity",
     "memory_returns": "7: device and host memory return to their baseline when sessions end",
     "client_sees_prefix": "8: what a client sees is a prefix of the log",
@@ -52,7 +52,7 @@ class Checker:
         """Workers that the scheduler has taken for dead by time-out."""
         self._moved: dict[str, int] = {}
         """Session → epoch under which it was moved, until a chunk is accepted under it."""
-        self.launches = self.drains = self.moves = 0
+        self.launches = self.drains = self.moves = self.resizes = 0
 
     def fail(self, name: str, message: str) -> None:
         assert name in INVARIANTS, name
@@ -87,10 +87,11 @@ class Checker:
             self.fail("epochs_increase", f"{after.id}: {before.epoch} → {after.epoch}")
         elif (changed or placed) and after.epoch != before.epoch + 1:
             self.fail("epochs_increase", f"{after.id}: another owner under epoch {after.epoch}")
-        if before.move is not None and changed and after.worker == before.target:
-            self._flipped(before, after)
+        decision = self._world.database.decisions.get((after.id, after.version))
+        if after.version > before.version and decision is not None and decision.kind == "moved":
+            self._flipped(after)
 
-    def _flipped(self, before: SessionRecord, after: SessionRecord) -> None:
+    def _flipped(self, after: SessionRecord) -> None:
         """A move was committed: the target must have the state that the log's end was made from."""
         self._moved[after.id] = after.epoch
         self.moves += 1
@@ -198,6 +199,16 @@ class Checker:
             self.drains += 1
             self._shrinks(command.worker)
 
+    def resized(self, size: int, reason: str) -> None:
+        """The controller has decided that the pool shall have `size` workers."""
+        autoscaler, now = self._world.autoscaler, self._world.kernel.now
+        self._world.kernel.note("autoscaler resizes", autoscaler.core.target, size, reason)
+        self.resizes += 1
+        heard_at = autoscaler.heard_at
+        shrinks = size < autoscaler.core.target
+        if shrinks and (heard_at is None or now - heard_at > autoscaler.policy.stale_s):
+            self.fail("stale_metrics_never_shrink", f"to {size}, last heard at {heard_at}: {reason}")
+
     def _released(self, name: str, reason: str) -> None:
         worker, row = self._world.workers.get(name), self._world.database.workers.get(name)
         alive = worker is not None and worker.program.up
@@ -239,11 +250,10 @@ class Checker:
         if record.phase is Phase.MIGRATING or record.move is not None:
             return "it is being moved"
         if record.phase is Phase.REQUESTED or record.phase is Phase.SUSPENDED:
-            wants = record.activity.value == "watching"
-            return "it waits, and there is room" if wants and world.free_slots() > 0 else None
+            return self._waits(record) if record.activity is Activity.WATCHING else None
         worker = world.workers.get(str(record.worker))
         if worker is None or not worker.program.up:
-            return f"its worker {record.worker} is dead"
+            return self._waits(record)
         state = worker.engine.states.get(record.id)
         if state is None or state.on_host or state.halted or not worker.engine.generating:
             return f"{record.worker} does not run it: {state}"
@@ -255,6 +265,15 @@ class Checker:
         if elsewhere:
             return f"{elsewhere} hold it as well"
         return self._unwatched(record)
+
+    def _waits(self, record: SessionRecord) -> str | None:
+        """It needs a worker: only while every slot is taken and the pool may not grow."""
+        autoscaler = self._world.autoscaler
+        if self._world.free_slots() > 0:
+            return f"it waits ({record.worker} had it), and there is room"
+        if autoscaler.core.target < autoscaler.policy.most:
+            return "it waits, and the pool could grow"
+        return None
 
     def _unwatched(self, record: SessionRecord) -> str | None:
         world = self._world

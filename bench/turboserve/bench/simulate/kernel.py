@@ -101,18 +101,18 @@ class Awaited(Generic[T]):
 class Program:
     """One process: what it has under way dies with it, and waits while it is frozen.
 
-    `boot` is called at each start; `fail` with whatever an event raised, which ends the process as it would
-    in production.
+    Whatever an event raises ends the process, as it would in production.
     """
 
-    def __init__(self, kernel: Kernel, name: str, kind: str, boot: Action) -> None:
+    def __init__(self, kernel: Kernel, name: str, kind: str) -> None:
         self.kernel, self.name, self.kind = kernel, name, kind
+        self.boot: Action = lambda: None
+        """What it does at each start."""
         self.up = False
         self.life = 0
         self.frozen_until = 0.0
         self.on_death: Callable[[Program, str], None] = lambda _program, _why: None
         self.on_error: Callable[[Program, Exception], None] = lambda _program, _error: None
-        self._boot = boot
         self._unstarted: set[Task[Any]] = set()
 
     @property
@@ -125,7 +125,7 @@ class Program:
         self.up, self.frozen_until = True, 0.0
         self.life += 1
         self.kernel.note("start", self.name)
-        self._boot()
+        self.boot()
 
     def kill(self, why: str) -> None:
         if not self.up:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -15,6 +15,11 @@ from turboserve.bench.simulate.world import World
 SETTLE_S = 60.0
 """Bound of invariant 5, in a world whose time-outs are half of the shipped ones."""
 STEADY_S = 3.0
+WATCHED_S = 30.0
+"""Of one seed in `WATCH_EVERY`: how long the pool is watched under constant load."""
+WATCH_EVERY = 8
+RESIZES = 3
+"""Changes of the pool's size in that time, at most: what idle sessions let go of, and no more."""
 END_S = 30.0
 LOOK_S = 0.5
 
@@ -30,6 +35,8 @@ class Outcome:
     events: int
     settled_s: float | None
     """Virtual time from the last fault until everything ran again; None: it did not."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """What took place: moves committed, chunks accepted, workers lost, and so on."""
     lines: tuple[str, ...] = ()
 
 
@@ -54,6 +61,8 @@ def play(
         world.users.stop()
         world.calm()
         settled_s = _settle(world)
+        if seed % WATCH_EVERY == 0:
+            _watch(world)
         _end(world)
         checker, kernel = world.checker, world.kernel
         world.close()
@@ -64,6 +73,7 @@ def play(
         kernel.digest,
         kernel.events,
         settled_s,
+        world.counts(),
         tuple(kernel.lines or ()),
     )
 
@@ -83,6 +93,15 @@ def _settle(world: World) -> float | None:
             return since - began
     world.checker.fail("converges_after_faults", f"not within {SETTLE_S:g} s: {trouble}")
     return None
+
+
+def _watch(world: World) -> None:
+    """Nobody comes or goes: the pool comes to rest."""
+    before = world.checker.resizes
+    world.kernel.run(WATCHED_S)
+    resizes = world.checker.resizes - before
+    if resizes > RESIZES:
+        world.checker.fail("bounded_scaling", f"{resizes} changes in {WATCHED_S:g} s of constant load")
 
 
 def _end(world: World) -> None:

@@ -40,7 +40,7 @@ POLL_S = 0.25
 
 
 class Term:
-    """The scheduler at work in one term (`scheduler.shell`): one core, events from the log, commands abreast."""
+    """The scheduler at work in one term, as `scheduler.shell` does it: one core, commands abreast."""
 
     def __init__(self, process: SchedulerProcess, term: int, core: Scheduler) -> None:
         self.term, self.core = term, core

@@ -1,4 +1,4 @@
-"""Breaks things at the rates of a run's climate, and mends what mends itself: servers, cables, stopped processes."""
+"""Breaks things at the rates of a run's climate, and mends servers, cables and processes that stand still."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ class Troubles:
     def __init__(self, world: World) -> None:
         self._world = world
         self._stopped = False
+        self.kills = 0
         world.kernel.crash_chance = self._crashes
         world.kernel.at(BEAT_S, self._beat)
 
     def stop(self) -> None:
-        """Nothing breaks any more, and what mends itself is mended now."""
+        """Nothing breaks any more; servers and cables are mended, what stands still goes on in its time."""
         self._stopped = True
         world = self._world
         world.network.up = True
@@ -34,15 +35,15 @@ class Troubles:
         world.database.in_doubt = 0.0
         if not world.database.up:
             world.database.recover()
-        for program in self._programs():
-            program.frozen_until = min(program.frozen_until, world.kernel.now)
 
     def _programs(self) -> list[Program]:
         return [*self._world.services, *(worker.program for worker in self._world.workers.values())]
 
     def _crashes(self, program: Program) -> bool:
         faults = self._world.network.faults
-        return self._world.kernel.chance(faults.crash_step.get(program.kind, 0.0))
+        crashes = self._world.kernel.chance(faults.crash_step.get(program.kind, 0.0))
+        self.kills += crashes
+        return crashes
 
     def _beat(self) -> None:
         if self._stopped:
@@ -68,6 +69,7 @@ class Troubles:
         if program.kind == "worker" and self._happens(faults.mute):
             world.chunks.muted[program.name] = world.kernel.now + self._for(LONGEST_MUTE_S)
         if self._happens(faults.crash.get(program.kind, 0.0)):
+            self.kills += 1
             program.kill("kill -9")
 
     def _servers(self) -> None:

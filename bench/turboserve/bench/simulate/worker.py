@@ -1,8 +1,9 @@
-"""One worker: the real session table and conductor, around them the shell in small and a model of the engine."""
+"""One worker: the real session table and conductor, the shell in small, a model of the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from turboserve import subjects
@@ -79,10 +80,8 @@ class Worker:
         while self.table.unpublished and self._now < deadline:
             await sleep(0.05)
         load = self.load().model_copy(update={"phase": WorkerPhase.GONE})
-        try:
+        with suppress(TurboServeError):
             await self._call(subjects.RENEW.subject, requests.Renew(load=load), GOODBYE_S)
-        except TurboServeError:
-            pass
         self.program.kill("stopped")
 
     @property
@@ -148,6 +147,8 @@ class Worker:
             self.tell(told.PlayheadMoved(session, playhead_s, viewers > 0))
 
     def tell(self, message: told.Input) -> None:
+        if isinstance(message, told.Renewed | told.NobodyRenews):
+            self.program.kernel.note(self.id, type(message).__name__, f"asked at {message.asked_at:.3f}")
         for command in self.table.tell(message, self._now):
             self._carry_out(command)
 
@@ -275,10 +276,8 @@ class Worker:
         request = requests.FailSession(
             session=command.session, epoch=command.epoch, worker=self.id, reason=command.reason
         )
-        try:
+        with suppress(TurboServeError):
             await self._call(subjects.FAIL_SESSION.subject, request)
-        except TurboServeError:
-            pass
 
 
 def header_of(chunk: Made, epoch: int, worker: str) -> ChunkHeader:

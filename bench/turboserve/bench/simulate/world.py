@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.policy import Policy as PoolPolicy
 from turboserve.bench.simulate.autoscaler import AutoscalerProcess, Member, Provider
+from turboserve.bench.simulate.engine import Chunk
 from turboserve.bench.simulate.faults import CALM, Faults, draw
 from turboserve.bench.simulate.gateway import Gateway
 from turboserve.bench.simulate.invariants import Checker
@@ -21,6 +23,7 @@ from turboserve.bench.simulate.store.process import Store
 from turboserve.bench.simulate.troubles import Troubles
 from turboserve.bench.simulate.users import Users
 from turboserve.bench.simulate.worker import Worker
+from turboserve.contracts.events import WorkerJoined, WorkerLeft
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.contracts.workers import Assignment, LoadReport, WorkerPhase
 from turboserve.scheduler.core import Scheduler
@@ -29,6 +32,7 @@ from turboserve.scheduler.policy import Policy
 from turboserve.subjects import CHUNK, CHUNKS, EVENTS
 
 HEARTBEAT_S = 1.0
+STALE_S = 4.0
 POLICY = Policy(
     worker_timeout_s=6.0,
     lease_s=4.0,
@@ -40,9 +44,16 @@ POLICY = Policy(
     move_rest_s=4.0,
 )
 POOL_POLICY = PoolPolicy(ready_timeout_s=12.0, drain_deadline_s=20.0, stable_s=10.0, backoff_limit_s=4.0)
-WORKERS = (2, 3, 4)
+CONTROL_POLICY = ControlPolicy(
+    most=1, in_cooldown_s=6.0, in_window_s=6.0, out_cooldown_s=2.0, stale_s=STALE_S
+)
+WORKERS = (1, 2, 3)
+"""At least."""
+GROWTH = (0, 1, 2)
+"""Workers more at most."""
 SLOTS = (1, 2, 3)
 START_S = (0.5, 2.0)
+PLACED = ("place", "resume", "recover")
 
 
 @dataclass
@@ -81,7 +92,7 @@ class World:
     def _build(self, size: int) -> None:
         kernel, network = self.kernel, self.network
         self.store = Store(
-            self._program("state-store", "store", lambda: self.store.boot()),
+            self._program("state-store", "store"),
             network,
             self.database,
             self.hot,
@@ -93,14 +104,15 @@ class World:
         self.schedulers = [self._scheduler(name) for name in ("scheduler-a", "scheduler-b")]
         self.provider = Provider(kernel, network, self._start_worker)
         self.autoscaler = AutoscalerProcess(
-            self._program("autoscaler", "autoscaler", lambda: self.autoscaler.boot()),
+            self._program("autoscaler", "autoscaler"),
             network,
             self.provider,
             lambda: Pool("local", lambda: f"wrk_{next(self._numbers)}", POOL_POLICY),
+            replace(CONTROL_POLICY, least=size, most=size + self.kernel.random.choice(GROWTH)),
             size,
         )
         self.gateway = Gateway(
-            self._program("gateway", "gateway", lambda: self.gateway.boot()),
+            self._program("gateway", "gateway"),
             network,
             self.chunks,
             self.events,
@@ -116,13 +128,15 @@ class World:
         self.events.on_append = self._told
         network.on_publish = self._published
         self.autoscaler.on_command = self.checker.pool_says
+        self.autoscaler.on_resize = self.checker.resized
         self.gateway.on_delivered = self.checker.delivered
         self.gateway.on_playhead = self._playhead
-        for program in self.services:
-            program.start()
+        for process in (self.store, *self.schedulers, self.autoscaler, self.gateway):
+            process.program.boot = process.boot
+            process.program.start()
 
-    def _program(self, name: str, kind: str, boot) -> Program:  # type: ignore[no-untyped-def]
-        program = Program(self.kernel, name, kind, boot)
+    def _program(self, name: str, kind: str) -> Program:
+        program = Program(self.kernel, name, kind)
         program.on_error = lambda where, error: self.checker.fail("no_core_fails", f"{where.name}: {error!r}")
         if kind != "worker":
             program.on_death = lambda dead, _why: self.kernel.at(
@@ -131,7 +145,7 @@ class World:
         return program
 
     def _scheduler(self, name: str) -> SchedulerProcess:
-        program = self._program(name, "scheduler", lambda: process.boot())
+        program = self._program(name, "scheduler")
         process = SchedulerProcess(program, self.network, self.events, _core)
         process.on_command = self.checker.scheduler_says
         return process
@@ -140,7 +154,7 @@ class World:
 
     def _start_worker(self, slot: str, name: str) -> Member:
         chance = self.kernel.random
-        program = self._program(name, "worker", lambda: None)
+        program = self._program(name, "worker")
         worker = Worker(
             program,
             self.network,
@@ -162,7 +176,7 @@ class World:
             self.kernel.at(0.1, lambda: program.kill("cannot start"))
         elif chance.random() >= self.network.faults.never_ready:
             program.after(chance.uniform(*START_S), worker.boot)
-        return Member(slot, program, lambda: program.spawn(worker.stop()) and None)
+        return Member(slot, program, lambda: worker.program.spawn(worker.stop()))
 
     def _exited(self, program: Program, why: str) -> None:
         manager = self.autoscaler.program
@@ -214,8 +228,13 @@ class World:
 
     def _told(self, entry: Entry) -> None:
         """An event is in the log: remember who was taken for dead by time-out."""
-        if entry.body.type == "worker.left" and "not heard of" in (entry.body.worker.reason or ""):
-            self.checker.declared.add(entry.body.worker.id)
+        event = entry.body
+        if isinstance(event, WorkerLeft):
+            if "not heard of" in (event.worker.reason or ""):
+                self.checker.declared.add(event.worker.id)
+        elif not isinstance(event, WorkerJoined):
+            manager = self.autoscaler.program
+            self.network.hint(manager, manager, lambda: self.autoscaler.happened(event))
 
     # Looking
 
@@ -240,6 +259,17 @@ class World:
         self.made_when_calm = {
             record.id: len(self.chunks.by_subject.get(CHUNK.of(record.id), ()))
             for record in self.database.rows()
+        }
+
+    def counts(self) -> dict[str, int]:
+        """What took place in this run."""
+        return {
+            "sessions": len(self.database.sessions),
+            "chunks": sum(isinstance(entry.body, Chunk) for entry in self.chunks.entries),
+            "placements": sum(d.kind in PLACED for d in self.database.decisions.values()),
+            "moves": self.checker.moves,
+            "workers": len(self.workers),
+            "kills": self.troubles.kills,
         }
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""The state store in small: its own rules, in transactions on tables in memory, with what follows a commit."""
+"""The state store in small: its own rules, in transactions on tables in memory, and what follows them."""

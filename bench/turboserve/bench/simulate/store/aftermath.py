@@ -7,6 +7,7 @@ The state store's shell in small: `publish/fence.py`, `publish/outbox.py`, `publ
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from turboserve.bench.simulate.engine import Chunk
 from turboserve.bench.simulate.kernel import Awaited, Program, sleep
@@ -89,8 +90,9 @@ class Aftermath:
         settling.then(patience.settle)
         self.program.after(PATIENCE_S, patience.settle)
         settled = await patience
-        same = settled is not None and settled.epoch == record.epoch
-        return self.playheads.heard(settled if same else record)
+        if settled is not None and settled.epoch == record.epoch:
+            return self.playheads.heard(settled)
+        return self.playheads.heard(record)
 
     async def _settle_quietly(
         self, session: str, known: Row | None, *named: str | None
@@ -120,7 +122,7 @@ class Aftermath:
                 continue
             self.tell(record.model_copy(update={"own_revision": revision}), *named)
             await sleep(0.001)
-            stored = database.transaction(lambda: self._store(session, record.epoch, revision))
+            stored = database.transaction(partial(self._store, session, record.epoch, revision))
             if stored is not None:
                 return stored
         return None
@@ -204,10 +206,14 @@ class Aftermath:
                 break
             done.append(number)
         if done:
-            database.transaction(lambda: [database.outbox.remove(number) for number in done], durable=False)
+            database.transaction(lambda: self._remove(done), durable=False)
         if trouble is not None:
             raise trouble
         return len(pending) == BATCH
+
+    def _remove(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self.database.outbox.remove(number)
 
     def _stands(self, last: Entry, subject: str, event_id: str) -> bool:
         """Each subject is published in order: whatever is before the last one is there."""
@@ -231,8 +237,7 @@ class Aftermath:
                 batch = [e for e in self.chunks.entries[position:] if isinstance(e.body, Chunk)]
                 await sleep(0.001)
                 if batch:
-                    before = position
-                    told = database.transaction(lambda: self._count(batch, before), durable=False)
+                    told = database.transaction(partial(self._count, batch, position), durable=False)
                     position = batch[-1].sequence
                     if told:
                         self.wake()
@@ -242,7 +247,9 @@ class Aftermath:
 
     def _count(self, entries: list[Entry], position: int) -> int:
         database = self.database
-        assert (database.cursors.get(CURSOR) or 0) == position
+        if (database.cursors.get(CURSOR) or 0) != position:
+            # A crash of the database has taken counts back: they are counted again.
+            raise UnavailableError("overtaken")
         database.cursors.put(CURSOR, entries[-1].sequence)
         told = 0
         for entry in entries:

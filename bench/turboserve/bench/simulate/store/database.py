@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from turboserve.bench.simulate.kernel import Kernel
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.events import Event
+from turboserve.contracts.leading import LeaderRecord
 from turboserve.contracts.requests import CreateSession
 from turboserve.contracts.sessions import Decision, PromptReceipt, SessionRecord
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
@@ -82,7 +83,9 @@ class Database:
         self.outbox: Table[tuple[Event, str]] = Table(self)
         """By number: the event and its subject."""
         self.cursors: Table[int] = Table(self)
-        self.leaders: Table[Any] = Table(self)
+        self.leaders: Table[LeaderRecord] = Table(self)
+        self.pools: Table[tuple[int, float]] = Table(self)
+        """By name: workers at most, and when it last reported."""
         self._numbers = 0
         self._durable = True
         self._changed: dict[str, SessionRecord | None] = {}

@@ -103,11 +103,15 @@ class Rows:
 
     def room(self, model: str) -> Room:
         after = self.now - self._worker_timeout_s
-        capacity = sum(
-            worker.capacity
-            for worker in self.database.workers.values()
+        there = list(self.database.workers.values())
+        takes = [
+            worker
+            for worker in there
             if worker.phase in (WorkerPhase.STARTING, WorkerPhase.READY) and worker.renewed_at > after
-        )
+        ]
+        largest = max((worker.capacity for worker in there), default=1)
+        maximum = sum(most for most, heard_at in self.database.pools.values() if heard_at > after)
+        capacity = sum(worker.capacity for worker in takes) + max(maximum - len(takes), 0) * largest
         demand = sum(
             record.phase.holds_slot
             or record.phase is Phase.REQUESTED

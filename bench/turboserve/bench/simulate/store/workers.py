@@ -137,4 +137,6 @@ class Workers:
 
     async def report_pool(self, report: PoolReport) -> PoolOrders:
         await self._rows.pause()
+        database, seen = self._rows.database, (report.maximum, self._rows.now)
+        database.transaction(lambda: database.pools.put(report.pool, seen), durable=False)
         return PoolOrders(pool=report.pool)

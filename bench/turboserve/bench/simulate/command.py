@@ -1,0 +1,109 @@
+"""`turboserve bench simulate`: many seeds, and what they found; or one seed with its trace."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from turboserve.bench.report import percentile
+from turboserve.bench.simulate.invariants import INVARIANTS
+from turboserve.bench.simulate.play import SETTLE_S, Outcome, play
+
+TWICE_EVERY = 20
+"""Every so many seeds one is played twice: the two traces must be equal."""
+SHOWN = 20
+"""Failing seeds that are listed."""
+
+
+def run(
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds are played, one after the other.")] = 200,
+    first: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Only this one.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Print every line of the run.")] = False,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Virtual seconds under faults.")] = 25.0,
+) -> dict[str, Any]:
+    """The services' real cores on a virtual clock and a bad network, with crashes at every step: the design's
+    invariants are checked after each event."""
+    chosen = range(first, first + seeds) if seed is None else range(seed, seed + 1)
+    began = time.monotonic()
+    outcomes: list[Outcome] = []
+    unequal: list[int] = []
+    for each in chosen:
+        outcome = play(each, seconds=seconds, keep_lines=trace)
+        if each % TWICE_EVERY == 0 and play(each, seconds=seconds).digest != outcome.digest:
+            unequal.append(each)
+        if trace:
+            print("\n".join(outcome.lines))
+        outcomes.append(outcome)
+    return summary(outcomes, unequal, seconds, time.monotonic() - began)
+
+
+def summary(outcomes: list[Outcome], unequal: list[int], seconds: float, wall_s: float) -> dict[str, Any]:
+    """Counts over all seeds. `unequal`: seeds whose second run gave another trace."""
+    violations = Counter(dict.fromkeys(INVARIANTS, 0))
+    for outcome in outcomes:
+        violations.update(outcome.violations)
+    violations["deterministic"] += len(unequal)
+    events = sum(outcome.events for outcome in outcomes)
+    settled = [outcome.settled_s for outcome in outcomes if outcome.settled_s is not None]
+    return {
+        "seeds": len(outcomes),
+        "violations": dict(violations),
+        "failing": _failing(outcomes, unequal, seconds),
+        "failing_seeds": len({o.seed for o in outcomes if o.violations} | set(unequal)),
+        "digest": outcomes[0].digest if len(outcomes) == 1 else None,
+        "played_twice": sum(outcome.seed % TWICE_EVERY == 0 for outcome in outcomes),
+        "events": events,
+        "counts": dict(sum((Counter(outcome.counts) for outcome in outcomes), Counter())),
+        "settle_s": {
+            "p50": percentile(settled, 0.5),
+            "p99": percentile(settled, 0.99),
+            "max": max(settled, default=None),
+            "bound": SETTLE_S,
+        },
+        "seeds_per_s": len(outcomes) / wall_s,
+        "events_per_s": events / wall_s,
+    }
+
+
+def _failing(outcomes: Iterable[Outcome], unequal: list[int], seconds: float) -> list[dict[str, Any]]:
+    found = [
+        {
+            "seed": outcome.seed,
+            "replay": f"turboserve bench simulate --seed {outcome.seed} --seconds {seconds:g} --trace",
+            "violations": outcome.violations | ({"deterministic": 1} if outcome.seed in unequal else {}),
+            "messages": list(outcome.messages),
+        }
+        for outcome in outcomes
+        if outcome.violations or outcome.seed in unequal
+    ]
+    return found[:SHOWN]
+
+
+def table(result: Mapping[str, Any]) -> RenderableType:
+    """Violations by invariant, then how to replay what failed."""
+    shown = Table("invariant", "violations", "what it says", box=box.SIMPLE)
+    for name, count in result["violations"].items():
+        shown.add_row(name, str(count), INVARIANTS[name])
+    settle, counts = result["settle_s"], result["counts"]
+    notes = [
+        f"{result['seeds']} seeds, {result['events']} events, {result['seeds_per_s']:.1f} seeds/s; "
+        + ", ".join(f"{name} {count}" for name, count in counts.items()),
+    ]
+    if settle["max"] is not None:
+        notes.append(
+            f"everything ran again {settle['p50']:.1f} s (median) after the last fault, "
+            f"at most {settle['max']:.1f} s; the bound is {settle['bound']:g} s"
+        )
+    for one in result["failing"]:
+        notes.append(f"seed {one['seed']}: {'; '.join(one['messages'][:2]) or 'two runs differ'}")
+        notes.append(f"  replay: {one['replay']}")
+    return Group(shown, Text("\n".join(notes)))
