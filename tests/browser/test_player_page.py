@@ -141,3 +141,28 @@ async def test_a_prompt_without_words_is_refused_in_plain_words(stack: Backgroun
     await page.goto(stack.url)
     await page.get_by_role("button", name="Start").click()
     await page.get_by_role("alert").filter(has_text="The prompt is empty").wait_for()
+
+
+async def test_an_operator_moves_the_session_and_it_plays_on(stack: BackgroundStack, page: Any) -> None:
+    await page.goto(stack.url)
+    await page.get_by_label("What should the video show?").fill("a red circle moving left")
+    await page.get_by_role("button", name="Start").click()
+    await until(page, SEES, arg="red")
+    before = await page.evaluate("document.body.dataset.worker")
+    assert await page.locator("#r-worker").inner_text() == before
+    await page.get_by_label("Move to").wait_for()
+    places = await page.locator("#mover-to option").all_inner_texts()
+    assert places[0] == "the best worker"
+    assert len(places) == 2
+    assert before not in places[1]
+    await page.get_by_role("button", name="Move", exact=True).click()
+    await page.get_by_text("Moving to another worker").wait_for()
+    await page.get_by_text("Moved to another worker").wait_for()
+    await until(page, "(before) => document.body.dataset.worker !== before", arg=before)
+    now = await page.evaluate("document.body.dataset.worker")
+    assert await page.locator("#r-worker").inner_text() == now
+    assert now in places[1]
+    await plays_on(page, await playhead(page) + 2)
+    await page.get_by_role("button", name="End session").click()
+    await page.locator("#phase", has_text="terminated").wait_for()
+    assert not await page.locator("#mover").is_visible()
