@@ -14,7 +14,7 @@ import httpx
 
 from turboserve.bench.chaos import chunklog
 from turboserve.bench.chaos.blows import Blows
-from turboserve.bench.chaos.invariants import Violations, check_capacity, check_log, takeovers
+from turboserve.bench.chaos.invariants import Owned, Violations, check_capacity, check_log, takeovers
 from turboserve.bench.chaos.people import TROUBLE, Person, patiently
 from turboserve.bench.chaos.plan import WORKER, Fault, Plan
 from turboserve.bench.report import percentile
@@ -164,7 +164,7 @@ async def _check(run: Run, stack: BackgroundStack) -> None:
         entries = log.get(session, [])
         check_log(session, entries, chunks, run.violations)
         run.takeovers += takeovers(entries, SILENCE_S)
-        owners = sum(isinstance(entry, chunklog.Owned) for entry in entries)
+        owners = sum(isinstance(entry, Owned) for entry in entries)
         run.chunks += len(entries) - owners
         run.owners += max(owners - 1, 0)
 
