@@ -94,7 +94,7 @@ class Person:
 
         await patiently(once)
         self.paused = False
-        if self.pauses:
+        if self.pauses and self.pauses[-1][1] == float("inf"):
             self.pauses[-1] = (self.pauses[-1][0], time.monotonic())
 
     async def watch(self) -> None:
