@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
-from turboserve.contracts.pool import SlotPhase
+from turboserve import subjects
+from turboserve.contracts.cost import GetCost
+from turboserve.contracts.pool import OrderPool, SlotPhase
 
 
 def lives(pid: int | None) -> bool:
@@ -89,7 +92,7 @@ async def test_told_to_it_stops_the_workers_with_itself(autoscaler: Any) -> None
 
 async def test_a_worker_that_never_becomes_ready_is_replaced(autoscaler: Any) -> None:
     autoscaler.mode = "never"
-    autoscaler.variables["TURBOSERVE_POOL_READY_TIMEOUT_S"] = "4"
+    autoscaler.variables["TURBOSERVE_POOL_READY_TIMEOUT_S"] = "12"
     autoscaler.start()
     status = await autoscaler.says(lambda s: any(slot.phase is SlotPhase.LOADING for slot in s.slots))
     pid = status.slots[0].pid
@@ -98,7 +101,7 @@ async def test_a_worker_that_never_becomes_ready_is_replaced(autoscaler: Any) ->
     assert worker.pid != pid
     await gone(pid)
     status = await autoscaler.says(lambda s: s.ready == 1)
-    assert "not ready within 4 s" in [action.reason for action in status.actions]
+    assert "not ready within 12 s" in [action.reason for action in status.actions]
 
 
 async def test_a_worker_that_crashes_at_start_is_tried_again_later_and_later(autoscaler: Any) -> None:
@@ -124,3 +127,35 @@ async def test_a_smaller_pool_drains_what_is_too_much(autoscaler: Any) -> None:
     assert await autoscaler.reason(left.id) == "drained"
     status = await autoscaler.says(lambda s: s.target == 1 and left.id not in [t.worker for t in s.slots])
     assert [a.action for a in status.actions if a.worker == left.id] == ["adopt", "ready", "drain", "release"]
+
+
+async def test_orders_size_and_cost_outlive_kill_9_of_the_autoscaler(autoscaler: Any) -> None:
+    name = autoscaler.variables["TURBOSERVE_POOL_NAME"]
+    autoscaler.variables |= {"TURBOSERVE_POOL_MIN": "1", "TURBOSERVE_POOL_MAX": "3"}
+    began = time.time()
+    autoscaler.start()
+    await autoscaler.ready(1)
+    await autoscaler.says(lambda s: s.orders == 0)
+    order = OrderPool(pool=name, change=("override",), override=2)
+    await autoscaler.bus.call(subjects.ORDER_POOL, order)
+    before = await autoscaler.ready(2)
+    await autoscaler.says(lambda s: s.scaling.mode == "override" and s.start_up_s is not None)
+
+    autoscaler.end(signal.SIGKILL)
+    autoscaler.status = None
+    autoscaler.start()
+    status = await autoscaler.says(lambda s: s.orders == 1 and s.ready == 2)
+    assert (status.scaling.mode, status.scaling.target) == ("override", 2)
+    assert {row.id for row in (await autoscaler.ready(2)).values()} == {row.id for row in before.values()}
+
+    # Given back to the controller, which hears of no load at all: the pool stays as it is, and says why.
+    await autoscaler.bus.call(subjects.ORDER_POOL, OrderPool(pool=name, change=("override",)))
+    status = await autoscaler.says(lambda s: s.orders == 2 and s.scaling.mode == "auto")
+    assert status.scaling.stale
+    assert status.target == 2
+    assert not [action for action in status.actions if action.action == "drain"]
+
+    # Two workers that were there all the time, each paid for once.
+    cost = await autoscaler.bus.call(subjects.GET_COST, GetCost())
+    [pool] = [one for one in cost.pools if one.pool == name]
+    assert 0 < pool.gpu_seconds <= 2 * (time.time() - began)
