@@ -1,4 +1,4 @@
-"""`turboserve profile engine`: measures what every stage of the engine takes, for a worker to begin with."""
+"""`turboserve profile …`: what services begin with: the engine's latencies, the autoscaler's parameters."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 
 from turboserve.cli.say import failure
 
-app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+app = typer.Typer(help="Measure this machine, or replay traces.", no_args_is_help=True)
 
 
 @app.callback()
 def profile() -> None:
-    """Measure this machine."""
+    """Measure this machine, or replay traces."""
 
 
 @app.command()
@@ -35,3 +35,44 @@ def engine(
     for stage, seconds in found.stages.items():
         times = ", ".join(f"{size}: {1000 * value:.3g} ms" for size, value in seconds.items())
         typer.echo(f"{stage}: {times}")
+
+
+@app.command()
+def autoscaler(
+    out: Annotated[Path, typer.Option(help="The table to write, as JSON.")],
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(help="CSV with time_s,session,event; again for more. None: the family of Appendix A."),
+    ] = None,
+    levels: Annotated[int, typer.Option(min=1, max=64, help="Levels of volatility.")] = 5,
+    segment: Annotated[float, typer.Option(min=1, help="Seconds of a segment.")] = 60.0,
+    capacity: Annotated[int, typer.Option(min=1, max=64, help="Sessions on one worker.")] = 5,
+    most: Annotated[int, typer.Option(min=1, help="Workers at most.")] = 16,
+    start_up: Annotated[float, typer.Option(min=0, help="Seconds until a new worker serves.")] = 10.0,
+    lone_chunk: Annotated[
+        float, typer.Option(min=0.001, help="Seconds of a chunk made alone: L(1).")
+    ] = 0.1336,
+    latency_target: Annotated[float, typer.Option(min=0.001, help="Seconds of a chunk, at most.")] = 0.67,
+) -> None:
+    """Find the autoscaler's parameters for every level of volatility: traces are cut into segments, and each
+    level's segments replayed through the real placement and control cores over a grid of parameters."""
+    from turboserve.bench.autoscale.tables import profile_traces
+    from turboserve.contracts.errors import TurboServeError
+
+    try:
+        table = profile_traces(
+            trace or [], levels, segment, capacity, most, start_up, lone_chunk, latency_target, typer.echo
+        )
+        out.write_bytes(table.to_bytes() + b"\n")
+    except TurboServeError as error:
+        limit = f" (limit {error.limit})" if error.limit else ""
+        raise failure(f"{error.field}: {error.detail}{limit}") from None
+    except OSError as error:
+        raise failure(f"--out: {out} could not be written: {error}") from None
+    for row in table.levels:
+        passed = "" if row.pass_rate is None else f", {row.pass_rate:.0%} of {row.segments} segments pass"
+        upper = "∞" if row.volatility_to is None else f"{row.volatility_to:.2f}"
+        typer.echo(
+            f"level {row.level}, volatility {row.volatility_from:.2f} to {upper}: "
+            f"ρ̂ {row.target_utilization:g}, λ {row.latency_weight:g}{passed}"
+        )

@@ -112,7 +112,9 @@ class Fleet:
         if not self._waiting:
             return
         sessions = self.cluster.sessions
-        demands = [Demand(name, MODEL, "place", holder=sessions[name].worker) for name in self._waiting]
+        # As the scheduler's core: who waited longest, then who was created first.
+        names = sorted(self._waiting, key=lambda name: (self._waiting[name], name))
+        demands = [Demand(name, MODEL, "place", holder=sessions[name].worker) for name in names]
         for choice in self._placement.assign(self.cluster, demands):
             if choice.worker is None:
                 continue

@@ -18,7 +18,7 @@ from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Proven
 from turboserve.contracts.errors import InvalidInputError
 
 RHO_GRID = (0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
-WEIGHT_GRID = (0.2, 1.0, 2.0)
+WEIGHT_GRID = (0.2, 1.0)
 
 
 @dataclass(frozen=True)

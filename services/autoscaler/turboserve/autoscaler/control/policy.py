@@ -17,7 +17,7 @@ class ControlPolicy:
     """K as long as no worker has said how many sessions it takes."""
     hysteresis: float = 0.1
     """δ: half the width of the band around ρ̂ in which nothing is done."""
-    out_cooldown_s: float = 3.0
+    out_cooldown_s: float = 1.0
     """Between any action and the next scale-out. So a scale-in is not undone within it."""
     in_cooldown_s: float = 60.0
     """Between any action and the next scale-in. So a scale-out is not undone within it."""

@@ -1,0 +1,77 @@
+"""From trace files to a table with its provenance: what `turboserve profile autoscaler` does."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.bench.autoscale.appendix import BURSTS, segment
+from turboserve.bench.autoscale.plant import Plant, linear
+from turboserve.bench.autoscale.profiling import Segment, build_table, cut, volatility
+from turboserve.bench.autoscale.trace import read
+from turboserve.contracts.autoscale import ProfileTable, Provenance
+from turboserve.contracts.errors import InvalidInputError
+
+FAMILY_SEEDS = 3
+
+
+def profile_traces(
+    files: Sequence[Path],
+    levels: int,
+    segment_s: float,
+    capacity: int,
+    most: int,
+    start_up_s: float,
+    lone_chunk_s: float,
+    latency_target_s: float,
+    say: Callable[[str], None],
+) -> ProfileTable:
+    """The table for workers of `capacity` sessions with L(n) = n × `lone_chunk_s`, from traces or, without
+    any, from the family of Appendix A. Raises InvalidInputError that names the file's row, or the option."""
+    if capacity * lone_chunk_s > latency_target_s:
+        detail = f"a full worker's chunks take {capacity * lone_chunk_s:g} s: no table can keep the target"
+        raise InvalidInputError(detail, field="latency-target", limit=latency_target_s)
+    plant = Plant(
+        capacity=capacity,
+        most=most,
+        start_up_s=start_up_s,
+        target_s=latency_target_s,
+        latency_s=linear(capacity, lone_chunk_s),
+    )
+    policy = ControlPolicy(most=most, capacity=capacity, horizon_s=start_up_s + 1.0)
+    if files:
+        traces = [read(path) for path in files]
+        segments = [piece for t in traces for piece in cut(t, segment_s, policy.in_window_s, policy)]
+        source = ", ".join(f"{t.name} {t.digest}" for t in traces)
+    else:
+        traces = [segment(burst, seed) for burst in BURSTS for seed in range(FAMILY_SEEDS)]
+        segments = [Segment(t, volatility(t, policy)) for t in traces]
+        source = f"the family of TurboServe's Appendix A: bursts of {BURSTS[0]} to {BURSTS[-1]} sessions"
+    provenance = Provenance(
+        source=source,
+        command=_command(
+            files, levels, segment_s, capacity, most, start_up_s, lone_chunk_s, latency_target_s
+        ),
+        made_at=time.time(),
+        capacity=capacity,
+        latency_target_s=latency_target_s,
+        start_up_s=start_up_s,
+        epoch_s=policy.epoch_s,
+        window=policy.window,
+        segments=len(segments),
+    )
+    return build_table(segments, levels, plant, policy, provenance, progress=say)
+
+
+def _command(
+    files: Sequence[Path], levels: int, segment_s: float, capacity: int, most: int, start_up_s: float,
+    lone_chunk_s: float, latency_target_s: float,
+) -> str:  # fmt: skip
+    """What to type to get the table again; files by name only."""
+    options = [f"--trace {shlex.quote(path.name)}" for path in files]
+    options += [f"--levels {levels}", f"--segment {segment_s:g}", f"--capacity {capacity}", f"--most {most}"]
+    options += [f"--start-up {start_up_s:g}", f"--lone-chunk {lone_chunk_s:g}"]
+    return " ".join(["turboserve profile autoscaler", *options, f"--latency-target {latency_target_s:g}"])
