@@ -64,7 +64,7 @@ class AutoscalerSettings(Settings):
     """The controller only says what it would do; an order over the API comes before it."""
     scale_hysteresis: float = Field(default=0.1, ge=0, lt=1)
     """Half the width of the band around the target utilisation in which the pool stays as it is (δ)."""
-    scale_out_cooldown_s: float = Field(default=3.0, ge=0)
+    scale_out_cooldown_s: float = Field(default=1.0, ge=0)
     """Between any change of the pool's size and the next scale-out."""
     scale_in_cooldown_s: float = Field(default=60.0, ge=0)
     """Between any change of the pool's size and the next scale-in."""
