@@ -21,9 +21,9 @@ class Lease:
 
     renew_s: float = 0.5
     """The leader renews, and the others look, this often."""
-    lease_s: float = 2.5
+    lease_s: float = 4.0
     """A leader that asked for its last good renewal longer ago decides nothing any more."""
-    timeout_s: float = 3.5
+    timeout_s: float = 5.0
     """A leader whose row has not changed for this long may be replaced; more than the lease, by a margin."""
 
     def __post_init__(self) -> None:
