@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from turboserve.bench.placement.oracle import optimum
 from turboserve.scheduler.placement import (
+    PLACEMENTS,
     Assigner,
     Cluster,
     Demand,
-    LeastLoaded,
     Links,
     MinMax,
     MinMaxRebalancer,
@@ -22,7 +22,6 @@ from turboserve.scheduler.placement import (
     Weights,
     WorkerState,
 )
-from turboserve.scheduler.placement.baselines import BASELINES
 
 MODELS = ("big", "toy")
 WORKERS = tuple(f"w{n}" for n in range(6))
@@ -164,9 +163,6 @@ def test_deltas_lead_to_the_same_index_as_building_it_at_once(
         near = {key: ranking.items for key, ranking in one.near.items() if ranking.items}
         assert near == {key: ranking.items for key, ranking in two.near.items() if ranking.items}
     assert MinMaxRebalancer().propose(cluster, 1.0) == MinMaxRebalancer().propose(other, 1.0)
-
-
-PLACEMENTS = {"min-max": MinMax, "least-loaded": LeastLoaded, **BASELINES}
 
 
 @given(changes(), demands(), st.sampled_from(sorted(PLACEMENTS)))

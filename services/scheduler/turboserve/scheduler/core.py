@@ -39,7 +39,8 @@ from turboserve.scheduler.messages import (
 )
 from turboserve.scheduler.moves import Moves
 from turboserve.scheduler.outcomes import settle_declaration, settle_session
-from turboserve.scheduler.placement import Candidate, Links, NeverMoves, Placement, Rebalancer
+from turboserve.scheduler.picture import Picture
+from turboserve.scheduler.placement import Cluster, Links, NeverMoves, Placement, Rebalancer
 from turboserve.scheduler.policy import Policy
 from turboserve.scheduler.questions import Question
 from turboserve.scheduler.view import View
@@ -61,6 +62,7 @@ class Scheduler:
         self.placement = placement
         self.moves = Moves(rebalancer or NeverMoves(), links, self.policy)
         self.view = View()
+        self.picture = Picture(self.view, self.policy.worker_timeout_s, self.policy.target_chunk_s)
         self.listening = liveness.ListeningTime()
         self.decisions = 0
         self.synced = False
@@ -103,7 +105,7 @@ class Scheduler:
             case MoveAsked() if not self.synced:
                 self._send(Reply(event.request, error=asked.NOT_READY))
             case MoveAsked():
-                there = self._candidates(now)
+                there = self._cluster(now).candidates()
                 self._begin(self._operators.ask(event, self.view, self.placement, there, now, self._take))
             case Answered():
                 self._answered(event, now)
@@ -115,11 +117,13 @@ class Scheduler:
             for step in self.moves.drive(self.view, now, self.listening.now, self._take):
                 self._send(step)
             self._decide(now)
-            listened, waiting = self.listening.now, self.waiting > 0
-            for begin in self.moves.propose(self.view, now, listened, waiting, self._take):
+            waiting = self.waiting > 0
+            for begin in self.moves.propose(self.view, lambda: self._cluster(now), now, waiting, self._take):
                 self._begin(begin)
             quiet = not self._commands and isinstance(event, Tick | LoadReported | Watched)
-            self._commands += self._feedback.reports(self.view, self.decisions, now, quiet)
+            self._commands += self._feedback.reports(
+                self.view, self._cluster(now).slots, self.decisions, now, quiet
+            )
         commands, self._commands = self._commands, []
         return commands
 
@@ -247,8 +251,8 @@ class Scheduler:
 
     # Decisions
 
-    def _candidates(self, now: float) -> list[Candidate]:
-        return deciding.candidates(self.view, now, self.listening.now, self.policy.worker_timeout_s)
+    def _cluster(self, now: float) -> Cluster:
+        return self.picture.cluster(now, self.listening.now)
 
     def _decide(self, now: float) -> None:
         ripe = []
@@ -267,7 +271,7 @@ class Scheduler:
         ripe = deciding.in_order(ripe)
         kinds = [self.view.kind(session) or "place" for session in ripe]
         demands = [deciding.demand_of(s, kind, now) for s, kind in zip(ripe, kinds, strict=True)]
-        choices = self.placement.place(self._candidates(now), demands)
+        choices = self.placement.assign(self._cluster(now), demands)
         for session, kind, choice in zip(ripe, kinds, choices, strict=True):
             decision = deciding.decision_of(session, kind, choice, now)
             if choice.worker is not None:

@@ -1,14 +1,12 @@
-"""From the view to a placement's choices: who needs a worker, which workers may be given sessions."""
+"""From a session that needs a worker to the placement's question, and from its answer to a decision."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from turboserve.contracts.sessions import Decision, Phase
-from turboserve.scheduler import liveness
 from turboserve.scheduler.known import SessionView
-from turboserve.scheduler.placement import Candidate, Choice, Demand
-from turboserve.scheduler.view import View
+from turboserve.scheduler.placement import Choice, Demand
 
 
 def demand_of(session: SessionView, kind: str, now: float) -> Demand:
@@ -22,22 +20,6 @@ def demand_of(session: SessionView, kind: str, now: float) -> Demand:
         counted_on=record.worker if record.phase.holds_slot else None,
         excluded=frozenset(excluded),
     )
-
-
-def candidates(view: View, now: float, listened: float, timeout_s: float) -> list[Candidate]:
-    """Workers that may be given sessions, in order of id."""
-    return [
-        Candidate(
-            worker=worker.id,
-            model=worker.model,
-            capacity=worker.capacity,
-            load=worker.load,
-            suspect=liveness.is_suspect(worker, listened, timeout_s),
-            chunk_latency_s=worker.chunk_latency_s,
-        )
-        for worker in sorted(view.workers.values(), key=lambda w: w.id)
-        if worker.ready and worker.full_until <= now
-    ]
 
 
 def in_order(sessions: Sequence[SessionView]) -> list[SessionView]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.scheduler.messages import Report
@@ -17,22 +18,25 @@ class Feedback:
         self._told_at: float | None = None
         self._told: list[LoadFeedback] = []
 
-    def reports(self, view: View, decisions: int, now: float, quiet: bool) -> list[Report]:
+    def reports(
+        self, view: View, slots: Callable[[str], int], decisions: int, now: float, quiet: bool
+    ) -> list[Report]:
         """What to tell now: the load, if it has changed or was not told for `every_s`.
 
-        `quiet`: nothing was decided, so that it need not even be computed before its time.
+        `slots`: K of a worker. `quiet`: nothing was decided, so that it need not even be computed before its
+        time.
         """
         due = self._told_at is None or now >= self._told_at + self._every_s
         if quiet and not due:
             return []
-        load = load_feedback(view, decisions)
+        load = load_feedback(view, slots, decisions)
         if not due and load == self._told:
             return []
         self._told_at, self._told = now, load
         return [Report(one) for one in load]
 
 
-def load_feedback(view: View, decisions: int) -> list[LoadFeedback]:
+def load_feedback(view: View, slots: Callable[[str], int], decisions: int) -> list[LoadFeedback]:
     """One per model that a worker serves or a session wants, in order of name."""
     models = {worker.model for worker in view.workers.values()}
     required: Counter[str] = Counter()
@@ -47,19 +51,22 @@ def load_feedback(view: View, decisions: int) -> list[LoadFeedback]:
             owner = view.workers.get(session.record.worker or "")
             required[session.record.model] += owner is None or name not in owner.used
     return [
-        _of_model(view, model, required[model], waiting[model], decisions)
+        _of_model(view, slots, model, required[model], waiting[model], decisions)
         for model in sorted(models | required.keys())
     ]
 
 
-def _of_model(view: View, model: str, required: int, waiting: int, decisions: int) -> LoadFeedback:
-    ready = [w for w in view.workers.values() if w.model == model and w.ready and w.capacity > 0]
+def _of_model(
+    view: View, slots: Callable[[str], int], model: str, required: int, waiting: int, decisions: int
+) -> LoadFeedback:
+    serving = [w for w in view.workers.values() if w.model == model and w.ready]
+    ready = [(worker.load, k) for worker in serving if (k := slots(worker.id)) > 0]
     return LoadFeedback(
         model=model,
-        rho_max=max((worker.load / worker.capacity for worker in ready), default=0.0),
+        rho_max=max((load / k for load, k in ready), default=0.0),
         required=required,
         waiting=waiting,
-        capacity=sum(worker.capacity for worker in ready),
+        capacity=sum(k for _, k in ready),
         workers=len(ready),
         decisions=decisions,
     )

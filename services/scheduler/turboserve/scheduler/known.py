@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import MoveReport, WorkerPhase
 
 
+class Pictured:
+    """Says so whenever one of the fields in `PICTURED` is set, so that who keeps a picture of it has to look
+    only at what has changed. What is changed in place inside of a field is not noticed."""
+
+    PICTURED: ClassVar[frozenset[str]] = frozenset()
+    changed: Callable[[], None] | None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if name in self.PICTURED and (changed := self.__dict__.get("changed")) is not None:
+            changed()
+
+
 @dataclass
-class WorkerView:
+class WorkerView(Pictured):
     """One worker that is not gone."""
+
+    PICTURED = frozenset(
+        {"capacity", "phase", "heard_at", "draining", "gone", "declaring", "full_until"}
+        | {"host", "gives_state", "chunk_latency_s"}
+    )
 
     id: str
     model: str
@@ -48,6 +68,7 @@ class WorkerView:
     """It is being declared gone."""
     declare_after: float = 0.0
     """It is not declared gone (again) before this time."""
+    changed: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
     @property
     def load(self) -> int:
@@ -61,8 +82,14 @@ class WorkerView:
 
 
 @dataclass
-class SessionView:
+class SessionView(Pictured):
     """One session that has not ended."""
+
+    # `refusals` and `move_failures` change in place, together with `refused_epoch` and `rests_until`.
+    PICTURED = frozenset(
+        {"record", "must_read", "reserved_on", "begun_to", "ticket", "not_before"}
+        | {"rests_until", "refused_epoch"}
+    )
 
     record: SessionRecord
     touched: int
@@ -98,6 +125,7 @@ class SessionView:
     """Worker → how often it refused this session, and until when it is not asked again."""
     noted: str | None = None
     """The reason for waiting that was last noted."""
+    changed: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
     @property
     def id(self) -> str:

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
 from turboserve.contracts.workers import MoveReport, MoveStage
-from turboserve.scheduler import picture
 from turboserve.scheduler.known import SessionView
 from turboserve.scheduler.messages import AbandonMove, BeginMove, CommitMove
-from turboserve.scheduler.placement import Links, Move, MoveKind, Rebalancer
+from turboserve.scheduler.placement import Cluster, Links, Move, MoveKind, Rebalancer
 from turboserve.scheduler.placement.links import kind_between
 from turboserve.scheduler.policy import Policy
 from turboserve.scheduler.view import View
@@ -113,7 +112,7 @@ class Moves:
     # Those to begin
 
     def propose(
-        self, view: View, now: float, listened: float, waiting: bool, take: Take
+        self, view: View, cluster: Callable[[], Cluster], now: float, waiting: bool, take: Take
     ) -> Iterator[BeginMove]:
         """Ask the rebalancer, if it is time, and begin what it proposes as far as that may be under way.
 
@@ -129,8 +128,7 @@ class Moves:
         room = self._policy.moves_at_once - sum(ends.values()) // 2
         if room <= 0:
             return
-        cluster = picture.of(view, now, listened, self._policy.worker_timeout_s)
-        for move in self._rebalancer.propose(cluster, now):
+        for move in self._rebalancer.propose(cluster(), now):
             if move.kind is not MoveKind.DRAIN and (waiting or not self._policy.rebalance):
                 continue
             pair = (move.source, move.target)

@@ -27,6 +27,8 @@ class Policy:
     refused_s: float = 5.0
     """A worker that refused a session is not asked again for this long; twice as long each time."""
     refused_limit_s: float = 60.0
+    target_chunk_s: float | None = None
+    """A worker is given no more sessions than keep its chunk latency within this; None: up to its own K."""
     rebalance: bool = True
     """Whether live sessions move to where they run better; drains and operators move them in any case."""
     rebalance_s: float = 1.0

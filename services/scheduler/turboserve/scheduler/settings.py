@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from turboserve.config import Seconds, Settings
@@ -26,6 +28,13 @@ class SchedulerSettings(Settings):
     leader_timeout_s: Seconds = 5.0
     """After this long without a renewal another scheduler takes over; more than the lease, by a margin."""
 
+    placement: Literal["min-max", "least-loaded", "round-robin", "load-aware", "memory-aware"] = "min-max"
+    """Where sessions go: `min-max`, or one of the baselines, which never move a session for balance."""
+    target_chunk_s: Seconds | None = None
+    """A worker is given no more sessions than keep its chunk latency within this; none: as many as the worker
+    itself says it can serve in real time."""
+    move_weight: float = Field(default=0.1, ge=0)
+    """η: seconds of the worst chunk latency that a second of transfer must save."""
     rebalance: bool = True
     """Live sessions move to where they run better. Without it only drains and operators move them."""
     moves_at_once: int = Field(default=8, ge=1)
@@ -47,7 +56,8 @@ class SchedulerSettings(Settings):
             lease_s=self.lease_s,
             idle_after_s=self.idle_after_s,
             resync_s=self.resync_s,
-            rebalance=self.rebalance,
+            target_chunk_s=self.target_chunk_s,
+            rebalance=self.rebalance and self.placement == "min-max",
             moves_at_once=self.moves_at_once,
             moves_per_worker=self.moves_per_worker,
             move_limit_s=self.move_limit_s,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
@@ -28,6 +29,9 @@ class View:
         """Sessions whose move has ended, each with its row before that; emptied by whoever takes note."""
         self.state_bytes: dict[str, int] = {}
         """What the last move of a session of this model has transferred."""
+        self.changed_workers: set[str] = set()
+        """Came, went, or changed since they were last put into the picture."""
+        self.changed_sessions: set[str] = set()
         self._stamp = 0
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -65,8 +69,10 @@ class View:
                 renewed_at=record.renewed_at,
                 renewal_seen_at=listened,
                 known_since=self.stamp(),
+                changed=partial(self.changed_workers.add, record.id),
             )
             self.workers[record.id] = worker
+            self.changed_workers.add(record.id)
             for session in self.sessions.values():
                 if record.id in (session.record.worker, session.record.target):
                     self._count(session.record)
@@ -119,8 +125,10 @@ class View:
             self.drop_session(record.id)
             return None
         if session is None:
-            session = SessionView(record, touched, listened)
+            changed = partial(self.changed_sessions.add, record.id)
+            session = SessionView(record, touched, listened, changed=changed)
             self.sessions[record.id] = session
+            self.changed_sessions.add(record.id)
             self._count(record)
             return session
         before, session.record = session.record, record
@@ -148,6 +156,7 @@ class View:
         view = self.sessions.pop(session, None)
         self.wanting.discard(session)
         if view is not None:
+            self.changed_sessions.add(session)
             self.release(view)
             self._uncount(view.record)
 

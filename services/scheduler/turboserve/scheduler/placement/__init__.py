@@ -4,6 +4,9 @@
 interface of rebalancing.
 """
 
+from collections.abc import Callable
+
+from turboserve.scheduler.placement.baselines import LoadAwareGreedy, MemoryAwareGreedy, RoundRobin
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.interface import Assigner, Candidate, Choice, Demand, Placement
 from turboserve.scheduler.placement.least_loaded import LeastLoaded
@@ -14,7 +17,17 @@ from turboserve.scheduler.placement.rebalance import MinMaxRebalancer
 from turboserve.scheduler.placement.states import SessionState, WorkerState
 from turboserve.scheduler.placement.weights import Weights
 
+PLACEMENTS: dict[str, Callable[[], Placement]] = {
+    "min-max": MinMax,
+    "least-loaded": LeastLoaded,
+    "round-robin": RoundRobin,
+    "load-aware": LoadAwareGreedy,
+    "memory-aware": MemoryAwareGreedy,
+}
+"""By the name that the settings use."""
+
 __all__ = [
+    "PLACEMENTS",
     "Assigner",
     "Candidate",
     "Choice",

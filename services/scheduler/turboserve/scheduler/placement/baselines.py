@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from turboserve.scheduler.placement.interface import Candidate, Choice, Demand, Placement, why_not
 from turboserve.scheduler.placement.latency import Curve
@@ -79,10 +79,3 @@ class MemoryAwareGreedy(_OneByOne):
 
     def _best(self, rooms: list[Candidate], loads: dict[str, int], demand: Demand) -> Candidate:
         return min(rooms, key=lambda c: (loads[c.worker] / c.capacity, c.worker))
-
-
-BASELINES: dict[str, Callable[[], Placement]] = {
-    "round-robin": RoundRobin,
-    "load-aware": LoadAwareGreedy,
-    "memory-aware": MemoryAwareGreedy,
-}

@@ -86,6 +86,11 @@ class Cluster:
         """The rankings of one model's workers."""
         return self.pools.setdefault(model, Pool())
 
+    def slots(self, worker: str) -> int:
+        """K of a worker; 0 if it is not known."""
+        entry = self.entries.get(worker)
+        return 0 if entry is None else entry.slots
+
     def candidates(self) -> list[Candidate]:
         """Workers that may be given sessions, in order of id: what placements over a list are given."""
         return [
