@@ -88,6 +88,7 @@ class Engine:
             clock,
             known.get("forward"),
             known.get("recache"),
+            options.attention,
         )
         self.decode = DecodeStage(models.decoder, device, clock, known.get("decode"))
         self.package = known.get("package") or LatencyProfile()

@@ -106,3 +106,13 @@ class BadRebuild(EngineError):
     """The latents given to rebuild a cache do not reach the next chunk, or have the wrong shape."""
 
     code = "bad_rebuild"
+
+
+class AttentionUnavailable(EngineError):
+    """The configured kind of attention does not work for this model on this device."""
+
+    code = "attention_unavailable"
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(f"attention {kind}: {reason}")
+        self.kind = kind

@@ -4,6 +4,7 @@ recache."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +14,14 @@ from torch import Tensor
 
 from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.ring import KVRing
-from turboserve.worker.engine.rows import RowsForward
+from turboserve.worker.engine.rows import Row, RowsForward, RowsMemory
 from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.work import ChunkWork, RecacheWork, Work
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.load import load_state
 from turboserve.worker.model.schedule import Schedule
-from turboserve.worker.model.transformer import CausalWanTransformer
+from turboserve.worker.model.transformer import CausalWanTransformer, Memory
 
 _WEIGHTS = "weights."
 
@@ -58,7 +59,6 @@ class _File:
     latents: Tensor
 
 
-@torch.inference_mode()
 def check_file(
     path: Path, tolerance: float = 1e-4, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> GoldenReport:
@@ -68,19 +68,50 @@ def check_file(
     weights.
     """
     file = _read(path)
+    made = _generate(file, device, dtype)
+    return GoldenReport(_errors(made, file.latents), tolerance)
+
+
+def check_type(
+    path: Path,
+    dtype: torch.dtype,
+    tolerance: float,
+    device: str = "cpu",
+    memory: Callable[[Sequence[Row]], Memory] = RowsMemory,
+) -> GoldenReport:
+    """The same file generated in `dtype`, with rows that attend by `memory`, against this engine's own
+    float32."""
+    file = _read(path)
+    exact = _generate(file, device, torch.float32)
+    return GoldenReport(_errors(_generate(file, device, dtype, memory), exact), tolerance)
+
+
+def _errors(made: Sequence[Tensor], wanted: Sequence[Tensor] | Tensor) -> tuple[float, ...]:
+    errors = [(ours - theirs).abs().max() for ours, theirs in zip(made, wanted, strict=True)]
+    return tuple(float(error) if bool(error.isfinite()) else float("inf") for error in errors)
+
+
+@torch.inference_mode()
+def _generate(
+    file: _File,
+    device: str,
+    dtype: torch.dtype,
+    memory: Callable[[Sequence[Row]], Memory] = RowsMemory,
+) -> list[Tensor]:
+    """Clean latents of every chunk, float32 on the host."""
     config = file.config
     with torch.device("meta"):
         model = CausalWanTransformer(config)
-    load_state(model, file.weights)
+    load_state(model, {name: weight.clone() for name, weight in file.weights.items()})
     model.to(device, dtype)
-    forward = RowsForward(model)
+    forward = RowsForward(model, memory)
     schedule = Schedule(config)
     layout = SlabLayout.of(config, dtype)
     slab = SlabPool(layout, layout.total_bytes, torch.device(device)).acquire()
     ring = KVRing(slab, config, model.rotation)
     state = SessionState("golden", slab, ring, torch.Generator(device), seed=0, prompt="")
 
-    errors = []
+    made = []
     prompt = 0
     for chunk in range(file.latents.shape[0]):
         if chunk == 0 or chunk in file.switches:
@@ -95,9 +126,8 @@ def check_file(
         assert work.clean is not None
         state.remember(work.clean, config)
         state.next_chunk += 1
-        error = (work.clean.cpu() - file.latents[chunk]).abs().max()
-        errors.append(float(error) if bool(error.isfinite()) else float("inf"))
-    return GoldenReport(tuple(errors), tolerance)
+        made.append(work.clean.float().cpu())
+    return made
 
 
 def _run(forward: RowsForward, work: Work) -> None:

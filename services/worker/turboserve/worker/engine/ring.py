@@ -117,6 +117,14 @@ class KVRing:
 
         q, k, v: [1, S, heads, head_dim]; returns the same shape.
         """
+        view = self._written(layer, placement, k, v)
+        return attention(q, view.keys, view.values)
+
+    def write(self, layer: int, placement: Placement, k: Tensor, v: Tensor) -> None:
+        """Write this forward's keys and values, [1, S, heads, head_dim], and leave attending to others."""
+        self._written(layer, placement, k, v)
+
+    def _written(self, layer: int, placement: Placement, k: Tensor, v: Tensor) -> _Layer:
         if self._views is None or self._views[0] is not placement:
             self._views = placement, tuple(self._layer(i, placement) for i in range(len(self._keys)))
         view = self._views[1][layer]
@@ -125,11 +133,16 @@ class KVRing:
             values.copy_(v[0].narrow(0, offset, count))
         for kept, offset, count in view.kept:
             kept.copy_(k[0].narrow(0, offset, count))
-        return attention(q, view.keys, view.values)
+        return view
 
     def attend_text(self, layer: int, q: Tensor) -> Tensor:
         """Attend over the prompt. q: [1, S, heads, head_dim]; returns the same shape."""
         return attention(q, *self._text[layer])
+
+    @property
+    def slab(self) -> Slab:
+        """Where keys and values are."""
+        return self._slab
 
     def set_text(self, layers: list[tuple[Tensor, Tensor]], row: int) -> None:
         """Replace the prompt by row `row` of what the transformer's `project_text` gave."""

@@ -4,14 +4,14 @@ fill."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from turboserve.worker.engine.ring import KVRing, Placement
-from turboserve.worker.model.transformer import CausalWanTransformer, Conditioning
+from turboserve.worker.model.transformer import CausalWanTransformer, Conditioning, Memory
 
 ROTATIONS = 64
 """Rotations kept: one for each session in work, since a chunk's forwards share theirs."""
@@ -56,8 +56,14 @@ class RowsForward:
     Made once the model is where it stays: it lays out the model's projections anew (`fuse`).
     """
 
-    def __init__(self, model: CausalWanTransformer) -> None:
+    def __init__(
+        self,
+        model: CausalWanTransformer,
+        memory: Callable[[Sequence[Row]], Memory] = RowsMemory,
+    ) -> None:
+        """`memory`: how the rows attend."""
         model.fuse()
+        self._memory = memory
         self._model = model
         self._weight = model.patch_embedding.weight
         self._conditions: dict[float, Conditioning] = {}
@@ -74,7 +80,7 @@ class RowsForward:
         latents = torch.stack([row.latents for row in rows]).to(self._weight.dtype)
         rotations = [self._rotation(row.first_frame, frames) for row in rows]
         rotation = rotations[0] if len(rows) == 1 else torch.cat(rotations)
-        return self._model.run(latents, self._conditioning(rows), rotation, RowsMemory(rows))
+        return self._model.run(latents, self._conditioning(rows), rotation, self._memory(rows))
 
     def _conditioning(self, rows: Sequence[Row]) -> Conditioning:
         each = [self._condition(row.timestep) for row in rows]

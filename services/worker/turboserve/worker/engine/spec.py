@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -109,5 +109,7 @@ class EngineOptions:
     overlap: bool = False
     """Decode, and move state to the host and back, on threads of their own while others compute. Without, all
     of it happens in `step`."""
+    attention: Literal["rows", "varlen"] = "rows"
+    """Each row's attention by itself, or all rows' in one call."""
     playhead_trust_s: float = 2.0
     """A playhead is taken to have moved on since it was last reported, for this long at most."""

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from turboserve.worker.engine.gather import Candidate, GatherPolicy
 from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.rows import RowsForward
+from turboserve.worker.engine.rows import RowsForward, RowsMemory
 from turboserve.worker.engine.session import Session
 from turboserve.worker.engine.spec import Decoder, TextEncoder
 from turboserve.worker.engine.streams import settle, to_host
+from turboserve.worker.engine.varlen import VarlenMemory, require_varlen
 from turboserve.worker.model.transformer import CausalWanTransformer
 
 Item = TypeVar("Item")
@@ -106,10 +107,15 @@ class ForwardStage(Stage[Session, Tensor]):
         clock: Clock,
         profile: LatencyProfile | None = None,
         recache_profile: LatencyProfile | None = None,
+        attention: str = "rows",
     ) -> None:
+        """`attention`: see `EngineOptions`. Raises `AttentionUnavailable`."""
         super().__init__(model.patch_embedding.weight.device, clock, profile)
         self.recache_profile = recache_profile or LatencyProfile()
-        self._forward = RowsForward(model)
+        if attention == "varlen":
+            require_varlen(model.patch_embedding.weight.device, model.patch_embedding.weight.dtype)
+        memory = VarlenMemory if attention == "varlen" else RowsMemory
+        self._forward = RowsForward(model, memory)
         self._frames_per_chunk = model.config.frames_per_chunk
         self._policy = policy
         self._max_batch = max_batch

@@ -1,0 +1,110 @@
+"""Attention of all rows of a forward at once, each over its own ring, in place.
+
+The slabs of all sessions are one tensor, so every row's keys are a run of tokens in it: attention over runs
+of different lengths ("varlen") needs their starts and lengths, and no copy, no padding and no mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from turboserve.worker.engine.errors import AttentionUnavailable
+from turboserve.worker.engine.rows import Row
+from turboserve.worker.engine.streams import to_device
+
+
+class Runs:
+    """Where the keys of each row begin in the pool and how many there are; the same for all layers but for an
+    offset."""
+
+    def __init__(self, firsts: Sequence[Tensor], counts: Sequence[int], queries: int) -> None:
+        """`firsts`: of each row a view of the pool that begins at its first key, of any layer; `queries`: of
+        each row."""
+        device = firsts[0].device
+        width = firsts[0].shape[-2] * firsts[0].shape[-1]
+        starts = [first.storage_offset() // width for first in firsts]
+        rows = len(counts)
+        self.longest = max(counts)
+        self.queries = queries
+        # One small copy before the forward, none within.
+        numbers = to_device(
+            torch.tensor([*starts, 0, *counts, *range(0, (rows + 1) * queries, queries)]).to(torch.int32),
+            device,
+        )
+        self.starts, self.counts, self.by_query = numbers.split([rows + 1, rows, rows + 1])
+
+
+class VarlenMemory:
+    """The transformer's memory for rows of one pool, with one attention for all of them."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+        slabs = [row.ring.slab for row in rows]
+        self._keys, self._values = _whole(slabs[0].keys, slabs[0].values)
+        self._text_keys, self._text_values = _whole(slabs[0].text_keys, slabs[0].text_values)
+        self._layer_tokens = slabs[0].keys[0].shape[:2].numel()
+        self._text_tokens = slabs[0].text_keys.shape[1]
+        queries = rows[0].latents.shape[0] * slabs[0].keys.shape[2]
+        self._runs = Runs([slab.keys for slab in slabs], [row.placement.visible for row in rows], queries)
+        self._text_runs = Runs([slab.text_keys for slab in slabs], [self._text_tokens] * len(rows), queries)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `Memory.attend`."""
+        for i, row in enumerate(self._rows):
+            row.ring.write(layer, row.placement, k[i : i + 1], v[i : i + 1])
+        skipped = layer * self._layer_tokens
+        return varlen(q, self._keys[skipped:], self._values[skipped:], self._runs)
+
+    def attend_text(self, layer: int, q: Tensor) -> Tensor:
+        """See `Memory.attend_text`."""
+        skipped = layer * self._text_tokens
+        return varlen(q, self._text_keys[skipped:], self._text_values[skipped:], self._text_runs)
+
+
+def varlen(q: Tensor, keys: Tensor, values: Tensor, runs: Runs) -> Tensor:
+    """q [B, S, heads, head_dim] over each row's run of keys and values [tokens, heads, head_dim]; q's shape.
+
+    On a GPU one call of PyTorch's varlen attention; on a CPU, which has none, row by row over the same
+    numbers.
+    """
+    if q.is_cuda:
+        from torch.nn.attention.varlen import varlen_attn
+
+        out = varlen_attn(
+            q.flatten(0, 1),
+            keys,
+            values,
+            runs.by_query,
+            runs.starts,
+            runs.queries,
+            runs.longest,
+            seqused_k=runs.counts,
+        )
+        assert isinstance(out, Tensor)
+        return out.view(q.shape)
+    made = []
+    for row, start, count in zip(q, runs.starts.tolist(), runs.counts.tolist(), strict=False):
+        parts = (row, keys.narrow(0, start, count), values.narrow(0, start, count))
+        made.append(F.scaled_dot_product_attention(*(part.transpose(0, 1) for part in parts)).transpose(0, 1))
+    return torch.stack(made)
+
+
+def require_varlen(device: torch.device, dtype: torch.dtype) -> None:
+    """Raises `AttentionUnavailable` where a GPU's varlen attention does not do this type."""
+    if device.type == "cuda" and dtype not in (torch.bfloat16, torch.float16):
+        raise AttentionUnavailable("varlen", f"{dtype}: a GPU does it in bfloat16 and float16")
+
+
+def _whole(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """All tokens of the pool that two views of it belong to, [tokens, heads, head_dim]: as keys, and from the
+    first slab's values on."""
+    heads, width = keys.shape[-2:]
+    token = heads * width
+    total = keys.untyped_storage().nbytes() // keys.element_size() // token
+    between = (values.storage_offset() - keys.storage_offset()) // token
+    whole = keys.as_strided((total, heads, width), (token, width, 1), 0)
+    return whole, whole[between:]

@@ -1,0 +1,46 @@
+"""Attention of all rows in one call finds the same tokens as each row's own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from turboserve.worker.engine.errors import AttentionUnavailable
+from turboserve.worker.engine.golden import check_type
+from turboserve.worker.engine.spec import SessionSpec
+from turboserve.worker.engine.varlen import VarlenMemory, require_varlen
+
+GOLDEN = Path(__file__).parent.parent / "data" / "golden"
+
+
+@pytest.mark.parametrize("name", ["longlive_switch", "self_forcing_global"])
+def test_a_reference_comes_out_the_same(name: str) -> None:
+    report = check_type(GOLDEN / f"{name}.safetensors", torch.float32, 1e-4, memory=VarlenMemory)
+    assert report.passed
+
+
+def test_rows_of_different_fill_and_slab_read_their_own_keys(make_driver: Callable[..., Any]) -> None:
+    def chunks(attention: str) -> list[Any]:
+        driver = make_driver(slots=3, max_lead_s=2.0, attention=attention)
+        # The slabs that rows have, and how full they are, differ: one session is ahead, one is elsewhere.
+        driver.engine.admit(SessionSpec("gone", "x", 9), driver.now)
+        driver.engine.admit(SessionSpec("a", "a red circle", 1), driver.now)
+        made = driver.chunks("a", 2)
+        driver.engine.evict("gone")
+        for name, seed in (("b", 2), ("c", 3)):
+            driver.engine.admit(SessionSpec(name, f"prompt of {name}", seed), driver.now)
+        return made + [event for event in driver.run() if hasattr(event, "latents")]
+
+    apart, together = chunks("rows"), chunks("varlen")
+    assert [(c.session, c.index) for c in together] == [(c.session, c.index) for c in apart]
+    for ours, theirs in zip(together, apart, strict=True):
+        assert torch.allclose(ours.latents, theirs.latents, atol=1e-4)
+
+
+def test_a_gpu_does_it_in_half_precision_alone() -> None:
+    require_varlen(torch.device("cuda"), torch.bfloat16)
+    require_varlen(torch.device("cpu"), torch.float32)
+    with pytest.raises(AttentionUnavailable, match=r"varlen: torch\.float32"):
+        require_varlen(torch.device("cuda"), torch.float32)
