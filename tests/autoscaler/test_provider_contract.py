@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psutil
 import pytest
 
 from turboserve.autoscaler.providers.base import (
@@ -23,10 +24,14 @@ from turboserve.autoscaler.providers.base import (
 )
 from turboserve.autoscaler.providers.external import ExternalProvider
 from turboserve.autoscaler.providers.local import LocalProvider, pool_id, worker_environment
+from turboserve.autoscaler.providers.process import environment_of, pids
+from turboserve.autoscaler.providers.ray import RayProvider
+from turboserve.autoscaler.providers.ray_cluster import Needs, RayCluster, node_environment
 from turboserve.ids import new_id
 
 PROGRAM = Path(__file__).with_name("plain_worker.py")
-LIMIT_S = 20.0
+LIMIT_S = 60.0
+NEEDS = Needs(gpus=0, cpus=1, resources=(("worker", 1),))
 
 
 class MemoryProvider(PoolProvider):
@@ -88,8 +93,8 @@ class MemoryProvider(PoolProvider):
 class Place:
     """Somewhere that providers come and go, and workers stay."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, address: str = "") -> None:
+        self.kind, self.address = kind, address
         self.cluster: dict[str, Member] = {}
         self.pool = pool_id("test", new_id("scope"))
         self.providers: list[tuple[PoolProvider, list[tuple[str, str]]]] = []
@@ -99,6 +104,10 @@ class Place:
         provider: PoolProvider
         if self.kind == "memory":
             provider = MemoryProvider(self.cluster)
+        elif self.kind == "ray":
+            command = [sys.executable, "-I", "-S", str(PROGRAM), mode]
+            cluster = RayCluster(self.address, self.pool, call_s=LIMIT_S)
+            provider = RayProvider(self.pool, cluster, command, {}, NEEDS, launch_s=LIMIT_S)
         else:
             command = [sys.executable, "-I", "-S", str(PROGRAM), mode]
             provider = LocalProvider(self.pool, command, worker_environment(1, None, None))
@@ -109,15 +118,66 @@ class Place:
 
     def kill(self, member: Member) -> None:
         """The worker dies by itself."""
-        if member.pid is not None:
+        if self.kind == "ray":
+            os.kill(process_of(member.worker), signal.SIGKILL)
+        elif member.pid is not None:
             os.kill(member.pid, signal.SIGKILL)
         else:
             del self.cluster[member.worker]
 
 
-@pytest.fixture(params=["memory", "local"])
+def process_of(worker: str) -> int:
+    """The process id of a worker that some actor holds."""
+    for pid in pids():
+        environment = environment_of(pid)
+        if environment.get("TURBOSERVE_WORKER_ID") == worker and "TURBOSERVE_HEALTH_PORT" in environment:
+            return pid
+    raise AssertionError(f"no process of {worker}")
+
+
+def raylets(node: Any) -> set[int]:
+    return {info.process.pid for info in node.all_processes["raylet"]}
+
+
+def started(start: Callable[[], Any]) -> Any:
+    """Ray gives a node 30 s to start, which is not enough on a machine that is busy with something else."""
+    for _ in range(4):
+        try:
+            return start()
+        except Exception as error:
+            print(f"a node of Ray did not start: {error}")
+    return start()
+
+
+@pytest.fixture(scope="module")
+def ray_nodes() -> Iterator[Any]:
+    """A Ray cluster of a head and two nodes for one worker each, on loopback, without dashboard."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Everything on loopback, as Ray does by itself where it expects a firewall.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    pytest.importorskip("ray", reason="ray is not installed: its provider was not tested")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    small = {
+        "include_dashboard": False,
+        "include_log_monitor": False,
+        "node_ip_address": "127.0.0.1",
+        "object_store_memory": 80_000_000,
+    }
+    cluster = started(lambda: Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small}))
+    cluster.nodes_of_workers = [
+        started(lambda: cluster.add_node(num_cpus=1, resources={"worker": 1}, **small)) for _ in range(2)
+    ]
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(params=["memory", "local", "ray"])
 async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
-    place = Place(request.param)
+    address = request.getfixturevalue("ray_nodes").address if request.param == "ray" else ""
+    place = Place(request.param, address)
     yield place
     await clear(place)
 
@@ -209,6 +269,67 @@ async def test_the_next_provider_finds_what_the_last_one_started(place: Place) -
     await eventually(lambda: [worker for worker, _ in exits] == ["wrk_1"])
     await second.release("test-0", "wrk_0", 5.0)
     await eventually(lambda: [worker for worker, _ in exits] == ["wrk_1", "wrk_0"])
+
+
+# Only Ray
+
+
+async def test_ray_what_no_node_has_room_for_is_asked_for_and_refused(ray_nodes: Any) -> None:
+    """The reservation stays with the cluster, so that its own autoscaler may add a node."""
+    place = Place("ray", ray_nodes.address)
+    provider, _ = place.provider()
+    try:
+        for slot in ("test-0", "test-1"):
+            await provider.launch(slot, f"wrk_{slot}")
+        with pytest.raises(NoResourcesError, match="worker"):
+            await provider.reserve("test-2")
+        greedy = RayProvider(place.pool, RayCluster(ray_nodes.address, place.pool), [], {}, Needs(gpus=8))
+        health = await greedy.health()
+        assert not health.ok
+        assert "GPU" in str(health.reason)
+        assert (await provider.health()).ok
+        # Room that comes free is taken by the reservation that waits.
+        await provider.release("test-0", "wrk_test-0", 5.0)
+        await provider.reserve("test-2")
+        # The autoscaler is killed now: the next one gives back what nobody lives in.
+        after, _ = place.provider()
+        assert [member.slot for member in await after.adopt()] == ["test-1"]
+        await after.reserve("test-3")
+        await after.release("test-3", None, 1.0)
+    finally:
+        await clear(place)
+
+
+async def test_ray_a_command_that_is_not_there_leaves_nothing_behind(ray_nodes: Any) -> None:
+    place = Place("ray", ray_nodes.address)
+    sweeper, exits = place.provider()
+    cluster = RayCluster(ray_nodes.address, place.pool, call_s=LIMIT_S)
+    provider = RayProvider(place.pool, cluster, ["/nowhere/worker"], {}, NEEDS, launch_s=LIMIT_S)
+    with pytest.raises(LaunchError, match="/nowhere/worker"):
+        await provider.launch("test-0", "wrk_a")
+    assert await provider.adopt() == await sweeper.adopt() == []
+    await provider.release("test-0", "wrk_a", 1.0)
+    assert exits == []
+
+
+async def test_ray_a_node_that_dies_takes_its_worker_and_the_slot_goes_elsewhere(ray_nodes: Any) -> None:
+    place = Place("ray", ray_nodes.address)
+    provider, exits = place.provider()
+    try:
+        await provider.launch("test-0", "wrk_a")
+        pid = process_of("wrk_a")
+        ancestors = {parent.pid for parent in psutil.Process(pid).parents()}
+        [node] = [n for n in ray_nodes.nodes_of_workers if ancestors & raylets(n)]
+        ray_nodes.remove_node(node, allow_graceful=False)
+        ray_nodes.nodes_of_workers.remove(node)
+        await eventually(lambda: [worker for worker, _ in exits] == ["wrk_a"])
+        assert await provider.adopt() == []
+        # Whatever the node still runs, its worker is not among it: it went with the actor.
+        await eventually(lambda: not environment_of(pid))
+        await provider.launch("test-0", "wrk_b")
+        await eventually(lambda: provider.ready("wrk_b"))
+    finally:
+        await clear(place)
 
 
 # Only real processes
@@ -336,3 +457,18 @@ async def test_an_external_pool_only_looks_on() -> None:
     await provider.drain("wrk_a")
     await provider.release("x-0", "wrk_a", 1.0)
     await provider.close()
+
+
+def test_a_node_is_told_only_what_concerns_a_worker() -> None:
+    told = node_environment(
+        {
+            "TURBOSERVE_NATS_URL": "nats://broker",
+            "TURBOSERVE_NATS_PASSWORD": "worker's own",
+            "TURBOSERVE_HEALTH_PORT": "9",
+            "TURBOSERVE_LIFELINE_FD": "3",
+            "TURBOSERVE_DATA_DIR": "/here",
+            "OMP_NUM_THREADS": "1",
+            "PATH": "/here/bin",
+        }
+    )
+    assert set(told) == {"TURBOSERVE_NATS_URL", "TURBOSERVE_NATS_PASSWORD", "OMP_NUM_THREADS"}

@@ -7,6 +7,8 @@ from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.providers.base import PoolProvider
 from turboserve.autoscaler.providers.external import ExternalProvider
 from turboserve.autoscaler.providers.local import LocalProvider, pool_id, worker_environment
+from turboserve.autoscaler.providers.ray import RayProvider
+from turboserve.autoscaler.providers.ray_cluster import Needs, RayCluster, node_environment
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.autoscaler.shell import Shell, is_ready
 from turboserve.ids import new_id
@@ -18,17 +20,18 @@ STOP_GRACE_S = 3.5
 def provider_of(settings: AutoscalerSettings) -> PoolProvider:
     if settings.provider == "external":
         return ExternalProvider()
+    pool = pool_id(settings.pool_name, settings.nats_url)
     password = settings.worker_nats_password
-    return LocalProvider(
-        pool_id(settings.pool_name, settings.nats_url),
-        settings.pool_worker_command,
-        worker_environment(
-            settings.pool_worker_threads,
-            settings.worker_nats_user,
-            None if password is None else password.get_secret_value(),
-        ),
-        settings.health_host,
+    environment = worker_environment(
+        settings.pool_worker_threads,
+        settings.worker_nats_user,
+        None if password is None else password.get_secret_value(),
     )
+    if settings.provider == "local":
+        return LocalProvider(pool, settings.pool_worker_command, environment, settings.health_host)
+    needs = Needs(settings.pool_worker_gpus, settings.ray_cpus, tuple(settings.ray_resources.items()))
+    cluster = RayCluster(settings.ray_address, f"turboserve-{pool}")
+    return RayProvider(pool, cluster, settings.pool_worker_command, node_environment(environment), needs)
 
 
 def main() -> None:

@@ -19,8 +19,14 @@ from turboserve.contracts.base import Id
 class AutoscalerSettings(Settings):
     """Read from `TURBOSERVE_…`."""
 
-    provider: Literal["local", "external"] = "local"
-    """Who runs the workers: this service as local processes, or someone else."""
+    provider: Literal["local", "ray", "external"] = "local"
+    """Who runs the workers: this service as local processes, a Ray cluster as actors, or someone else."""
+    ray_address: str = "auto"
+    """The Ray cluster; `auto`: the one whose node this is."""
+    ray_cpus: float = Field(default=1.0, ge=0)
+    """CPUs of a node that one worker takes; its GPUs are `pool_worker_gpus`."""
+    ray_resources: dict[str, Annotated[float, Field(gt=0)]] = {}
+    """What else of a node it takes, as a JSON object of Ray's custom resources."""
     pool_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,32}$")] = "local"
     """First part of the slots' names. Two autoscalers on one broker need two names."""
     pool_size: int = Field(default=1, ge=0, le=LARGEST)

@@ -1,0 +1,305 @@
+"""Workers as actors of a Ray cluster: its scheduler finds the node, and its own autoscaler adds nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from turboserve import logs
+from turboserve.autoscaler.providers import ray_host
+from turboserve.autoscaler.providers.base import (
+    Health,
+    LaunchError,
+    Member,
+    NoResourcesError,
+    OnExit,
+    PoolProvider,
+    ProviderError,
+    StuckError,
+)
+from turboserve.autoscaler.providers.process import status_text
+from turboserve.autoscaler.providers.ray_cluster import RETRY_S, Needs, RayCluster
+
+log = logs.get("pool")
+
+RESERVE_S = 10.0
+"""A reservation that waits longer stays with the cluster, which may add a node, and is asked for again."""
+LAUNCH_S = 25.0
+PROBE_S = 5.0
+FAREWELL_S = 5.0
+SEPARATOR = "/"
+
+
+class RayProvider(PoolProvider):
+    """One detached actor per worker, named `slot/worker` in the pool's namespace, in a placement group named
+    after the slot. Names and groups outlive the autoscaler, so the next one finds them.
+
+    `command` and `environment` are for the worker's process, which the actor starts on its node.
+    """
+
+    name: ClassVar[str] = "ray"
+
+    def __init__(
+        self,
+        pool: str,
+        cluster: RayCluster,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        needs: Needs,
+        launch_s: float = LAUNCH_S,
+    ) -> None:
+        self._pool, self._cluster, self._needs, self._launch_s = pool, cluster, needs, launch_s
+        # The interpreter of this machine is at another place on the nodes.
+        self._command = [None if part == sys.executable else part for part in command]
+        self._environment = dict(environment)
+        self._actors: dict[str, tuple[Member, Any]] = {}
+        self._watching: dict[str, asyncio.Task[None]] = {}
+        self._on_exit: OnExit | None = None
+        self._swept = False
+        self._spawning = asyncio.Lock()
+        """Held while an actor is made or looked for: one that has not started its worker yet is no orphan."""
+
+    def watch(self, on_exit: OnExit) -> None:
+        self._on_exit = on_exit
+
+    async def adopt(self) -> list[Member]:
+        async with self._spawning:
+            for name in await self._names():
+                slot, _, worker = name.partition(SEPARATOR)
+                if worker and worker not in self._actors:
+                    await self._take(Member(slot, worker), name)
+            if not self._swept:
+                await self._give_back_what_is_left()
+                self._swept = True
+        return [member for member, _ in self._actors.values()]
+
+    async def _take(self, member: Member, name: str) -> None:
+        """Watch an actor that someone before us has made; one without a worker is cleared away."""
+        namespace = self._cluster.namespace
+
+        def look(ray: Any) -> tuple[Any, bool]:
+            try:
+                actor = ray.get_actor(name, namespace=namespace)
+            except ValueError:
+                return None, False
+            try:
+                alive = bool(ray.get(actor.alive.remote(), timeout=PROBE_S))
+            except ray.exceptions.RayActorError:
+                return None, False
+            if not alive:
+                ray.kill(actor, no_restart=True)
+            return actor, alive
+
+        actor, alive = await self._cluster.call(look, what=f"actor {name}")
+        if alive:
+            self._keep(member, actor)
+            log.info("worker adopted", worker=member.worker, slot=member.slot)
+
+    async def _give_back_what_is_left(self) -> None:
+        """Reservations of an autoscaler that was killed, in whose slots nothing lives."""
+        used = {self._group(member.slot) for member, _ in self._actors.values()}
+
+        def give_back(ray: Any) -> None:
+            from ray.util import get_placement_group, placement_group_table, remove_placement_group
+
+            for group in placement_group_table().values():
+                name = group["name"]
+                mine = name.startswith(f"{self._pool}{SEPARATOR}") and name not in used
+                if mine and group["state"] != "REMOVED":
+                    remove_placement_group(get_placement_group(name))
+
+        await self._cluster.call(give_back, what="the list of reservations")
+
+    async def reserve(self, slot: str) -> None:
+        bundle, name = self._needs.bundle, self._group(slot)
+
+        def take(ray: Any) -> bool:
+            from ray.util import get_placement_group, placement_group
+
+            try:
+                group = get_placement_group(name)
+            except ValueError:
+                group = placement_group([bundle], strategy="PACK", name=name, lifetime="detached")
+            return bool(group.wait(RESERVE_S))
+
+        if not await self._cluster.call(take, RESERVE_S, f"the reservation of {slot}"):
+            raise NoResourcesError(
+                f"no node of the cluster has {bundle} free; it is still asked for",
+                field=slot,
+                limit=str(bundle),
+                retry_after_s=RETRY_S,
+            )
+
+    async def launch(self, slot: str, worker: str) -> Member:
+        async with self._spawning:
+            for name in await self._names():
+                its_slot, _, its_worker = name.partition(SEPARATOR)
+                if its_worker == worker and worker in self._actors:
+                    return self._actors[worker][0]
+                if its_slot == slot and its_worker in self._actors:
+                    raise LaunchError(f"slot {slot} still has {its_worker}", field=slot, retry_after_s=1.0)
+            return await self._launch(Member(slot, worker))
+
+    async def _launch(self, member: Member) -> Member:
+        await self.reserve(member.slot)
+        group_name, namespace = self._group(member.slot), self._cluster.namespace
+        name = f"{member.slot}{SEPARATOR}{member.worker}"
+        environment = {
+            **self._environment,
+            "TURBOSERVE_POOL_SLOT": member.slot,
+            "TURBOSERVE_WORKER_ID": member.worker,
+        }
+
+        def make(ray: Any) -> tuple[Any, str | None]:
+            from ray.util import get_placement_group
+            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+            ray.cloudpickle.register_pickle_by_value(ray_host)
+            bundle = dict(self._needs.bundle)
+            actor = (
+                ray.remote(ray_host.WorkerHost)
+                .options(
+                    name=name,
+                    namespace=namespace,
+                    lifetime="detached",
+                    max_restarts=0,
+                    num_cpus=bundle.pop("CPU", 0),
+                    num_gpus=bundle.pop("GPU", 0),
+                    resources=bundle,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(get_placement_group(group_name)),
+                )
+                .remote()
+            )
+            try:
+                return actor, ray.get(actor.start.remote(self._command, environment), timeout=self._launch_s)
+            except Exception as error:
+                # Whatever became of it, it must not come up later as somebody nobody asked for.
+                ray.kill(actor, no_restart=True)
+                return actor, f"{type(error).__name__}: its actor did not start within {self._launch_s:g} s"
+
+        try:
+            actor, fault = await self._cluster.call(make, self._launch_s, f"the launch of {name}")
+        except ProviderError as error:
+            await self._forget(name)
+            raise LaunchError(error.detail, field=member.slot, retry_after_s=RETRY_S) from None
+        if fault is not None:
+            await self._forget(name)
+            raise LaunchError(fault, field=member.slot, retry_after_s=RETRY_S)
+        self._keep(member, actor)
+        return member
+
+    async def ready(self, worker: str) -> bool:
+        if worker not in self._actors:
+            return False
+        actor = self._actors[worker][1]
+        try:
+            return bool(await self._cluster.call(lambda ray: ray.get(actor.ready.remote(), timeout=PROBE_S)))
+        except ProviderError:
+            return False
+
+    async def drain(self, worker: str) -> None:
+        """A process needs no preparation."""
+
+    async def release(self, slot: str, worker: str | None, grace_s: float) -> None:
+        if worker is not None:
+            await self._end(f"{slot}{SEPARATOR}{worker}", worker, grace_s)
+        name = self._group(slot)
+
+        def give_back(ray: Any) -> None:
+            from ray.util import get_placement_group, remove_placement_group
+
+            try:
+                remove_placement_group(get_placement_group(name))
+            except ValueError:
+                return
+
+        await self._cluster.call(give_back, what=f"the reservation of {slot}")
+
+    async def _end(self, name: str, worker: str, grace_s: float) -> None:
+        namespace, limit_s = self._cluster.namespace, grace_s + ray_host.KILL_S + FAREWELL_S
+
+        def end(ray: Any) -> bool:
+            try:
+                actor = ray.get_actor(name, namespace=namespace)
+            except ValueError:
+                return True
+            try:
+                ended = bool(ray.get(actor.stop.remote(grace_s), timeout=limit_s))
+            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+                # With the actor goes its process, or its node is gone.
+                ended = True
+            if ended:
+                ray.kill(actor, no_restart=True)
+            return ended
+
+        if not await self._cluster.call(end, limit_s, f"the end of {name}"):
+            raise StuckError(f"the process of {name} does not end", field=worker, retry_after_s=5.0)
+        watching = self._watching.get(worker)
+        if watching is not None:
+            # Its exit is told before anyone hears that the slot is free.
+            await asyncio.wait({watching}, timeout=FAREWELL_S)
+
+    async def health(self) -> Health:
+        bundle = self._needs.bundle
+        try:
+            there = await self._cluster.call(lambda ray: ray.cluster_resources())
+        except ProviderError as error:
+            return Health(False, error.detail)
+        short = [name for name, amount in bundle.items() if there.get(name, 0.0) < amount]
+        if short:
+            return Health(False, f"the cluster has no node with {', '.join(short)}")
+        return Health(True)
+
+    async def close(self) -> None:
+        for task in list(self._watching.values()):
+            task.cancel()
+        await asyncio.gather(*self._watching.values(), return_exceptions=True)
+
+    # Watching
+
+    def _keep(self, member: Member, actor: Any) -> None:
+        self._actors[member.worker] = (member, actor)
+        self._watching[member.worker] = asyncio.create_task(self._until_end(member, actor))
+
+    async def _until_end(self, member: Member, actor: Any) -> None:
+        try:
+            status = status_text(await asyncio.wrap_future(actor.wait.remote().future()))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            # The actor died, or its node did.
+            status = f"its actor has ended: {str(error).strip().splitlines()[0][:200]}"
+        del self._actors[member.worker], self._watching[member.worker]
+        if self._on_exit is not None:
+            self._on_exit(member.worker, status)
+        await self._forget(f"{member.slot}{SEPARATOR}{member.worker}")
+
+    async def _forget(self, name: str) -> None:
+        """End an actor that holds nothing any more; the next listing finds it if this fails."""
+        namespace = self._cluster.namespace
+
+        def kill(ray: Any) -> None:
+            try:
+                ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
+            except ValueError:
+                return
+
+        try:
+            await self._cluster.call(kill, what=f"actor {name}")
+        except ProviderError as error:
+            log.info("actor left behind", actor=name, error=error.detail)
+
+    async def _names(self) -> list[str]:
+        """Names of the pool's actors that are there or are being made."""
+        namespace = self._cluster.namespace
+
+        def look(ray: Any) -> list[str]:
+            every = ray.util.list_named_actors(all_namespaces=True)
+            return sorted(one["name"] for one in every if one["namespace"] == namespace)
+
+        return await self._cluster.call(look, what="the list of actors")
+
+    def _group(self, slot: str) -> str:
+        return f"{self._pool}{SEPARATOR}{slot}"

@@ -1,0 +1,110 @@
+"""Ray as the provider needs it: every call on a thread of its own, with a deadline, its errors typed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from turboserve.autoscaler.providers.base import ProviderError
+
+T = TypeVar("T")
+
+CALL_S = 10.0
+RETRY_S = 2.0
+THREADS = 32
+"""Calls at once: one that waits for a node must not keep the others from being made."""
+
+
+class RayError(ProviderError):
+    """The cluster cannot be reached, does not answer in time, or refuses."""
+
+    code, title = "ray", "Ray cluster"
+
+
+class RayMissingError(ProviderError):
+    """The package is not installed here."""
+
+    code, title = "ray_missing", "Ray is not installed"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one worker takes of a node."""
+
+    gpus: float = 1.0
+    cpus: float = 1.0
+    resources: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        every = {"CPU": self.cpus, "GPU": self.gpus, **dict(self.resources)}
+        return {name: amount for name, amount in every.items() if amount > 0}
+
+
+class RayCluster:
+    """This process's connection to one cluster, made on first use.
+
+    Ray ends a driver whose node is gone: the autoscaler then exits, is started again by its supervisor, and
+    adopts what lives, as after any other crash.
+    """
+
+    def __init__(self, address: str, namespace: str, call_s: float = CALL_S) -> None:
+        self._address, self.namespace, self._call_s = address, namespace, call_s
+        self._connecting = threading.Lock()
+        self._threads = ThreadPoolExecutor(THREADS, "ray")
+
+    async def call(self, work: Callable[[Any], T], longer_s: float = 0.0, what: str = "the cluster") -> T:
+        """`work(ray)` on a thread. Raises RayError within the call's limit and `longer_s`, by which the work
+        itself may wait; what is under way then may still happen."""
+        limit_s = self._call_s + longer_s
+        try:
+            async with asyncio.timeout(limit_s):
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._threads, lambda: work(self._connected()))
+        except TimeoutError:
+            detail = f"{what} gives no answer within {limit_s:g} s"
+            raise RayError(detail, field=self._address, limit=limit_s, retry_after_s=RETRY_S) from None
+        except ProviderError:
+            raise
+        except ImportError as error:
+            detail = f"the provider needs `pip install turboserve-autoscaler[ray]`: {error}"
+            raise RayMissingError(detail, field="provider") from None
+        except Exception as error:
+            # Ray's errors have many roots; none of them may stop the pool.
+            detail = f"{what}: {type(error).__name__}: {_brief(error)}"
+            raise RayError(detail, field=self._address, retry_after_s=RETRY_S) from error
+
+    def _connected(self) -> Any:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+
+        with self._connecting:
+            if not ray.is_initialized():
+                ray.init(
+                    address=self._address,
+                    namespace=self.namespace,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    include_dashboard=None,
+                )
+        return ray
+
+
+def _brief(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else ""
+
+
+def node_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Of the autoscaler's environment what a worker on another machine is told."""
+    only_here = ("TURBOSERVE_HEALTH_", "TURBOSERVE_LIFELINE_", "TURBOSERVE_DATA")
+    return {
+        name: value
+        for name, value in environment.items()
+        if name == "OMP_NUM_THREADS" or (name.startswith("TURBOSERVE_") and not name.startswith(only_here))
+    }
