@@ -70,7 +70,7 @@ class CostReport(Contract):
     """What everything has cost since the first worker. `total` = `used` + `idle`."""
 
     currency: str
-    since: UnixSeconds | None
+    since: UnixSeconds | None = None
     """When the first worker was launched; None: there was none."""
     total: Cost
     used: Cost
