@@ -65,6 +65,11 @@ BENCHES: dict[str, Bench] = {
             "The engine on this machine: chunk latency, throughput, the ring against copies, memory.",
         ),
         Bench(
+            "migration",
+            "turboserve.bench.migration.command",
+            "Moving a playing session between two workers: stall, bytes, throughput, the same video.",
+        ),
+        Bench(
             "simulate",
             "turboserve.bench.simulate.command",
             "The services' cores on a virtual clock, a bad network and crashes: the design's invariants.",

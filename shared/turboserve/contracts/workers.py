@@ -60,6 +60,8 @@ class MoveReport(Contract):
     digest: str | None = None
     bytes_moved: int = Field(default=0, ge=0)
     """Over all rounds."""
+    state_bytes: int = Field(default=0, ge=0)
+    """What the state takes: less than what was moved where parts of it changed on the way."""
     seconds: float = Field(default=0.0, ge=0)
     """Since the copy began."""
     reason: str | None = None

@@ -28,6 +28,7 @@ class Arrival:
     """Number of the newest control that the state was made under."""
     digest: str | None = None
     bytes_moved: int = 0
+    state_bytes: int = 0
     seconds: float = 0.0
     reason: str | None = None
     playhead_s: float = 0.0
@@ -54,6 +55,7 @@ class Arrival:
             next_chunk=self.next_chunk,
             digest=self.digest,
             bytes_moved=self.bytes_moved,
+            state_bytes=self.state_bytes,
             seconds=self.seconds,
             reason=self.reason,
         )
@@ -136,7 +138,7 @@ class Arrivals:
             arrival.stage = MoveStage.VERIFIED
             arrival.next_chunk, arrival.control_seq = message.next_chunk, message.control_seq
             arrival.digest, arrival.bytes_moved = message.digest, message.bytes_moved
-            arrival.seconds = message.seconds
+            arrival.seconds, arrival.state_bytes = message.seconds, message.state_bytes
         self._out.append(do.Report())
 
     def _fail(self, arrival: Arrival, reason: str) -> None:

@@ -164,6 +164,7 @@ class Arrived:
     digest: str
     bytes_moved: int
     seconds: float
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True)

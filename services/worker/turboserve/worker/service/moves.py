@@ -192,6 +192,7 @@ class Moves:
                 digest=fetched.digest,
                 bytes_moved=fetched.bytes_moved,
                 seconds=fetched.seconds,
+                state_bytes=fetched.state_bytes,
             )
             log.info(
                 "state fetched",

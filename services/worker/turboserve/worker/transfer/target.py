@@ -199,7 +199,9 @@ class Target:
         memory, everything = Memory(places), range(len(places))
 
         def receive() -> tuple[int, dict[str, bytes]]:
+            begun = time.monotonic()
             size = copy.link.transfer(copy.session, Remote(frame.offer), memory, everything, copy.deadline)
+            metrics.seconds.add(time.monotonic() - begun, {"backend": copy.link.kind})
             named = zip(frame.pages, places, strict=True)
             return size, {page.name: fingerprint_of(parts) for page, parts in named}
 

@@ -1,0 +1,1 @@
+"""`turboserve bench migration`: what moving a live session costs its viewer."""

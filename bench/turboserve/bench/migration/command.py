@@ -1,0 +1,153 @@
+"""`turboserve bench migration`: what moving a live session costs its viewer, on real worker processes.
+
+A session plays in real time and is moved to and fro between two workers. **Stall** of a move: how much later
+than usual the first chunk made at the target came. A chunk is due when the viewer's playhead comes within
+`max_lead` of its start; usual is the median time from due to arrival over the chunks that no move touched, of
+the same session under the same viewer. So it is the delay against when the chunk would have been there
+without the move; the viewer, who is seconds behind, sees none of it until it is as long as that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import statistics
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from turboserve.bench.migration.padded_worker import PAD_VARIABLE
+from turboserve.bench.migration.play import SETTLED, Play, stalls
+from turboserve.bench.migration.stage import WORKERS, Processes, Stage, connected, processes
+from turboserve.bench.report import BenchError, percentile
+
+MAX_LEAD_S = 3.0
+PAUSE_CHUNKS = 4
+"""Between two moves."""
+BYTES = "turboserve_worker_transfer_bytes_total"
+SECONDS = "turboserve_worker_transfer_seconds_total"
+SEED = 7
+
+
+def run(
+    moves: Annotated[int, typer.Option(min=1, max=100, help="Moves of each session.")] = 6,
+    backends: Annotated[str, typer.Option(help="Ways to move state, joined by commas.")] = "gloo,nixl",
+    padded_bytes: Annotated[
+        int, typer.Option(min=0, help="Size of the large state; 0: only toyworld's own.")
+    ] = 1 << 30,
+) -> dict[str, Any]:
+    """Move a playing session between two workers: stall, bytes, throughput, and if the video is the same.
+
+    Starts servers, a state store and workers of its own.
+    """
+    chosen = [name.strip() for name in backends.split(",") if name.strip()]
+    if not chosen or set(chosen) - {"gloo", "nixl", "shm"}:
+        raise BenchError("--backends: any of gloo, nixl, shm")
+    if "nixl" in chosen and importlib.util.find_spec("nixl") is None:
+        raise BenchError("--backends: nixl needs the worker's extra: pip install turboserve-worker[nixl]")
+    found: dict[str, Any] = {}
+    for state, pad_bytes in (("toyworld", 0), ("padded", padded_bytes)):
+        if state == "padded" and not pad_bytes:
+            continue
+        found[state] = {name: _measure(name, moves, pad_bytes) for name in chosen}
+    return {"moves": moves, "padded_bytes": padded_bytes, "states": found}
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """What `run` found, for people."""
+    shown = Table(
+        "state",
+        "backend",
+        "stall p50 ms",
+        "stall max ms",
+        "of a chunk",
+        "state MB",
+        "moved MB",
+        "Gbit/s",
+        "same video",
+        box=box.SIMPLE,
+    )
+    for state, by_backend in result["states"].items():
+        for backend, one in by_backend.items():
+            shown.add_row(
+                state,
+                backend,
+                f"{one['stall_s']['p50'] * 1e3:.1f}",
+                f"{one['stall_s']['max'] * 1e3:.1f}",
+                f"{one['stall_over_chunk']:.1%}",
+                f"{one['state_bytes'] / 1e6:.2f}",
+                f"{one['bytes_moved'] / 1e6:.2f}",
+                f"{one['transfer_gbps']:.2f}",
+                "yes" if one["frames_identical"] else "NO",
+            )
+    return shown
+
+
+def _measure(backend: str, moves: int, pad_bytes: int) -> dict[str, Any]:
+    environment = {
+        "TURBOSERVE_TRANSFER_BACKENDS": f'["{backend}"]',
+        "TURBOSERVE_TRANSFER_DEADLINE_S": "120",
+        "TURBOSERVE_MAX_LEAD_S": f"{MAX_LEAD_S:g}",
+        "TURBOSERVE_WORKER_MAX_SESSIONS": "2",
+        "TURBOSERVE_MEMORY_BYTES": str((2 << 30) + 3 * pad_bytes),
+        PAD_VARIABLE: str(pad_bytes),
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="turboserve-bench-") as folder,
+        processes(Path(folder) / "data", environment) as started,
+    ):
+        return asyncio.run(_on(started, moves))
+
+
+async def _on(started: Processes, moves: int) -> dict[str, Any]:
+    async with connected(started) as on:
+        return await _moved(on, moves)
+
+
+async def _moved(on: Stage, moves: int) -> dict[str, Any]:
+    play = Play(on)
+    await play.begin(WORKERS[0], SEED)
+    reports = []
+    await play.until(SETTLED + PAUSE_CHUNKS)
+    for _ in range(moves):
+        report = await play.move()
+        reports.append(report)
+        await play.until(max(len(play.chunks), report.next_chunk) + PAUSE_CHUNKS)
+    count = len(play.chunks)
+    await play.end()
+    stayed = Play(on)
+    await stayed.begin(WORKERS[0], SEED)
+    await stayed.until(count)
+    await stayed.end()
+    late = play.lateness(MAX_LEAD_S)
+    extra = stalls(late, [report.next_chunk for report in reports])
+    chunk_s = statistics.median(chunk.header.compute_s for chunk in play.chunks.values())
+    seconds = sum(on.metric(worker, SECONDS) for worker in WORKERS)
+    moved = sum(on.metric(worker, BYTES) for worker in WORKERS)
+    return {
+        "stall_s": {
+            "p50": percentile(extra, 0.5),
+            "max": max(extra),
+            "all": extra,
+        },
+        "stall_over_chunk": (percentile(extra, 0.5) or 0.0) / chunk_s,
+        "chunk_s": chunk_s,
+        "lateness_s": {
+            "p50": percentile(list(late.values()), 0.5),
+            "p95": percentile(list(late.values()), 0.95),
+        },
+        "bytes_moved": statistics.median(report.bytes_moved for report in reports),
+        "state_bytes": statistics.median(report.state_bytes for report in reports),
+        "move_s": statistics.median(report.seconds for report in reports),
+        "transfer_gbps": 8e-9 * moved / seconds if seconds else 0.0,
+        "frames_identical": all(
+            play.chunks[index].data == stayed.chunks[index].data for index in range(count)
+        ),
+        "chunks_compared": count,
+        "makers": len({chunk.header.worker for chunk in play.chunks.values()}),
+    }

@@ -1,0 +1,52 @@
+"""A worker whose sessions are as large as wanted: toyworld, with bytes beside its state that never change.
+
+They stand for a large model's KV window, of which a chunk rewrites a small part only.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import torch
+from torch import Tensor
+
+from turboserve import service
+from turboserve.worker.engine.engine import Models
+from turboserve.worker.engine.spec import Decoder
+from turboserve.worker.service.app import start
+from turboserve.worker.service.models import load_models
+from turboserve.worker.settings import Settings
+
+PAD_VARIABLE = "TURBOSERVE_BENCH_PAD_BYTES"
+PADDING = "padding"
+
+
+class PaddedDecoder:
+    """Keeps `pad_bytes` more of each session than the decoder it wraps."""
+
+    def __init__(self, inner: Decoder, pad_bytes: int) -> None:
+        self._inner, self._pad_bytes = inner, pad_bytes
+        self.cache_bytes = inner.cache_bytes + pad_bytes
+
+    def decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `Decoder.decode`."""
+        kept = dict(cache or {})
+        padding = kept.pop(PADDING, None)
+        if padding is None:
+            padding = torch.arange(self._pad_bytes // 8, dtype=torch.int64)
+        frames, after = self._inner.decode(latents, kept if cache is not None else None)
+        return frames, {**after, PADDING: padding}
+
+
+def padded_models(settings: Settings) -> Models:
+    """The configured model, with padding where the environment asks for it."""
+    models = load_models(settings)
+    pad_bytes = int(os.environ.get(PAD_VARIABLE, "0"))
+    if not pad_bytes:
+        return models
+    return Models(models.transformer, models.text, PaddedDecoder(models.decoder, pad_bytes))
+
+
+if __name__ == "__main__":
+    service.run("worker", Settings(), functools.partial(start, load=padded_models))

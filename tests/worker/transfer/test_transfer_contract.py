@@ -1,0 +1,344 @@
+"""What every way of moving a state has to keep, whoever dies, stops or lies on the other side."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from turboserve.worker.transfer import source as source_role
+from turboserve.worker.transfer import target as target_role
+from turboserve.worker.transfer.frames import FRAME_LIMIT
+from turboserve.worker.transfer.links import available
+from turboserve.worker.transfer.target import Fetched
+
+# The tests are no package: what they share is found beside them.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import transfer_peer
+from transfer_peer import CHANGED, LAYERS, MODEL, MOVE, SESSION, SLOTS, TARGET
+
+BACKENDS = ("gloo", "shm", "nixl", "nccl")
+SIZE = 50_000
+"""Bytes of one part: odd enough to cross pieces."""
+PATIENCE_S = 120.0
+DEADLINE_S = 8.0
+LATE_S = 20.0
+"""Beyond its deadline a side may be late by this much on a busy machine, and never hang."""
+STEPS = ("pages", "rest", "acknowledged")
+
+
+def missing(backend: str) -> str | None:
+    """Why a backend cannot be tried on this machine."""
+    if backend == "nccl" and torch.cuda.device_count() < 2:
+        return "nccl needs two GPUs"
+    if not available(backend, torch.device("cuda" if backend == "nccl" else "cpu")):
+        return f"{backend} is not installed"
+    return None
+
+
+class Peer:
+    """A process with one role."""
+
+    def __init__(self, process: BaseProcess, pipe: Connection) -> None:
+        self.process, self.pipe = process, pipe
+
+    def say(self, word: Any) -> None:
+        self.pipe.send(word)
+
+    def hear(self, patience_s: float = PATIENCE_S) -> Any:
+        assert self.pipe.poll(patience_s), "nothing was said"
+        return self.pipe.recv()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def facts(self) -> dict[str, int]:
+        self.say("facts")
+        found: dict[str, int] = self.hear()[1]
+        return found
+
+    def until(self, links: int, files: int) -> None:
+        """Wait until it holds no more than this."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            facts = self.facts()
+            if facts["links"] == links and facts["files"] <= files:
+                return
+            assert time.monotonic() < end, facts
+            time.sleep(0.1)
+
+
+class Pair:
+    """A source and a target."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self.peers: list[Peer] = []
+        self.context = multiprocessing.get_context("forkserver")
+        # Loading torch once is enough for all processes of a test run.
+        self.context.set_forkserver_preload([source_role.__name__, target_role.__name__])
+
+    def start(self, role: Any, **options: Any) -> Peer:
+        ours, theirs = self.context.Pipe()
+        chosen = {"backend": self.backend, "size": SIZE, "deadline_s": DEADLINE_S, **options}
+        process = self.context.Process(target=role, args=(theirs, chosen), daemon=True)
+        process.start()
+        theirs.close()
+        peer = Peer(process, ours)
+        self.peers.append(peer)
+        return peer
+
+    def source(self, **options: Any) -> tuple[Peer, str]:
+        peer = self.start(transfer_peer.run_source, **options)
+        return peer, peer.hear()[1]
+
+    def target(self, **options: Any) -> Peer:
+        return self.start(transfer_peer.run_target, **options)
+
+    def end(self) -> None:
+        for peer in self.peers:
+            if peer.process.is_alive():
+                peer.signal(signal.SIGKILL)
+            peer.process.join()
+            peer.pipe.close()
+
+
+@pytest.fixture(params=BACKENDS)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    reason = missing(request.param)
+    if reason is not None:
+        pytest.skip(reason)
+    pair = Pair(request.param)
+    yield pair
+    pair.end()
+
+
+def fetch(target: Peer, address: str, session: str = SESSION, move: int = MOVE) -> None:
+    target.say(("fetch", session, move, address))
+
+
+def fetched(target: Peer) -> Fetched:
+    word = target.hear()
+    assert word[0] == "fetched", word
+    assert word[2], "what arrived is not what was sent"
+    found: Fetched = word[1]
+    return found
+
+
+def failed(target: Peer, within_s: float = DEADLINE_S + LATE_S) -> str:
+    word = target.hear(within_s)
+    assert word[0] == "error", word
+    return str(word[1])
+
+
+def test_a_state_arrives_bit_for_bit_in_rounds_and_only_what_changed_is_sent_twice(pair: Pair) -> None:
+    (_, address), target = pair.source(), pair.target()
+    fetch(target, address)
+    found = fetched(target)
+    assert found.backend == pair.backend
+    assert found.next_chunk == 4
+    assert found.state_bytes == SLOTS * LAYERS * SIZE
+    assert found.bytes_moved == (SLOTS + CHANGED) * LAYERS * SIZE
+    assert found.rounds == 2
+
+
+def test_links_are_kept_warm_and_nothing_else_is_kept(pair: Pair) -> None:
+    (source, address), target = pair.source(), pair.target()
+    fetch(target, address)
+    first = fetched(target)
+    held = [peer.facts() for peer in (source, target)]
+    for _ in range(3):
+        fetch(target, address)
+        assert fetched(target).digest == first.digest
+    for peer, before in zip((source, target), held, strict=True):
+        peer.until(links=1, files=before["files"])
+
+
+def test_a_session_at_rest_goes_in_one_round(pair: Pair) -> None:
+    (_, address), target = pair.source(at_rest=True), pair.target()
+    fetch(target, address)
+    found = fetched(target)
+    assert (found.rounds, found.bytes_moved) == (1, found.state_bytes)
+
+
+def test_large_pages_go_in_pieces(pair: Pair) -> None:
+    size = 9_000_001
+    (_, address), target = pair.source(size=size, deadline_s=90.0), pair.target(size=size, deadline_s=90.0)
+    fetch(target, address)
+    assert fetched(target).state_bytes == SLOTS * LAYERS * size
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_source_that_dies_or_stops_costs_the_target_an_error_and_no_memory(
+    pair: Pair, step: str, number: signal.Signals
+) -> None:
+    (source, address), target = pair.source(stop_at=step), pair.target()
+    before = target.facts()
+    fetch(target, address)
+    assert source.hear() == ("step", step)
+    source.signal(number)
+    assert failed(target) in ("peer_lost", "deadline_passed", "backend_failed")
+    target.until(links=0, files=before["files"] + 2)
+    # It is as good as new for the next source.
+    _, other = pair.source()
+    fetch(target, other)
+    fetched(target)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_target_that_dies_or_stops_leaves_the_source_free_for_the_next(
+    pair: Pair, step: str, number: signal.Signals
+) -> None:
+    (source, address), target = pair.source(stop_at=step), pair.target()
+    fetch(target, address)
+    assert source.hear() == ("step", step)
+    target.signal(number)
+    source.say("go on")
+    end = time.monotonic() + DEADLINE_S + LATE_S
+    while True:
+        source.say("facts")
+        overs, held = source.hear()
+        if overs == 1:
+            break
+        assert time.monotonic() < end, "the source still waits"
+        time.sleep(0.1)
+    assert held["links"] == 0
+    source.say("step nowhere")
+    other = pair.target()
+    fetch(other, address)
+    fetched(other)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_abort_at_the_target_frees_both_sides(pair: Pair, step: str) -> None:
+    (source, address), target = pair.source(stop_at=step), pair.target()
+    fetch(target, address)
+    assert source.hear() == ("step", step)
+    target.say("cancel")
+    assert failed(target) == "cancelled"
+    source.say("go on")
+    source.say("step nowhere")
+    source.until(links=0, files=1_000)
+    target.until(links=0, files=1_000)
+    fetch(target, address)
+    fetched(target)
+
+
+def test_a_source_that_never_comes_to_the_boundary_costs_the_deadline(pair: Pair) -> None:
+    (source, address), target = pair.source(stop_at="rest"), pair.target(deadline_s=3.0)
+    started = time.monotonic()
+    fetch(target, address)
+    assert source.hear() == ("step", "rest")
+    assert failed(target) == "deadline_passed"
+    assert time.monotonic() - started < 3.0 + LATE_S
+
+
+def test_a_flipped_bit_is_found(pair: Pair) -> None:
+    (_, address), target = pair.source(), pair.target(harm="flip")
+    fetch(target, address)
+    assert failed(target, PATIENCE_S) == "digest_mismatch"
+    target.until(links=0, files=1_000)
+
+
+def test_a_truncated_transfer_is_refused(pair: Pair) -> None:
+    (_, address), target = pair.source(harm="truncate"), pair.target()
+    fetch(target, address)
+    assert failed(target, PATIENCE_S) in ("truncated", "peer_lost", "deadline_passed", "backend_failed")
+    target.until(links=0, files=1_000)
+
+
+def test_pages_of_another_layout_are_refused(pair: Pair) -> None:
+    (source, address), target = pair.source(), pair.target(size=SIZE + 1)
+    fetch(target, address)
+    assert failed(target) == "wrong_layout"
+    source.until(links=0, files=1_000)
+
+
+def test_another_model_is_refused_before_anything_is_moved(pair: Pair) -> None:
+    (source, address), target = pair.source(), pair.target(model="f" * 16)
+    fetch(target, address)
+    assert failed(target) == "wrong_layout"
+    source.say("facts")
+    assert source.hear()[0] == 0
+
+
+@pytest.mark.parametrize(("session", "move"), [("ses_2", MOVE), (SESSION, MOVE + 1)])
+def test_a_session_or_move_that_the_row_does_not_name_is_refused(pair: Pair, session: str, move: int) -> None:
+    (_, address), target = pair.source(), pair.target(deadline_s=1.0)
+    fetch(target, address, session, move)
+    assert failed(target) == "not_offered"
+
+
+def test_nobody_at_the_address_is_an_error(pair: Pair) -> None:
+    target = pair.target(deadline_s=1.0)
+    fetch(target, "tcp://127.0.0.1:1")
+    assert failed(target) == "peer_lost"
+
+
+def test_two_workers_without_a_way_in_common_say_so() -> None:
+    pair = Pair("gloo")
+    try:
+        (_, address), target = pair.source(), pair.target(backend="shm")
+        fetch(target, address)
+        assert failed(target) == "no_backend"
+    finally:
+        pair.end()
+
+
+HELLO = {
+    "type": "hello",
+    "session": SESSION,
+    "move": MOVE,
+    "worker": TARGET,
+    "model": MODEL,
+    "backends": ["gloo"],
+}
+
+
+def frame(content: Any) -> bytes:
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return struct.pack(">I", len(data)) + data
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        (frame(b"no json"), "protocol_broken"),
+        (frame({"type": "seal", "header": {}, "pages": [], "digest": ""}), "protocol_broken"),
+        (frame({**HELLO, "session": "a.b"}), "protocol_broken"),
+        (frame({**HELLO, "version": 99}), "protocol_broken"),
+        (frame({**HELLO, "worker": "wrk_other"}), "not_offered"),
+        (frame({**HELLO, "model": "other"}), "wrong_layout"),
+        (struct.pack(">I", FRAME_LIMIT + 1), "protocol_broken"),
+    ],
+)
+async def test_what_is_no_hello_is_refused_with_its_reason(said: bytes, code: str) -> None:
+    pair = Pair("gloo")
+    try:
+        _, address = pair.source()
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+        writer.write(said)
+        (size,) = struct.unpack(">I", await asyncio.wait_for(reader.readexactly(4), PATIENCE_S))
+        answer = json.loads(await reader.readexactly(size))
+        assert (answer["type"], answer["code"]) == ("refuse", code)
+        assert await reader.read() == b""
+        writer.close()
+    finally:
+        pair.end()

@@ -1,0 +1,243 @@
+"""One side of a transfer in a process of its own, driven over a pipe. Its state is made of numbers alone.
+
+It tells of each step and waits for a word before it goes on, so that a test can kill or stop it, or the other
+side, exactly there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turboserve.worker.engine.errors import SnapshotRejected
+from turboserve.worker.engine.moving import Page
+from turboserve.worker.transfer.deadline import Deadline
+from turboserve.worker.transfer.errors import NotOffered, TransferError
+from turboserve.worker.transfer.link import Link, Memory, Remote
+from turboserve.worker.transfer.links import Links
+from turboserve.worker.transfer.source import Source
+from turboserve.worker.transfer.target import Target
+
+MODEL = "0123456789abcdef"
+LAYERS, SLOTS, CHANGED = 3, 8, 2
+SESSION, MOVE, TARGET = "ses_1", 7, "wrk_target"
+STEPS = ("pages", "rest", "acknowledged", "sealing")
+
+
+def layers(slot: int, size: int, *, changed: bool) -> tuple[Tensor, ...]:
+    """One page's bytes. Views of one piece of memory, as in a slab."""
+    generator = torch.Generator().manual_seed(2 * slot + changed)
+    whole = torch.randint(0, 256, (LAYERS, size), dtype=torch.uint8, generator=generator)
+    return tuple(whole.unbind(0))
+
+
+class State:
+    """The source's session: the last pages are written again before it stands still."""
+
+    def __init__(self, size: int) -> None:
+        self.bulk = [self._page(slot, size, changed=False) for slot in range(SLOTS)]
+        again = [self._page(slot, size, changed=True) for slot in range(SLOTS - CHANGED, SLOTS)]
+        self.final = self.bulk[: SLOTS - CHANGED] + again
+
+    @staticmethod
+    def _page(slot: int, size: int, *, changed: bool) -> Page:
+        return Page(f"keys/{slot}", layers(slot, size, changed=changed), (slot, changed))
+
+
+class Steps:
+    """Where the test stands in the way."""
+
+    def __init__(self, pipe: Connection, stop_at: str | None) -> None:
+        self._pipe, self._stop_at = pipe, stop_at
+
+    async def at(self, step: str) -> None:
+        if step == self._stop_at:
+            self._pipe.send(("step", step))
+            while not self._pipe.poll():
+                await asyncio.sleep(0.01)
+            self._pipe.recv()
+
+
+class Giver:
+    """The source's worker. `Giver` of `transfer.source`."""
+
+    def __init__(self, size: int, steps: Steps, *, at_rest: bool) -> None:
+        self.state, self.steps, self.at_rest = State(size), steps, at_rest
+        self.overs = 0
+
+    def check(self, session: str, move: int, target: str) -> bool:
+        if (session, move, target) != (SESSION, MOVE, TARGET):
+            raise NotOffered(f"session {session}: no move {move} to {target} is known here")
+        return self.at_rest
+
+    async def pages(self, session: str) -> Sequence[Page]:
+        await self.steps.at("pages")
+        return self.state.bulk
+
+    async def rest(self, session: str, move: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
+        await self.steps.at("rest")
+        return {"session": session, "next_chunk": 4}, self.state.final
+
+    async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
+        await self.steps.at("acknowledged")
+
+    def sealing(self, session: str, move: int) -> None:
+        """Nothing stands in the way here: the step is the one before."""
+
+    def over(self, session: str, move: int) -> None:
+        self.overs += 1
+
+
+class Room:
+    """The target's memory. `Room` of `transfer.target`."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.slots = {f"keys/{n}": torch.zeros(LAYERS, size, dtype=torch.uint8) for n in range(SLOTS)}
+
+    def place(self, name: str, size: int, dtype: str = "", shape: Sequence[int] = ()) -> tuple[Tensor, ...]:
+        if name not in self.slots or size != LAYERS * self.size:
+            raise SnapshotRejected(name, size, LAYERS * self.size)
+        return tuple(self.slots[name].unbind(0))
+
+    def check(self, header: Mapping[str, Any], names: Iterable[str]) -> None:
+        if header.get("next_chunk") != 4 or set(names) != set(self.slots):
+            raise SnapshotRejected("header", header, "that of the session")
+
+    def holds(self, state: State) -> bool:
+        """Whether it is the source's state, bit for bit."""
+        return all(
+            torch.equal(ours, theirs)
+            for page in state.final
+            for ours, theirs in zip(self.slots[page.name], page.parts, strict=True)
+        )
+
+
+def harmed(link: Link, harm: str | None) -> Link:
+    """A link that loses or changes what it moves."""
+    move = link.transfer
+
+    def transfer(
+        session: str, source: Memory | Remote, target: Memory | Remote, pages: range, deadline: Deadline
+    ) -> int:
+        if harm == "truncate" and isinstance(source, Memory):
+            source = Memory([[part[: part.numel() // 2] for part in page] for page in source.pages])
+        moved = move(session, source, target, pages, deadline)
+        if harm == "flip" and isinstance(target, Memory):
+            target.pages[0][0][5] ^= 4
+        return moved
+
+    offer = link.offer
+
+    def offered(memory: Memory, pages: range, deadline: Deadline) -> dict[str, Any]:
+        if harm == "truncate":
+            memory = Memory([[part[: part.numel() // 2] for part in page] for page in memory.pages])
+        return offer(memory, pages, deadline)
+
+    if harm is not None:
+        link.transfer = transfer  # type: ignore[method-assign]
+        link.offer = offered  # type: ignore[method-assign]
+    return link
+
+
+class HarmedLinks(Links):
+    harm: str | None = None
+
+    async def _make(self, *args: Any) -> Link:
+        return harmed(await super()._make(*args), self.harm)
+
+
+def facts(links: Links) -> dict[str, int]:
+    """What a process holds."""
+    gc.collect()
+    return {"files": len(list(Path("/proc/self/fd").iterdir())), "links": links.idle}
+
+
+def run_source(pipe: Connection, options: dict[str, Any]) -> None:
+    asyncio.run(_source(pipe, **options))
+
+
+def run_target(pipe: Connection, options: dict[str, Any]) -> None:
+    asyncio.run(_target(pipe, **options))
+
+
+async def _source(
+    pipe: Connection,
+    backend: str,
+    size: int,
+    stop_at: str | None = None,
+    at_rest: bool = False,
+    harm: str | None = None,
+    model: str = MODEL,
+    deadline_s: float = 8.0,
+) -> None:
+    links = HarmedLinks([backend], torch.device("cpu"), model)
+    links.harm = harm
+    giver = Giver(size, Steps(pipe, stop_at), at_rest=at_rest)
+    source = Source(giver, links, deadline_s)
+    server = await asyncio.start_server(source.serve, "127.0.0.1", 0)
+    pipe.send(("address", f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+    loop = asyncio.get_running_loop()
+    while True:
+        # While it stands at a step the word on the pipe is for that.
+        while not pipe.poll() or (giver.steps._stop_at is not None and source._open):
+            await asyncio.sleep(0.01)
+        match pipe.recv():
+            case "facts":
+                pipe.send((giver.overs, facts(links)))
+            case "abort":
+                source.abort(SESSION)
+            case "step nowhere":
+                giver.steps._stop_at = None
+            case "end":
+                server.close()
+                links.close()
+                loop.stop()
+                return
+
+
+async def _target(
+    pipe: Connection,
+    backend: str,
+    size: int,
+    harm: str | None = None,
+    model: str = MODEL,
+    deadline_s: float = 8.0,
+) -> None:
+    links = HarmedLinks([backend], torch.device("cpu"), model)
+    links.harm = harm
+    target = Target(TARGET, links, deadline_s)
+    task: asyncio.Task[None] | None = None
+
+    async def fetch(session: str, move: int, address: str) -> None:
+        room = Room(size)
+        try:
+            fetched = await target.fetch(session, move, [address], room)
+        except TransferError as error:
+            pipe.send(("error", error.code, str(error)))
+        except asyncio.CancelledError:
+            pipe.send(("error", "cancelled", ""))
+        else:
+            pipe.send(("fetched", fetched, room.holds(State(size))))
+
+    while True:
+        while not pipe.poll():
+            await asyncio.sleep(0.01)
+        match pipe.recv():
+            case ("fetch", session, move, address):
+                task = asyncio.create_task(fetch(session, move, address))
+            case "cancel":
+                assert task is not None
+                task.cancel()
+            case "facts":
+                pipe.send((0, facts(links)))
+            case "end":
+                links.close()
+                return
