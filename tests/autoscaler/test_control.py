@@ -107,7 +107,7 @@ class World:
     predictive=st.booleans(),
     hysteresis=st.sampled_from([0.02, 0.1, 0.2]),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_constant_load_takes_at_most_two_actions(
     demand: int, start: int, delay_s: float, predictive: bool, hysteresis: float
 ) -> None:

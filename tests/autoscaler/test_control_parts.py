@@ -7,7 +7,7 @@ import math
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turboserve.autoscaler.control.budget import budget, would_hold
@@ -36,6 +36,7 @@ def load(required: int = 1, workers: int = 1, at: float = 0.0, **changed: object
 
 
 class TestDetector:
+    @settings(deadline=None)
     @given(st.lists(st.integers(0, 9), min_size=1, max_size=40))
     def test_volatility_is_the_standard_deviation_over_the_window(self, counts: list[int]) -> None:
         detector = WorkloadDetector(epoch_s=1.0, window=10)
@@ -79,6 +80,7 @@ class TestDetector:
 
 
 class TestBudget:
+    @settings(deadline=None)
     @given(st.integers(0, 500), st.integers(1, 16), st.sampled_from([0.25, 0.5, 0.65, 0.8, 0.95]))
     def test_is_the_formula_at_the_papers_weight(self, required: int, capacity: int, rho: float) -> None:
         found = budget(required, capacity, row(rho, weight=0.0))
@@ -97,6 +99,7 @@ class TestBudget:
         assert budget(20, 5, row(0.8, 100.0), most=8) == 7
         assert budget(90, 5, row(0.8, 100.0), most=8) >= 23, "but what is needed is said"
 
+    @settings(deadline=None)
     @given(st.integers(0, 100), st.integers(1, 8), st.integers(0, 30), st.floats(0.2, 1.0))
     def test_would_hold_means_an_even_spread_fits(
         self, required: int, capacity: int, workers: int, limit: float
@@ -218,6 +221,7 @@ class TestHearing:
 
 
 class TestPeak:
+    @settings(deadline=None)
     @given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 9)), min_size=1, max_size=30))
     def test_is_the_largest_value_that_held_in_the_window(self, steps: list[tuple[float, int]]) -> None:
         peak, now, known = Peak(4.0), 0.0, []

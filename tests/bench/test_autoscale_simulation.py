@@ -221,6 +221,12 @@ class TestProfiling:
 
         assert profiled(43) < profiled(7)
 
+    def test_where_nothing_passes_the_safest_is_taken(self) -> None:
+        trace = from_counts("flood", [5] * 20 + [75] * 20, 0)
+        found = search([Segment(trace, 9.0)], Plant(), POLICY, (0.25, 0.5, 0.95), (0.2,))
+        assert found.pass_rate == 0
+        assert found.rho == 0.25
+
     def test_a_lead_in_is_not_paid_for(self) -> None:
         pieces = cut(constant(8, 180), 60.0, 60.0, POLICY)
         assert [piece.lead_in_s for piece in pieces] == [0.0, 60.0, 60.0]

@@ -97,10 +97,10 @@ def search(
 ) -> Profiled:
     """The (λ, ρ̂) of the grid with the least mean cost among those with which no chunk of any segment is late.
 
-    If none passes: the one with most segments without a late chunk, then the cheapest. Ties go to the
-    smaller λ, then to the smaller ρ̂.
+    If none passes: the one with most segments without a late chunk, then with the fewest late chunks. Ties go
+    to the smaller λ, then to the smaller ρ̂.
     """
-    found: list[tuple[tuple[float, float, float, float], Profiled]] = []
+    found: list[tuple[tuple[float, ...], Profiled]] = []
     for weight in sorted(weights):
         for rho in sorted(rhos):
             runs = [replay(segment, plant, policy, rho, weight) for segment in segments]
@@ -109,7 +109,8 @@ def search(
             worst_s = max(run.worst_s for run in runs)
             mean = sum(segment.volatility for segment in segments) / len(segments)
             result = Profiled(weight, rho, len(segments), passed, cost_s, worst_s, mean)
-            found.append(((-passed, round(cost_s, 6), weight, rho), result))
+            late = sum(run.late for run in runs)
+            found.append(((-passed, late, round(cost_s, 6), weight, rho), result))
     return min(found, key=lambda entry: entry[0])[1]
 
 
