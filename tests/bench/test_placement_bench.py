@@ -35,7 +35,8 @@ def test_a_rebalance_has_something_to_move() -> None:
 def test_nobody_beats_the_oracle(seed: int) -> None:
     given, links = instance(seed), Links()
     best = optimum(given.workers, given.sessions + given.arriving, links, 0.1)
-    outcome, cluster = decide(given, MinMax(), MinMaxRebalancer(), links)
+    mover = MinMaxRebalancer()
+    outcome, cluster = decide(given, MinMax(mover), mover, links)
     assert outcome.latency_s + 0.1 * outcome.cost_s >= best.objective_s - 1e-9
     assert all(entry.held <= entry.slots for entry in cluster.entries.values())
 

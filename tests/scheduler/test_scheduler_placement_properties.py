@@ -300,6 +300,29 @@ def test_under_constant_load_moves_end_and_nobody_comes_back(
     raise AssertionError("it never came to rest")
 
 
+@given(changes(), demands(), targets_s)
+@settings(max_examples=150, deadline=None)
+def test_giving_way_overfills_nobody_and_does_not_raise_the_bottleneck(
+    deltas: list[tuple[str, object]], wanted: list[Demand], target_s: float | None
+) -> None:
+    cluster, plain = changed(deltas, target_s), changed(deltas, target_s)
+    choices = MinMax(MinMaxRebalancer()).assign(cluster, wanted)
+    # What was tried out is undone.
+    assert cluster.sessions == plain.sessions
+    assert cluster.candidates() == plain.candidates()
+    for demand, choice, before in zip(wanted, choices, MinMax().assign(plain, wanted), strict=True):
+        assert (choice.worker is None) == (before.worker is None)
+        assert choice.worker not in demand.excluded
+        event("gave way" if choice.worker != before.worker else "stayed")
+        for there, chosen in ((cluster, choice), (plain, before)):
+            there.put_session(SessionState(demand.session, demand.model, reserved=chosen.worker))
+    for entry in cluster.entries.values():
+        came = sum(choice.worker == entry.id for choice in choices)
+        assert came == 0 or entry.held <= entry.slots
+    for model in MODELS:
+        assert cluster.pool(model).bottleneck_s <= plain.pool(model).bottleneck_s
+
+
 @st.composite
 def small(draw: st.DrawFn) -> tuple[list[WorkerState], list[SessionState]]:
     workers = [

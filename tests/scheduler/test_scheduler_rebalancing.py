@@ -8,9 +8,11 @@ import pytest
 
 from turboserve.scheduler.placement import (
     Cluster,
+    Demand,
     Link,
     LinkKind,
     Links,
+    MinMax,
     MinMaxRebalancer,
     Move,
     MoveKind,
@@ -209,3 +211,20 @@ def test_links_learn_from_moves() -> None:
     assert links.seconds(LinkKind.HOST, 10**6) == pytest.approx(0.5)
     links.observe(LinkKind.NODE, 0, 0.0)
     assert links.seconds(LinkKind.NODE, 0) == 0.0
+
+
+def test_a_new_session_leaves_the_near_slot_to_one_that_moves() -> None:
+    links = Links({LinkKind.ACROSS: Link(0.5, 1e9)})
+    mover = MinMaxRebalancer(links=links)
+    fast = {"chunk_latency_s": {n: 0.09 * n for n in range(1, 6)}, "host": "n/2"}
+    there = cluster({"a": 4, "b": 1, "c": 1}, a={"host": "n/1"}, b=fast, c={"host": "m/1"})
+    for name in ("b", "c"):
+        there.put_worker(replace(there.workers[name], capacity=2))
+    demand = Demand("new", "toy", "place")
+    assert MinMax().assign(there, [demand])[0].worker == "b"
+    [choice] = MinMax(mover).assign(there, [demand])
+    assert choice.worker == "c"
+    assert "left to a session of a" in choice.reason
+    there.put_session(SessionState("new", "toy", reserved="c"))
+    [move] = mover.propose(there, 0.0)
+    assert (move.source, move.target) == ("a", "b")

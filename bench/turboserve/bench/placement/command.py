@@ -35,13 +35,15 @@ def run(
     """Decision time by event and number of workers, over the index that the scheduler keeps; and how far the
     result is from an exhaustive oracle's, with the baselines' in the same run."""
     rebalancer = MinMaxRebalancer()
-    samples = {n: measure(n, events, seed, MinMax(), rebalancer) for n in WORKERS if n <= most}
+    samples = {n: measure(n, events, seed, MinMax(rebalancer), rebalancer) for n in WORKERS if n <= most}
     eta = rebalancer.weights.eta
     seeds = range(seed, seed + instances)
-    together = Weights(moves_at_once=1000)
-    only_objective = Weights(moves_at_once=1000, spreads=False)
-    ours = gap(seeds, MinMax(), MinMaxRebalancer(together), eta)
-    strict = gap(seeds, MinMax(), MinMaxRebalancer(only_objective), eta)
+    ours, strict = (
+        gap(seeds, MinMax(mover), mover, eta)
+        for mover in (
+            MinMaxRebalancer(Weights(moves_at_once=1000, spreads=spreads)) for spreads in (True, False)
+        )
+    )
     return {
         "definitions": {
             "decision": "the event put into the index, the session assigned, moves proposed and put there",

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.filling import Filling
+from turboserve.scheduler.placement.giving_way import give_way
 from turboserve.scheduler.placement.interface import Candidate, Choice, Demand, Placement, why_not
 from turboserve.scheduler.placement.latency import Curve
+from turboserve.scheduler.placement.moves import Rebalancer
 from turboserve.scheduler.placement.pool import Entry
 
 HELD = "it holds the session's state"
@@ -25,10 +27,17 @@ class MinMax(Placement):
     the last resort.
     """
 
+    def __init__(self, rebalancer: Rebalancer | None = None) -> None:
+        """`rebalancer`: whose moves `assign` makes way for (see `giving_way`)."""
+        self._rebalancer = rebalancer
+
     def assign(self, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]:
         filling = Filling(cluster)
         bottlenecks: dict[str, float] = {}
-        return [self._assign(cluster, filling, bottlenecks, demand) for demand in demands]
+        choices = [self._assign(cluster, filling, bottlenecks, demand) for demand in demands]
+        if self._rebalancer is None or not demands:
+            return choices
+        return give_way(cluster, demands, choices, self._rebalancer)
 
     def _assign(
         self, cluster: Cluster, filling: Filling, bottlenecks: dict[str, float], demand: Demand
