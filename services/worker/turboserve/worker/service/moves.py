@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,6 +25,9 @@ from turboserve.worker.transfer.errors import NoState, NotOffered, TransferError
 from turboserve.worker.transfer.links import Links
 from turboserve.worker.transfer.source import Source
 from turboserve.worker.transfer.target import Fetched, Target
+
+EVERYWHERE = ("0.0.0.0", "::")
+"""Addresses to listen at, and none to be reached at: others are told the machine's name."""
 
 log = logs.get("moves")
 T = TypeVar("T")
@@ -79,18 +83,11 @@ class Moves:
         self._source = Source(self, self.links, settings.transfer_deadline_s)
         self._target = Target(worker, self.links, settings.transfer_deadline_s)
         self._server: asyncio.Server | None = None
+        self.addresses: tuple[str, ...] = ()
+        """Where other workers ask for state; empty before `start`."""
         self._copies: dict[str, _Copy] = {}
         self._resting: dict[str, asyncio.Event] = {}
         self._sealable: dict[str, tuple[asyncio.Event, set[int]]] = {}
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Where other workers ask for state; empty before `start`."""
-        if self._server is None:
-            return ()
-        host, port = self._server.sockets[0].getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        return (f"tcp://{shown}:{port}?backend={','.join(self.links.backends)}",)
 
     @property
     def machine(self) -> str:
@@ -100,6 +97,11 @@ class Moves:
     async def start(self) -> None:
         """Listen. Raises `OSError`."""
         self._server = await asyncio.start_server(self._source.serve, self._host, self._port)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        if host in EVERYWHERE:
+            host = socket.gethostname()
+        shown = f"[{host}]" if ":" in host else host
+        self.addresses = (f"tcp://{shown}:{port}?backend={','.join(self.links.backends)}",)
 
     async def stop(self) -> None:
         """Hang up on everyone, and let go of what is on its way here."""
