@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from turboserve import subjects
 from turboserve.contracts import chunks, errors, events, requests
+from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
 from turboserve.contracts.base import ID_PATTERN, Contract, is_id
 from turboserve.contracts.sessions import PROMPT_LIMIT, TRANSITIONS, Phase
 
@@ -58,7 +59,8 @@ def values(kind: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
     if kind is int:
         return st.integers(limits.get("ge", -(2**62)), limits.get("le", 2**62))
     if kind is float:
-        return st.floats(limits.get("ge", -1e9), limits.get("le", 1e9), allow_nan=False)
+        low = limits.get("ge", limits.get("gt", -1e9))
+        return st.floats(low, limits.get("le", 1e9), exclude_min="gt" in limits, allow_nan=False)
     assert kind is str, kind
     if any(isinstance(item, StringConstraints) and item.pattern for item in metadata):
         return IDS
@@ -72,7 +74,22 @@ def bounds(item: Any) -> list[tuple[str, Any]]:
     return [(name, getattr(item, name)) for name in names if getattr(item, name, None) is not None]
 
 
+@st.composite
+def tables(draw: st.DrawFn) -> ProfileTable:
+    """Only tables without gaps are tables at all."""
+    ends = sorted(draw(st.lists(st.floats(0.1, 1e6), max_size=3, unique=True)))
+    levels = [
+        draw(built(LevelParameters)).model_copy(
+            update={"level": n + 1, "volatility_from": start, "volatility_to": end}
+        )
+        for n, (start, end) in enumerate(zip([0.0, *ends], [*ends, None], strict=True))
+    ]
+    return ProfileTable(levels=tuple(levels), provenance=draw(built(Provenance)))
+
+
 def built(kind: type[Contract]) -> st.SearchStrategy[Contract]:
+    if kind is ProfileTable:
+        return tables()
     fields = {
         name: values(field.annotation, tuple(field.metadata)) for name, field in kind.model_fields.items()
     }
