@@ -80,12 +80,13 @@ class Database:
         connection = engine.connect()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._deadline_s
+        driver: Any = None
         try:
             async with asyncio.timeout_at(deadline):
                 await connection.start()
             # Not a cancellation: undoing things politely takes the server's answer and would hang as well.
             driver = (await connection.get_raw_connection()).driver_connection
-            cut = loop.call_at(deadline, driver.terminate)  # type: ignore[union-attr]
+            cut = loop.call_at(deadline, driver.terminate)
             try:
                 yield connection
             finally:
@@ -97,10 +98,16 @@ class Database:
             # TimeoutError is an OSError: our own deadline and the driver's both end here.
             if not transient(error):
                 raise
-            self._complain(error)
-            raise UnavailableError(
-                "the database does not answer at the moment", retry_after_s=RETRY_AFTER_S
-            ) from error
+            raise self._away(error) from error
+        except AttributeError as error:
+            # The driver takes several steps for some statements, and trips over a connection cut in between.
+            if driver is None or not driver.is_closed():
+                raise
+            raise self._away(error) from error
+
+    def _away(self, error: BaseException) -> UnavailableError:
+        self._complain(error)
+        return UnavailableError("the database does not answer at the moment", retry_after_s=RETRY_AFTER_S)
 
     def _complain(self, error: BaseException) -> None:
         """Once a second at most: a database that is down fails everything at once."""

@@ -1,0 +1,194 @@
+"""Workers that die or are cut off, with the real scheduler: who may run what, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from turboserve.cli.embedded import NatsServer
+from turboserve.contracts.requests import ListWorkers, SessionRef
+from turboserve.contracts.sessions import Phase
+from turboserve.subjects import LIST_DECISIONS, LIST_WORKERS, PAUSE_SESSION, RESUME_SESSION
+
+# The tests are no package: what they share is found beside them.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from worker_scene import TAKEOVERS, Scene, environment, pool, scene, store
+
+__all__ = ["environment", "pool", "scene", "store"]
+
+TIMES = {
+    "TURBOSERVE_LEASE_S": "8",
+    "TURBOSERVE_WORKER_TIMEOUT_S": "14",
+    "TURBOSERVE_IDLE_AFTER_S": "3600",
+    # Only deaths move sessions here.
+    "TURBOSERVE_REBALANCE": "false",
+}
+
+
+class Cable:
+    """The way from one process to the broker, which can be cut."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._whole = True
+        self._ends: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def lay(self) -> int:
+        """Returns the port of its near end."""
+        self._server = await asyncio.start_server(self._joined, "127.0.0.1", 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def cut(self) -> None:
+        """Nothing passes any more, and nobody is told: connections stay as they are."""
+        self._whole = False
+
+    def mend(self) -> None:
+        """What was sent meanwhile is lost, and so are the connections."""
+        for end in self._ends:
+            end.transport.abort()
+        self._whole = True
+
+    async def remove(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._whole:
+            writer.transport.abort()
+            return
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._ends |= {writer, far_writer}
+        for source, sink in ((reader, far_writer), (far_reader, writer)):
+            task = asyncio.create_task(self._carry(source, sink))
+            self._tasks.add(task)
+
+    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await source.read(65536):
+                if self._whole:
+                    sink.write(data)
+                    await sink.drain()
+        sink.close()
+
+
+@pytest.fixture
+async def cable(nats_server: NatsServer) -> AsyncIterator[tuple[Cable, str]]:
+    """A cable, and the address of the broker by it for a worker."""
+    url = urlsplit(nats_server.url("worker"))
+    assert url.port is not None
+    cable = Cable(url.port)
+    port = await cable.lay()
+    yield cable, url._replace(netloc=url.netloc.replace(f":{url.port}", f":{port}")).geturl()
+    await cable.remove()
+
+
+@pytest.fixture
+async def scheduler(
+    scene: Scene, environment: dict[str, str], nats_server: NatsServer, tmp_path: Path
+) -> AsyncIterator[None]:
+    variables = environment | TIMES | {"TURBOSERVE_NATS_URL": nats_server.url("scheduler")}
+    with (tmp_path / "scheduler.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "turboserve.scheduler", env=variables, stdout=log, stderr=log
+        )
+    yield
+    process.kill()
+    await process.wait()
+    print((tmp_path / "scheduler.log").read_text())
+
+
+async def runs_on(scene: Scene, session: str, worker: str) -> None:
+    async def there() -> bool:
+        record = await scene.record(session)
+        return (record.phase, record.worker) == (Phase.ACTIVE, worker)
+
+    await scene.until(there, f"{session} runs on {worker}")
+
+
+async def kinds(scene: Scene, session: str) -> list[str]:
+    page = await scene.bus.call(LIST_DECISIONS, SessionRef(session=session))
+    return [decision.kind for decision in page.decisions if decision.worker is not None]
+
+
+async def test_a_worker_that_is_cut_off_has_stopped_before_its_sessions_are_taken(
+    scene: Scene, scheduler: None, cable: tuple[Cable, str]
+) -> None:
+    way, url = cable
+    first = await scene.worker(**TIMES, TURBOSERVE_NATS_URL=url)
+    session = await scene.create()
+    await runs_on(scene, session, first)
+    await scene.chunks(session, 3)
+    second = await scene.worker(**TIMES)
+    log = scene.pool.logs / f"{first}.log"
+    beats = scene.beats[first]
+    await scene.until(lambda: scene.beats[first] > beats, "it lives")
+    # On a machine that is busy with other things a lease may well have ended before, and come back.
+    before = len(log.read_text())
+    way.cut()
+
+    async def taken() -> bool:
+        stopped = "lease is over" in log.read_text()[before:]
+        if (await scene.record(session)).epoch == 1:
+            return False
+        assert stopped, "its session was taken while it still generated"
+        return True
+
+    await scene.until(taken, "the session is taken from the worker that is cut off")
+    await runs_on(scene, session, second)
+    came = await scene.chunks(session, 6)
+    way.mend()
+    # It learns that it was taken for dead, and makes room for a worker with another name.
+    assert await scene.exit_status(first) != 0
+    chunks = await scene.chunks(session, came[-1].header.index + 4)
+    assert [chunk.header.index for chunk in chunks] == list(range(len(chunks)))
+    owners = [(chunk.header.epoch, chunk.header.worker) for chunk in chunks]
+    assert owners == sorted(owners, key=lambda owner: owner[0])
+    assert set(owners) == {(1, first), (2, second)}
+    assert await kinds(scene, session) == ["place", "recover"]
+
+
+async def test_a_sleeping_session_whose_holder_died_is_rebuilt_when_its_user_is_back(
+    scene: Scene, scheduler: None
+) -> None:
+    first = await scene.worker(**TIMES)
+    session = await scene.create()
+    await runs_on(scene, session, first)
+    await scene.chunks(session, 6)
+    await scene.bus.call(PAUSE_SESSION, SessionRef(session=session))
+
+    def on_host() -> bool:
+        return any(one.session == session and not one.resident for one in scene.loads[first].sessions)
+
+    await scene.until(on_host, "the state is on the host")
+    second = await scene.worker(**TIMES)
+    before = scene.metric(second, TAKEOVERS)
+    scene.signal(first, signal.SIGKILL)
+
+    async def noticed() -> bool:
+        page = await scene.bus.call(LIST_WORKERS, ListWorkers())
+        return first not in {record.id for record in page.workers}
+
+    await scene.until(noticed, "its holder's death is noticed")
+    asleep = await scene.record(session)
+    assert (asleep.phase, asleep.epoch) == (Phase.SUSPENDED, 1)
+    await scene.bus.call(RESUME_SESSION, SessionRef(session=session))
+    await runs_on(scene, session, second)
+    chunks = await scene.chunks(session, asleep.next_chunk + 4)
+    assert [chunk.header.index for chunk in chunks] == list(range(len(chunks)))
+    assert chunks[-1].header.worker == second
+    assert scene.metric(second, TAKEOVERS) == before + 1
+    assert await kinds(scene, session) == ["place", "recover"]
