@@ -1,0 +1,75 @@
+"""A pool that goes to zero and wakes: the whole stack, with nothing but one session."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from turboserve.bench.streaming.viewer import Viewer
+from turboserve.cli.stack.background import BackgroundStack
+
+LIMIT_S = 180.0
+
+
+async def read(api: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    """The answer; a store that has no time at the moment is asked again, as it asks for."""
+    deadline = time.monotonic() + LIMIT_S
+    while (answer := await api.get(path)).status_code >= 500 and time.monotonic() < deadline:
+        await asyncio.sleep(0.5)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def until_pool(api: httpx.AsyncClient, **wanted: object) -> dict[str, Any]:
+    """The pool's status once these numbers are so."""
+    deadline = time.monotonic() + LIMIT_S
+    found: dict[str, Any] = {}
+    while time.monotonic() < deadline:
+        answer = await api.get("/v1/pool")
+        if answer.status_code == 200:
+            found = answer.json()
+            if all(found[name] == value for name, value in wanted.items()):
+                return found
+        await asyncio.sleep(0.2)
+    raise AssertionError(f"the pool never came to {wanted}: {found}")
+
+
+async def test_a_session_wakes_a_pool_of_no_workers_and_is_paid_for(data_dir: Path) -> None:
+    environment = {
+        "TURBOSERVE_SCALE_ZERO_AFTER_S": "2",
+        "TURBOSERVE_SCALE_IN_COOLDOWN_S": "2",
+        "TURBOSERVE_SCALE_IN_WINDOW_S": "2",
+        "TURBOSERVE_PRICES": '{"cpu": 3600}',
+    }
+    with BackgroundStack(data_dir, "--workers", "0..2", environment=environment) as stack:
+        async with httpx.AsyncClient(base_url=stack.url, timeout=20.0) as api:
+            await until_pool(api, target=0, ready=0, orders=0)
+            assert (await read(api, "/v1/cost"))["total"]["gpu_seconds"] == 0
+
+            # Nobody serves the model, and nobody has ever: it is admitted all the same, and waits.
+            viewer = await Viewer.create(api, "a red circle moving left")
+            async with viewer.watching():
+                await viewer.more_chunks(2, LIMIT_S)
+                pool = await until_pool(api, target=1, ready=1)
+                wake = next(d for d in pool["scaling"]["decisions"] if d["action"] == "wake")
+                assert (wake["previous"], wake["target"]) == (0, 1)
+                assert pool["start_up_s"] > 0
+            await viewer.delete()
+            await until_pool(api, target=0, slots=[])
+            # Its end is told with the next report, and the last share is given out.
+            await asyncio.sleep(5.0)
+
+            cost = await read(api, f"/v1/cost?session={viewer.session}")
+            [share] = cost["sessions"]
+            assert 0 < share["gpu_seconds"] < cost["total"]["gpu_seconds"]
+            assert share["money"] > 0
+            # The time until the worker was ready is paid for, and nobody's.
+            [kind] = cost["kinds"]
+            assert 0 < kind["starting_gpu_seconds"] <= cost["idle"]["gpu_seconds"] + 1e-6
+            await asyncio.sleep(3.0)
+            assert (await read(api, "/v1/cost"))["total"] == cost["total"]
