@@ -1,8 +1,8 @@
 """The scheduler's core against a model of everything around it, on a virtual clock, under faults.
 
 The model of the store keeps the real one's rules (compare-and-set on the version, capacity by rows); messages
-are delayed, lost, doubled and reordered; workers die, fall silent and join; the scheduler is restarted and
-held up.
+are delayed, lost, doubled and reordered; workers die, fall silent, drain and join; sessions move, and their
+copies take long or fail; the scheduler is restarted and held up.
 A failing seed is replayed by its number.
 """
 
@@ -19,18 +19,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
-from turboserve.contracts.workers import LoadReport, Refusal, WorkerPhase, WorkerRecord
+from turboserve.contracts.workers import (
+    LoadReport,
+    MoveReport,
+    MoveStage,
+    Refusal,
+    WorkerPhase,
+    WorkerRecord,
+)
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import (
+    AbandonMove,
     AllListed,
     Answered,
+    BeginMove,
     Command,
+    CommitMove,
     DeclareGone,
     Event,
     ListAll,
     ListWorkers,
     LoadReported,
     Note,
+    OfSession,
     Place,
     ReadSession,
     Refused,
@@ -42,7 +53,7 @@ from turboserve.scheduler.messages import (
     WorkerChanged,
     WorkersListed,
 )
-from turboserve.scheduler.placement import LeastLoaded
+from turboserve.scheduler.placement import LeastLoaded, MinMaxRebalancer
 from turboserve.scheduler.policy import Policy
 
 MODEL = "quiet"
@@ -66,10 +77,15 @@ class Faults:
     restart: float = 0.0
     pause: float = 0.0
     refusal: float = 0.0
+    drain: float = 0.0
+    failed_copy: float = 0.0
+    slow_copy: float = 0.0
+    stale_copy: float = 0.0
 
 
 NONE = Faults()
-MANY = Faults(0.3, 0.1, 0.1, 0.2, 0.1, 0.2, 0.01, 0.01, 0.01, 0.01, 0.01, 0.02)
+MANY = Faults(0.3, 0.1, 0.1, 0.2, 0.1, 0.2, 0.01, 0.01, 0.01, 0.01, 0.01, 0.02, 0.01, 0.1, 0.1, 0.1)
+OVER = {"target": None, "move": None}
 
 
 @dataclass
@@ -88,6 +104,7 @@ class Worker:
             model=MODEL,
             phase=self.phase,
             capacity=self.capacity,
+            transfer=("here",),
             started_at=WALL,
             renewed_at=WALL + self.renewed_at,
         )
@@ -106,6 +123,11 @@ class World:
         self.workers: dict[str, Worker] = {}
         self.no_capacity = 0
         self.placements = 0
+        self.copies: dict[tuple[str, int], MoveStage] = {}
+        """Session and move → what its target has made of it."""
+        self.moved: list[tuple[float, str]] = []
+        """When which session's move was committed."""
+        self.moving_since: dict[str, float] = {}
         self.store_up = True
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -115,7 +137,7 @@ class World:
         self._outstanding: set[str] = set()
         for _ in range(workers):
             self.join()
-        self.core = Scheduler(LeastLoaded(), self.policy)
+        self.core = self.scheduler()
         self.at(0.0, self.tick)
         self.at(1.0, self.beat)
 
@@ -139,6 +161,10 @@ class World:
 
     # The scheduler and its network
 
+    def scheduler(self) -> Scheduler:
+        rebalancer = MinMaxRebalancer()
+        return Scheduler(LeastLoaded(), self.policy, rebalancer, rebalancer.links)
+
     def tick(self) -> None:
         self.feed(Tick(), self.generation)
         self.at(0.25, self.tick)
@@ -157,7 +183,10 @@ class World:
     def check(self, command: Command) -> None:
         """What has to hold of every command when it is given."""
         if isinstance(command, Report):
-            assert command.feedback.rho_max <= 1.0
+            # A request that was given up, or made in an earlier life, may take effect after its slot was
+            # promised to another: then both are counted until the store has refused one of them.
+            in_time = not (self.faults.lost_answer or self.faults.restart)
+            assert command.feedback.rho_max <= 1.0 or not in_time
             return
         if isinstance(command, Note):
             return
@@ -165,7 +194,13 @@ class World:
             worker = self.core.view.workers[command.worker]
             assert worker.load <= worker.capacity, f"{worker.id} overfilled"
             assert command.session in worker.reserved
-        if isinstance(command, Place | SuspendIdle | ReadSession):
+        if isinstance(command, BeginMove):
+            worker = self.core.view.workers[command.worker]
+            assert worker.load <= worker.capacity, f"{worker.id} overfilled"
+            assert command.decision.reason
+        if isinstance(command, CommitMove):
+            assert self.copies.get((command.session, command.move)) is MoveStage.VERIFIED, "not verified"
+        if isinstance(command, OfSession):
             assert command.session not in self._outstanding, "two commands for one session"
             self._outstanding.add(command.session)
         if isinstance(command, DeclareGone) and command.worker in self.workers:
@@ -179,7 +214,7 @@ class World:
         generation = self.generation
 
         def answer(event: Event) -> None:
-            if isinstance(command, Place | SuspendIdle | ReadSession) and generation == self.generation:
+            if isinstance(command, OfSession) and generation == self.generation:
                 self._outstanding.discard(command.session)
             self.feed(event, generation)
 
@@ -220,7 +255,7 @@ class World:
         self.generation += 1
         self._outstanding.clear()
         self.paused_until = 0.0
-        self.core = Scheduler(LeastLoaded(), self.policy)
+        self.core = self.scheduler()
 
     # The store
 
@@ -228,6 +263,15 @@ class World:
         match command:
             case Place():
                 return self.place(command)
+            case BeginMove():
+                return self.begin_move(command)
+            case CommitMove():
+                return self.commit_move(command)
+            case AbandonMove(ticket, session, move, _):
+                row = self.rows[session]
+                if row.move != move:
+                    return Answered(ticket, row)
+                return Answered(ticket, self.write(row, phase=self.at_rest(row)))
             case SuspendIdle(ticket, session, version):
                 row = self.rows.get(session)
                 if row is None or row.version != version:
@@ -262,9 +306,58 @@ class World:
         after = self.write(row, phase=Phase.ACTIVE, worker=worker.id, epoch=row.epoch + 1)
         return Answered(command.ticket, after)
 
+    def begin_move(self, command: BeginMove) -> Event:
+        row, target = self.rows[command.session], self.workers[command.worker]
+        if row.version != command.expected_version or row.move is not None:
+            return Answered(command.ticket, refused=Refused.CONFLICT)
+        assert row.phase in (Phase.ACTIVE, Phase.SUSPENDED)
+        assert row.worker not in (None, target.id)
+        if target.phase is WorkerPhase.GONE:
+            return Answered(command.ticket, refused=Refused.WORKER_GONE)
+        full = row.phase is Phase.ACTIVE and self.used(target.id, besides=row.id) >= target.capacity
+        if full or target.phase is not WorkerPhase.READY:
+            self.no_capacity += full
+            return Answered(command.ticket, refused=Refused.NO_CAPACITY)
+        phase = Phase.MIGRATING if row.phase is Phase.ACTIVE else row.phase
+        move = row.version + 1
+        after = self.write(row, phase=phase, target=target.id, move=move)
+        copying_s = self.random.uniform(0.1, 60.0 if self.chance(self.faults.slow_copy) else 2.0)
+        failed = self.chance(self.faults.failed_copy)
+
+        def copied() -> None:
+            # What dies while it is copied is not copied.
+            if self.rows[row.id].move == move and self.workers[row.worker or ""].alive and target.alive:
+                self.copies[row.id, move] = MoveStage.FAILED if failed else MoveStage.VERIFIED
+
+        self.at(copying_s, copied)
+        return Answered(command.ticket, after)
+
+    def commit_move(self, command: CommitMove) -> Event:
+        row = self.rows[command.session]
+        if row.move != command.move or row.target != command.worker:
+            return Answered(command.ticket, refused=Refused.CONFLICT)
+        if self.chance(self.faults.stale_copy):
+            return Answered(command.ticket, refused=Refused.STALE_STATE)
+        assert self.workers[command.worker].phase is not WorkerPhase.GONE, "its moves ended with it"
+        self.moved.append((self.now, row.id))
+        after = self.write(row, phase=self.at_rest(row), worker=command.worker, epoch=row.epoch + 1)
+        return Answered(command.ticket, after)
+
+    @staticmethod
+    def at_rest(row: SessionRecord) -> Phase:
+        return Phase.ACTIVE if row.phase is Phase.MIGRATING else row.phase
+
     def write(self, row: SessionRecord, **changes: object) -> SessionRecord:
+        """The row one version later. A change of phase or owner ends a move; a resume does not."""
+        if "phase" in changes:
+            changes = {**OVER, **changes}
         after = row.model_copy(update={**changes, "version": row.version + 1})
         assert after.epoch >= row.epoch
+        assert (after.phase is Phase.MIGRATING) <= (after.target is not None)
+        if after.move is None:
+            self.moving_since.pop(row.id, None)
+        else:
+            self.moving_since.setdefault(row.id, self.now)
         self.rows[row.id] = after
         self.publish(SessionChanged(after))
         for worker in self.workers.values():
@@ -273,7 +366,8 @@ class World:
 
     def used(self, worker: str, besides: str = "") -> int:
         return sum(
-            row.worker == worker and row.phase.holds_slot and row.id != besides for row in self.rows.values()
+            worker in (row.worker, row.target) and row.phase.holds_slot and row.id != besides
+            for row in self.rows.values()
         )
 
     def living(self) -> tuple[WorkerRecord, ...]:
@@ -284,6 +378,8 @@ class World:
         if worker.phase is not WorkerPhase.GONE:
             worker.phase, worker.alive = WorkerPhase.GONE, False
             self.publish(WorkerChanged(worker.record()))
+            for row in [row for row in self.rows.values() if row.target == name]:
+                self.write(row, phase=self.at_rest(row))
             # Whoever runs the pool puts another in its place.
             self.at(self.random.uniform(0.5, 5.0), self.join)
 
@@ -303,6 +399,11 @@ class World:
             if self.chance(self.faults.death):
                 worker.alive = False
                 continue
+            if self.chance(self.faults.drain) and worker.phase is WorkerPhase.READY:
+                worker.phase = WorkerPhase.DRAINING
+            if worker.phase is WorkerPhase.DRAINING and not self.named(worker.id):
+                self.bury(worker.id)
+                continue
             if self.chance(self.faults.silence):
                 worker.heard = not worker.heard
             if self.store_up:
@@ -317,17 +418,33 @@ class World:
             self.store_up = False
             self.at(self.random.uniform(0.5, 10.0), self._store_returns)
 
+    def named(self, worker: str) -> bool:
+        """Whether a session is there, or on its way there."""
+        return any(worker in (row.worker, row.target) and not row.phase.ended for row in self.rows.values())
+
     def _store_returns(self) -> None:
         self.store_up = True
 
     def _report(self, worker: Worker) -> Callable[[], None]:
-        mine = [r for r in self.rows.values() if r.worker == worker.id and r.phase is Phase.ACTIVE]
+        mine = [r for r in self.rows.values() if r.worker == worker.id and r.phase.holds_slot]
+        coming = [r for r in self.rows.values() if r.target == worker.id]
         worker.refused |= {(r.id, r.epoch) for r in mine if self.chance(self.faults.refusal)}
         report = LoadReport(
             worker=worker.id,
             model=MODEL,
             capacity=worker.capacity,
             phase=worker.phase,
+            transfer=("here",),
+            moves=tuple(
+                MoveReport(
+                    session=r.id,
+                    move=r.move or 0,
+                    stage=self.copies.get((r.id, r.move or 0), MoveStage.COPYING),
+                    bytes_moved=1_000,
+                    seconds=0.5,
+                )
+                for r in coming
+            ),
             refusals=tuple(
                 Refusal(session=r.id, epoch=r.epoch, reason="full")
                 for r in mine
@@ -369,7 +486,7 @@ class World:
         row = self.random.choice(live)
         if deed < 0.7:
             self.write(row, phase=Phase.TERMINATED)
-        elif deed < 0.85 and row.phase is Phase.ACTIVE:
+        elif deed < 0.85 and row.phase.holds_slot:
             self.write(row, phase=Phase.SUSPENDED, activity=Activity.PAUSED)
         elif row.phase is Phase.SUSPENDED and row.activity is not Activity.WATCHING:
             self.write(row, activity=Activity.WATCHING)
@@ -383,12 +500,18 @@ class World:
         return [
             row
             for row in self.rows.values()
-            if self.wants_slot(row)
-            and not (row.phase is Phase.ACTIVE and self.workers[row.worker or ""].alive)
+            if self.wants_slot(row) and not (row.phase.holds_slot and self.workers[row.worker or ""].alive)
         ]
 
     def free(self) -> int:
-        return sum(w.capacity - self.used(w.id) for w in self.workers.values() if w.alive)
+        ready = (w for w in self.workers.values() if w.alive and w.phase is WorkerPhase.READY)
+        return sum(w.capacity - self.used(w.id) for w in ready)
+
+    def slow_moves(self) -> dict[str, float]:
+        """Sessions that have been moving for longer than any move may, and for how long."""
+        limit_s = self.policy.move_limit_s + 2 * self.policy.resync_s
+        ages = {name: self.now - since for name, since in self.moving_since.items()}
+        return {name: age_s for name, age_s in ages.items() if age_s > limit_s}
 
     def calm(self) -> None:
         """No faults from here on; what is broken stays broken until it is repaired."""
@@ -414,6 +537,7 @@ def test_under_faults_nothing_is_overfilled_and_afterwards_everything_runs(seed:
     world.run(120)
     assert world.placements > 0
     assert not world.unserved() or world.free() == 0, f"{world.unserved()} wait, {world.free()} slots free"
+    assert world.slow_moves() == {}
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -433,6 +557,10 @@ def test_under_faults_nothing_is_overfilled_and_afterwards_everything_runs(seed:
         restart=st.sampled_from((0.0, 0.05)),
         pause=st.sampled_from((0.0, 0.05)),
         refusal=st.sampled_from((0.0, 0.1)),
+        drain=st.sampled_from((0.0, 0.05)),
+        failed_copy=st.sampled_from((0.0, 0.5)),
+        slow_copy=st.sampled_from((0.0, 0.5)),
+        stale_copy=st.sampled_from((0.0, 0.5)),
     ),
 )
 def test_any_mixture_of_faults(seed: int, faults: Faults) -> None:
@@ -440,6 +568,7 @@ def test_any_mixture_of_faults(seed: int, faults: Faults) -> None:
     world.calm()
     world.run(120)
     assert not world.unserved() or world.free() == 0
+    assert world.slow_moves() == {}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -454,6 +583,39 @@ def test_without_faults_the_store_never_has_to_refuse(seed: int) -> None:
 def test_the_same_seed_gives_the_same_decisions() -> None:
     assert play(7, MANY).trace == play(7, MANY).trace
     assert play(7, MANY).trace != play(8, MANY).trace
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_when_nothing_changes_sessions_come_to_rest(seed: int) -> None:
+    world = play(seed, MANY)
+    world.calm()
+    world.run(240)
+    begun = len(world.moved)
+    world.run(240)
+    assert len(world.moved) == begun
+    assert world.moving_since == {}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_draining_worker_is_emptied_without_a_session_being_cut(seed: int) -> None:
+    """Running and suspended sessions leave it with their state, so nobody is placed anew."""
+    world = World(seed, NONE, workers=3)
+    world.run(2)
+    for _ in range(4):
+        world.arrive()
+        world.run(0.5)
+    asleep = world.random.choice(list(world.rows.values()))
+    world.write(asleep, phase=Phase.SUSPENDED, activity=Activity.PAUSED)
+    world.run(5)
+    drained = world.workers[world.rows[asleep.id].worker or ""]
+    there = [row.id for row in world.rows.values() if row.worker == drained.id]
+    placements = world.placements
+    drained.phase = WorkerPhase.DRAINING
+    world.run(120)
+    assert drained.phase is WorkerPhase.GONE
+    assert world.placements == placements
+    assert {name for _, name in world.moved} >= set(there)
+    assert world.rows[asleep.id].phase is Phase.SUSPENDED
 
 
 @pytest.mark.parametrize("seed", range(5))
