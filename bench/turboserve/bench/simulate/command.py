@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turboserve.bench.report import percentile
-from turboserve.bench.simulate.invariants import INVARIANTS
+from turboserve.bench.simulate.names import INVARIANTS
 from turboserve.bench.simulate.play import SETTLE_S, Outcome, play
 
 TWICE_EVERY = 20

@@ -123,6 +123,8 @@ class Target:
     async def _fetch(self, command: do.Fetch) -> None:
         kernel, engine = self._worker.program.kernel, self._worker.engine
         session, run, began = command.session, command.run, kernel.now
+        if not self._wanted(command):
+            return
         if not engine.reserve(session, run, command.on_host):
             self._failed(command, "memory: none is free")
             return

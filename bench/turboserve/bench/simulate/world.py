@@ -27,7 +27,7 @@ from turboserve.contracts.events import WorkerJoined, WorkerLeft
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.contracts.workers import Assignment, LoadReport, WorkerPhase
 from turboserve.scheduler.core import Scheduler
-from turboserve.scheduler.placement import LeastLoaded, MinMaxRebalancer, Weights
+from turboserve.scheduler.placement import MinMax, MinMaxRebalancer, Weights
 from turboserve.scheduler.policy import Policy
 from turboserve.subjects import CHUNK, CHUNKS, EVENTS
 
@@ -280,4 +280,4 @@ class World:
 def _core() -> Scheduler:
     """As the scheduler's service makes it."""
     rebalancer = MinMaxRebalancer(Weights(moves_at_once=POLICY.moves_at_once))
-    return Scheduler(LeastLoaded(), POLICY, rebalancer, rebalancer.links)
+    return Scheduler(MinMax(rebalancer), POLICY, rebalancer, rebalancer.links)
