@@ -1,0 +1,129 @@
+"""The whole engine with a decoder, on the wall's clock: how many sessions play, and what suspending takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turboserve.bench.engine.overlap import seconds_per_chunk
+from turboserve.worker.engine.budget import plan
+from turboserve.worker.engine.engine import Engine, Models
+from turboserve.worker.engine.events import ChunkReady, Event, SessionFailed, Suspended, SuspendRefused
+from turboserve.worker.engine.spec import EngineOptions, SessionSpec
+
+WAIT_S = 1.0
+LIMIT_S = 300.0
+
+
+class WholeFailed(RuntimeError):
+    """A session failed, was refused, or took too long while it was measured."""
+
+
+class FixedText:
+    """Stands in for a text encoder, which has no part in what is measured."""
+
+    weight_bytes = 0
+    workspace_bytes = 0
+
+    def __init__(self, embedding: Tensor) -> None:
+        """`embedding`: of every prompt, [L, text_dim]."""
+        self._embedding = embedding
+
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        """See `TextEncoder.encode`."""
+        return self._embedding.expand(len(prompts), -1, -1)
+
+
+def playing(models: Models, sizes: Sequence[int], chunks: int) -> dict[str, Any]:
+    """Seconds in which so many sessions get one chunk each, decoded, by number of sessions; and the most
+    that get theirs in the time it plays."""
+    config = models.transformer.config
+    limit_s = config.frames_per_chunk * config.frames_per_latent / config.fps
+    seconds: dict[int, float] = {}
+    apart: dict[int, float] = {}
+    refused: dict[str, str] = {}
+    for size in sizes:
+        try:
+            seconds[size] = seconds_per_chunk(models, size, chunks, overlap=True)
+            apart[size] = seconds_per_chunk(models, size, chunks, overlap=False)
+        except torch.OutOfMemoryError as error:
+            refused[str(size)] = str(error).splitlines()[0]
+    return {
+        "chunk_of_each_s": {str(size): value for size, value in seconds.items()},
+        "chunk_of_each_without_overlap_s": {str(size): value for size, value in apart.items()},
+        "overlap_speedup": {str(size): apart[size] / seconds[size] for size in apart},
+        "out_of_memory": refused,
+        "sessions_at_full_speed": max((n for n, s in seconds.items() if s <= limit_s), default=0),
+    }
+
+
+def moving(models: Models, chunks: int) -> dict[str, Any]:
+    """Two sessions; one of them to the host and back while the other computes.
+
+    Seconds are of the wall, from the call to the event, with the wait for a boundary. Both results are
+    compared bit for bit: the state before and after, and each session's video with that of an engine that
+    never moved it and decodes in its own thread.
+    """
+    moved, video = _story(models, chunks, overlap=True)
+    _, plain = _story(models, chunks, overlap=False)
+    same = all(torch.equal(a, b) for a, b in zip(video, plain, strict=True))
+    return moved | {"video_bit_equal": same}
+
+
+def _story(models: Models, chunks: int, overlap: bool) -> tuple[dict[str, Any], list[Tensor]]:
+    budget = plan(models, 1 << 62)
+    state = budget.slab_bytes + budget.decode_cache_bytes + budget.state_bytes + (1 << 20)
+    engine = Engine(
+        models,
+        EngineOptions(2 * budget.slab_bytes, 2 * state, float("inf"), 2, policy="fcfs", overlap=overlap),
+    )
+    video: list[Tensor] = []
+
+    def until(kind: type[Event], session: str, count: int = 1) -> list[Event]:
+        found: list[Event] = []
+        deadline = time.monotonic() + LIMIT_S
+        while len(found) < count:
+            if time.monotonic() > deadline:
+                raise WholeFailed(f"no {kind.__name__} of session {session} in {LIMIT_S:g} s")
+            for event in engine.step(time.monotonic()):
+                if isinstance(event, SessionFailed | SuspendRefused):
+                    raise WholeFailed(str(event))
+                if isinstance(event, ChunkReady) and event.session == "moved":
+                    video.append(event.frames)
+                if isinstance(event, kind) and event.session == session:
+                    found.append(event)
+            if not engine.has_work(time.monotonic()):
+                engine.wait(WAIT_S)
+        return found
+
+    for name in ("moved", "other"):
+        engine.admit(SessionSpec(name, "", seed=len(name)), time.monotonic())
+    until(ChunkReady, "moved", chunks)
+    began = time.monotonic()
+    engine.suspend("moved")
+    left = until(Suspended, "moved")[0]
+    out_s = time.monotonic() - began
+    assert isinstance(left, Suspended)
+    before = engine.snapshot("moved").digest()
+    began = time.monotonic()
+    engine.resume("moved", began)
+    engine.suspend("moved")
+    until(Suspended, "moved")
+    there_and_back_s = time.monotonic() - began
+    equal = engine.snapshot("moved").digest() == before
+    engine.resume("moved", time.monotonic())
+    # How many chunks there are by now depends on the moment; the first of them are compared.
+    until(ChunkReady, "moved", 2)
+    for name in ("moved", "other"):
+        engine.evict(name)
+    return {
+        "bytes": left.host_bytes,
+        "suspend_s": out_s,
+        "resume_and_suspend_s": there_and_back_s,
+        "state_bit_equal": equal,
+        "host_bytes_left": engine.table.host_bytes_used,
+    }, video[: chunks + 2]
