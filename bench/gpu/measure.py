@@ -15,6 +15,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,21 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "services" / "worker")]
 import torch  # noqa: E402
 
 from turboserve.bench.engine.measure import Batch, Sessions, Timer, batches, naive_chunk_s  # noqa: E402
-from turboserve.worker.engine.golden import check_file  # noqa: E402
+from turboserve.bench.engine.whole import FixedText, moving, playing  # noqa: E402
+from turboserve.worker.engine.engine import Models  # noqa: E402
+from turboserve.worker.engine.golden import GoldenReport, check_file, check_type  # noqa: E402
+from turboserve.worker.engine.rows import RowsMemory  # noqa: E402
+from turboserve.worker.engine.varlen import VarlenMemory  # noqa: E402
 from turboserve.worker.model.config import ModelConfig  # noqa: E402
+from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder  # noqa: E402
 from turboserve.worker.model.transformer import CausalWanTransformer  # noqa: E402
+from turboserve.worker.model.wan_vae import WanDecoder, WanVae  # noqa: E402
+from turboserve.worker.model.wan_vae_config import WanVaeConfig  # noqa: E402
 
 FLOAT32_TOLERANCE = 1e-4
 BFLOAT16_TOLERANCE = 0.2
-"""Of latents with a standard deviation of about 1, after all chunks of a reference."""
+"""Of latents with a standard deviation of about 1, after all chunks of a reference: against float32."""
+ATTENTIONS = {"rows": RowsMemory, "varlen": VarlenMemory}
 CONFIG = ModelConfig(
     dim=1536,
     ffn_dim=8960,
@@ -62,6 +71,7 @@ def main() -> int:
     parser.add_argument("--windows", type=int, nargs="+", default=[12, 21], help="latent frames")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--chunks", type=int, default=8, help="of each session, where the engine decodes too")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -69,7 +79,8 @@ def main() -> int:
     result: dict[str, Any] = {"machine": machine(device), "tiny": arguments.tiny}
     result["correctness"] = correctness(arguments.golden, device)
     save(arguments.out, result)
-    passed = all(each["passed"] for each in result["correctness"])
+    # An option that a device lacks is said, and is no failure.
+    passed = all(each["passed"] for each in result["correctness"] if "unavailable" not in each)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     side = 256 if arguments.tiny else 8192
     result["matrix_flops_per_s"] = matrix_rate(device, dtype, side)
@@ -88,24 +99,31 @@ def main() -> int:
 
 
 def correctness(paths: list[Path], device: torch.device) -> list[dict[str, Any]]:
-    """float32 against the references; bfloat16 against the same."""
+    """float32 against the references; bfloat16 against our own float32, with either kind of attention."""
     files = [
         file for path in paths for file in (sorted(path.glob("*.safetensors")) if path.is_dir() else [path])
     ]
     found = []
     for file in files:
-        for dtype, tolerance in ((torch.float32, FLOAT32_TOLERANCE), (torch.bfloat16, BFLOAT16_TOLERANCE)):
-            report = check_file(file, tolerance, str(device), dtype)
-            found.append(
-                {
-                    "file": file.name,
-                    "dtype": str(dtype).removeprefix("torch."),
-                    "passed": report.passed,
-                    "max_abs_error": report.max_abs_error if math.isfinite(report.max_abs_error) else None,
-                    "tolerance": tolerance,
-                }
-            )
+        exact = partial(check_file, file, FLOAT32_TOLERANCE, str(device))
+        found.append(checked(file, "float32", "reference", exact))
+        for name, memory in ATTENTIONS.items():
+            half = partial(check_type, file, torch.bfloat16, BFLOAT16_TOLERANCE, str(device), memory)
+            found.append(checked(file, "bfloat16", f"our float32, attention {name}", half))
     return found
+
+
+def checked(file: Path, dtype: str, against: str, check: Callable[[], GoldenReport]) -> dict[str, Any]:
+    """One comparison, or why it could not be made."""
+    about = {"file": file.name, "dtype": dtype, "against": against}
+    try:
+        report = check()
+    except (RuntimeError, ImportError) as error:
+        if dtype == "float32":
+            raise
+        return about | {"unavailable": str(error).splitlines()[0], "passed": False}
+    exact = report.max_abs_error if math.isfinite(report.max_abs_error) else None
+    return about | {"passed": report.passed, "max_abs_error": exact, "tolerance": report.tolerance}
 
 
 def measured(
@@ -134,13 +152,51 @@ def measured(
         "naive_chunk_s": naive_s,
         "sessions_at_16_fps": max((size for size, b in found.items() if b.chunk_s <= playing_s), default=0),
         "sessions_at_16_fps_one_at_a_time": int(playing_s / found[1].chunk_s) if 1 in found else None,
-        "memory": memory(model, text, device),
+        "attention": {"varlen": varlen_batches(model, text, arguments)},
+        "decoded": decoded(model, text, device, arguments),
+        "memory": slab_memory(model, text, device),
         "suspend": suspend(model, text, device, arguments.repeats),
     }
     if 1 in found:
         result["over_floor"] = found[1].chunk_s / floor_s
         result["ring_vs_copy_speedup"] = naive_s / found[1].chunk_s
     return result
+
+
+def varlen_batches(
+    model: CausalWanTransformer, text: torch.Tensor, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Latencies with all rows' attention in one call; `batches` has them row by row. Or why it cannot be."""
+    found: dict[str, Any] = {}
+    for size in arguments.batches:
+        try:
+            batch = batches(model, text, [size], arguments.repeats, VarlenMemory)[size]
+            found[str(size)] = dataclasses.asdict(batch)
+        except (RuntimeError, ImportError) as error:
+            found[str(size)] = {"unavailable": str(error).splitlines()[0]}
+    return found
+
+
+def decoded(
+    model: CausalWanTransformer, text: torch.Tensor, device: torch.device, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """The whole engine, decoding with either public decoder at random weights: time depends on none."""
+    config, weight = model.config, model.patch_embedding.weight
+    height, width = config.latent_height, config.latent_width
+    with torch.device(device):
+        wan = WanVae(WanVaeConfig(base_dim=8) if arguments.tiny else WanVaeConfig()).to(weight.dtype).eval()
+        tiny_sizes = TaehvConfig(widths=(16, 8, 8, 8)) if arguments.tiny else TaehvConfig()
+        tiny = Taehv(tiny_sizes).to(weight.dtype).eval()
+    decoders = {"wan": WanDecoder(wan, height, width), "taehv": TaehvDecoder(tiny, height, width)}
+    found: dict[str, Any] = {}
+    for name, decoder in decoders.items():
+        models = Models(model, FixedText(text[0].float()), decoder)
+        try:
+            found[name] = playing(models, arguments.batches, arguments.chunks)
+            found[name]["moving"] = moving(models, arguments.chunks)
+        except torch.OutOfMemoryError as error:
+            found.setdefault(name, {})["out_of_memory"] = str(error).splitlines()[0]
+    return found
 
 
 def chunk_flop(config: ModelConfig) -> float:
@@ -167,7 +223,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, side: int) -> float:
     return rounds * 2.0 * side**3 / Timer(device).median(multiply, 5)
 
 
-def memory(model: CausalWanTransformer, text: torch.Tensor, device: torch.device) -> dict[str, int]:
+def slab_memory(model: CausalWanTransformer, text: torch.Tensor, device: torch.device) -> dict[str, int]:
     """Bytes that one session takes on the device, against the formula."""
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     sessions = Sessions(model, 1, text)

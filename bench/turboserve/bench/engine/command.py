@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import repeat
 from typing import Annotated, Any
 
@@ -10,6 +11,10 @@ import typer
 from turboserve.bench.report import percentile
 
 POLICIES = ("fcfs", "chunk", "step")
+MEMORY_SESSIONS = 4
+MEMORY_CHUNKS = 5
+"""Enough to fill the window, wrap around and change prompts."""
+OVERLAP_SESSIONS = 2
 
 
 def run(
@@ -19,12 +24,14 @@ def run(
     chunks: Annotated[int, typer.Option(min=1, help="Chunks of each session, after two that warm up.")] = 8,
     repeats: Annotated[int, typer.Option(min=3, help="Runs of what is timed alone.")] = 9,
 ) -> dict[str, Any]:
-    """Chunk latency, stalls and throughput by policy and number of viewers; the ring against copies;
-    memory."""
+    """Chunk latency, stalls and throughput by policy and number of viewers; the ring against copies; decoding
+    beside denoising; memory."""
     import torch
 
-    from turboserve.bench.engine.measure import Sessions, batches, naive_chunk_s
+    from turboserve.bench.engine.measure import batches, naive_chunk_s
+    from turboserve.bench.engine.memory import peak_and_expected
     from turboserve.bench.engine.models import PROMPT, toyworld
+    from turboserve.bench.engine.overlap import compare, one_core
     from turboserve.bench.engine.traffic import Watched
 
     try:
@@ -53,14 +60,23 @@ def run(
         text = models.text.encode([PROMPT])
     naive_s = naive_chunk_s(models.transformer, text, repeats)
     by_batch = batches(models.transformer, text, (1, 2, 4), repeats)
-    memory = Sessions(models.transformer, 4, text)
+    peak_bytes, expected_bytes, budget = peak_and_expected(models, MEMORY_SESSIONS, MEMORY_CHUNKS)
+    beside = compare(models, OVERLAP_SESSIONS, chunks, repeats)
+    with one_core():
+        alone = compare(models, OVERLAP_SESSIONS, chunks, repeats)
     return {
-        "clock": "seconds of the processor; where nothing is due, it moves on to when something is",
+        "clock": "seconds of the processor; where nothing is due, it moves on to when something is; "
+        "overlap: seconds of the wall",
         "policies": policies,
         "chunk_s": {str(size): found.chunk_s for size, found in by_batch.items()},
         "forward_s": {str(size): found.forward_s for size, found in by_batch.items()},
         "naive_chunk_s": naive_s,
         "ring_vs_copy_speedup": naive_s / by_batch[1].chunk_s,
-        "peak_bytes": memory.pool.allocated_bytes,
-        "expected_bytes": memory.expected_bytes,
+        "overlap_speedup": beside.speedup,
+        "overlap_speedup_one_core": alone.speedup,
+        "overlap": {"all_cores": asdict(beside), "one_core": asdict(alone)},
+        "peak_bytes": peak_bytes,
+        "expected_bytes": expected_bytes,
+        "memory_sessions": MEMORY_SESSIONS,
+        "budget": {part: size for part, size in asdict(budget).items() if part != "total_bytes"},
     }

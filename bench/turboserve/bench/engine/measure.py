@@ -12,12 +12,12 @@ from torch import Tensor
 from turboserve.bench.engine.naive import NaiveLoop
 from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.ring import KVRing
-from turboserve.worker.engine.rows import RowsForward
+from turboserve.worker.engine.rows import Row, RowsForward, RowsMemory
 from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.work import ChunkWork
 from turboserve.worker.model.schedule import Schedule
-from turboserve.worker.model.transformer import CausalWanTransformer
+from turboserve.worker.model.transformer import CausalWanTransformer, Memory
 
 WARM_UP = 2
 """Runs that are not counted."""
@@ -60,11 +60,18 @@ class Batch:
 class Sessions:
     """Sessions in lockstep with full windows, for measuring. Their slabs are one pool."""
 
-    def __init__(self, model: CausalWanTransformer, count: int, text: Tensor, seed: int = 0) -> None:
-        """`text`: prompt embeddings [1, L, text_dim]."""
+    def __init__(
+        self,
+        model: CausalWanTransformer,
+        count: int,
+        text: Tensor,
+        seed: int = 0,
+        memory: Callable[[Sequence[Row]], Memory] = RowsMemory,
+    ) -> None:
+        """`text`: prompt embeddings [1, L, text_dim]; `memory`: how the rows attend."""
         self._config = model.config
         self._schedule = Schedule(model.config)
-        self._forward = RowsForward(model)
+        self._forward = RowsForward(model, memory)
         weight = model.patch_embedding.weight
         self.layout = SlabLayout.of(model.config, weight.dtype)
         self.pool = SlabPool(self.layout, count * self.layout.total_bytes, weight.device)
@@ -141,11 +148,15 @@ class Sessions:
 
 
 def batches(
-    model: CausalWanTransformer, text: Tensor, sizes: Sequence[int], repeats: int
+    model: CausalWanTransformer,
+    text: Tensor,
+    sizes: Sequence[int],
+    repeats: int,
+    memory: Callable[[Sequence[Row]], Memory] = RowsMemory,
 ) -> dict[int, Batch]:
     """Latencies by batch size."""
     timer = Timer(model.patch_embedding.weight.device)
-    return {size: Sessions(model, size, text).measure(timer, repeats) for size in sizes}
+    return {size: Sessions(model, size, text, memory=memory).measure(timer, repeats) for size in sizes}
 
 
 def naive_chunk_s(model: CausalWanTransformer, text: Tensor, repeats: int) -> float:
