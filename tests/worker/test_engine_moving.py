@@ -186,6 +186,22 @@ def test_a_suspended_session_moves_from_host_to_host_and_wakes_there(make_driver
     assert target.engine.table.host_bytes_used == 0
 
 
+def test_a_session_that_stood_still_can_be_suspended(make_driver: Callable[..., Any]) -> None:
+    wanted = stayed(make_driver, 6)
+    driver = make_driver(max_lead_s=FAR)
+    driver.engine.admit(SPEC, driver.now)
+    made = driver.chunks("a", 2)
+    adoption.freeze(driver.engine, "a", 0.0, 0.0)
+    made += [event for event in driver.run() if isinstance(event, ChunkReady)]
+    adoption.thaw(driver.engine, "a")
+    driver.engine.suspend("a")
+    events = driver.run(lambda events: any(isinstance(event, Suspended) for event in events))
+    assert not [event for event in events if isinstance(event, ChunkReady)]
+    driver.engine.resume("a", driver.now)
+    made += driver.chunks("a", 6 - len(made))
+    assert equal(made, wanted)
+
+
 def arrived(make_driver: Callable[..., Any]) -> tuple[Any, Landing, Mapping[str, Any], list[Page]]:
     """A target with all pages of a session that stands still elsewhere."""
     source, target = make_driver(max_lead_s=FAR), make_driver(slots=1, max_lead_s=FAR, host_bytes=1 << 10)

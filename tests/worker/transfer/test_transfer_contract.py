@@ -260,7 +260,9 @@ def test_a_flipped_bit_is_found(pair: Pair) -> None:
 def test_a_truncated_transfer_is_refused(pair: Pair) -> None:
     (_, address), target = pair.source(harm="truncate"), pair.target()
     fetch(target, address)
-    assert failed(target, PATIENCE_S) in ("truncated", "peer_lost", "deadline_passed", "backend_failed")
+    # A message that is too short is no error to gloo: there the digest finds it.
+    found = failed(target, PATIENCE_S)
+    assert found == ("digest_mismatch" if pair.backend in ("gloo", "nccl") else "truncated")
     target.until(links=0, files=1_000)
 
 
@@ -281,7 +283,7 @@ def test_another_model_is_refused_before_anything_is_moved(pair: Pair) -> None:
 
 @pytest.mark.parametrize(("session", "move"), [("ses_2", MOVE), (SESSION, MOVE + 1)])
 def test_a_session_or_move_that_the_row_does_not_name_is_refused(pair: Pair, session: str, move: int) -> None:
-    (_, address), target = pair.source(), pair.target(deadline_s=1.0)
+    (_, address), target = pair.source(), pair.target(deadline_s=5.0)
     fetch(target, address, session, move)
     assert failed(target) == "not_offered"
 

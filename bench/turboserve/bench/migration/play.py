@@ -13,6 +13,7 @@ from nats.aio.msg import Msg
 from turboserve.bench.migration.stage import WORKERS, Stage
 from turboserve.bench.report import BenchError
 from turboserve.contracts.chunks import ChunkHeader
+from turboserve.contracts.errors import ConflictError, UnavailableError
 from turboserve.contracts.requests import (
     BeginMove,
     CommitMove,
@@ -33,9 +34,13 @@ from turboserve.subjects import (
     GET_SESSION,
     PLACE_SESSION,
     PLAYHEAD,
+    Endpoint,
+    Req,
+    Resp,
 )
 
 LIMIT_S = 300.0
+PATIENT_S = 60.0
 PLAYHEAD_S = 0.1
 PROMPT = "a red circle moves right"
 SETTLED = 6
@@ -64,13 +69,13 @@ class Play:
         """Create and place it, and watch from its first chunk on."""
         bus = self.stage.bus
         self._subscription = await bus.client.subscribe(CHUNK.live(self.session), cb=self._arrived)
-        await bus.call(
+        await self._ask(
             CREATE_SESSION,
             CreateSession(id=self.session, tenant="bench", model="toyworld", prompt=PROMPT, seed=seed),
         )
         record = await self.record()
         decision = Decision(session=self.session, epoch=1, worker=worker, kind="place", reason="bench")
-        await bus.call(
+        await self._ask(
             PLACE_SESSION,
             PlaceSession(
                 session=self.session, expected_version=record.version, worker=worker, decision=decision
@@ -86,10 +91,10 @@ class Play:
         with suppress(asyncio.CancelledError):
             await self._watching
         await self._subscription.unsubscribe()
-        await self.stage.bus.call(END_SESSION, EndSession(session=self.session))
+        await self._ask(END_SESSION, EndSession(session=self.session))
 
     async def record(self) -> SessionRecord:
-        return await self.stage.bus.call(GET_SESSION, SessionRef(session=self.session))
+        return await self._ask(GET_SESSION, SessionRef(session=self.session))
 
     async def until(self, count: int) -> None:
         """Wait for so many chunks."""
@@ -101,20 +106,22 @@ class Play:
 
     async def move(self) -> MoveReport:
         """To the other worker, as the scheduler would."""
-        bus, record = self.stage.bus, await self.record()
+        record = await self.record()
         target = WORKERS[1] if record.worker == WORKERS[0] else WORKERS[0]
         decision = Decision(
             session=self.session, epoch=record.epoch, worker=target, kind="migrate", reason="bench"
         )
-        row = await bus.call(
-            BEGIN_MOVE,
-            BeginMove(
-                session=self.session, expected_version=record.version, target=target, decision=decision
-            ),
+        begin = BeginMove(
+            session=self.session, expected_version=record.version, target=target, decision=decision
         )
+        try:
+            row = await self._ask(BEGIN_MOVE, begin)
+        except ConflictError:
+            # An attempt without an answer may have been carried out: the row knows.
+            row = await self.record()
         assert row.move is not None
         report = await self._verified(target, row.move)
-        await bus.call(
+        await self._ask(
             COMMIT_MOVE,
             CommitMove(
                 session=self.session,
@@ -133,6 +140,17 @@ class Play:
             for index, chunk in self.chunks.items()
             if index >= SETTLED
         }
+
+    async def _ask(self, endpoint: Endpoint[Req, Resp], request: Req) -> Resp:
+        """Asked again while a busy machine does not answer: requests are not what is measured."""
+        end = time.monotonic() + PATIENT_S
+        while True:
+            try:
+                return await self.stage.bus.call(endpoint, request, deadline_s=PATIENT_S)
+            except UnavailableError:
+                if time.monotonic() > end:
+                    raise
+                await asyncio.sleep(0.5)
 
     async def _verified(self, target: str, move: int) -> MoveReport:
         end = time.monotonic() + LIMIT_S

@@ -123,6 +123,7 @@ class Target:
         if not sources:
             raise PeerLost(f"session {session}: its source has no address")
         attempt = 0
+        last: TransferError | None = None
         while True:
             address = sources[attempt % len(sources)]
             attempt += 1
@@ -137,11 +138,13 @@ class Target:
                 mismatches += isinstance(error, DigestMismatch)
                 if not error.retryable or mismatches >= MISMATCHES_LIMIT:
                     raise
+                # What the other side has said explains more than that it then ran out of time.
+                last = last if last is not None and isinstance(error, DeadlinePassed) else error
                 try:
                     await asyncio.sleep(deadline.left(RETRY_S))
                     deadline.left()
                 except DeadlinePassed:
-                    raise error from None
+                    raise last from None
                 continue
             metrics.bytes_moved.add(fetched.bytes_moved, {"backend": fetched.backend})
             return replace(fetched, seconds=time.monotonic() - started)
