@@ -47,7 +47,7 @@ async def test_a_dead_worker_is_noticed_and_its_sessions_go_on_elsewhere(
     decisions = await viewers.bus.call(subjects.LIST_DECISIONS, SessionRef(session=lost[0]))
     recovery = next(d for d in decisions.decisions if d.epoch == 2)
     assert recovery.kind == "recover"
-    assert recovery.reason == f"its worker {first.id} is gone: the bottleneck load grows least"
+    assert recovery.reason == f"its worker {first.id} is gone: the bottleneck latency grows least"
     assert recovery.numbers["capacity"] == 4
 
 
