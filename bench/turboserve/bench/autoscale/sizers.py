@@ -17,7 +17,8 @@ from turboserve.contracts.pool import LoadFeedback
 class Sizer(Protocol):
     """Told of everything in order of time; `target` is read after each call."""
 
-    target: int
+    @property
+    def target(self) -> int: ...
 
     def happened(self, kind: Happening, now: float) -> None: ...
 

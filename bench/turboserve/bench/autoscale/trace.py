@@ -49,7 +49,8 @@ class Trace:
 
     def active(self, step_s: float = 1.0) -> list[int]:
         """Active sessions at 0, `step_s`, 2 `step_s`, …, what happens at that instant included."""
-        counts, count = [], 0
+        counts: list[int] = []
+        count = 0
         for step, by in changes(self.steps):
             while len(counts) * step_s < step.at:
                 counts.append(count)
