@@ -20,7 +20,15 @@ from turboserve.config import Settings
 from turboserve.contracts.errors import NotFoundError, TurboServeError, WorkerGoneError
 from turboserve.contracts.requests import Renew, SessionRef
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.contracts.workers import Assignment, HeldSession, LoadReport, Refusal, WorkerPhase
+from turboserve.contracts.workers import (
+    Assignment,
+    HeldSession,
+    LoadReport,
+    MoveReport,
+    MoveStage,
+    Refusal,
+    WorkerPhase,
+)
 from turboserve.ids import new_id
 
 HEARTBEAT_S = 0.2
@@ -77,6 +85,10 @@ class QuietWorker:
         self.capacity = capacity
         self.phase = WorkerPhase.READY
         self.held: dict[str, SessionRecord] = {}
+        self.incoming: dict[str, SessionRecord] = {}
+        self.gives_state = False
+        self.verifies = False
+        """Whether what moves here is copied and verified, or is copied for ever."""
         self.refuse = False
         self.renews = True
         self.reports = True
@@ -115,6 +127,15 @@ class QuietWorker:
                 if not self.refuse
             ),
             refusals=tuple(refusals),
+            transfer=("quiet://",) if self.gives_state else (),
+            moves=tuple(
+                MoveReport(
+                    session=r.id,
+                    move=r.move or 0,
+                    stage=MoveStage.VERIFIED if self.verifies else MoveStage.COPYING,
+                )
+                for r in self.incoming.values()
+            ),
         )
 
     async def _assigned(self, assignment: Assignment, _body: bytes) -> None:
@@ -132,6 +153,7 @@ class QuietWorker:
                 if self.renews:
                     renewal = await self._bus.call(subjects.RENEW, Renew(load=self.report()))
                     self.held = {record.id: record for record in renewal.assigned}
+                    self.incoming = {one.record.id: one.record for one in renewal.incoming}
                     if renewal.drain:
                         self.phase = WorkerPhase.DRAINING
                 if self.reports:

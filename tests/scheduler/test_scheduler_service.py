@@ -6,11 +6,13 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from turboserve import subjects
 from turboserve.bus import Bus
-from turboserve.contracts.requests import EndSession, SessionRef
+from turboserve.contracts.errors import TurboServeError
+from turboserve.contracts.requests import EndSession, MoveAccepted, MoveSession, SessionRef
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.contracts.workers import Playhead
 
@@ -106,6 +108,39 @@ async def test_what_died_while_it_was_away_is_recovered(
     second = await workers(2)
     scheduler.start()
     assert (await viewers.active(session, epoch=2)).worker == second.id
+
+
+async def test_killed_in_the_middle_of_a_move_it_finishes_the_move(
+    scheduler: Any, workers: Workers, viewers: Any
+) -> None:
+    first = await workers(4)
+    session = await viewers.create()
+    await viewers.active(session)
+    second = await workers(4)
+    first.gives_state = second.gives_state = True
+    begun = await move(viewers, session, second.id)
+    assert (begun.record.phase, begun.record.target) == (Phase.MIGRATING, second.id)
+    scheduler.kill()
+    second.verifies = True
+    assert (await viewers.get(session)).move == begun.record.move
+    scheduler.start()
+    record = await viewers.active(session, epoch=2)
+    assert (record.worker, record.target) == (second.id, None)
+    decisions = await viewers.bus.call(subjects.LIST_DECISIONS, SessionRef(session=session))
+    assert [one.kind for one in decisions.decisions] == ["place", "migrate", "moved"]
+
+
+async def move(viewers: Any, session: str, worker: str) -> MoveAccepted:
+    """Ask until the scheduler knows both and nothing else is being done."""
+    request = MoveSession(session=session, worker=worker)
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(TurboServeError):
+                accepted: MoveAccepted = await viewers.bus.call(
+                    subjects.MOVE_SESSION, request, deadline_s=5.0
+                )
+                return accepted
+            await asyncio.sleep(0.2)
 
 
 async def test_a_refusal_moves_the_session(scheduler: Any, workers: Workers, viewers: Any) -> None:
