@@ -20,7 +20,7 @@ from turboserve.worker.engine.spec import Control, EngineOptions, SessionSpec
 PROMPTS = ("a red circle moving left on black", "a blue square on white")
 
 
-class PeakMemory(TorchDispatchMode):
+class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all tensors that are made under it and alive, on this thread.
 
     A CPU has no counter of its own, and what a process takes says nothing of megabytes. What an operation
@@ -28,7 +28,7 @@ class PeakMemory(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live_bytes = 0
         self.peak_bytes = 0
         self._known: set[int] = set()

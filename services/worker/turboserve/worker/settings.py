@@ -49,17 +49,20 @@ class Settings(Shared):
     worker_max_sessions: int | None = Field(default=None, ge=1)
     """Sessions that hold a slot, K; none: as many as memory holds and the profile keeps in real time."""
     memory_bytes: int = Field(default=0, ge=0)
-    """Device memory for the models, their workspace and all sessions; 0: nine tenths of what is free; on a CPU
-    2 GiB beside the models."""
+    """Device memory for the models, their workspace and all sessions; 0: nine tenths of what is free; on a
+    CPU 2 GiB beside the models."""
     host_memory_bytes: int = Field(default=1 << 30, ge=0)
-    """Memory of the host for suspended sessions, page-locked for a GPU. A state that does not fit stays in its
-    slab, and its session paused."""
+    """Memory of the host for suspended sessions, page-locked for a GPU. A state that does not fit stays in
+    its slab, and its session paused."""
     max_lead_s: Seconds = 3.0
     """A session generates no chunk that starts further ahead of its playhead."""
     profile: Path | None = None
     """Measured latencies of the engine's stages, from `turboserve profile engine`; None: it learns them."""
     gather_policy: Literal["step", "chunk", "fcfs"] = "step"
     """Which sessions share a forward: any at any step, whole chunks together, or one session at a time."""
+    attention: Literal["rows", "varlen"] = "rows"
+    """Each session's attention by itself, or that of all sessions of a forward in one call, which a GPU does
+    in bfloat16 alone."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Decode and suspend on threads of their own while the next chunk is denoised; `auto`: on a GPU, and on a
     CPU with more than one core."""

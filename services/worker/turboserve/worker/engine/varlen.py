@@ -35,7 +35,7 @@ class Runs:
             torch.tensor([*starts, 0, *counts, *range(0, (rows + 1) * queries, queries)]).to(torch.int32),
             device,
         )
-        self.starts, self.counts, self.by_query = numbers.split([rows + 1, rows, rows + 1])
+        self.starts, self.counts, self.by_query = torch.split(numbers, [rows + 1, rows, rows + 1])
 
 
 class VarlenMemory:
@@ -88,8 +88,9 @@ def varlen(q: Tensor, keys: Tensor, values: Tensor, runs: Runs) -> Tensor:
         return out.view(q.shape)
     made = []
     for row, start, count in zip(q, runs.starts.tolist(), runs.counts.tolist(), strict=False):
-        parts = (row, keys.narrow(0, start, count), values.narrow(0, start, count))
-        made.append(F.scaled_dot_product_attention(*(part.transpose(0, 1) for part in parts)).transpose(0, 1))
+        k, v = keys.narrow(0, start, count), values.narrow(0, start, count)
+        out = F.scaled_dot_product_attention(row.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1))
+        made.append(out.transpose(0, 1))
     return torch.stack(made)
 
 

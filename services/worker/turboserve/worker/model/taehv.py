@@ -118,7 +118,7 @@ class Taehv(nn.Module):
         """Bytes that decoding so many latent frames takes at most beside the cache, as measured: 3 times the
         last level's tensors, and the pixels in the weights' type, in float32 and in bytes."""
         size = next(self.parameters()).element_size()
-        pixels = frames * self.config.frames_per_latent * height * width * 4 ** len(self.config.time_upscale)
+        pixels = frames * self.config.frames_per_latent * height * width << 2 * len(self.config.time_upscale)
         return pixels * (3 * self.config.widths[-1] * size + 3 * (size + 2 * 4 + 1))
 
     def fitted(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

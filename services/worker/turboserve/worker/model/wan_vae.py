@@ -220,7 +220,8 @@ class WanVae(nn.Module):
     def workspace_numbers(self, height: int, width: int) -> int:
         """Numbers that decoding takes at most beside the cache: 14 times a latent frame at full width,
         as measured."""
-        space, time = 4 ** (len(self.config.dim_mult) - 1), 2 ** sum(self.config.temporal_downsample)
+        space = 1 << 2 * (len(self.config.dim_mult) - 1)
+        time = 1 << sum(self.config.temporal_downsample)
         return 14 * time * space * height * width * self.config.decoder_dim
 
 

@@ -73,8 +73,8 @@ def _load_public(settings: Settings, device: torch.device) -> Models:
 
 
 def make_engine(models: Models, settings: Settings) -> Engine:
-    """An engine with as many slabs as are wanted and fit. Raises `BudgetTooSmall` when none does, and
-    `BadProfile`."""
+    """An engine with as many slabs as are wanted and fit. Raises `BudgetTooSmall` when none does,
+    `HostMemoryUnavailable`, `AttentionUnavailable` and `BadProfile`."""
     weight = models.transformer.patch_embedding.weight
     model_bytes = models.weight_bytes
     budget = plan(models, settings.memory_bytes or _free_bytes(weight.device) + model_bytes)
@@ -85,6 +85,7 @@ def make_engine(models: Models, settings: Settings) -> Engine:
         max_lead_s=settings.max_lead_s,
         max_batch=slots,
         policy=settings.gather_policy,
+        attention=settings.attention,
         overlap=overlaps(settings, weight.device),
     )
     return Engine(models, options, profiles=_profiles(models, settings, weight.device))
