@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from turboserve.worker.transfer import nixl
 from turboserve.worker.transfer import source as source_role
 from turboserve.worker.transfer import target as target_role
 from turboserve.worker.transfer.frames import FRAME_LIMIT
@@ -91,11 +92,12 @@ class Pair:
         self.peers: list[Peer] = []
         self.context = multiprocessing.get_context("forkserver")
         # Loading torch once is enough for all processes of a test run.
-        self.context.set_forkserver_preload([source_role.__name__, target_role.__name__])
+        names = [source_role.__name__, target_role.__name__]
+        self.context.set_forkserver_preload([*names, "nixl._api"] if nixl.installed() else names)
 
     def start(self, role: Any, **options: Any) -> Peer:
         ours, theirs = self.context.Pipe()
-        chosen = {"backend": self.backend, "size": SIZE, "deadline_s": DEADLINE_S, **options}
+        chosen = {"backend": self.backend, "size": SIZE, "deadline_s": 30.0, **options}
         process = self.context.Process(target=role, args=(theirs, chosen), daemon=True)
         process.start()
         theirs.close()
@@ -188,7 +190,7 @@ def test_large_pages_go_in_pieces(pair: Pair) -> None:
 def test_a_source_that_dies_or_stops_costs_the_target_an_error_and_no_memory(
     pair: Pair, step: str, number: signal.Signals
 ) -> None:
-    (source, address), target = pair.source(stop_at=step), pair.target()
+    (source, address), target = pair.source(stop_at=step), pair.target(deadline_s=DEADLINE_S)
     before = target.facts()
     fetch(target, address)
     assert source.hear() == ("step", step)
@@ -206,7 +208,7 @@ def test_a_source_that_dies_or_stops_costs_the_target_an_error_and_no_memory(
 def test_a_target_that_dies_or_stops_leaves_the_source_free_for_the_next(
     pair: Pair, step: str, number: signal.Signals
 ) -> None:
-    (source, address), target = pair.source(stop_at=step), pair.target()
+    (source, address), target = pair.source(stop_at=step, deadline_s=DEADLINE_S), pair.target()
     fetch(target, address)
     assert source.hear() == ("step", step)
     target.signal(number)
