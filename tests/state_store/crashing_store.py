@@ -20,7 +20,6 @@ from turboserve.state_store.publish.fence import Fence
 from turboserve.state_store.repository import controls, fence, outbox, progress, rentals
 from turboserve.state_store.service.aftermath import Aftermath
 
-
 MANY_GPUS = 500
 
 

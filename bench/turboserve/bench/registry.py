@@ -57,7 +57,7 @@ BENCHES: dict[str, Bench] = {
         Bench(
             "elastic",
             "turboserve.bench.elastic.command",
-            "A ramp of sessions on a pool that follows it: time to scale out, harm, cost against a fixed pool.",
+            "Sessions on a pool that follows them: time to scale out, harm, cost beside a fixed pool.",
         ),
         Bench(
             "engine",
