@@ -45,6 +45,16 @@ def test_a_red_circle_then_a_blue_square(models: Models, seed: int) -> None:
     assert after.background == before.background == "black"
 
 
+def test_held_out_prompts_are_followed_as_often_as_promised() -> None:
+    """The sample of `turboserve bench toyworld`: its targets, on prompts that training never saw."""
+    result = quality.run(full=False)
+    assert result["n_prompts"] == quality.SAMPLE_PROMPTS
+    assert result["colour_accuracy"] >= 0.95, result["failures"]
+    assert result["motion_accuracy"] >= 0.90, result["failures"]
+    assert result["switch_accuracy"] >= 0.90, result["failures"]
+    assert result["baseline_other_prompts"]["colour_accuracy"] < 0.2
+
+
 def test_a_session_is_the_same_alone_and_among_others(models: Models) -> None:
     jobs = held_out_jobs(3, 7)
     together = play(models, jobs, 2)

@@ -38,7 +38,7 @@ class Clip:
 
 def other_scene(old: Scene, rng: random.Random, pair: float) -> Scene:
     """A scene to switch to: unrelated, or with one thing changed."""
-    if rng.random() < 0.5:
+    if rng.random() < 0.65:
         return random_scene(rng, pair)
     while True:
         fresh = random_scene(rng, 1.0 if len(old.figures) == 2 else 0.0, None)
@@ -63,18 +63,18 @@ def random_scene_allowed(scene: Scene) -> bool:
 def _history(scene: Scene, rng: random.Random) -> tuple[world.Body, ...]:
     """Bodies of a session that plays `scene` for a while, possibly after other prompts."""
     before, bodies = scene, world.start(scene)
-    if rng.random() < 0.6:
+    if rng.random() < 0.4:
         before = random_scene(rng, 0.5, None)
         bodies = world.start(before)
         bodies = world.advance(before, bodies, world.CHUNK_FRAMES * rng.randrange(8))
         bodies = world.switch(before, scene, bodies)
-    return world.advance(scene, bodies, world.CHUNK_FRAMES * rng.randrange(8))
+    return world.advance(scene, bodies, world.CHUNK_FRAMES * rng.choice((0, 1, 1, 2, 3, rng.randrange(8))))
 
 
 def draw_clip(vae: ToyVae, rng: random.Random, pair: float) -> Clip:
     """Renders and encodes one clip."""
-    starts = rng.random() < 0.35
-    switches = rng.random() < 0.6
+    starts = rng.random() < 0.25
+    switches = rng.random() < 0.75
     old = random_scene(rng, pair)
     if not any(figure.motion == "circling" for figure in old.figures) and rng.random() < 0.25:
         # Circling is one motion of six, and harder than the others.
