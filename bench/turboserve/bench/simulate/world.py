@@ -131,7 +131,9 @@ class World:
         self.autoscaler.on_resize = self.checker.resized
         self.gateway.on_delivered = self.checker.delivered
         self.gateway.on_playhead = self._playhead
-        for process in (self.store, *self.schedulers, self.autoscaler, self.gateway):
+        processes: tuple[Store | SchedulerProcess | AutoscalerProcess | Gateway, ...]
+        processes = (self.store, *self.schedulers, self.autoscaler, self.gateway)
+        for process in processes:
             process.program.boot = process.boot
             process.program.start()
 
