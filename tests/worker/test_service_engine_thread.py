@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -142,3 +143,14 @@ def test_nothing_is_made_while_generating_is_stopped(desk: Desk) -> None:
         desk.delivered.get(timeout=0.5)
     desk.thread.submit(do.StartGenerating())
     assert desk.next(Made).ready.index == 0
+
+
+def test_a_call_that_nobody_waits_for_any_more_harms_nobody(desk: Desk) -> None:
+    """A move that was given up while the engine was in a step ended the thread, and so the worker."""
+    gate = threading.Event()
+    busy = desk.thread.call(lambda engine: gate.wait(WAIT_S))
+    given_up = desk.thread.call(lambda engine: 1)
+    assert given_up.cancel()
+    gate.set()
+    assert busy.result(WAIT_S)
+    assert desk.thread.call(lambda engine: 2).result(WAIT_S) == 2

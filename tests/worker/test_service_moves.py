@@ -192,7 +192,7 @@ async def test_a_pause_during_a_move_suspends_the_session_at_its_source(scene: S
 
 async def test_a_suspended_session_moves_from_host_to_host(scene: Scene) -> None:
     source, target = await scene.worker(), await scene.worker()
-    wanted = await unmoved(scene, source, seed=5, count=12)
+    wanted = await unmoved(scene, target, seed=5, count=12)
     session = await scene.started(source, seed=5)
     await scene.chunks(session, 4)
     await scene.bus.call(PAUSE_SESSION, SessionRef(session=session))

@@ -169,7 +169,7 @@ class Pool:
 
     def _row_of(self, slot: Slot, row: WorkerRecord, ticket: int, now: float) -> None:
         slot.listed = True
-        slot.sessions, slot.suspended = row.sessions, row.suspended
+        slot.sessions, slot.suspended, slot.incoming = row.sessions, row.suspended, row.incoming
         self._life.heard(slot, row.phase, now)
         drained = slot.drained_since is not None and ticket > slot.drained_since
         if slot.phase is SlotPhase.DRAINING and drained and slot.held == 0:

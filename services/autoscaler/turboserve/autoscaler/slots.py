@@ -57,6 +57,8 @@ class Slot:
     retry_at: float = 0.0
     ticket: int | None = None
     """The one command under way for it."""
+    incoming: int = 0
+    """Sessions that are being moved to its worker."""
     drained_since: int | None = None
     """Stamp after which the store places nothing more here; None before that is certain."""
     drain_deadline: float = 0.0
@@ -71,12 +73,12 @@ class Slot:
         self.worker, self.pid, self.up_since, self.reserved = worker, None, None, True
         self.launched_at, self.ready_at = now, None
         self.listed, self.sealed, self.drained_since = False, False, None
-        self.sessions = self.suspended = 0
+        self.sessions = self.suspended = self.incoming = 0
 
     def vacate(self) -> None:
         """Its worker is no more."""
         self.worker = self.pid = self.up_since = self.ready_at = self.drained_since = self.ticket = None
-        self.sessions = self.suspended = 0
+        self.sessions = self.suspended = self.incoming = 0
 
     def is_up_since(self, ticket: int) -> bool:
         """Whether its worker was there when the question `ticket` was asked."""
@@ -89,4 +91,4 @@ class Slot:
     @property
     def held(self) -> int:
         """Sessions that would be harmed by ending the worker."""
-        return self.sessions + self.suspended
+        return self.sessions + self.suspended + self.incoming

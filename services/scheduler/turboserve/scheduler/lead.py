@@ -79,8 +79,8 @@ class Lead:
     async def _ask(self, ask: Ask) -> None:
         leadership, me = self.leadership, self.leadership.me
         call = self._runtime.bus.call
-        # A lease counts from the question: an answer that comes later than this is worth nothing any more.
-        deadline_s = leadership.lease.lease_s
+        # A lease counts from the question. One that is lost must leave time to ask again within the lease.
+        deadline_s = leadership.lease.lease_s / 3
         try:
             match ask:
                 case Look():

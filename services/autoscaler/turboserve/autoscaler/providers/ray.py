@@ -270,7 +270,9 @@ class RayProvider(PoolProvider):
             raise
         except Exception as error:
             # The actor died, or its node did.
-            status = f"its actor has ended: {str(error).strip().splitlines()[0][:200]}"
+            status = (
+                f"its actor has ended: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}"
+            )
         del self._actors[member.worker], self._watching[member.worker]
         if self._on_exit is not None:
             self._on_exit(member.worker, status)

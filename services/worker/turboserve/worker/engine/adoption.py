@@ -34,9 +34,15 @@ def thaw(engine: Engine, session: str) -> None:
 
 
 def read(engine: Engine, session: str) -> Sequence[Page]:
-    """Pages of an active session that nothing in work is writing to. Raises `UnknownSession`."""
+    """Pages of an active session that nothing in work is writing to. Raises `UnknownSession`.
+
+    None while its state is on its way into the slab: what lies there is still another's.
+    """
+    held = engine.table.active(session)
+    if held.transfer is not None:
+        return []
     _synchronize(engine)
-    return pages_in_use(engine.table.active(session), engine.config)
+    return pages_in_use(held, engine.config)
 
 
 def read_at_rest(engine: Engine, session: str) -> tuple[Mapping[str, Any], Sequence[Page]]:
@@ -88,9 +94,13 @@ def adopt(
 def _adopt_on_host(engine: Engine, snapshot: Snapshot) -> None:
     table = engine.table
     extent = table.host.take(size_of(dict(snapshot.tensors)))
-    kept = table.host.tensors(extent, dict(snapshot.tensors))
-    for name, tensor in snapshot.tensors.items():
-        kept[name].copy_(tensor)
+    try:
+        kept = table.host.tensors(extent, dict(snapshot.tensors))
+        for name, tensor in snapshot.tensors.items():
+            kept[name].copy_(tensor)
+    except BaseException:
+        table.host.give_back(extent)
+        raise
     table.lay_down(Snapshot(snapshot.header, kept), extent)
 
 

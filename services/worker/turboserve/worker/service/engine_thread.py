@@ -197,6 +197,9 @@ class EngineThread:
             self._fail(command.session, str(error))
 
     def _call(self, command: Call) -> None:
+        # Who asked may have given up meanwhile; from here on that has no effect.
+        if not command.future.set_running_or_notify_cancel():
+            return
         try:
             command.future.set_result(command.function(self.engine))
         except Exception as error:

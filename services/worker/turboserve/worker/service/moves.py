@@ -21,7 +21,7 @@ from turboserve.worker.service.engine_thread import EngineThread
 from turboserve.worker.service.table import Table
 from turboserve.worker.settings import Settings
 from turboserve.worker.transfer import shm
-from turboserve.worker.transfer.errors import NoState, NotOffered, TransferError
+from turboserve.worker.transfer.errors import NoState, NotOffered, NotReady, TransferError
 from turboserve.worker.transfer.links import Links
 from turboserve.worker.transfer.source import Source
 from turboserve.worker.transfer.target import Fetched, Target
@@ -144,7 +144,10 @@ class Moves:
 
     async def pages(self, session: str) -> Sequence[Page]:
         """See `Giver.pages`."""
-        return await self._on_engine(session, lambda engine: adoption.read(engine, session))
+        pages = await self._on_engine(session, lambda engine: adoption.read(engine, session))
+        if not pages:
+            raise NotReady(f"session {session}: its state is on its way into its slab")
+        return pages
 
     async def rest(self, session: str, move: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
         """See `Giver.rest`."""

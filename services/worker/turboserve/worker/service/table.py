@@ -145,7 +145,8 @@ class Table:
         record = incoming.record
         self._learn(record, now)
         if record.id not in self.entries and _age(record) >= self._left.get(record.id, (0, False)):
-            free = self.capacity - self.slots_used
+            # Sessions that are parked hold slots too: `capacity` has left them out already.
+            free = self._conductor.capacity - self.slots_used
             self.arrivals.expect(incoming, now, self._conductor.number(), free)
 
     def _not_expected(self, record: SessionRecord) -> None:

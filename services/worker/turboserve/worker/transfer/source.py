@@ -97,7 +97,8 @@ class Source:
     def __init__(self, giver: Giver, links: Links, deadline_s: float) -> None:
         """`deadline_s`: for one attempt from hello to the end, the wait for the boundary included."""
         self._giver, self._links, self._deadline_s = giver, links, deadline_s
-        self._open: dict[str, asyncio.Task[None]] = {}
+        self._open: dict[str, tuple[asyncio.Task[None], int]] = {}
+        """Who gives, and for which move, by session."""
         """The connection that gives a session away; a newer one takes its place."""
         self._connections = 0
 
@@ -119,12 +120,12 @@ class Source:
 
     def abort(self, session: str) -> None:
         """The row says that it does not move (any more)."""
-        if (task := self._open.get(session)) is not None:
-            task.cancel()
+        if session in self._open:
+            self._open[session][0].cancel()
 
     def close(self) -> None:
         """Hang up on everyone."""
-        for task in list(self._open.values()):
+        for task, _ in list(self._open.values()):
             task.cancel()
 
     async def _greet(self, channel: Channel) -> None:
@@ -135,13 +136,16 @@ class Source:
             raise ProtocolBroken(f"version: {hello.version}, {VERSION} is spoken here")
         if hello.model != self._links.model:
             raise WrongLayout(f"model: {hello.model}, {self._links.model} is served here")
-        if (older := self._open.pop(hello.session, None)) is not None:
+        # A stranger is refused before anything is taken from whoever is being served.
+        self._giver.check(hello.session, hello.move, hello.worker)
+        if (served := self._open.pop(hello.session, None)) is not None:
+            older, move = served
             older.cancel()
             await asyncio.wait([older])
-            self._giver.over(hello.session, hello.move)
+            self._giver.over(hello.session, move)
         at_rest = self._giver.check(hello.session, hello.move, hello.worker)
         giving = asyncio.create_task(self._give(channel, hello, at_rest))
-        self._open[hello.session] = giving
+        self._open[hello.session] = giving, hello.move
         try:
             await asyncio.wait([giving])
         except asyncio.CancelledError:
@@ -149,7 +153,7 @@ class Source:
             await asyncio.wait([giving])
             raise
         finally:
-            if self._open.get(hello.session) is giving:
+            if self._open.get(hello.session, (None, 0))[0] is giving:
                 del self._open[hello.session]
                 self._giver.over(hello.session, hello.move)
         if giving.cancelled():
