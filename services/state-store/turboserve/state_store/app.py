@@ -34,6 +34,8 @@ from turboserve.subjects import LATENTS, PLAYHEAD
 
 ACCOUNTING_LOCK = 0x7475_7262_0004
 QUEUE = "state-store"
+NO_DATABASE = "3D000"
+"""SQLSTATE of a server that has just been set up: its database is made a moment after it answers."""
 
 log = logs.get("state-store")
 
@@ -93,7 +95,10 @@ async def migrate_patiently(database: Database) -> None:
         except CommandError:
             raise
         except (SQLAlchemyError, OSError, Exception) as error:
-            if not transient(error):
+            if (
+                not transient(error)
+                and getattr(getattr(error, "orig", error), "sqlstate", None) != NO_DATABASE
+            ):
                 raise
             log.warning("Postgres not reachable yet", error=repr(error).splitlines()[0][:200])
             await asyncio.sleep(0.5)

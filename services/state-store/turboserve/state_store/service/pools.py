@@ -41,6 +41,8 @@ class Pools:
         after = [rules.reported(known.get(w), report.pool, rental, prices, now) for w, rental in said.items()]
         after += [rules.unmentioned(row) for worker, row in known.items() if worker not in said]
         await rentals.put(db, after)
+        # What was paid before anyone knew of the worker must not fall to who comes a moment later.
+        await rentals.accrue(db)
 
     async def order(self, order: OrderPool) -> PoolOrders:
         """Change what is ordered, if anything; answered when it is on disk. Raises NotFoundError."""
