@@ -142,7 +142,7 @@ async def test_bad_orders_name_the_field_and_change_nothing(
     for table, field, word in (
         (gap, "levels[1].volatility_from", "gap"),
         (overlap, "levels[1].volatility_from", "overlap"),
-        (closed, "levels[3].volatility_to", "open"),
+        (closed, f"levels[{len(closed['levels']) - 1}].volatility_to", "open"),
         ({"levels": [], "provenance": {"source": "x"}}, "levels", "at least one"),
         ({"levels": default_table().model_dump(mode="json")["levels"]}, "provenance", "required"),
     ):

@@ -227,8 +227,9 @@ async def test_unknown_paths_and_methods_are_problems(api) -> None:
 
 async def test_the_pool_is_shown(api) -> None:
     models = (await api.get("/v1/models")).json()["models"]
-    assert [(model["id"], model["default"]) for model in models] == [("toyworld", True)]
-    assert models[0]["capacity"] == 8
+    # Other tests' workers may serve other models here.
+    [default] = [model for model in models if model["default"]]
+    assert (default["id"], default["capacity"]) == ("toyworld", 8)
     workers = (await api.get("/v1/workers")).json()["workers"]
     assert {worker["phase"] for worker in workers} == {"ready"}
 

@@ -54,7 +54,8 @@ async def test_a_session_wakes_a_pool_of_no_workers_and_is_paid_for(data_dir: Pa
             # Nobody serves the model, and nobody has ever: it is admitted all the same, and waits.
             viewer = await Viewer.create(api, "a red circle moving left")
             async with viewer.watching():
-                await viewer.more_chunks(2, LIMIT_S)
+                # Shares are given out by samples, two seconds apart.
+                await viewer.more_chunks(8, LIMIT_S)
                 pool = await until_pool(api, target=1, ready=1)
                 wake = next(d for d in pool["scaling"]["decisions"] if d["action"] == "wake")
                 assert (wake["previous"], wake["target"]) == (0, 1)

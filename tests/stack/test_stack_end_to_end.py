@@ -162,8 +162,12 @@ async def test_a_full_pool_says_when_to_come_back(api: httpx.AsyncClient, open_s
 
 
 async def test_models_workers_and_openapi_tell_the_truth(api: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(60.0):
+        # On a busy machine a worker may just have been replaced.
+        while [model["workers"] for model in (await api.get("/v1/models")).json()["models"]] != [2]:
+            await asyncio.sleep(0.5)
     [model] = (await api.get("/v1/models")).json()["models"]
-    assert (model["id"], model["workers"]) == ("toyworld", 2)
+    assert model["id"] == "toyworld"
     workers = (await api.get("/v1/workers")).json()["workers"]
     assert sorted(worker["phase"] for worker in workers) == ["ready", "ready"]
     assert "/v1/sessions/{session}/prompts" in (await api.get("/openapi.json")).json()["paths"]
