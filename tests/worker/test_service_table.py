@@ -6,7 +6,7 @@ import dataclasses
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
@@ -590,6 +590,8 @@ class World:
 @pytest.mark.parametrize("capacity", [1, 2, 4])
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
+# An old hint came after a renewal that had left the session out, and brought it back.
+@example(seed=40359044)
 def test_the_invariants_hold_in_any_history(capacity: int, seed: int) -> None:
     world = World(seed, capacity)
     for _ in range(400):

@@ -131,6 +131,8 @@ class Table:
             # A row learned after the question was asked may be missing from the answer and still be ours.
             if entry.session not in listed and entry.learned_at < message.asked_at:
                 self._leave(entry)
+                # An old hint must not bring back what the store has said is not ours.
+                self._remember_left(entry.session, (entry.record.version + 1, False))
             elif entry.failure is not None:
                 self._say(do.FailSession(entry.session, entry.record.epoch, entry.failure))
         for incoming in message.incoming:
@@ -161,10 +163,7 @@ class Table:
         if record.worker != self.worker or record.phase.ended:
             if entry is not None:
                 self._leave(entry)
-            self._left[record.id] = _age(record)
-            self._left.move_to_end(record.id)
-            if len(self._left) > LEFT_KEPT:
-                self._left.popitem(last=False)
+            self._remember_left(record.id, _age(record))
             return
         if entry is None:
             entry = self._newcomer(record, now)
@@ -198,6 +197,13 @@ class Table:
         self._conductor.evict(entry)
         del self.entries[entry.session]
         self._say(do.Report())
+
+    def _remember_left(self, session: str, age: tuple[int, bool]) -> None:
+        """Only rows of this age or newer are believed from now on."""
+        self._left[session] = max(age, self._left.get(session, age))
+        self._left.move_to_end(session)
+        if len(self._left) > LEFT_KEPT:
+            self._left.popitem(last=False)
 
     def _say(self, command: do.Command) -> None:
         self._conductor.out.append(command)
