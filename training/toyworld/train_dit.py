@@ -230,9 +230,6 @@ def train(rank: int, args: argparse.Namespace) -> None:
     steps, spent = 0, 0.0
     if args.out.exists():
         saved = torch.load(args.out, weights_only=False)
-        for state in (saved["live"], saved["weights"]):
-            # What the model has learned to use since then begins at nothing.
-            state.setdefault("position_embedding", torch.zeros_like(model.position_embedding.detach()))
         model.load_state_dict(saved["live"])
         # Weights that were taken out of the shipped file come without moments.
         for optimiser, state in zip(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from turboserve.scheduler.placement.interface import Candidate, Choice, Demand, Placement, why_not
@@ -36,8 +37,9 @@ class _OneByOne(Placement):
             choices.append(Choice(demand.session, best.worker, self.reason, numbers))
         return choices
 
+    @abstractmethod
     def _best(self, rooms: list[Candidate], loads: dict[str, int], demand: Demand) -> Candidate:
-        raise NotImplementedError
+        """One of `rooms`, of which there is at least one. `loads`: with the choices before."""
 
 
 class RoundRobin(_OneByOne):

@@ -7,6 +7,7 @@ One side serves a TCPStore, both build the process group directly on it. `gloo` 
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from datetime import timedelta
 from typing import Any
 
@@ -108,8 +109,9 @@ class PairLink(Link):
             raise PeerLost("the link is closed")
         return self._group
 
+    @abstractmethod
     def _wait(self, work: Any, deadline: Deadline) -> None:
-        raise NotImplementedError
+        """Until the piece is through. Raises what `deadline.left` does, or what the library says."""
 
     def _direct(self, piece: list[Tensor]) -> bool:
         alone = len(piece) == 1 and piece[0].numel() >= DIRECT_BYTES
