@@ -39,6 +39,14 @@ async def until_pool(api: httpx.AsyncClient, **wanted: object) -> dict[str, Any]
     raise AssertionError(f"the pool never came to {wanted}: {found}")
 
 
+async def until_share(api: httpx.AsyncClient, session: str) -> None:
+    """Until the session has been given a share of what its worker costs."""
+    deadline = time.monotonic() + LIMIT_S
+    while not (await read(api, f"/v1/cost?session={session}"))["sessions"][0]["gpu_seconds"]:
+        assert time.monotonic() < deadline, "the session was never given a share"
+        await asyncio.sleep(0.2)
+
+
 async def test_a_session_wakes_a_pool_of_no_workers_and_is_paid_for(data_dir: Path) -> None:
     environment = {
         "TURBOSERVE_SCALE_ZERO_AFTER_S": "2",
@@ -54,8 +62,9 @@ async def test_a_session_wakes_a_pool_of_no_workers_and_is_paid_for(data_dir: Pa
             # Nobody serves the model, and nobody has ever: it is admitted all the same, and waits.
             viewer = await Viewer.create(api, "a red circle moving left")
             async with viewer.watching():
-                # Shares are given out by samples, two seconds apart.
                 await viewer.more_chunks(8, LIMIT_S)
+                # Shares are given out by samples, two seconds apart.
+                await until_share(api, viewer.session)
                 pool = await until_pool(api, target=1, ready=1)
                 wake = next(d for d in pool["scaling"]["decisions"] if d["action"] == "wake")
                 assert (wake["previous"], wake["target"]) == (0, 1)

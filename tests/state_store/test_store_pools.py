@@ -139,6 +139,30 @@ async def test_a_pool_that_may_grow_lets_sessions_wait_and_one_that_may_not_refu
         await api.create(model)
 
 
+async def test_a_share_is_never_given_at_the_price_of_an_unknown_kind(settings: Settings) -> None:
+    """The pool does not say what its worker runs on; the worker does, and no sample has looked yet."""
+    rare = settings.model_copy(update={"prices": {"cpu": 3_600.0}, "cost_sample_s": 3_600.0})
+    pool, model, worker = new_id("p"), new_id("m"), new_id("wk")
+    launched = time.time() - 3.0
+
+    async def told() -> None:
+        rental = Rental(worker=worker, age_s=time.time() - launched, gpus=100.0)
+        await report(api, pool, rental, model=model)
+
+    async with Harness.connected(settings) as api, Store.running(rare):
+        await told()
+        await api.renew(worker, model)
+        record = await api.place(await api.create(model), worker)
+
+        async def has_share() -> bool:
+            await told()
+            return await share(api, record.id) > 0.0
+
+        await until(has_share)
+        [mine] = (await cost(api, session=record.id)).sessions
+        assert mine.money == pytest.approx(mine.gpu_seconds)
+
+
 @pytest.mark.parametrize("point", ["shares given, not committed", "rentals written, not committed"])
 async def test_kill_9_while_counting_neither_loses_nor_doubles(settings: Settings, point: str) -> None:
     """Two GPUs more than MANY_GPUS of the store that dies, so that it knows the rental by them."""

@@ -42,7 +42,7 @@ class Pools:
         after += [rules.unmentioned(row) for worker, row in known.items() if worker not in said]
         await rentals.put(db, after)
         # What was paid before anyone knew of the worker must not fall to who comes a moment later.
-        await rentals.accrue(db)
+        await self._account(db, now)
 
     async def order(self, order: OrderPool) -> PoolOrders:
         """Change what is ordered, if anything; answered when it is on disk. Raises NotFoundError."""
@@ -95,10 +95,14 @@ class Pools:
         now = self._clock.wall()
         async with self._database.transaction(durable=False) as db:
             await rentals.lock(db)
-            pairs = await rentals.beside_workers(db)
-            after = [rules.followed(row, record, self._settings.prices, now) for row, record in pairs]
-            await rentals.put(db, [row for row in after if row is not None])
-            await rentals.accrue(db)
+            await self._account(db, now)
+
+    async def _account(self, db: AsyncConnection, now: float) -> None:
+        """Under the lock. What each worker says of itself first: no share is given at an unknown kind's price."""
+        pairs = await rentals.beside_workers(db)
+        after = [rules.followed(row, record, self._settings.prices, now) for row, record in pairs]
+        await rentals.put(db, [row for row in after if row is not None])
+        await rentals.accrue(db)
 
     async def accrue_forever(self) -> None:
         """By however many instances at once: what one has given out, the next finds given."""
