@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from turboserve.worker.engine.golden import GoldenError, check_file
+from turboserve.worker.model.config import ModelConfigError
 from turboserve.worker.model.load import CheckpointError
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
@@ -18,6 +20,8 @@ FILES = (
     "longlive_switch",
     "longlive_early_switches",
     "longlive_framewise_window4_sink1",
+    "longlive_framewise_window6_sink3",
+    "longlive_pairs_window8_sink3",
 )
 
 
@@ -70,11 +74,63 @@ def test_the_switch_matters(tmp_path: Path) -> None:
     assert min(report.per_chunk[4:]) > 1e-3
 
 
-def test_malformed_files_name_what_is_wrong(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"noise": None}, "tensor noise is missing"),
+        ({"noise": torch.zeros(7, 3, 3, 16, 8, 12)}, r"shape of noise is \(7, 3, "),
+        ({"latents": torch.zeros(7)}, "dimensions of latents is 1, need 5"),
+        ({"latents": torch.zeros(0, 3, 16, 8, 12)}, "no chunk in latents"),
+        ({"text": torch.zeros(1, 12, 31)}, "width of text is 31, need 32"),
+        ({"text": torch.zeros(1, 13, 32)}, "13 tokens of text, need 1 to 12"),
+        ({"text": torch.zeros(0, 12, 32)}, "0 switches need 1 prompts"),
+    ],
+)
+def test_malformed_tensors_are_named(tmp_path: Path, tensors: dict[str, Any], message: str) -> None:
+    with pytest.raises(GoldenError, match=message):
+        check_file(rewritten(GOLDEN / "self_forcing_global.safetensors", tmp_path / "x", **tensors))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dim": "96"}, "dim: '96' is not an integer"),
+        ({"timestep_shift": "5"}, "timestep_shift: '5' is not a finite number"),
+        ({"timestep_shift": float("nan")}, "timestep_shift: nan is not a finite number"),
+        ({"denoising_steps": 4}, "denoising_steps: 4 is not a list of integers"),
+        ({"denoising_steps": [1000, "750"]}, "is not a list of integers"),
+        ({"denoising_steps": [1001]}, "denoising_steps: 1001 must be in 1..1000"),
+        ({"patch_size": [1, 0, 2]}, "must be greater than 0"),
+        ({"num_heads": 5}, "must be a multiple of num_heads"),
+        ({"local_attn_size": 5}, "local_attn_size: 5 must be at least"),
+        ({"local_attn_size": -2}, "local_attn_size: -2 must be at least"),
+        ({"latent_width": 10}, "shape of noise"),
+        ({"rotation_frames": 23}, "24 frames, the model's limit is 23"),
+        ({"switches": 4}, "switches are 4, need rising"),
+        ({"switches": [4, 4]}, "need rising numbers"),
+        ({"switches": [5, 2]}, "need rising numbers"),
+        ({"switches": ["4"]}, "need rising numbers"),
+        ({"switches": [1, 2]}, "2 switches need 3 prompts"),
+        ({"num_layers": None}, "num_layers: None is not an integer"),
+    ],
+)
+def test_malformed_headers_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    source = GOLDEN / "longlive_switch.safetensors"
+    with safe_open(source, "pt") as file:
+        config = json.loads(file.metadata()["config"]) | change
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, tmp_path / "x", {"config": json.dumps(config)})
+    with pytest.raises((GoldenError, ModelConfigError), match=message):
+        check_file(tmp_path / "x")
+
+
+def test_weights_and_headers_that_do_not_fit_are_errors(tmp_path: Path) -> None:
     source = GOLDEN / "self_forcing_global.safetensors"
-    with pytest.raises(GoldenError, match="tensor noise is missing"):
-        check_file(rewritten(source, tmp_path / "a.safetensors", noise=None))
-    with pytest.raises(GoldenError, match="noise has shape"):
-        check_file(rewritten(source, tmp_path / "b.safetensors", noise=torch.zeros(7, 3, 3, 16, 8, 12)))
     with pytest.raises(CheckpointError, match=r"missing: head\.modulation"):
-        check_file(rewritten(source, tmp_path / "c.safetensors", **{"weights.head.modulation": None}))
+        check_file(rewritten(source, tmp_path / "c", **{"weights.head.modulation": None}))
+    for number, config in enumerate(("", "[]", "{", "null")):
+        save_file({"text": torch.zeros(1)}, tmp_path / str(number), {"config": config})
+        with pytest.raises(GoldenError, match=str(tmp_path / str(number))):
+            check_file(tmp_path / str(number))
+    with pytest.raises(GoldenError, match="nowhere"):
+        check_file(tmp_path / "nowhere")

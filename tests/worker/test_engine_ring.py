@@ -66,6 +66,10 @@ class NaiveWindow:
                 key = rotate(key.unsqueeze(0), rotation.by_frames(start + i - frame, CPU))[0]
             keys.append(key)
         values = [self.frames[frame][1] for frame in order]
+        for _ in range(len(order), self.config.sink_size):
+            # LongLive 1 reads all of its sink, zeros where no frame is yet.
+            keys.append(torch.zeros_like(keys[0]))
+            values.append(torch.zeros_like(keys[0]))
         parts = (q, torch.cat(keys), torch.cat(values))
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in parts)
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
@@ -138,6 +142,21 @@ def test_a_chunk_may_wrap_around_the_end_of_the_ring() -> None:
     assert ring.place(6, 3).runs == ((1 * TOKENS, 0, 3 * TOKENS),)
     assert ring.place(9, 3).runs == ((4 * TOKENS, 0, 2 * TOKENS), (1 * TOKENS, 2 * TOKENS, 1 * TOKENS))
     assert ring.slots == [0, 11, 7, 8, 9, 10]
+
+
+def test_a_sink_longer_than_a_chunk_begins_as_zeros_whatever_was_there_before() -> None:
+    ring = ring_of(config_of(window=6, sink=3, chunk=1))
+    for tensor in (ring._slab.keys, ring._slab.values):
+        tensor.fill_(float("nan"))
+    assert ring.place(0, 1).visible == ring.place(1, 1).visible == 3 * TOKENS
+    kept = {name: tensor.clone() for name, tensor in ring.filled().items()}
+    again = ring_of(config_of(window=6, sink=3, chunk=1))
+    for tensor in (again._slab.keys, again._slab.values):
+        tensor.fill_(float("nan"))
+    again.restore(ring.slots, 3, 0)
+    for one in (ring, again):
+        assert [bool(one._slab.keys[:, slot].isnan().any()) for slot in (2, 3)] == [False, True]
+    assert kept["keys"].shape[1] == 2
 
 
 def test_without_a_window_the_end_is_an_error_that_changes_nothing() -> None:

@@ -51,6 +51,9 @@ def check(
 
     try:
         result = check_file(file, tolerance, device, getattr(torch, dtype.value))
+    except AssertionError as error:
+        # So says torch where it was built without the device.
+        raise failure(f"--device: {device}: {error}") from None
     except (ValueError, RuntimeError, SafetensorError) as error:
         raise failure(f"{file}: {error}") from None
     found = {

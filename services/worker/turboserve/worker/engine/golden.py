@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from turboserve.worker.engine.pool import SlabPool
@@ -136,29 +136,49 @@ def _run(forward: RowsForward, work: Work) -> None:
 
 
 def _read(path: Path) -> _File:
-    with safe_open(path, "pt") as file:
-        header = json.loads((file.metadata() or {}).get("config", "null"))
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header = json.loads(metadata.get("config", "null"))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise GoldenError(f"{path}: {error}") from error
     if not isinstance(header, dict):
         raise GoldenError(f"{path}: no config in the header's metadata")
-    for name in ("text", "noise", "latents"):
+    for name, dimensions in (("text", 3), ("noise", 6), ("latents", 5)):
         if name not in tensors:
             raise GoldenError(f"{path}: tensor {name} is missing")
+        _require(path, f"dimensions of {name}", tensors[name].dim(), dimensions)
     weights = {n.removeprefix(_WEIGHTS): t for n, t in tensors.items() if n.startswith(_WEIGHTS)}
     chunks, frames = tensors["latents"].shape[:2]
+    if not chunks:
+        raise GoldenError(f"{path}: no chunk in latents")
     fields = ModelConfig.field_names()
     # A file without a window says nothing of a session's length: it needs as many frames as it has.
     values = {"max_frames": chunks * frames} | {n: v for n, v in header.items() if n in fields}
     config = ModelConfig.from_mapping(values)
-    switches = tuple(int(chunk) for chunk in header.get("switches", ()))
+    if config.session_frames is not None and chunks * frames > config.session_frames:
+        raise GoldenError(f"{path}: {chunks * frames} frames, the model's limit is {config.session_frames}")
+    switches = _switches(path, header.get("switches", []))
     shape = (chunks, len(config.denoising_steps), *config.latent_shape)
-    _require(path, "noise", tuple(tensors["noise"].shape), shape)
-    _require(path, "latents", tuple(tensors["latents"].shape), (chunks, *config.latent_shape))
+    _require(path, "shape of noise", tuple(tensors["noise"].shape), shape)
+    _require(path, "shape of latents", tuple(tensors["latents"].shape), (chunks, *config.latent_shape))
+    _require(path, "width of text", tensors["text"].shape[2], config.text_dim)
+    if not 0 < tensors["text"].shape[1] <= config.text_len:
+        raise GoldenError(f"{path}: {tensors['text'].shape[1]} tokens of text, need 1 to {config.text_len}")
     if tensors["text"].shape[0] < 1 + len(switches):
         raise GoldenError(f"{path}: {len(switches)} switches need {1 + len(switches)} prompts")
     return _File(config, switches, weights, tensors["text"], tensors["noise"], tensors["latents"])
 
 
+def _switches(path: Path, value: object) -> tuple[int, ...]:
+    """Chunks at which a prompt takes over: rising, from 0."""
+    whole = isinstance(value, list) and all(type(chunk) is int and chunk >= 0 for chunk in value)
+    if not isinstance(value, list) or not whole or sorted(set(value)) != value:
+        raise GoldenError(f"{path}: switches are {value!r}, need rising numbers of chunks")
+    return tuple(value)
+
+
 def _require(path: Path, name: str, found: object, wanted: object) -> None:
     if found != wanted:
-        raise GoldenError(f"{path}: {name} has shape {found}, need {wanted}")
+        raise GoldenError(f"{path}: {name} is {found}, need {wanted}")

@@ -50,6 +50,7 @@ class KVRing:
         self._limit = config.session_frames
         self._capacity = config.window_frames
         self._sink = config.sink_size if config.local_attn_size != -1 else 0
+        self._always_read = min(config.sink_size, config.window_frames)
         self._tokens = config.tokens_per_frame
         self._rotation = rotation
         self._keys = slab.keys.flatten(1, 2).unbind(0)
@@ -88,6 +89,7 @@ class KVRing:
                 raise FramesExhausted(first + count, self._limit)
             for frame in range(first, first + count):
                 self._insert(frame)
+            self._blank()
             self._follow()
         return self.resident(first, count)
 
@@ -100,7 +102,7 @@ class KVRing:
         where = {
             frame: slot
             for slot, frame in enumerate(self.slots)
-            if first <= frame < first + count and not (keep_sink and slot < self._sink)
+            if first <= frame < first + count and not (keep_sink and slot < self._always_read)
         }
         runs: list[tuple[int, int, int]] = []
         for frame in sorted(where):
@@ -110,7 +112,7 @@ class KVRing:
                 runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + self._tokens)
             else:
                 runs.append((slot, offset, self._tokens))
-        return Placement(tuple(runs), len(self.slots) * self._tokens)
+        return Placement(tuple(runs), max(len(self.slots), self._always_read) * self._tokens)
 
     def attend(self, layer: int, placement: Placement, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write this forward's keys and values, then attend over all visible ones.
@@ -163,6 +165,7 @@ class KVRing:
     def restore(self, slots: list[int], next_slot: int, shift: int) -> None:
         """Undo `bookkeeping`; the caller has filled the slab."""
         self.slots, self._next, self._shift = list(slots), next_slot, shift
+        self._blank()
 
     def filled(self) -> dict[str, Tensor]:
         """Views of every part of the slab that holds something, by name; writing to them restores a ring."""
@@ -197,6 +200,16 @@ class KVRing:
             return
         self.slots[self._next] = frame
         self._next = self._next + 1 if self._next + 1 < self._capacity else self._sink
+
+    def _blank(self) -> None:
+        """Zero the sink's slots that have no frame yet, where a chunk is shorter than the sink.
+
+        LongLive 1 reads its whole sink from the first chunk on, and its cache begins as zeros: keys of zero
+        take their share of the attention, and its results depend on that.
+        """
+        for tensor in (self._slab.keys, self._slab.values):
+            if len(self.slots) < self._always_read:
+                tensor[:, len(self.slots) : self._always_read].zero_()
 
     def _follow(self) -> None:
         """Under window rotation, turn the sink's keys so that it stands where the window begins.

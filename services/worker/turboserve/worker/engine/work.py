@@ -55,7 +55,10 @@ class ChunkWork:
         self._schedule = schedule
         self._ring = state.ring
         self._first = state.first_frame(config)
-        self._placement = state.ring.place(self._first, config.frames_per_chunk)
+        self._placement = self._later = state.ring.place(self._first, config.frames_per_chunk)
+        if 0 < self._first < config.sink_size:
+            # LongLive 1 writes to its sink in a chunk's first forward only, once the session's first is over.
+            self._later = state.ring.resident(self._first, config.frames_per_chunk, keep_sink=True)
         self._frames = config.frames_per_chunk
         self._noise = noise or self._drawn(state, config)
         self._noisy = self._noise(0)
@@ -83,7 +86,8 @@ class ChunkWork:
         self.done += 1
 
     def _row(self, latents: Tensor, timestep: float) -> Row:
-        return Row(self._ring, self._placement, latents, timestep, self._first)
+        placement = self._later if self.done else self._placement
+        return Row(self._ring, placement, latents, timestep, self._first)
 
     @staticmethod
     def _drawn(state: SessionState, config: ModelConfig) -> Noise:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -67,23 +68,16 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type == "bool":
-                if not isinstance(value, bool):
-                    raise ModelConfigError(f"{field.name}: {value!r} is not true or false")
-                continue
-            if isinstance(value, bool) or (field.type == "int" and not isinstance(value, int)):
-                raise ModelConfigError(f"{field.name}: {value!r} is not an integer")
-            if field.name not in {"local_attn_size", "sink_size", "context_noise"} and isinstance(
-                value, int | float
-            ):
-                _require(value > 0, field.name, value, "greater than 0")
+            _check_kind(field.name, str(field.type), getattr(self, field.name))
+        for name in _POSITIVE:
+            _require(getattr(self, name) > 0, name, getattr(self, name), "greater than 0")
         _require(
             self.dim % self.num_heads == 0, "dim", self.dim, f"a multiple of num_heads ({self.num_heads})"
         )
         _require(self.head_dim % 2 == 0, "dim", self.dim, "an even number of channels per head")
         _require(self.freq_dim % 2 == 0, "freq_dim", self.freq_dim, "even")
         _require(len(self.patch_size) == 3, "patch_size", self.patch_size, "three sizes: time, height, width")
+        _require(min(self.patch_size) > 0, "patch_size", self.patch_size, "greater than 0")
         _require(self.patch_size[0] == 1, "patch_size", self.patch_size, "1 in time: a frame is a ring slot")
         _require(
             self.latent_height % self.patch_size[1] == 0, "latent_height", self.latent_height, "in patches"
@@ -190,8 +184,34 @@ class ModelConfig:
         known: dict[str, Any] = {name: value for name, value in values.items() if name in fields}
         for name in ("patch_size", "denoising_steps"):
             if name in known:
-                known[name] = tuple(known[name])
+                known[name] = tuple(known[name]) if isinstance(known[name], list) else known[name]
         return cls(**known)
+
+
+_POSITIVE = tuple(
+    field.name
+    for field in dataclasses.fields(ModelConfig)
+    if field.type in ("int", "float") and field.name not in ("local_attn_size", "sink_size", "context_noise")
+)
+
+
+def _check_kind(name: str, kind: str, value: object) -> None:
+    """Values come from JSON, so that anything may be anywhere."""
+    if kind == "bool":
+        right = isinstance(value, bool)
+        wanted = "true or false"
+    elif kind == "int":
+        right, wanted = type(value) is int, "an integer"
+    elif kind == "float":
+        right = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        wanted = "a finite number"
+    elif kind.startswith("tuple"):
+        right = isinstance(value, tuple) and all(type(each) is int for each in value)
+        wanted = "a list of integers"
+    else:
+        right, wanted = isinstance(value, str), "a string"
+    if not right:
+        raise ModelConfigError(f"{name}: {value!r} is not {wanted}")
 
 
 def _require(holds: bool, name: str, value: object, limit: str) -> None:
