@@ -72,9 +72,12 @@ class Giver:
         self.state, self.steps, self.at_rest = State(size), steps, at_rest
         self.overs = 0
 
-    def check(self, session: str, move: int, target: str) -> bool:
+    def check(self, session: str, move: int, target: str) -> None:
         if (session, move, target) != (SESSION, MOVE, TARGET):
             raise NotOffered(f"session {session}: no move {move} to {target} is known here")
+
+    def offer(self, session: str, move: int, target: str) -> bool:
+        self.check(session, move, target)
         return self.at_rest
 
     async def pages(self, session: str) -> Sequence[Page]:

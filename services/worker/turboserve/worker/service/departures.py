@@ -24,8 +24,9 @@ class Departures:
 
     out: list[do.Command]
 
-    def offer(self, entry: Entry | None, session: str, move: int, target: str) -> bool:
-        """Someone asks for the state: whether it is on the host.
+    @staticmethod
+    def check(entry: Entry | None, session: str, move: int, target: str) -> Entry:
+        """Whether this target may have the state now: its entry. Changes nothing.
 
         Raises `NotOffered`, `NotReady` or `NoState`.
         """
@@ -35,9 +36,14 @@ class Departures:
             raise NotReady(f"session {session}: its ownership is not settled")
         if entry.place is Place.NOWHERE and not entry.takes_slot:
             raise NoState(f"session {session}: its state is not here")
-        resting = entry.wanted is Wanted.HOST
-        if entry.place is not (Place.HOST if resting else Place.SLAB):
+        if entry.place is not (Place.HOST if entry.wanted is Wanted.HOST else Place.SLAB):
             raise NotReady(f"session {session}: its state is on its way to where it belongs")
+        return entry
+
+    def offer(self, entry: Entry | None, session: str, move: int, target: str) -> bool:
+        """The target comes for the state: whether it is on the host. Raises what `check` does."""
+        entry = self.check(entry, session, move, target)
+        resting = entry.wanted is Wanted.HOST
         if entry.gift is not None and entry.gift.move == move:
             # Asked for again. What stands still, or may be the target's already, stays so.
             entry.gift.whole = False

@@ -135,8 +135,12 @@ class Moves:
 
     # The giver
 
-    def check(self, session: str, move: int, target: str) -> bool:
+    def check(self, session: str, move: int, target: str) -> None:
         """See `Giver.check`."""
+        self._table.check(session, move, target)
+
+    def offer(self, session: str, move: int, target: str) -> bool:
+        """See `Giver.offer`."""
         at_rest = self._table.offer(session, move, target)
         self._resting[session] = asyncio.Event()
         self._sealable[session] = asyncio.Event(), set()

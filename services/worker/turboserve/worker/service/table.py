@@ -70,11 +70,15 @@ class Table:
         self._conductor.out.clear()
         return commands
 
-    def offer(self, session: str, move: int, target: str) -> bool:
-        """The target of a move asks for the state: whether that is on the host.
+    def check(self, session: str, move: int, target: str) -> None:
+        """Whether this target may have the state. Changes nothing.
 
         Raises `NotOffered`, `NotReady` or `NoState`.
         """
+        self._conductor.departures.check(self.entries.get(session), session, move, target)
+
+    def offer(self, session: str, move: int, target: str) -> bool:
+        """The target of a move comes for the state: whether that is on the host. Raises what `check` does."""
         return self._conductor.departures.offer(self.entries.get(session), session, move, target)
 
     # What is reported

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from typing import Any
 
 from turboserve.worker.transfer.errors import Aborted, DeadlinePassed
 
@@ -33,3 +35,20 @@ class Deadline:
         """Wait, at most as long as is left. Raises `Aborted` at once when it is given up."""
         if self._aborted.wait(self.left(seconds)):
             raise Aborted("the transfer was given up")
+
+
+async def ended(work: asyncio.Future[Any]) -> None:
+    """Wait until it has ended, however it ends, and however often whoever waits is cancelled meanwhile.
+
+    Raises `CancelledError` only afterwards.
+    """
+    cancelled = False
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            cancelled = True
+    if not work.cancelled():
+        work.exception()
+    if cancelled:
+        raise asyncio.CancelledError

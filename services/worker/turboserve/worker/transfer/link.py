@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,6 +82,13 @@ class Link(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give everything back. Safe to repeat."""
+
+
+def let_go(error: BaseException) -> None:
+    """Clear what the calls that failed hold: an error that somebody keeps must keep no connection open."""
+    traceback.clear_frames(error.__traceback__)
+    if error.__context__ is not None:
+        let_go(error.__context__)
 
 
 def pieces(parts: Sequence[Tensor], size: int = PIECE_BYTES) -> Iterator[list[Tensor]]:

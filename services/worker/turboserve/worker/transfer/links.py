@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from turboserve.worker.transfer import nixl, pair, shm
-from turboserve.worker.transfer.deadline import Deadline
+from turboserve.worker.transfer.deadline import Deadline, ended
 from turboserve.worker.transfer.errors import NoBackend, ProtocolBroken, TransferError
 from turboserve.worker.transfer.frames import Channel, Hello, Welcome
 from turboserve.worker.transfer.link import Link
@@ -61,7 +61,8 @@ class Links:
         return len(self._idle)
 
     async def blocking(self, call: Callable[[], T], deadline: Deadline, link: Link | None = None) -> T:
-        """Do it on a thread. Cancelled, it first ends the call, so that no memory is in use afterwards."""
+        """Do it on a thread. Cancelled, even more than once, it first ends the call, so that no memory is in
+        use afterwards."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, call)
         try:
             return await asyncio.shield(future)
@@ -69,9 +70,7 @@ class Links:
             deadline.abort()
             if link is not None:
                 link.close()
-            await asyncio.wait([future])
-            if not future.cancelled():
-                future.exception()
+            await ended(future)
             raise
 
     def hello(self, session: str, move: int, worker: str, source: str) -> Hello:

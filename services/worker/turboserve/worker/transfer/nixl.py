@@ -22,7 +22,7 @@ from turboserve.worker.transfer.errors import (
     ProtocolBroken,
     Truncated,
 )
-from turboserve.worker.transfer.link import PROGRESS_S, Link, Memory, Remote
+from turboserve.worker.transfer.link import PROGRESS_S, Link, Memory, Remote, let_go
 
 POLL_S = 0.0005
 SLOW_BYTES_S = 50e6
@@ -88,8 +88,9 @@ class NixlLink(Link):
                 return self._serve(source.size(page_range), deadline)
             assert isinstance(target, Memory)
             return self._read(source, target.parts(page_range), deadline)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            let_go(error)
             raise
 
     def settle(self) -> None:

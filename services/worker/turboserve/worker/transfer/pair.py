@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -18,13 +21,22 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import BackendFailed, DeadlinePassed, PeerLost, TransferError
-from turboserve.worker.transfer.link import PIECE_BYTES, PROGRESS_S, Link, Memory, Remote, pieces
+from turboserve.worker.transfer.link import (
+    PIECE_BYTES,
+    PROGRESS_S,
+    Link,
+    Memory,
+    Remote,
+    let_go,
+    pieces,
+)
 
 SOURCE, TARGET = 0, 1
 """Ranks."""
 POLL_S = 0.0005
 DIRECT_BYTES = 256 << 10
 """A piece that is one run of at least so many bytes is sent from where it lies."""
+AT_ONCE_S = 0.001
 
 
 def serve_store(host: str, seconds: float) -> TCPStore:
@@ -40,6 +52,16 @@ def join_store(host: str, port: int, seconds: float) -> TCPStore:
         raise PeerLost(f"rendezvous at {host}:{port}: {_first_line(error)}") from error
 
 
+@dataclass(frozen=True, eq=False)
+class _Flight:
+    """A piece on its way."""
+
+    work: Any
+    """The library's operation. As long as anything refers to it, so does it to the connection."""
+    data: Tensor
+    piece: list[Tensor]
+
+
 class PairLink(Link):
     """Common to both backends: cut into pieces, two of them in flight."""
 
@@ -50,6 +72,8 @@ class PairLink(Link):
         self._rank = rank
         self._group: Any = None
         self._bounce = [torch.empty(0, dtype=torch.uint8, device=device)] * 2
+        self._flights: deque[_Flight] = deque()
+        """Held here alone, so that nothing of them is left in the frames of an error."""
 
     def transfer(
         self,
@@ -66,9 +90,11 @@ class PairLink(Link):
             assert isinstance(target, Memory)
             return self._receive(target.parts(page_range), deadline)
         except BaseException as error:
+            self._cut()
             self.close()
+            let_go(error)
             if isinstance(error, RuntimeError):
-                raise _named(error) from error
+                raise _named(error) from None
             raise
 
     def close(self) -> None:
@@ -76,32 +102,41 @@ class PairLink(Link):
         self.closed = True
         self._group = self._store = None
 
+    def _cut(self) -> None:
+        """Have nothing in flight any more: from here on nobody writes to the pieces' memory."""
+        self._flights.clear()
+
     def _send(self, parts: list[Tensor], deadline: Deadline) -> int:
-        sent, flying = 0, None
+        sent = 0
         for number, piece in enumerate(pieces(parts)):
             data = self._gather(piece, self._room(number, piece))
-            if flying is not None:
-                self._wait(flying[0], deadline)
-            flying = self._live(deadline).send([data], 1 - self._rank, 0), data
+            self._land(deadline, left=0)
+            work = self._live(deadline).send([data], 1 - self._rank, 0)
+            self._flights.append(_Flight(work, data, piece))
             sent += data.numel()
-        if flying is not None:
-            self._wait(flying[0], deadline)
+        self._land(deadline, left=0)
         return sent
 
     def _receive(self, parts: list[Tensor], deadline: Deadline) -> int:
-        taken, flying = 0, None
+        taken = 0
         for number, piece in enumerate(pieces(parts)):
             data = self._landing(piece, self._room(number, piece))
             work = self._live(deadline).recv([data], 1 - self._rank, 0)
-            if flying is not None:
-                self._wait(flying[0], deadline)
-                self._scatter(flying[1], flying[2])
-            flying = work, data, piece
+            self._flights.append(_Flight(work, data, piece))
             taken += data.numel()
-        if flying is not None:
-            self._wait(flying[0], deadline)
-            self._scatter(flying[1], flying[2])
+            for flight in self._land(deadline, left=1):
+                self._scatter(flight.data, flight.piece)
+        for flight in self._land(deadline, left=0):
+            self._scatter(flight.data, flight.piece)
         return taken
+
+    def _land(self, deadline: Deadline, left: int) -> list[_Flight]:
+        """Wait until no more than `left` pieces are in flight; those that have come."""
+        landed = []
+        while len(self._flights) > left:
+            self._wait(self._flights[0].work, deadline)
+            landed.append(self._flights.popleft())
+        return landed
 
     def _live(self, deadline: Deadline) -> Any:
         deadline.left()
@@ -166,11 +201,18 @@ class GlooLink(PairLink):
             self._group = dist.ProcessGroupGloo(PrefixStore(name, store), rank, 2, options)
         except RuntimeError as error:
             self.close()
-            raise PeerLost(f"gloo: {_first_line(error)}") from error
+            let_go(error)
+            raise PeerLost(f"gloo: {_first_line(error)}") from None
 
     def _wait(self, work: Any, deadline: Deadline) -> None:
-        # A wait that times out closes the pair, so nothing is written to our memory later.
         work.wait(_span(deadline.left(PROGRESS_S)))
+
+    def _cut(self) -> None:
+        # Letting go of an operation does not end it. A wait for it that times out does: it closes the pair.
+        for flight in self._flights:
+            with suppress(RuntimeError):
+                flight.work.wait(_span(AT_ONCE_S))
+        super()._cut()
 
 
 class NcclLink(PairLink):

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from turboserve import logs
 from turboserve.worker.engine.moving import Page, changed, digest_of, fingerprint_of
 from turboserve.worker.transfer import metrics
-from turboserve.worker.transfer.deadline import Deadline
+from turboserve.worker.transfer.deadline import Deadline, ended
 from turboserve.worker.transfer.errors import (
     NotOffered,
     PeerLost,
@@ -51,8 +51,12 @@ T = TypeVar("T")
 class Giver(Protocol):
     """The worker, as its transfers see it."""
 
-    def check(self, session: str, move: int, target: str) -> bool:
-        """Whether its state is in host memory, at rest. Raises `NotOffered`, `NotReady` or `NoState`."""
+    def check(self, session: str, move: int, target: str) -> None:
+        """Whether it may have the state; changes nothing. Raises `NotOffered`, `NotReady` or `NoState`."""
+        ...
+
+    def offer(self, session: str, move: int, target: str) -> bool:
+        """It comes for the state: whether that is in host memory, at rest. Raises what `check` does."""
         ...
 
     async def pages(self, session: str) -> Sequence[Page]:
@@ -98,12 +102,11 @@ class Source:
         """`deadline_s`: for one attempt from hello to the end, the wait for the boundary included."""
         self._giver, self._links, self._deadline_s = giver, links, deadline_s
         self._open: dict[str, tuple[asyncio.Task[None], int]] = {}
-        """Who gives, and for which move, by session."""
-        """The connection that gives a session away; a newer one takes its place."""
+        """What gives a session away, and for which move; a newer connection takes its place."""
         self._connections = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, to its end. Raises nothing but cancellation."""
+        """One connection, to its end. Whatever fails is refused and counted; raises cancellation alone."""
         channel = Channel(reader, writer)
         self._connections += 1
         try:
@@ -114,6 +117,10 @@ class Source:
             log.info("transfer refused or broken", code=error.code, error=str(error))
             metrics.broken.add(1, {"role": "source", "code": error.code})
             await _refuse(channel, error)
+        except Exception as error:
+            log.exception("transfer failed")
+            metrics.broken.add(1, {"role": "source", "code": TransferError.code})
+            await _refuse(channel, TransferError(repr(error)))
         finally:
             self._connections -= 1
             await channel.close()
@@ -141,16 +148,18 @@ class Source:
         if (served := self._open.pop(hello.session, None)) is not None:
             older, move = served
             older.cancel()
-            await asyncio.wait([older])
-            self._giver.over(hello.session, move)
-        at_rest = self._giver.check(hello.session, hello.move, hello.worker)
+            try:
+                await ended(older)
+            finally:
+                self._giver.over(hello.session, move)
+        at_rest = self._giver.offer(hello.session, hello.move, hello.worker)
         giving = asyncio.create_task(self._give(channel, hello, at_rest))
         self._open[hello.session] = giving, hello.move
         try:
             await asyncio.wait([giving])
         except asyncio.CancelledError:
             giving.cancel()
-            await asyncio.wait([giving])
+            await ended(giving)
             raise
         finally:
             if self._open.get(hello.session, (None, 0))[0] is giving:

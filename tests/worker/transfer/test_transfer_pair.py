@@ -1,0 +1,66 @@
+"""A group of two in one process: what an aborted transfer leaves behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from turboserve.worker.transfer import pair
+from turboserve.worker.transfer.deadline import Deadline
+from turboserve.worker.transfer.errors import Aborted, PeerLost
+from turboserve.worker.transfer.link import PIECE_BYTES, Memory, Remote
+
+HOST = "127.0.0.1"
+PATIENCE_S = 60.0
+LATER_S = 0.3
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def links(threads: ThreadPoolExecutor) -> tuple[pair.GlooLink, pair.GlooLink]:
+    """Source and target."""
+    store = pair.serve_store(HOST, PATIENCE_S)
+
+    def join() -> pair.GlooLink:
+        return pair.GlooLink("link", pair.join_store(HOST, store.port, 9.0), pair.TARGET, HOST, 9.0)
+
+    target = threads.submit(join)
+    source = pair.GlooLink("link", store, pair.SOURCE, HOST, PATIENCE_S)
+    return source, target.result()
+
+
+def send(link: pair.GlooLink, data: Tensor) -> int:
+    return link.transfer("ses_1", Memory([[data]]), Remote(), range(1), Deadline(PATIENCE_S))
+
+
+def test_nobody_writes_to_the_memory_of_an_aborted_receive_while_its_error_is_held(
+    links: tuple[pair.GlooLink, pair.GlooLink], threads: ThreadPoolExecutor
+) -> None:
+    """Given up with a piece in flight, a receive's memory went to another session; the piece came later."""
+    source, target = links
+    memory = torch.zeros(2 * PIECE_BYTES, dtype=torch.uint8)
+    sent = torch.ones(PIECE_BYTES, dtype=torch.uint8)
+    deadline = Deadline(PATIENCE_S)
+    receiving = threads.submit(target.transfer, "ses_1", Remote(), Memory([[memory]]), range(1), deadline)
+    # Both of its pieces are in flight; it waits for the first.
+    time.sleep(LATER_S)
+    deadline.abort()
+    assert send(source, sent) == PIECE_BYTES
+    with pytest.raises(Aborted) as held:
+        receiving.result(PATIENCE_S)
+    with pytest.raises(PeerLost):
+        send(source, sent)
+    time.sleep(LATER_S)
+    assert not memory[PIECE_BYTES:].any()
+    assert held.value.__cause__ is None
+    assert target.closed

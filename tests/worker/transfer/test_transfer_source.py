@@ -1,0 +1,162 @@
+"""The source's side in one process: who is listened to, what is refused, and whose thread is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from turboserve.worker.engine.moving import Page
+from turboserve.worker.transfer import shm
+from turboserve.worker.transfer.deadline import Deadline
+from turboserve.worker.transfer.errors import NotOffered
+from turboserve.worker.transfer.links import Links
+from turboserve.worker.transfer.source import Source
+
+# The tests are no package: what they share is found beside them.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from transfer_peer import MODEL, MOVE, SESSION, TARGET
+
+PATIENCE_S = 30.0
+HELLO = {
+    "type": "hello",
+    "session": SESSION,
+    "move": MOVE,
+    "worker": TARGET,
+    "model": MODEL,
+    "backends": ["shm"],
+    "machine": shm.machine(),
+}
+
+
+class Giver:
+    """Notes what is asked of it, and never has anything to give."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.harm: Exception | None = None
+
+    def check(self, session: str, move: int, target: str) -> None:
+        self.said.append("check")
+        if self.harm is not None:
+            raise self.harm
+
+    def offer(self, session: str, move: int, target: str) -> bool:
+        self.said.append("offer")
+        return False
+
+    async def pages(self, session: str) -> Sequence[Page]:
+        self.said.append("pages")
+        await asyncio.Event().wait()
+        return []
+
+    async def rest(self, session: str, move: int) -> Any:
+        raise NotImplementedError
+
+    async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
+        raise NotImplementedError
+
+    def sealing(self, session: str, move: int) -> None:
+        raise NotImplementedError
+
+    def over(self, session: str, move: int) -> None:
+        self.said.append("over")
+
+
+Say = Callable[..., Awaitable[asyncio.StreamReader]]
+
+
+@pytest.fixture
+async def giver() -> Giver:
+    return Giver()
+
+
+@pytest.fixture
+async def hello(giver: Giver) -> AsyncIterator[Say]:
+    """Connects and says hello, with what is given changed."""
+    links = Links(["shm"], torch.device("cpu"), MODEL)
+    source = Source(giver, links, PATIENCE_S)
+    server = await asyncio.start_server(source.serve, "127.0.0.1", 0)
+    writers: list[asyncio.StreamWriter] = []
+
+    async def say(**changes: object) -> asyncio.StreamReader:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+        writers.append(writer)
+        data = json.dumps({**HELLO, **changes}).encode()
+        writer.write(struct.pack(">I", len(data)) + data)
+        return reader
+
+    yield say
+    source.close()
+    for writer in writers:
+        writer.close()
+    server.close()
+    links.close()
+
+
+async def heard(reader: asyncio.StreamReader) -> dict[str, Any]:
+    (size,) = struct.unpack(">I", await asyncio.wait_for(reader.readexactly(4), PATIENCE_S))
+    found: dict[str, Any] = json.loads(await reader.readexactly(size))
+    return found
+
+
+async def until(giver: Giver, said: list[str]) -> None:
+    end = asyncio.get_running_loop().time() + PATIENCE_S
+    while giver.said != said:
+        assert asyncio.get_running_loop().time() < end, giver.said
+        await asyncio.sleep(0.01)
+
+
+async def test_whoever_is_refused_takes_nothing_from_the_one_being_served(giver: Giver, hello: Say) -> None:
+    await hello()
+    await until(giver, ["check", "offer", "pages"])
+    giver.harm = NotOffered("not this one")
+    assert (await heard(await hello()))["code"] == "not_offered"
+    assert giver.said == ["check", "offer", "pages", "check"]
+
+
+async def test_a_newer_connection_takes_the_place_of_the_older_once_that_has_ended(
+    giver: Giver, hello: Say
+) -> None:
+    await hello()
+    await until(giver, ["check", "offer", "pages"])
+    await hello()
+    await until(giver, ["check", "offer", "pages", "check", "over", "offer", "pages"])
+
+
+async def test_what_nobody_thought_of_is_refused_too(giver: Giver, hello: Say) -> None:
+    giver.harm = RuntimeError("a bug")
+    answer = await heard(await hello())
+    assert (answer["type"], answer["code"]) == ("refuse", "transfer_error")
+    assert "a bug" in answer["detail"]
+
+
+async def test_a_second_cancellation_waits_for_the_thread_as_well() -> None:
+    links = Links(["shm"], torch.device("cpu"), MODEL)
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def copy() -> None:
+        begun.set()
+        go_on.wait(PATIENCE_S)
+        ended.set()
+
+    task = asyncio.create_task(links.blocking(copy, Deadline(PATIENCE_S)))
+    await asyncio.to_thread(begun.wait, PATIENCE_S)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0.02)
+    assert not task.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+    links.close()
