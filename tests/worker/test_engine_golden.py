@@ -22,6 +22,7 @@ FILES = (
     "longlive_framewise_window4_sink1",
     "longlive_framewise_window6_sink3",
     "longlive_pairs_window8_sink3",
+    "longlive_infinity_window9_sink3",
 )
 
 
@@ -37,6 +38,22 @@ def rewritten(source: Path, target: Path, **changes: torch.Tensor | None) -> Pat
             tensors[name] = tensor
     save_file(tensors, target, metadata)
     return target
+
+
+def test_all_references_are_checked() -> None:
+    assert sorted(path.stem for path in GOLDEN.glob("*.safetensors")) == sorted(FILES)
+
+
+def test_window_rotation_is_not_the_absolute_one(tmp_path: Path) -> None:
+    source = GOLDEN / "longlive_infinity_window9_sink3.safetensors"
+    with safe_open(source, "pt") as file:
+        config = json.loads(file.metadata()["config"]) | {"rotation": "absolute"}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, tmp_path / "x", {"config": json.dumps(config)})
+    report = check_file(tmp_path / "x")
+    # The window is full after three chunks: until then the two are one.
+    assert max(report.per_chunk[:3]) < 5e-6
+    assert min(report.per_chunk[3:]) > 1e-3
 
 
 @pytest.mark.parametrize("name", FILES)
