@@ -25,15 +25,21 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "services" / "worker")]
 import torch  # noqa: E402
 
 from turboserve.bench.engine.measure import Batch, Sessions, Timer, batches, naive_chunk_s  # noqa: E402
-from turboserve.bench.engine.whole import FixedText, moving, playing  # noqa: E402
+from turboserve.bench.engine.models import (  # noqa: E402
+    PUBLIC_DECODERS,
+    DecoderSizes,
+    FixedText,
+    random_decoder,
+    random_transformer,
+)
+from turboserve.bench.engine.whole import moving, playing  # noqa: E402
 from turboserve.worker.engine.engine import Models  # noqa: E402
 from turboserve.worker.engine.golden import GoldenReport, check_file, check_type  # noqa: E402
 from turboserve.worker.engine.rows import RowsMemory  # noqa: E402
 from turboserve.worker.engine.varlen import VarlenMemory  # noqa: E402
 from turboserve.worker.model.config import ModelConfig  # noqa: E402
-from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder  # noqa: E402
+from turboserve.worker.model.taehv import TaehvConfig  # noqa: E402
 from turboserve.worker.model.transformer import CausalWanTransformer  # noqa: E402
-from turboserve.worker.model.wan_vae import WanDecoder, WanVae  # noqa: E402
 from turboserve.worker.model.wan_vae_config import WanVaeConfig  # noqa: E402
 
 FLOAT32_TOLERANCE = 1e-4
@@ -61,6 +67,11 @@ TINY = ModelConfig(
     latent_width=4,
     freq_dim=32,
 )
+
+TINY_DECODERS: dict[str, DecoderSizes] = {
+    "wan": WanVaeConfig(base_dim=8),
+    "taehv": TaehvConfig(widths=(16, 8, 8, 8)),
+}
 
 
 def main() -> int:
@@ -130,11 +141,8 @@ def measured(
     config: ModelConfig, device: torch.device, dtype: torch.dtype, arguments: argparse.Namespace, rate: float
 ) -> dict[str, Any]:
     """Everything about one window."""
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = CausalWanTransformer(config).to(dtype).requires_grad_(False).eval()
-        torch.nn.init.normal_(model.head.head.weight, std=0.02)
-        text = torch.randn(1, config.text_len, config.text_dim, dtype=dtype)
+    model = random_transformer(config, device, dtype)
+    text = torch.randn(1, config.text_len, config.text_dim, device=device, dtype=dtype)
     found: dict[int, Batch] = {}
     refused: dict[str, str] = {}
     for size in arguments.batches:
@@ -181,15 +189,10 @@ def decoded(
     model: CausalWanTransformer, text: torch.Tensor, device: torch.device, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     """The whole engine, decoding with either public decoder at random weights: time depends on none."""
-    config, weight = model.config, model.patch_embedding.weight
-    height, width = config.latent_height, config.latent_width
-    with torch.device(device):
-        wan = WanVae(WanVaeConfig(base_dim=8) if arguments.tiny else WanVaeConfig()).to(weight.dtype).eval()
-        tiny_sizes = TaehvConfig(widths=(16, 8, 8, 8)) if arguments.tiny else TaehvConfig()
-        tiny = Taehv(tiny_sizes).to(weight.dtype).eval()
-    decoders = {"wan": WanDecoder(wan, height, width), "taehv": TaehvDecoder(tiny, height, width)}
+    dtype = model.patch_embedding.weight.dtype
     found: dict[str, Any] = {}
-    for name, decoder in decoders.items():
+    for name, sizes in (TINY_DECODERS if arguments.tiny else PUBLIC_DECODERS).items():
+        decoder = random_decoder(sizes, model.config, device, dtype)
         models = Models(model, FixedText(text[0].float()), decoder)
         try:
             found[name] = playing(models, arguments.batches, arguments.chunks)

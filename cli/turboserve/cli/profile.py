@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from turboserve.cli.say import failure
 
 app = typer.Typer(help="Measure this machine, or replay traces.", no_args_is_help=True)
+
+
+class Decoder(StrEnum):
+    """Public decoders of Wan's latents."""
+
+    WAN = "wan"
+    TAEHV = "taehv"
 
 
 @app.callback()
@@ -22,12 +30,30 @@ def engine(
     out: Annotated[Path, typer.Option(help="The file to write, for TURBOSERVE_PROFILE.")],
     batch: Annotated[int, typer.Option(min=1, max=64, help="Largest batch.")] = 8,
     repeats: Annotated[int, typer.Option(min=3, help="Runs of each size; the median counts.")] = 7,
+    model: Annotated[str | None, typer.Option(help="A preset; None: as TURBOSERVE_MODEL says.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="JSON with a model's sizes: measure those, with random weights."),
+    ] = None,
+    random: Annotated[
+        bool, typer.Option(help="Random weights instead of the configured model's files.")
+    ] = False,
+    decoder: Annotated[
+        Decoder, typer.Option(help="Which public decoder, where weights are random.")
+    ] = Decoder.WAN,
 ) -> None:
-    """Measure the stages of the shipped model by batch size, on one thread of this machine's CPU."""
+    """Measure the engine's stages by batch size: of the model, on the device, with the attention that a
+    worker with these TURBOSERVE_… variables has; or of any sizes, with random weights."""
     # Torch takes seconds to import.
-    from turboserve.bench.engine.stages import profile_toyworld
+    from turboserve.bench.engine.configured import ModelFailed, profile_configured
+    from turboserve.worker.model.presets import UnknownPreset, known
+    from turboserve.worker.settings import Settings
 
-    found = profile_toyworld(batch, repeats)
+    try:
+        chosen: dict[str, Any] = {} if model is None else {"model": known(model)}
+        found = profile_configured(Settings(**chosen), config, random, decoder.value, batch, repeats)
+    except (ModelFailed, UnknownPreset) as error:
+        raise failure(str(error)) from None
     try:
         found.write(out)
     except OSError as error:

@@ -1,21 +1,78 @@
-"""The shipped model, for benchmarks."""
+"""The models that benchmarks run: the shipped one, and any other with random weights."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 import torch
+from torch import Tensor
 
 from turboserve.bench.engine.measure import batches
 from turboserve.worker.engine.engine import Models
+from turboserve.worker.engine.spec import Decoder
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder
 from turboserve.worker.model.toyworld import load_toyworld
+from turboserve.worker.model.transformer import CausalWanTransformer
+from turboserve.worker.model.wan_vae import WanDecoder, WanVae
+from turboserve.worker.model.wan_vae_config import WanVaeConfig
 
 PROMPT = "a red circle moving left on black"
 SIZES = (1, 2, 4, 8, 16)
+DecoderSizes = WanVaeConfig | TaehvConfig
+PUBLIC_DECODERS: dict[str, DecoderSizes] = {"wan": WanVaeConfig(), "taehv": TaehvConfig()}
+DecoderName = Literal["wan", "taehv"]
+
+
+class FixedText:
+    """Stands in for a text encoder, which has no part in what is measured."""
+
+    weight_bytes = 0
+    workspace_bytes = 0
+
+    def __init__(self, embedding: Tensor) -> None:
+        """`embedding`: of every prompt, [L, text_dim]."""
+        self._embedding = embedding
+
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        """See `TextEncoder.encode`."""
+        return self._embedding.expand(len(prompts), -1, -1)
 
 
 def toyworld() -> Models:
     """The shipped model on one thread of the CPU, as a worker runs it."""
     torch.set_num_threads(1)
     return load_toyworld()
+
+
+def random_transformer(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> CausalWanTransformer:
+    """A transformer of these sizes with random weights, the same ones each time: time depends on none."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = CausalWanTransformer(config).to(dtype).requires_grad_(False).eval()
+        torch.nn.init.normal_(model.head.head.weight, std=0.02)
+    return model
+
+
+def random_decoder(
+    sizes: DecoderSizes, config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> Decoder:
+    """A public decoder's network with random weights, for the latents of `config`."""
+    height, width = config.latent_height, config.latent_width
+    with torch.device(device):
+        if isinstance(sizes, TaehvConfig):
+            return TaehvDecoder(Taehv(sizes).to(dtype).eval(), height, width)
+        return WanDecoder(WanVae(sizes).to(dtype).eval(), height, width)
+
+
+def random_models(
+    config: ModelConfig, sizes: DecoderSizes, device: torch.device, dtype: torch.dtype
+) -> Models:
+    """Everything that computes but a text encoder, with random weights."""
+    transformer = random_transformer(config, device, dtype)
+    text = torch.randn(config.text_len, config.text_dim, device=device)
+    return Models(transformer, FixedText(text), random_decoder(sizes, config, device, dtype))
 
 
 def toyworld_forward_profile(repeats: int = 7) -> dict[int, float]:

@@ -23,21 +23,6 @@ class WholeFailed(RuntimeError):
     """A session failed, was refused, or took too long while it was measured."""
 
 
-class FixedText:
-    """Stands in for a text encoder, which has no part in what is measured."""
-
-    weight_bytes = 0
-    workspace_bytes = 0
-
-    def __init__(self, embedding: Tensor) -> None:
-        """`embedding`: of every prompt, [L, text_dim]."""
-        self._embedding = embedding
-
-    def encode(self, prompts: Sequence[str]) -> Tensor:
-        """See `TextEncoder.encode`."""
-        return self._embedding.expand(len(prompts), -1, -1)
-
-
 def playing(models: Models, sizes: Sequence[int], chunks: int) -> dict[str, Any]:
     """Seconds in which so many sessions get one chunk each, decoded, by number of sessions; and the most
     that get theirs in the time it plays."""

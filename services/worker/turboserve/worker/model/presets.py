@@ -39,6 +39,13 @@ class UnknownPreset(ValueError):
         self.name = name
 
 
+def known(name: str) -> str:
+    """The name itself. Raises `UnknownPreset`."""
+    if name not in NAMES:
+        raise UnknownPreset(name)
+    return name
+
+
 def preset(name: str) -> ModelConfig:
     """The configuration of this name. A shipped model's is read from its weights file, which alone knows it.
 
@@ -46,9 +53,7 @@ def preset(name: str) -> ModelConfig:
     """
     if name in _PUBLIC:
         return _PUBLIC[name]
-    if name not in _SHIPPED:
-        raise UnknownPreset(name)
-    path = _SHIPPED[name]
+    path = _SHIPPED[known(name)]
     try:
         with safe_open(path, "pt") as file:
             details = json.loads((file.metadata() or {})["config"])

@@ -26,6 +26,12 @@ def choose_device(settings: Settings) -> torch.device:
     return torch.device(settings.device)
 
 
+def choose_dtype(settings: Settings, device: torch.device) -> torch.dtype:
+    """What a public model's weights are in."""
+    half = settings.dtype == "bfloat16" or (settings.dtype == "auto" and device.type == "cuda")
+    return torch.bfloat16 if half else torch.float32
+
+
 class MissingFile(ValueError):
     """A public model lacks one of its files: names the variable that says where it is."""
 
@@ -66,10 +72,7 @@ def _load_public(settings: Settings, device: torch.device) -> Models:
         lora=settings.lora,
         container=settings.checkpoint_container,
     )
-    half = settings.dtype == "bfloat16" or (settings.dtype == "auto" and device.type == "cuda")
-    return load_public(
-        settings.model, files, device, torch.bfloat16 if half else torch.float32, settings.rotation
-    )
+    return load_public(settings.model, files, device, choose_dtype(settings, device), settings.rotation)
 
 
 def make_engine(models: Models, settings: Settings) -> Engine:

@@ -1,0 +1,53 @@
+"""Stages of the model that a worker with these settings runs, or of one with its sizes and random weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from turboserve.bench.engine.models import PUBLIC_DECODERS, random_models
+from turboserve.bench.engine.stages import profile_stages
+from turboserve.worker.engine.engine import Models
+from turboserve.worker.engine.errors import AttentionUnavailable
+from turboserve.worker.engine.profile_file import ProfileFile
+from turboserve.worker.engine.varlen import require_varlen
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.model.presets import preset
+from turboserve.worker.service.models import choose_device, choose_dtype, load_models
+from turboserve.worker.settings import Settings
+
+
+class ModelFailed(Exception):
+    """The model to be measured cannot be had: says why."""
+
+
+def profile_configured(
+    settings: Settings, config_file: Path | None, random: bool, decoder: str, largest: int, repeats: int
+) -> ProfileFile:
+    """L(b) of every stage. `config_file`: a `ModelConfig` as JSON, measured with random weights like a preset
+    with `random`; `decoder`: which public one such a model gets. Raises `ModelFailed`."""
+    try:
+        models = _models(settings, config_file, random, decoder)
+        weight = models.transformer.patch_embedding.weight
+        if settings.attention == "varlen":
+            require_varlen(weight.device, weight.dtype)
+        return profile_stages(models, largest, repeats, settings.attention)
+    except (ValueError, OSError, RuntimeError, AssertionError, AttentionUnavailable) as error:
+        raise ModelFailed(f"{type(error).__name__}: {error}") from error
+
+
+def _models(settings: Settings, config_file: Path | None, random: bool, decoder: str) -> Models:
+    if config_file is None and not random:
+        return load_models(settings)
+    if config_file is None:
+        config = preset(settings.model)
+        if settings.rotation is not None:
+            config = dataclasses.replace(config, rotation=settings.rotation)
+    else:
+        config = ModelConfig.from_json(config_file.read_text())
+    device = choose_device(settings)
+    if device.type == "cpu":
+        torch.set_num_threads(settings.torch_threads)
+    return random_models(config, PUBLIC_DECODERS[decoder], device, choose_dtype(settings, device))
