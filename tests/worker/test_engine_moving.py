@@ -274,13 +274,79 @@ def test_a_session_that_is_here_already_is_not_adopted_again(make_driver: Callab
         adoption.adopt(target.engine, landing, header, [page.name for page in pages], target.now)
 
 
-def test_a_full_host_refuses_a_suspended_session(make_driver: Callable[..., Any]) -> None:
-    target, _, header, pages = arrived(make_driver)
-    landing = adoption.reserve(target.engine, on_host=True)
-    copy(pages, landing)
+def test_a_full_host_refuses_a_suspended_session_before_anything_is_copied(
+    make_driver: Callable[..., Any],
+) -> None:
+    target = make_driver(host_bytes=1 << 10)
     with pytest.raises(HostPoolFull):
-        adoption.adopt(target.engine, landing, header, [page.name for page in pages], target.now)
-    assert not target.engine.table.knows("a")
+        adoption.reserve(target.engine, on_host=True)
+    assert target.engine.table.host_bytes_used == 0
+
+
+def asleep(make_driver: Callable[..., Any], chunks: int = 3) -> tuple[Any, Mapping[str, Any], list[Page]]:
+    """A source whose session is suspended: header and pages."""
+    source = make_driver(max_lead_s=FAR)
+    source.engine.admit(SPEC, source.now)
+    source.chunks("a", chunks)
+    source.engine.suspend("a")
+    source.run(lambda events: any(isinstance(event, Suspended) for event in events))
+    header, pages = adoption.read_at_rest(source.engine, "a")
+    return source, header, list(pages)
+
+
+@pytest.mark.parametrize("chunks", [1, 7])
+def test_a_session_that_arrives_suspended_is_counted_by_the_host_and_stays_where_it_was_put(
+    make_driver: Callable[..., Any], chunks: int
+) -> None:
+    """It was put down beside the host's memory, and copied there twice while the engine did nothing else."""
+    source, header, pages = asleep(make_driver, chunks)
+    target = make_driver(max_lead_s=FAR)
+    host = target.engine.table.host
+    landing = adoption.reserve(target.engine, on_host=True)
+    reserved = host.used_bytes
+    assert reserved >= source.engine.snapshot("a").total_bytes
+    places = {}
+    for page in pages:
+        places[page.name] = landing.place(page.name, page.size, page.dtype, page.shape)
+    copy(pages, landing)
+    adoption.adopt(target.engine, landing, header, [page.name for page in pages], target.now)
+    snapshot = target.engine.snapshot("a")
+    assert snapshot.digest() == source.engine.snapshot("a").digest()
+    for name in ("keys", "text_keys", "generator"):
+        first = places[f"{name}/0" if name == "keys" else name][0]
+        assert snapshot.tensors[name].data_ptr() == first.data_ptr()
+    assert source.engine.snapshot("a").total_bytes <= host.used_bytes < reserved
+    target.engine.evict("a")
+    assert host.used_bytes == 0
+
+
+def test_an_aborted_arrival_gives_the_hosts_memory_back(make_driver: Callable[..., Any]) -> None:
+    _, _, pages = asleep(make_driver)
+    target = make_driver()
+    landing = adoption.reserve(target.engine, on_host=True)
+    copy(pages[:5], landing)
+    assert target.engine.table.host_bytes_used > 0
+    adoption.release(target.engine, landing)
+    assert target.engine.table.host_bytes_used == 0
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_what_broken_attempts_have_brought_does_not_pile_up(
+    make_driver: Callable[..., Any], on_host: bool
+) -> None:
+    _, header, pages = asleep(make_driver)
+    target = make_driver()
+    landing = adoption.reserve(target.engine, on_host=on_host)
+    shape = target.engine.config.latent_shape
+    size = 4 * torch.Size(shape).numel()
+    for attempt in range(100):
+        landing.begin()
+        landing.place(f"recent/{attempt}", size, "float32", shape)
+        landing.place(f"decoder.{attempt}", 40, "float32", (10,))
+    assert landing.own_bytes == size + 40
+    landing.begin()
+    copy(pages, landing)
+    adoption.adopt(target.engine, landing, header, [page.name for page in pages], target.now)
 
 
 def test_only_a_session_at_rest_can_be_read_whole(make_driver: Callable[..., Any]) -> None:

@@ -85,7 +85,7 @@ def sealed() -> tuple[Bench, int]:
     assert not bench.table.offer("s1", 5, B)
     bench.tell(told.FreezeWanted("s1", 5))
     assert bench.last(do.Freeze).run == run
-    bench.tell(told.Frozen("s1", run, 2))
+    bench.tell(told.Frozen("s1", run, 2, bench.last(do.Freeze).number))
     assert bench.last(do.GiveRest) == do.GiveRest("s1", 5)
     assert bench.last(do.GiveSeal) == do.GiveSeal("s1", 5, 2)
     bench.tell(told.GiftSealed("s1", 5))
@@ -128,8 +128,9 @@ def test_it_goes_on_generating_while_the_bulk_is_copied_and_publishes_to_the_end
     bench.none(do.Freeze, do.Halt)
     bench.table.offer("s1", 5, B)
     bench.tell(told.FreezeWanted("s1", 5))
+    number = bench.last(do.Freeze).number
     bench.tell(told.ChunkPackaged("s1", run, 2, 0))
-    bench.tell(told.Frozen("s1", run, 3))
+    bench.tell(told.Frozen("s1", run, 3, number))
     bench.last(do.GiveRest)
     bench.none(do.GiveSeal)
     bench.tell(told.Published("s1", run, 2, (1, 10), told.Outcome.ACKED))
@@ -141,10 +142,57 @@ def test_a_target_that_hangs_up_before_the_seal_lets_it_go_on() -> None:
     bench.tell(told.Assigned(moving()))
     bench.table.offer("s1", 5, B)
     bench.tell(told.FreezeWanted("s1", 5))
-    bench.tell(told.Frozen("s1", run, 2))
+    bench.tell(told.Frozen("s1", run, 2, bench.last(do.Freeze).number))
     bench.tell(told.GiftBroken("s1", 5))
     assert bench.last(do.Thaw).run == run
     assert bench.table.offer("s1", 5, B) is False
+
+
+def test_that_it_stood_still_for_an_attempt_that_is_over_means_nothing_to_the_next() -> None:
+    """The late word gave the rest of a session away that had gone on by then."""
+    bench, run = running()
+    bench.tell(told.Assigned(moving()))
+    bench.table.offer("s1", 5, B)
+    bench.tell(told.FreezeWanted("s1", 5))
+    first = bench.last(do.Freeze).number
+    bench.tell(told.GiftBroken("s1", 5))
+    bench.last(do.Thaw)
+    bench.table.offer("s1", 5, B)
+    bench.tell(told.FreezeWanted("s1", 5))
+    second = bench.last(do.Freeze).number
+    bench.tell(told.Frozen("s1", run, 2, first))
+    bench.none(do.GiveRest, do.GiveSeal)
+    bench.tell(told.ChunkPackaged("s1", run, 2, 0))
+    bench.tell(told.Published("s1", run, 2, (1, 10), told.Outcome.ACKED))
+    bench.tell(told.Frozen("s1", run, 3, second))
+    assert bench.last(do.GiveSeal).next_chunk == 3
+
+
+def test_a_connection_that_takes_the_place_of_another_waits_for_the_same_standing_still() -> None:
+    bench, run = running()
+    bench.tell(told.Assigned(moving()))
+    bench.table.offer("s1", 5, B)
+    bench.tell(told.FreezeWanted("s1", 5))
+    number = bench.last(do.Freeze).number
+    bench.table.offer("s1", 5, B)
+    bench.tell(told.FreezeWanted("s1", 5))
+    bench.none(do.Freeze)
+    bench.tell(told.Frozen("s1", run, 2, number))
+    bench.last(do.GiveRest)
+
+
+def test_asking_whether_it_may_have_the_state_changes_nothing() -> None:
+    bench, run = running()
+    bench.tell(told.Assigned(moving()))
+    bench.table.offer("s1", 5, B)
+    bench.tell(told.FreezeWanted("s1", 5))
+    bench.tell(told.Frozen("s1", run, 2, bench.last(do.Freeze).number))
+    bench.last(do.GiveSeal)
+    bench.table.check("s1", 5, B)
+    bench.tell(told.Tick())
+    bench.none(do.GiveSeal)
+    with pytest.raises(NotOffered):
+        bench.table.check("s1", 6, B)
 
 
 def test_after_the_seal_only_the_row_lets_it_go_on_and_it_asks_for_it() -> None:
@@ -345,7 +393,7 @@ class Held:
     next: int
     place: str = "slab"
     halted: bool = False
-    freezing: bool = False
+    freezing: int | None = None
     frozen: bool = False
 
 
@@ -459,9 +507,9 @@ class World:
                 if held.place == "leaving" and self.random.random() < 0.5:
                     held.place = "host"
                     self.mail[name].append(told.MovedToHost(session, held.run, held.next))
-                elif held.freezing and self.random.random() < 0.5:
-                    held.freezing, held.frozen = False, True
-                    self.mail[name].append(told.Frozen(session, held.run, held.next))
+                elif held.freezing is not None and self.random.random() < 0.5:
+                    self.mail[name].append(told.Frozen(session, held.run, held.next, held.freezing))
+                    held.freezing, held.frozen = None, True
                 elif held.place == "slab" and not held.halted and not held.frozen:
                     record = self.rows[session]
                     given = record.move is not None and self.sealed.get(session) == record.move
@@ -559,11 +607,12 @@ class World:
                 engine[session].halted = True
             case do.Unhalt(session=session):
                 engine[session].halted = False
-            case do.Freeze(session=session):
-                engine[session].freezing = not engine[session].frozen
+            case do.Freeze(session=session, number=number):
+                assert not engine[session].frozen
+                engine[session].freezing = number
             case do.Thaw(session=session, run=run):
                 assert engine[session].run == run
-                engine[session].freezing = engine[session].frozen = False
+                engine[session].freezing, engine[session].frozen = None, False
             case do.GiveRest(session=session):
                 self.words.setdefault((name, session), set()).add("rest")
             case do.GiveSeal(session=session, next_chunk=index):

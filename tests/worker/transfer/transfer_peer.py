@@ -105,6 +105,10 @@ class Room:
         self.size = size
         self.slots = {f"keys/{n}": torch.zeros(LAYERS, size, dtype=torch.uint8) for n in range(SLOTS)}
 
+    def begin(self) -> None:
+        for slot in self.slots.values():
+            slot.zero_()
+
     def place(self, name: str, size: int, dtype: str = "", shape: Sequence[int] = ()) -> tuple[Tensor, ...]:
         if name not in self.slots or size != LAYERS * self.size:
             raise SnapshotRejected(name, size, LAYERS * self.size)

@@ -23,6 +23,8 @@ MAX_LEAD_S = 2.0
 TRUST_S = 2.0
 """A playhead is taken to move on by itself for this long after it was reported."""
 FRAMES = 12
+ARRIVED = -1
+"""Number of a standing still that nobody here has wished for."""
 LOST = 1
 """Chain of a state that was begun without its context."""
 
@@ -61,8 +63,8 @@ class State:
     halted: bool = False
     suspending: bool = False
     on_host: bool = False
-    freezing: bool = False
-    """It is to stand still, or does."""
+    freezing: int | None = None
+    """It is to stand still, or does: number of that wish."""
     working: bool = False
     finished_late: bool = False
     """The chunk in work was done while generating was stopped."""
@@ -145,7 +147,7 @@ class Engine:
         """The state is here; it stands still, or is on the host."""
         assert state.session not in self.states, f"{state.session} is here already"
         self.unreserve(state.session, run)
-        state.run, state.on_host, state.freezing = run, on_host, not on_host
+        state.run, state.on_host, state.freezing = run, on_host, None if on_host else ARRIVED
         state.working = state.finished_late = state.suspending = state.halted = False
         state.waiting = ()
         self.states[state.session] = state
@@ -185,10 +187,10 @@ class Engine:
                 else:
                     state.on_host, state.suspending = False, False
                     state.playhead_s, state.reported_at = playhead_s, self._program.kernel.now
-            case do.Freeze():
-                state.freezing = True
+            case do.Freeze(number=number):
+                state.freezing = number
             case do.Thaw():
-                state.freezing = False
+                state.freezing = None
             case do.Halt():
                 state.halted = True
             case do.Unhalt():
@@ -215,8 +217,8 @@ class Engine:
         """At a boundary: apply controls, leave for the host, or begin the next chunk if it is due."""
         if state.working or self.states.get(state.session) is not state or not self.generating:
             return
-        if state.freezing:
-            self._deliver(told.Frozen(state.session, state.run, state.next_chunk))
+        if state.freezing is not None:
+            self._deliver(told.Frozen(state.session, state.run, state.next_chunk, state.freezing))
             return
         if state.waiting:
             state.control_seq, state.waiting = state.waiting[-1], ()

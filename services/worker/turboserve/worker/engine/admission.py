@@ -36,7 +36,8 @@ class _Asleep:
 
 
 class SessionTable:
-    """Active and suspended sessions. Every slab and every host byte in use belongs to exactly one of them."""
+    """Active and suspended sessions. Every slab and every host byte in use belongs to exactly one of them, or
+    is kept for one that is on its way here (`adoption.reserve`)."""
 
     def __init__(self, model: CausalWanTransformer, options: EngineOptions, bell: Bell) -> None:
         """Raises `BudgetTooSmall` or `HostMemoryUnavailable`. `bell` rings when a transfer is done."""

@@ -12,19 +12,18 @@ import torch
 
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import DuplicateSession, UnknownSession
-from turboserve.worker.engine.hostpool import size_of
-from turboserve.worker.engine.landing import Landing, host_slab
+from turboserve.worker.engine.landing import Landing, host_room, own_limit
 from turboserve.worker.engine.moving import Page, pages_at_rest, pages_in_use, pages_of
 from turboserve.worker.engine.session import Freeze, Playhead, Session
-from turboserve.worker.engine.snapshot import Snapshot
 
 
-def freeze(engine: Engine, session: str, quiet_s: float, until_s: float) -> None:
-    """Ask the session to stand still at a boundary: `Frozen` says when it does. Raises `UnknownSession`.
+def freeze(engine: Engine, session: str, quiet_s: float, until_s: float, number: int = 0) -> None:
+    """Ask the session to stand still at a boundary: `Frozen` of this number says when it does.
 
-    `quiet_s`: not before the next chunk is due only after so long; `until_s`: from then on regardless.
+    `quiet_s`: not before the next chunk is due only after so long; `until_s`: from then on regardless. Raises
+    `UnknownSession`.
     """
-    engine.table.active(session).freezing = Freeze(quiet_s, until_s)
+    engine.table.active(session).freezing = Freeze(quiet_s, until_s, number)
 
 
 def thaw(engine: Engine, session: str) -> None:
@@ -57,51 +56,47 @@ def read_at_rest(engine: Engine, session: str) -> tuple[Mapping[str, Any], Seque
 
 
 def reserve(engine: Engine, *, on_host: bool) -> Landing:
-    """Memory for a session that is to come. Raises `SlabsExhausted`; gone again with `release`."""
-    table = engine.table
-    slab = host_slab(table.pool.layout) if on_host else table.pool.acquire()
-    device = slab.keys.device
-    models = engine.models
-    return Landing(slab, engine.config, models.transformer.rotation, device, models.decoder.cache_bytes)
+    """Memory for a session that is to come: a slab, or a piece of the host pool, large enough for any state.
+
+    Raises `SlabsExhausted`, `HostPoolFull` or `HostMemoryUnavailable`; given back with `release`.
+    """
+    table, models, config = engine.table, engine.models, engine.config
+    own_bytes = own_limit(config, models.decoder.cache_bytes)
+    rotation = models.transformer.rotation
+    if not on_host:
+        return Landing(table.pool.acquire(), config, rotation, table.device, own_bytes)
+    room = host_room(table.host, table.pool.layout, own_bytes)
+    return Landing(room.slab, config, rotation, table.device, own_bytes, room)
 
 
 def release(engine: Engine, landing: Landing) -> None:
     """Let go of memory that no session came into, and that nobody writes to any more."""
-    if landing.slab.index >= 0:
+    if landing.room is None:
         engine.table.pool.release(landing.slab)
+    else:
+        engine.table.host.give_back(landing.room.extent)
 
 
 def adopt(
     engine: Engine, landing: Landing, header: Mapping[str, Any], names: Iterable[str], now: float
 ) -> None:
-    """Make the session whose pages are in `landing` one of this engine's; it stands still until it is thawed.
+    """Make the session whose pages are in `landing` one of this engine's, where they are; it stands still
+    until it is thawed, or is suspended.
 
-    Raises `DuplicateSession`, `SnapshotRejected`, `HostPoolFull`; then `landing` is as before.
+    Raises `DuplicateSession` or `SnapshotRejected`; then `landing` is as before.
     """
     table, name = engine.table, str(header["session"])
     if table.knows(name):
         raise DuplicateSession(name)
-    if landing.slab.index < 0:
-        _adopt_on_host(engine, landing.snapshot(header, names))
+    if landing.room is not None:
+        snapshot = landing.snapshot(header, names)
+        table.lay_down(snapshot, table.host.shorten(landing.room.extent, landing.room.used_bytes))
         return
     state = landing.state(header, names)
     session = Session(state, engine.options.max_lead_s, Playhead(reported_at_s=now))
     session.delivered = state.next_chunk
     session.announced = session.frozen = True
     table.sessions[name] = session
-
-
-def _adopt_on_host(engine: Engine, snapshot: Snapshot) -> None:
-    table = engine.table
-    extent = table.host.take(size_of(dict(snapshot.tensors)))
-    try:
-        kept = table.host.tensors(extent, dict(snapshot.tensors))
-        for name, tensor in snapshot.tensors.items():
-            kept[name].copy_(tensor)
-    except BaseException:
-        table.host.give_back(extent)
-        raise
-    table.lay_down(Snapshot(snapshot.header, kept), extent)
 
 
 def _synchronize(engine: Engine) -> None:

@@ -59,8 +59,9 @@ class Boundary:
             return events if session.busy else events + self._suspend(session)
         if self._stops(session, now):
             if not session.busy:
+                number = 0 if session.freezing is None else session.freezing.number
                 session.freezing, session.frozen = None, True
-                events.append(Frozen(session.name, session.state.next_chunk))
+                events.append(Frozen(session.name, session.state.next_chunk, number))
             return events
         if self._due(session, now):
             events += self._begin(session, now)

@@ -79,6 +79,8 @@ class Frozen:
 
     session: str
     next_chunk: int
+    number: int = 0
+    """Of the wish that it should."""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,14 @@ class HostPool:
                 merged.append(piece)
         self._free = merged
 
+    def shorten(self, extent: Extent, size: int) -> Extent:
+        """Give back what lies behind the first `size` bytes of a piece; what is left of it."""
+        size = aligned(max(size, 1))
+        if size >= extent.size:
+            return extent
+        self.give_back(Extent(extent.start + size, extent.size - size))
+        return Extent(extent.start, size)
+
     def tensors(self, extent: Extent, like: dict[str, Tensor]) -> dict[str, Tensor]:
         """Contiguous tensors in a piece, shaped and typed as `like`. Raises `HostMemoryUnavailable`."""
         arena = self._allocate() if self._arena is None else self._arena

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.errors import SnapshotRejected
+from turboserve.worker.engine.hostpool import ALIGNMENT, Extent, HostPool, aligned, size_of
 from turboserve.worker.engine.moving import DECODER, PROMPT, RECENT, SLOTTED, flat_bytes, slot_parts
 from turboserve.worker.engine.ring import KVRing
 from turboserve.worker.engine.slab import Slab, SlabLayout
@@ -23,39 +24,96 @@ OWN_LIMIT = 64
 DIMENSIONS_LIMIT = 8
 SMALL_BYTES = 1 << 20
 """Room for the generator and the prompt's embedding beside latents and decoder cache."""
+HOSTED = ("keys", "values", "text_keys", "text_values", "sink_keys")
+"""A slab's tensors in host memory, in order."""
 _TYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "uint8", "int64")}
 _OWN_NAME = re.compile(rf"text|generator|{RECENT}/\d{{1,9}}|{re.escape(DECODER)}[A-Za-z0-9_.]{{1,128}}")
 
 
-def host_slab(layout: SlabLayout) -> Slab:
-    """Host memory of a slab's shape, for a session that arrives suspended."""
+def own_limit(config: ModelConfig, cache_bytes: int) -> int:
+    """Bytes that a session has beside its slab at most; `cache_bytes`: what its decoder keeps."""
+    latents = torch.Size(config.latent_shape).numel() * torch.float32.itemsize
+    chunks = -(-config.window_frames // config.frames_per_chunk) + 1
+    # Each bulk round may leave behind latents of chunks that are too old by the next one.
+    return cache_bytes + 4 * chunks * latents + SMALL_BYTES
 
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=layout.dtype)
 
+class HostRoom:
+    """A piece of the host pool for a session that arrives suspended: a slab's tensors, then whole tensors."""
+
+    def __init__(self, extent: Extent, slab: Slab, own: Tensor) -> None:
+        """`own`: uint8 [n], for whole tensors; the last in the extent."""
+        self.extent, self.slab = extent, slab
+        self._own = own
+        self._used = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the extent, from its beginning."""
+        return self.extent.size - aligned(self._own.numel()) + self._used
+
+    def clear(self) -> None:
+        """Whole tensors are put down anew."""
+        self._used = 0
+
+    def take(self, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+        """Memory for a whole tensor. Raises `SnapshotRejected`."""
+        size = torch.Size(shape).numel() * dtype.itemsize
+        if self._used + aligned(size) > self._own.numel():
+            raise SnapshotRejected("bytes", self._used + size, f"at most {self._own.numel()}")
+        place = self._own[self._used : self._used + size]
+        self._used += aligned(size)
+        return place.view(dtype).view(*shape)
+
+
+def host_room(host: HostPool, layout: SlabLayout, own_bytes: int) -> HostRoom:
+    """Room for any session of this layout, with `own_bytes` beside its slab.
+
+    Raises `HostPoolFull` or `HostMemoryUnavailable`; then nothing has changed.
+    """
     frame = (layout.tokens_per_frame, layout.heads, layout.head_dim)
     text = (layout.layers, layout.text_len, layout.heads, layout.head_dim)
     window = (layout.layers, layout.frames, *frame)
     sink = (layout.layers, layout.kept_sink_frames, *frame)
-    return Slab(-1, empty(*window), empty(*window), empty(*text), empty(*text), empty(*sink))
+    shapes = dict(zip(HOSTED, (window, window, text, text, sink), strict=True))
+    like = {name: torch.empty(shape, dtype=layout.dtype, device="meta") for name, shape in shapes.items()}
+    room = aligned(own_bytes + OWN_LIMIT * ALIGNMENT)
+    like["own"] = torch.empty(room, dtype=torch.uint8, device="meta")
+    extent = host.take(size_of(like))
+    try:
+        tensors = host.tensors(extent, like)
+    except BaseException:
+        host.give_back(extent)
+        raise
+    return HostRoom(extent, Slab(-1, *(tensors[name] for name in HOSTED)), tensors["own"])
 
 
 class Landing:
     """Takes pages in any order and any number of times; what was put down last counts."""
 
     def __init__(
-        self, slab: Slab, config: ModelConfig, rotation: Rotation, device: torch.device, cache_bytes: int
+        self,
+        slab: Slab,
+        config: ModelConfig,
+        rotation: Rotation,
+        device: torch.device,
+        own_bytes: int,
+        room: HostRoom | None = None,
     ) -> None:
-        """`cache_bytes`: what the model's decoder keeps of a session."""
+        """`own_bytes`: beside the slab at most. `room`: where `slab` lies, of one that arrives suspended."""
         self.slab = slab
+        self.room = room
         self._config, self._rotation, self._device = config, rotation, device
-        latents = torch.Size(config.latent_shape).numel() * torch.float32.itemsize
-        chunks = -(-config.window_frames // config.frames_per_chunk) + 1
-        # Each bulk round may leave behind latents of chunks that are too old by the next one.
-        self._limit_bytes = cache_bytes + 4 * chunks * latents + SMALL_BYTES
+        self._limit_bytes = own_bytes
         self._slotted = dict(zip(SLOTTED, (slab.keys, slab.values, slab.sink_keys), strict=True))
         self._prompt = dict(zip(PROMPT, (slab.text_keys, slab.text_values), strict=True))
         self._own: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        """Another attempt: what earlier ones have put down beside the slab goes."""
+        self._own.clear()
+        if self.room is not None:
+            self.room.clear()
 
     @property
     def own_bytes(self) -> int:
@@ -131,14 +189,18 @@ class Landing:
         return state
 
     def snapshot(self, header: Mapping[str, Any], names: Iterable[str]) -> Snapshot:
-        """The same for host memory."""
+        """The same of a session that arrived suspended, where it lies: only its latents are copied, into one.
+
+        Raises what `state` does.
+        """
+        assert self.room is not None
         frames = len(self.check(header, names))
-        tensors = {name: t[:, :frames].contiguous() for name, t in self._slotted.items()}
-        sink = min(frames, self.slab.sink_keys.shape[1])
-        tensors["sink_keys"] = self.slab.sink_keys[:, :sink].contiguous()
+        tensors = {name: t[:, :frames] for name, t in self._slotted.items()}
         recent = self._recent()
         if recent:
-            tensors[RECENT] = torch.cat(recent)
+            first = recent[0]
+            tensors[RECENT] = self.room.take(first.dtype, (len(recent) * len(first), *first.shape[1:]))
+            torch.cat(recent, out=tensors[RECENT])
         whole = {name: t for name, t in self._own.items() if not name.startswith(f"{RECENT}/")}
         return Snapshot(dict(header), tensors | self._prompt | whole)
 
@@ -163,6 +225,9 @@ class Landing:
         taken = self.own_bytes - (0 if known is None else known.numel() * known.element_size())
         if size + taken > self._limit_bytes or (known is None and len(self._own) >= OWN_LIMIT):
             raise SnapshotRejected(f"{name} bytes", size + taken, f"at most {self._limit_bytes}")
-        device = torch.device("cpu") if name == "generator" else self._device
-        self._own[name] = torch.empty(shape, dtype=kind, device=device)
+        if self.room is not None:
+            self._own[name] = self.room.take(kind, shape)
+        else:
+            device = torch.device("cpu") if name == "generator" else self._device
+            self._own[name] = torch.empty(shape, dtype=kind, device=device)
         return self._own[name]

@@ -68,6 +68,8 @@ class Freeze:
     """The next chunk must not become due for so long."""
     until_s: float
     """From here on any boundary will do: monotonic, engine's clock."""
+    number: int = 0
+    """Goes with the `Frozen` that answers it."""
 
 
 @dataclass(eq=False)
@@ -96,7 +98,7 @@ class Session:
     suspending: bool = False
     freezing: Freeze | None = None
     frozen: bool = False
-    """It stands still, and `Frozen` was sent."""
+    """It stands still: `Frozen` was sent, or it was adopted so."""
     replay: list[tuple[int, Tensor]] = field(default_factory=list)
     """Of a session that is being rebuilt: first frame and latents of each clean pass still to be started."""
     due_at_s: float | None = None

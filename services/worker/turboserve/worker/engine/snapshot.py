@@ -24,7 +24,8 @@ _DECODER = "decoder."
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """One session between two chunks. `header` is JSON; `tensors` are contiguous and on the host."""
+    """One session between two chunks. `header` is JSON; `tensors` are on the host, and contiguous; those with
+    frame slots by layer."""
 
     header: Mapping[str, Any]
     tensors: Mapping[str, Tensor]

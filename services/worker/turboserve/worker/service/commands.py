@@ -85,6 +85,8 @@ class Freeze:
 
     session: str
     run: int
+    number: int
+    """Of this wish: the answer to an earlier one, which was taken back, means nothing."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Conductor:
         """Commands since they were last taken away."""
         self.in_flight: set[str] = set()
         """Sessions with a publication whose outcome is not known; also of sessions that have left."""
-        self.departures = Departures(self.out)
+        self.departures = Departures(self.out, self.number)
         self._entries, self._reserved = entries, reserved
         self._number = 0
 

@@ -6,6 +6,7 @@ it, and after that it does what its row says, and nothing before it is read agai
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from turboserve.contracts.sessions import SessionRecord
@@ -20,9 +21,12 @@ ASK_S = 2.0
 
 @dataclass(frozen=True)
 class Departures:
-    """What the session table does for those that leave. `out` takes the commands."""
+    """What the session table does for those that leave."""
 
     out: list[do.Command]
+    """Takes the commands."""
+    number: Callable[[], int]
+    """Gives a number that was never given before."""
 
     @staticmethod
     def check(entry: Entry | None, session: str, move: int, target: str) -> Entry:
@@ -60,10 +64,10 @@ class Departures:
             case told.FreezeWanted() if message.move == gift.move:
                 if gift.frozen_at is not None:
                     self.out.append(do.GiveRest(entry.session, gift.move))
-                elif entry.place is Place.SLAB:
-                    entry.frozen = True
-                    self.out.append(do.Freeze(entry.session, entry.run))
-            case told.Frozen() if entry.frozen:
+                elif entry.place is Place.SLAB and gift.freeze is None:
+                    entry.frozen, gift.freeze = True, self.number()
+                    self.out.append(do.Freeze(entry.session, entry.run, gift.freeze))
+            case told.Frozen() if message.number == gift.freeze:
                 gift.frozen_at, gift.whole, gift.asked_at = message.next_chunk, False, now
                 self.out.append(do.GiveRest(entry.session, gift.move))
             case told.GiftSealed() if message.move == gift.move:

@@ -216,8 +216,8 @@ class EngineThread:
             case do.Resume(session=session):
                 self.engine.resume(session, now)
                 self.engine.playhead(session, command.playhead_s, now=now, playing=False)
-            case do.Freeze(session=session):
-                adoption.freeze(self.engine, session, self._quiet_s, now + self._patience_s)
+            case do.Freeze(session=session, number=number):
+                adoption.freeze(self.engine, session, self._quiet_s, now + self._patience_s, number)
             case do.Thaw(session=session):
                 adoption.thaw(self.engine, session)
             case do.Halt(session=session, control_seq=seq):
@@ -289,8 +289,8 @@ class EngineThread:
                 self._deliver(told.ControlTaken(session, run, seq))
             case events.Suspended(next_chunk=next_chunk):
                 self._deliver(told.MovedToHost(session, run, next_chunk))
-            case events.Frozen(next_chunk=next_chunk):
-                self._deliver(told.Frozen(session, run, next_chunk))
+            case events.Frozen(next_chunk=next_chunk, number=number):
+                self._deliver(told.Frozen(session, run, next_chunk, number))
             case events.SuspendRefused(reason=reason):
                 self._deliver(told.SuspendRefused(session, run, reason))
             case events.SessionEnded(reason=reason):

@@ -41,6 +41,8 @@ class Gift:
     """The state is being given to the target of a move."""
 
     move: int
+    freeze: int | None = None
+    """Number of the wish that it stand still, once that was told."""
     frozen_at: int | None = None
     """The chunk before which the session stands still."""
     whole: bool = False

@@ -130,11 +130,12 @@ class FreezeWanted:
 
 @dataclass(frozen=True)
 class Frozen:
-    """The session stands still before this chunk. Answers `Freeze`."""
+    """The session stands still before this chunk. Answers the `Freeze` of this number."""
 
     session: str
     run: int
     next_chunk: int
+    number: int
 
 
 @dataclass(frozen=True)

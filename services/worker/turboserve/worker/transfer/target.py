@@ -52,6 +52,10 @@ log = logs.get("transfer")
 class Room(Protocol):
     """Memory that is kept for the session (`engine.landing.Landing`)."""
 
+    def begin(self) -> None:
+        """Another attempt begins: nothing of the earlier ones is wanted."""
+        ...
+
     def place(self, name: str, size: int, dtype: str = "", shape: Sequence[int] = ()) -> tuple[Tensor, ...]:
         """Memory for a page. Raises `SnapshotRejected`."""
         ...
@@ -128,6 +132,7 @@ class Target:
             address = sources[attempt % len(sources)]
             attempt += 1
             try:
+                room.begin()
                 fetched = await self._attempt(session, move, address, room, deadline)
             except SnapshotRejected as error:
                 metrics.broken.add(1, {"role": "target", "code": WrongLayout.code})
