@@ -280,7 +280,9 @@ class World:
             case ReadSession(ticket, session):
                 row = self.rows.get(session)
                 return Answered(ticket, row, None if row else Refused.NOT_FOUND)
-            case DeclareGone(ticket, worker, _):
+            case DeclareGone(ticket, worker, _, renewed_at):
+                if worker in self.workers and self.workers[worker].renewed_at > renewed_at:
+                    return Answered(ticket, refused=Refused.CONFLICT)
                 self.bury(worker)
                 return Answered(ticket)
             case ListWorkers(ticket):

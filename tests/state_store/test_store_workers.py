@@ -18,7 +18,7 @@ from turboserve.contracts.errors import (
     TransitionError,
     WorkerGoneError,
 )
-from turboserve.contracts.requests import DrainWorker, ListWorkers
+from turboserve.contracts.requests import DrainWorker, ListWorkers, WorkerGone
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import HeldSession, WorkerPhase, WorkerRecord
 
@@ -146,6 +146,19 @@ async def test_a_worker_that_is_gone_is_told_so_for_ever_and_its_rows_wait(api: 
     assert recovered.epoch == 2
     history = [body for _, body in await api.history(subjects.WORKER_EVENT.of(worker))]
     assert [b"worker.joined" in history[0], b"worker.left" in history[1], len(history)] == [True, True, 2]
+
+
+async def test_a_worker_that_renews_is_not_taken_for_dead(api: Harness) -> None:
+    worker = await api.worker("silent")
+    read = await listed(api, worker)
+    await api.renew(worker, "silent")
+    for renewed_at in (read.renewed_at, (await listed(api, worker)).renewed_at):
+        with pytest.raises(ConflictError):
+            await api.bus.call(
+                subjects.WORKER_GONE, WorkerGone(worker=worker, reason="silent", renewed_at=renewed_at)
+            )
+    await api.renew(worker, "silent")
+    assert (await listed(api, worker)).phase is WorkerPhase.READY
 
 
 async def test_a_worker_that_says_goodbye_is_gone(api: Harness) -> None:

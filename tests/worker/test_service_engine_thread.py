@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,7 +45,7 @@ def desk(make_driver: Callable[..., Any]) -> Iterator[Desk]:
     engine = make_driver(slots=2, max_lead_s=2.0).engine
     desk = Desk(EngineThread(engine, lambda item: desk.delivered.put(item), SystemClock()))
     desk.thread.start()
-    desk.thread.submit(do.StartGenerating())
+    desk.thread.submit(do.GenerateUntil(math.inf))
     yield desk
     desk.thread.stop(5.0)
     assert desk.thread.failure is None
@@ -141,7 +143,17 @@ def test_nothing_is_made_while_generating_is_stopped(desk: Desk) -> None:
     desk.admit(run=1)
     with pytest.raises(queue.Empty):
         desk.delivered.get(timeout=0.5)
-    desk.thread.submit(do.StartGenerating())
+    desk.thread.submit(do.GenerateUntil(math.inf))
+    assert desk.next(Made).ready.index == 0
+
+
+def test_nothing_is_made_after_the_time_that_was_given(desk: Desk) -> None:
+    """A process that stood still goes on with its next step, before anyone can tell it to stop."""
+    desk.thread.submit(do.GenerateUntil(time.monotonic()))
+    desk.admit(run=1)
+    with pytest.raises(queue.Empty):
+        desk.delivered.get(timeout=0.5)
+    desk.thread.submit(do.GenerateUntil(math.inf))
     assert desk.next(Made).ready.index == 0
 
 

@@ -328,16 +328,43 @@ def test_a_new_prompt_reaches_the_engine_once() -> None:
 def test_the_lease_counts_from_the_question_and_its_end_stops_generation() -> None:
     bench = Bench()
     bench.tell(told.Tick())
-    bench.none(do.StartGenerating)
-    bench.renew(row(), asked_at=bench.now)
-    bench.last(do.StartGenerating)
-    bench.tell(told.Tick(), bench.now + LEASE_S - 0.1)
+    bench.none(do.GenerateUntil)
+    asked_at = bench.now - 1.0
+    bench.renew(row(), asked_at=asked_at)
+    assert bench.last(do.GenerateUntil).until == asked_at + LEASE_S
+    bench.tell(told.Tick(), asked_at + LEASE_S - 0.1)
     bench.none(do.StopGenerating)
-    bench.tell(told.Tick(), bench.now + 0.2)
+    bench.none(do.GenerateUntil)
+    bench.tell(told.Tick(), asked_at + LEASE_S)
     bench.last(do.StopGenerating)
-    # Nobody serves renewals: then nobody gives our sessions away either.
+    bench.renew(row(), asked_at=bench.now)
+    assert bench.last(do.GenerateUntil).until == bench.now + LEASE_S
+
+
+def test_while_nobody_serves_renewals_the_lease_goes_on() -> None:
+    """Then nobody gives our sessions away either."""
+    bench = Bench()
+    bench.renew(row(), asked_at=bench.now)
+    for _ in range(3):
+        bench.tell(told.NobodyRenews(bench.now + 1.0), bench.now + LEASE_S - 1.0)
+        bench.none(do.StopGenerating)
+    assert bench.last(do.GenerateUntil).until > bench.now
+
+
+def test_a_lease_that_is_over_comes_back_only_with_a_renewal() -> None:
+    """A worker that was cut off, taken for dead and then found the state store away went on with sessions
+    that were others' (`simulate`, seed 50587)."""
+    bench = Bench()
     bench.tell(told.NobodyRenews(bench.now))
-    bench.last(do.StartGenerating)
+    bench.none(do.GenerateUntil)
+    bench.renew(row(), asked_at=bench.now)
+    bench.last(do.GenerateUntil)
+    bench.tell(told.Tick(), bench.now + LEASE_S)
+    bench.last(do.StopGenerating)
+    bench.tell(told.NobodyRenews(bench.now))
+    bench.none(do.GenerateUntil)
+    bench.renew(row(), asked_at=bench.now)
+    bench.last(do.GenerateUntil)
 
 
 def test_a_failed_run_is_reported_until_the_row_has_ended() -> None:
@@ -474,8 +501,8 @@ class World:
 
     def carry_out(self, command: do.Command) -> None:
         match command:
-            case do.StartGenerating() | do.StopGenerating():
-                self.generating = isinstance(command, do.StartGenerating)
+            case do.GenerateUntil() | do.StopGenerating():
+                self.generating = isinstance(command, do.GenerateUntil)
             case do.ReadLogEnd(session=session, query=query):
                 log = self.truths[session].log
                 mine = bool(log) and log[-1][1] == ME

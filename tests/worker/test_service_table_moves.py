@@ -583,8 +583,8 @@ class World:
     def carry_out(self, name: str, command: do.Command) -> None:
         engine, mail = self.engines[name], self.mail[name]
         match command:
-            case do.StartGenerating() | do.StopGenerating():
-                self.generating[name] = isinstance(command, do.StartGenerating)
+            case do.GenerateUntil() | do.StopGenerating():
+                self.generating[name] = isinstance(command, do.GenerateUntil)
             case do.ReadLogEnd(session=session, query=query):
                 log = self.logs[session]
                 mail.append(told.LogEndRead(session, query, len(log), bool(log) and log[-1][1] == name))

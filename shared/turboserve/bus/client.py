@@ -123,6 +123,11 @@ class Bus:
     def connected(self) -> bool:
         return self.client.is_connected
 
+    @property
+    def connection(self) -> int | None:
+        """Number of the connection, None while there is none; rises before anything arrives on a new one."""
+        return int(self.client.stats["reconnects"]) if self.client.is_connected else None
+
     def jetstream(self, timeout_s: float = 2.0) -> JetStreamContext:
         return self.client.jetstream(timeout=timeout_s)
 

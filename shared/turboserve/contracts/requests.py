@@ -171,6 +171,9 @@ class WorkerGone(Contract):
     reason: str
     term: int | None = None
     """The scheduler's; None from others, who need not lead. Refused with `stale_term`."""
+    renewed_at: float | None = None
+    """Of its row, as read by who takes its silence for death: refused with `conflict` if it has renewed
+    since, or if its lease may still hold. None: it is known to have ended."""
 
 
 class DrainWorker(Contract):

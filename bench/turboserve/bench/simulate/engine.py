@@ -7,6 +7,7 @@ or repeats a chunk shows in the chunks that follow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -105,7 +106,7 @@ class Engine:
     ) -> None:
         self.slabs, self.host_slots = slabs, host_slots
         self.states: dict[str, State] = {}
-        self.generating = False
+        self._generate_until = -math.inf
         self.landings: dict[tuple[str, int], bool] = {}
         """Memory kept for states on their way here, by session and run: whether on the host."""
         self.on_chunk: Callable[[str], None] = lambda _session: None
@@ -120,6 +121,11 @@ class Engine:
     @property
     def on_host(self) -> int:
         return len(self.states) + len(self.landings) - self.used
+
+    @property
+    def generating(self) -> bool:
+        """Whether the lease holds, by the engine's own look at the clock."""
+        return self._program.kernel.now < self._generate_until
 
     # Commands
 
@@ -166,8 +172,8 @@ class Engine:
             self._go_on(self.states[session])
 
     def _carry_out(self, command: do.Command) -> None:
-        if isinstance(command, do.StartGenerating | do.StopGenerating):
-            self._generate(isinstance(command, do.StartGenerating))
+        if isinstance(command, do.GenerateUntil | do.StopGenerating):
+            self._generate(command.until if isinstance(command, do.GenerateUntil) else -math.inf)
             return
         state = self.states.get(getattr(command, "session", ""))
         if state is None or state.run != getattr(command, "run", None):
@@ -203,9 +209,9 @@ class Engine:
         if not state.on_host:
             self._go_on(state)
 
-    def _generate(self, yes: bool) -> None:
-        self.generating = yes
-        for state in list(self.states.values()) if yes else ():
+    def _generate(self, until: float) -> None:
+        stood_still, self._generate_until = not self.generating, until
+        for state in list(self.states.values()) if stood_still and self.generating else ():
             if state.finished_late:
                 self._finish(state)
             elif not state.on_host:

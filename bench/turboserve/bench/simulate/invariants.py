@@ -12,7 +12,7 @@ from turboserve.bench.simulate.gateway import Viewer
 from turboserve.bench.simulate.log import Entry
 from turboserve.bench.simulate.names import INVARIANTS, brief, entry_in_brief
 from turboserve.bench.simulate.scheduler import Term
-from turboserve.bench.simulate.worker import TICK_S, Worker
+from turboserve.bench.simulate.worker import Worker
 from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.pool import SlotPhase
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
@@ -32,8 +32,8 @@ class Checker:
         self._world = world
         self.violations: Counter[str] = Counter()
         self.messages: list[str] = []
-        self.declared: set[str] = set()
-        """Workers that the scheduler has taken for dead by time-out."""
+        self.gone: set[str] = set()
+        """Workers of which it is committed that they are gone: their sessions may be others' from then on."""
         self._moved: dict[str, tuple[int, int]] = {}
         """Session → epoch under which it was moved, and the chain of the state that was."""
         self.launches = self.drains = self.moves = self.resizes = 0
@@ -144,8 +144,7 @@ class Checker:
 
     def begins_chunk(self, worker: Worker, session: str) -> None:
         """A worker's engine begins a chunk."""
-        just_thawed = self._world.kernel.now - worker.program.frozen_until < 2 * TICK_S
-        if worker.id in self.declared and not just_thawed:
+        if worker.id in self.gone:
             self.fail("one_executor", f"{worker.id} generates {session} after it was taken for dead")
         if worker.engine.used > worker.engine.slabs:
             self.fail("capacity", f"{worker.id} holds {worker.engine.used} in {worker.engine.slabs} slabs")

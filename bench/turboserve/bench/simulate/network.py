@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,9 @@ class Network:
         """Programs without a connection to the broker, and until when."""
         self.on_publish: Callable[[Program, Any, Any], None] = lambda _program, _topic, _message: None
         """Where a hint goes that an executor publishes: program, topic, message."""
+        self._losses: Counter[str] = Counter()
+        """Program → how often it was cut off from the broker."""
+        self._restarts = 0
         self._servers: dict[str, tuple[Program, Callable[[str], Handler]]] = {}
 
     def reaches(self, program: Program) -> bool:
@@ -35,7 +39,18 @@ class Network:
 
     def cut_off(self, program: Program, seconds: float) -> None:
         self.kernel.note("cut", program.name, f"{seconds:.3f}")
+        self._losses[program.name] += 1
         self.cut[program.name] = max(self.cut.get(program.name, 0.0), self.kernel.now + seconds)
+
+    def stop(self) -> None:
+        """The broker goes down; `up` says when it is back."""
+        self.kernel.note("broker down")
+        self.up = False
+        self._restarts += 1
+
+    def connection(self, program: Program) -> int | None:
+        """As `Bus.connection`."""
+        return self._restarts + self._losses[program.name] if self.reaches(program) else None
 
     def delay(self) -> float:
         return self.kernel.random.expovariate(1.0 / self.faults.delay_s)

@@ -76,8 +76,7 @@ class Troubles:
         world, faults = self._world, self._world.network.faults
         world.database.in_doubt = faults.commit_in_doubt
         if world.network.up and self._happens(faults.broker_down):
-            world.kernel.note("broker down")
-            world.network.up = False
+            world.network.stop()
             world.kernel.at(self._for(4.0), self._broker_returns)
         if world.database.up and self._happens(faults.postgres_down):
             world.database.crash()

@@ -197,6 +197,8 @@ class Worker:
                 for key in [key for key in self.made if key[:2] == (command.session, command.run)]:
                     del self.made[key]
                 self.engine.submit(command)
+            case do.GenerateUntil() if self.stopping:
+                pass
             case _:
                 self.engine.submit(command)
 

@@ -99,6 +99,7 @@ class World:
             self.chunks,
             self.events,
             self._assign,
+            POLICY.lease_s,
             POLICY.worker_timeout_s,
         )
         self.schedulers = [self._scheduler(name) for name in ("scheduler-a", "scheduler-b")]
@@ -124,6 +125,7 @@ class World:
             self.gateway.program,
         ]
         self.database.on_row = self.checker.row
+        self.database.on_gone = self.checker.gone.add
         self.chunks.on_append = self.checker.appended
         self.events.on_append = self._told
         network.on_publish = self._published
@@ -229,12 +231,9 @@ class World:
         )
 
     def _told(self, entry: Entry) -> None:
-        """An event is in the log: remember who was taken for dead by time-out."""
+        """An event is in the log."""
         event = entry.body
-        if isinstance(event, WorkerLeft):
-            if "not heard of" in (event.worker.reason or ""):
-                self.checker.declared.add(event.worker.id)
-        elif not isinstance(event, WorkerJoined):
+        if not isinstance(event, WorkerJoined | WorkerLeft):
             manager = self.autoscaler.program
             self.network.hint(manager, manager, lambda: self.autoscaler.happened(event))
 

@@ -139,7 +139,7 @@ class Scheduler:
             if due and liveness.is_dead(worker, listened, timeout_s, lease_s):
                 worker.declaring = True
                 reason = f"not heard of for {listened - worker.heard_at:.1f} s, limit {timeout_s:g} s"
-                self._send(DeclareGone(self.view.stamp(), worker.id, reason))
+                self._send(DeclareGone(self.view.stamp(), worker.id, reason, worker.renewed_at))
         self._look.wanted = liveness.wants_look(self.view.workers.values(), listened, timeout_s)
         if self._look.due(now):
             self._send(ListWorkers(self._ask(self._look, now)))

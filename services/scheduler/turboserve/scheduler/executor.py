@@ -129,10 +129,11 @@ class Executor:
                 return Answered(
                     ticket, await call(subjects.GET_SESSION, requests.SessionRef(session=session))
                 )
-            case DeclareGone(ticket, worker, reason):
-                await call(
-                    subjects.WORKER_GONE, requests.WorkerGone(worker=worker, reason=reason, term=self._term)
+            case DeclareGone(ticket, worker, reason, renewed_at):
+                gone = requests.WorkerGone(
+                    worker=worker, reason=reason, term=self._term, renewed_at=renewed_at
                 )
+                await call(subjects.WORKER_GONE, gone)
                 return Answered(ticket)
             case ListWorkers(ticket):
                 return WorkersListed(ticket, await self._workers())

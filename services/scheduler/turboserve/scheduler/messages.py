@@ -197,6 +197,8 @@ class DeclareGone:
     ticket: int
     worker: str
     reason: str
+    renewed_at: float
+    """Of its row, as it was last read."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from turboserve import logs
 from turboserve.service import Runtime
 from turboserve.state_store.accounting import Accounting
+from turboserve.state_store.core.leases import Leases
 from turboserve.state_store.database import Database, transient
 from turboserve.state_store.endpoints import serve
 from turboserve.state_store.hot.latents import Latents
@@ -72,6 +73,7 @@ async def start(runtime: Runtime, settings: Settings) -> None:
     runtime.spawn(Retention(database, bus, clock, settings).run(), "retention")
     pools = Pools(database, clock, settings)
     runtime.spawn(pools.accrue_forever(), "cost")
+    leases = Leases(settings.lease_s, settings.worker_timeout_s, clock.monotonic())
     await serve_pools(bus, pools)
     await bus.subscribe(PLAYHEAD, "*", playheads.report, queue=QUEUE)
     await bus.subscribe(LATENTS, "*", latents.keep, queue=QUEUE)
@@ -79,7 +81,7 @@ async def start(runtime: Runtime, settings: Settings) -> None:
         bus,
         Sessions(database, aftermath, playheads, latents, clock, settings),
         Moves(database, aftermath, clock, settings),
-        Workers(database, aftermath, playheads, clock),
+        Workers(database, aftermath, playheads, clock, leases, lambda: bus.connection),
         Leaders(database),
         latents,
     )

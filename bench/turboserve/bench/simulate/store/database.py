@@ -91,6 +91,9 @@ class Database:
         self._changed: dict[str, SessionRecord | None] = {}
         self.on_row: Callable[[SessionRecord | None, SessionRecord], None] = lambda _before, _after: None
         """Called with every change of a session's row, at its commit."""
+        self._gone: list[str] = []
+        self.on_gone: Callable[[str], None] = lambda _worker: None
+        """Called when it is committed that a worker is gone."""
 
     def transaction(self, work: Callable[[], T], *, durable: bool = True) -> T:
         """All of `work` or nothing of it. Raises what it raises, and UnavailableError."""
@@ -99,7 +102,7 @@ class Database:
         self.undo = []
         self._durable = durable
         changed: dict[str, SessionRecord | None] = {}
-        self._changed = changed
+        self._changed, self._gone = changed, []
         try:
             result = work()
         except BaseException:
@@ -110,6 +113,8 @@ class Database:
             row = self.sessions.get(session)
             assert row is not None
             self.on_row(before, row.record)
+        for worker in self._gone:
+            self.on_gone(worker)
         if self._durable:
             self._loose.clear()
         elif self.undo:
@@ -147,6 +152,10 @@ class Database:
     def insert_row(self, record: SessionRecord, request: CreateSession) -> None:
         self._changed.setdefault(record.id, None)
         self.sessions.put(record.id, Row(record, 0, request))
+
+    def write_gone(self, worker: WorkerRecord) -> None:
+        self.workers.put(worker.id, worker)
+        self._gone.append(worker.id)
 
     def tell(self, event: Event, subject: str) -> None:
         """Into the outbox, in the transaction of what it tells of."""

@@ -16,6 +16,7 @@ from turboserve.bench.simulate.store.rows import Rows
 from turboserve.bench.simulate.store.sessions import Sessions
 from turboserve.bench.simulate.store.workers import Workers
 from turboserve.contracts.workers import Assignment
+from turboserve.state_store.core.leases import Leases
 
 
 class Store:
@@ -30,12 +31,13 @@ class Store:
         chunks: Stream,
         events: Stream,
         assign: Callable[[str, Assignment], None],
+        lease_s: float,
         worker_timeout_s: float,
     ) -> None:
         self.program, self.database, self.hot = program, database, hot
         self.playheads = Playheads()
         self._chunks, self._events, self._assign = chunks, events, assign
-        self._worker_timeout_s = worker_timeout_s
+        self._network, self._lease_s, self._worker_timeout_s = network, lease_s, worker_timeout_s
         self._handlers: dict[str, Handler] = {}
         network.serve("state-store", program, lambda name: self._handlers[name])
 
@@ -45,7 +47,10 @@ class Store:
             self.program, self.database, self._chunks, self._events, self.playheads, self._assign
         )
         kernel = self.program.kernel
-        self._handlers = handlers(Rows(kernel, self.database, self.hot, aftermath, self._worker_timeout_s))
+        rows = Rows(kernel, self.database, self.hot, aftermath, self._worker_timeout_s)
+        leases = Leases(self._lease_s, self._worker_timeout_s, kernel.now)
+        workers = Workers(rows, leases, lambda: self._network.connection(self.program))
+        self._handlers = handlers(rows, workers)
         aftermath.start()
 
     def playhead(self, session: str, playhead_s: float, viewers: int) -> None:
@@ -57,9 +62,9 @@ class Store:
         self.hot.keep(session, latents)
 
 
-def handlers(rows: Rows) -> dict[str, Handler]:
+def handlers(rows: Rows, workers: Workers) -> dict[str, Handler]:
     """By subject, as `state_store.endpoints` has them."""
-    sessions, moves, workers = Sessions(rows), Moves(rows), Workers(rows)
+    sessions, moves = Sessions(rows), Moves(rows)
     return {
         subjects.CREATE_SESSION.subject: sessions.create,
         subjects.GET_SESSION.subject: sessions.get,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from turboserve.bench.simulate.store.rows import SCHEDULER, Rows
 from turboserve.contracts import requests
 from turboserve.contracts.errors import NotFoundError
@@ -11,21 +13,27 @@ from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Incoming, Renewal, WorkerPhase, WorkerRecord
 from turboserve.state_store.core import leading, moves
 from turboserve.state_store.core import workers as rules
+from turboserve.state_store.core.leases import Leases
 
 
 class Workers:
     """By workers, schedulers and the autoscaler."""
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
+    def __init__(self, rows: Rows, leases: Leases, connection: Callable[[], int | None]) -> None:
+        self._rows, self._leases, self._connection = rows, leases, connection
+
+    def _held_leases(self) -> Leases:
+        self._leases.connected(self._connection(), self._rows.now)
+        return self._leases
 
     async def renew(self, request: requests.Renew) -> Renewal:
         load = request.load
         held = {one.session for one in load.sessions} | {one.session for one in load.moves}
-        await self._rows.pause()
         if load.phase is WorkerPhase.GONE:
             await self.gone(requests.WorkerGone(worker=load.worker, reason="it left"))
             return Renewal(worker=load.worker, drain=True)
+        self._held_leases().heard(load.worker, self._rows.now)
+        await self._rows.pause()
         now = self._rows.now
 
         def work() -> tuple[bool, WorkerRecord, list[SessionRecord], list[Incoming]]:
@@ -70,9 +78,11 @@ class Workers:
                 self._rows.in_term(request.term)
             record = self._rows.database.workers.get(request.worker)
             after = None if record is None else rules.left(record, request.reason)
-            if after is None:
+            if record is None or after is None:
                 return
-            self._rows.database.workers.put(after.id, after)
+            if request.renewed_at is not None:
+                self._held_leases().check_silent(record, request.renewed_at, self._rows.now)
+            self._rows.database.write_gone(after)
             self._rows.tell_of_worker(rules.left_event(after, now), after.id)
             for one in self._rows.moving_to(after.id):
                 change = moves.abandon(one.record, one.record.move or 0, f"{after.id} is gone", now)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve.clock import Clock
@@ -19,6 +21,7 @@ from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import Renewal, WorkerPhase, WorkerRecord
 from turboserve.state_store.core import moves
 from turboserve.state_store.core import workers as rules
+from turboserve.state_store.core.leases import Leases
 from turboserve.state_store.database import Database, make_durable
 from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.repository import changes, outbox, sessions, workers
@@ -30,9 +33,19 @@ from turboserve.state_store.service.rows import locked
 class Workers:
     """The endpoints of workers, without their transport. All may raise UnavailableError."""
 
-    def __init__(self, database: Database, aftermath: Aftermath, playheads: Playheads, clock: Clock) -> None:
+    def __init__(
+        self,
+        database: Database,
+        aftermath: Aftermath,
+        playheads: Playheads,
+        clock: Clock,
+        leases: Leases,
+        connection: Callable[[], int | None],
+    ) -> None:
+        """`connection`: as `Bus.connection`."""
         self._database, self._aftermath = database, aftermath
         self._playheads, self._clock = playheads, clock
+        self._leases, self._connection = leases, connection
 
     async def renew(self, request: Renew) -> Renewal:
         """Note that it lives; the rows that name it. Raises WorkerGoneError to one declared gone.
@@ -48,6 +61,7 @@ class Workers:
         if load.phase is WorkerPhase.GONE:
             await self.gone(WorkerGone(worker=load.worker, reason="it left"))
             return Renewal(worker=load.worker, drain=True)
+        self._held_leases().heard(load.worker, self._clock.monotonic())
         now = self._clock.wall()
         async with self._database.transaction(durable=False) as db:
             before = await workers.get(db, load.worker, lock=True)
@@ -80,7 +94,7 @@ class Workers:
     async def gone(self, request: WorkerGone) -> Done:
         """Nothing runs on it any more; its rows stay as they are until the scheduler places them anew.
 
-        What was moving there stays where it is.
+        What was moving there stays where it is. Raises ConflictError if it was taken for dead and may live.
         """
         now = self._clock.wall()
         stayed: list[SessionRecord] = []
@@ -89,6 +103,9 @@ class Workers:
                 await in_term(db, request.term)
             record = await workers.get(db, request.worker, lock=True)
             after = None if record is None else rules.left(record, request.reason)
+            if record is not None and after is not None and request.renewed_at is not None:
+                leases = self._held_leases()
+                leases.check_silent(record, request.renewed_at, self._clock.monotonic())
             if after is not None:
                 await workers.write(db, after, gone_at=now)
                 await outbox.add(db, [rules.left_event(after, now)])
@@ -97,6 +114,10 @@ class Workers:
         for session in stayed:
             await self._aftermath.changed(session)
         return Done()
+
+    def _held_leases(self) -> Leases:
+        self._leases.connected(self._connection(), self._clock.monotonic())
+        return self._leases
 
     async def _abandon_moves_to(
         self, db: AsyncConnection, worker: WorkerRecord, now: float

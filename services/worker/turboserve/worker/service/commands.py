@@ -199,12 +199,18 @@ class FailSession:
 
 @dataclass(frozen=True)
 class StopGenerating:
-    """The lease is over: make nothing until `StartGenerating`."""
+    """The lease is over: make nothing until the next `GenerateUntil`."""
 
 
 @dataclass(frozen=True)
-class StartGenerating:
-    pass
+class GenerateUntil:
+    """Make chunks, and begin no work on them once the monotonic clock says `until`.
+
+    The engine looks at the clock itself: a process that stood still goes on with whatever is due first, and
+    that may be its next step rather than our word that the lease is over.
+    """
+
+    until: float
 
 
 @dataclass(frozen=True)
@@ -235,6 +241,6 @@ Command = (
     | ForgetChunk
     | FailSession
     | StopGenerating
-    | StartGenerating
+    | GenerateUntil
     | Report
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Callable
@@ -60,7 +61,7 @@ EngineCommand = (
     | do.Unhalt
     | do.SetPrompt
     | do.SetPlayhead
-    | do.StartGenerating
+    | do.GenerateUntil
     | do.StopGenerating
 )
 
@@ -93,7 +94,7 @@ class EngineThread:
         self._clock = clock
         self._commands: queue.SimpleQueue[EngineCommand | None] = queue.SimpleQueue()
         self._stays: dict[str, _Stay] = {}
-        self._generating = False
+        self._generate_until = -math.inf
         self._stopping = False
         self.turns = 0
         """Rises with every round of the loop, several times a second also when there is nothing to do."""
@@ -140,8 +141,9 @@ class EngineThread:
             while not self._stopping:
                 self.turns += 1
                 self._take_commands()
-                if self._generating and not self._stopping:
-                    for event in self.engine.step(self._clock.monotonic()):
+                now = self._clock.monotonic()
+                if now < self._generate_until and not self._stopping:
+                    for event in self.engine.step(now):
                         self._stamp(event)
         except BaseException as error:
             self.failure = error
@@ -160,17 +162,17 @@ class EngineThread:
             pass
 
     def _idle_s(self) -> float:
-        if not self._generating:
-            return IDLE_S
         now = self._clock.monotonic()
+        if now >= self._generate_until:
+            return IDLE_S
         if self.engine.has_work(now):
             return 0.0
         due = self.engine.next_due(now)
         return IDLE_S if due is None else min(IDLE_S, max(0.001, due - now))
 
     def _carry_out(self, command: EngineCommand) -> None:
-        if isinstance(command, do.StartGenerating | do.StopGenerating):
-            self._generating = isinstance(command, do.StartGenerating)
+        if isinstance(command, do.GenerateUntil | do.StopGenerating):
+            self._generate_until = command.until if isinstance(command, do.GenerateUntil) else -math.inf
             return
         if isinstance(command, AdmitWith):
             self._admit(command)

@@ -9,6 +9,7 @@ slots never exceed the capacity; nothing is generated once the lease is over.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -35,6 +36,7 @@ class Table:
         self.entries: dict[str, Entry] = {}
         self.draining = False
         self.generating = False
+        self._generates_until = -math.inf
         out: list[do.Command] = []
         self.arrivals = Arrivals(worker, model, out)
         self._conductor = Conductor(model, capacity, self.entries, out, lambda: self.arrivals.slots)
@@ -48,7 +50,7 @@ class Table:
                 self._lease.renewed(message.asked_at)
                 self._renewed(message, now)
             case told.NobodyRenews():
-                self._lease.renewed(message.asked_at)
+                self._lease.excused(message.asked_at)
             case told.Assigned():
                 self._learn(message.record, now)
                 if message.incoming is not None:
@@ -63,12 +65,19 @@ class Table:
                 self._about_one(message, now)
         for entry in list(self.entries.values()):
             self._conductor.settle(entry, now)
-        if self._lease.valid(now) != self.generating:
-            self.generating = not self.generating
-            self._say(do.StartGenerating() if self.generating else do.StopGenerating())
+        self._heed_lease(now)
         commands = list(self._conductor.out)
         self._conductor.out.clear()
         return commands
+
+    def _heed_lease(self, now: float) -> None:
+        """The engine is told the end of the lease, and told again whenever that is later than it was."""
+        self.generating, generated = self._lease.valid(now), self.generating
+        if self.generating and self._generates_until < self._lease.until:
+            self._generates_until = self._lease.until
+            self._say(do.GenerateUntil(self._lease.until))
+        elif generated and not self.generating:
+            self._say(do.StopGenerating())
 
     def check(self, session: str, move: int, target: str) -> None:
         """Whether this target may have the state. Changes nothing.

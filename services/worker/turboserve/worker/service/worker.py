@@ -244,6 +244,8 @@ class Worker:
             case do.StopGenerating():
                 log.warning("lease is over: generating stops until the state store answers")
                 self._engine.submit(command)
+            case do.GenerateUntil() if self._stopping:
+                pass
             case _:
                 self._engine.submit(command)
 

@@ -1,0 +1,63 @@
+"""Who may be taken for dead by its silence: only one whose lease is surely over."""
+
+from __future__ import annotations
+
+import pytest
+
+from turboserve.contracts.errors import ConflictError
+from turboserve.contracts.workers import LoadReport, WorkerRecord
+from turboserve.state_store.core import workers
+from turboserve.state_store.core.leases import Leases
+
+LEASE_S, TIMEOUT_S = 8.0, 12.0
+LIMIT_S = 10.0
+
+
+def row(renewed_at: float = 100.0) -> WorkerRecord:
+    return workers.renewed(None, LoadReport(worker="w", model="m", capacity=2), renewed_at)
+
+
+def leases() -> Leases:
+    held = Leases(LEASE_S, TIMEOUT_S, now=0.0)
+    held.connected(0, 0.0)
+    return held
+
+
+def test_a_worker_that_is_silent_for_long_is_dead() -> None:
+    held = leases()
+    held.heard("w", 20.0)
+    held.check_silent(row(), 100.0, 20.0 + LIMIT_S)
+
+
+def test_a_worker_that_has_renewed_since_its_row_was_read_lives() -> None:
+    """The scheduler looked, the worker came back, and what the scheduler had decided came last (`simulate`,
+    seeds 50373 and 50513)."""
+    with pytest.raises(ConflictError) as refused:
+        leases().check_silent(row(renewed_at=101.0), 100.0, 50.0)
+    assert refused.value.field == "renewed_at"
+
+
+def test_a_worker_that_asked_a_moment_ago_may_have_been_told_to_go_on() -> None:
+    """Its row says nothing of it: the database was away, or a crash has taken the renewal back."""
+    held = leases()
+    held.heard("w", 20.0)
+    with pytest.raises(ConflictError) as refused:
+        held.check_silent(row(), 100.0, 20.0 + LEASE_S)
+    assert refused.value.retry_after_s == LIMIT_S - LEASE_S
+
+
+@pytest.mark.parametrize("connection", [1, None])
+def test_nobody_is_dead_by_silence_towards_a_store_that_was_not_there(connection: int | None) -> None:
+    """Meanwhile workers were told that nobody renews, and went on."""
+    held = leases()
+    held.connected(connection, 50.0)
+    held.connected(1, 50.5)
+    with pytest.raises(ConflictError):
+        held.check_silent(row(), 100.0, 50.0 + LEASE_S)
+    held.connected(1, 51.0)
+    held.check_silent(row(), 100.0, 50.5 + LIMIT_S)
+
+
+def test_a_store_that_has_just_begun_takes_nobody_for_dead() -> None:
+    with pytest.raises(ConflictError):
+        Leases(LEASE_S, TIMEOUT_S, now=0.0).check_silent(row(), 100.0, LEASE_S)
