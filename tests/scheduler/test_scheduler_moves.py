@@ -339,6 +339,23 @@ def test_the_death_of_the_target_ends_the_move() -> None:
     assert bench.core.view.workers["a"].load == 1
 
 
+def test_a_move_to_a_worker_that_is_to_be_emptied_is_given_up_before_the_copy_is_done_in_vain() -> None:
+    bench = moving()
+    bench.load("b", MoveReport(session="s", move=2, stage=MoveStage.COPYING))
+    assert bench.none(AbandonMove)
+    bench.feed(WorkerChanged(worker("b", phase=WorkerPhase.DRAINING)))
+    assert "b is to be emptied" in bench.store(AbandonMove).reason
+    assert [bench.core.view.workers[name].load for name in "ab"] == [1, 0]
+
+
+def test_a_state_that_is_there_when_its_target_comes_to_be_emptied_is_committed() -> None:
+    bench = moving()
+    bench.core.view.workers["b"].draining = True
+    bench.verified()
+    bench.store(CommitMove)
+    assert bench.none(AbandonMove)
+
+
 def test_a_pause_during_a_move_frees_the_slot_at_the_target() -> None:
     bench = moving()
     paused = bench.change("s", phase=Phase.SUSPENDED, activity=Activity.PAUSED, target=None, move=None)

@@ -82,6 +82,9 @@ class Moves:
             return report.reason or "the target says that it failed"
         if view.is_gone(record.target or ""):
             return f"{record.target} is gone"
+        if record.target in view.workers and view.workers[record.target].draining:
+            # It would have to leave there at once; and a worker that is awaited empty does not get empty.
+            return f"{record.target} is to be emptied"
         if record.phase is Phase.SUSPENDED and view.is_gone(record.worker or ""):
             return f"{record.worker} is gone, and its state with it"
         if listened - session.move_since >= limit_s:
