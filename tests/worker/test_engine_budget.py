@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ from turboserve.worker.model.presets import preset
 from turboserve.worker.model.taehv import Taehv, TaehvConfig
 from turboserve.worker.model.toyworld import load_toyworld
 from turboserve.worker.model.transformer import CausalWanTransformer
-from turboserve.worker.model.wan_vae import WanVae
+from turboserve.worker.model.wan_vae import WanDecoder, WanVae
 from turboserve.worker.model.wan_vae_config import WanVaeConfig
+from turboserve.worker.service.host_memory import LEAST_BYTES, default_host_bytes, free_host_bytes
 from turboserve.worker.service.models import make_engine
 from turboserve.worker.settings import Settings
 
@@ -108,6 +110,36 @@ def test_every_part_counts_on_a_cpu_too() -> None:
     short = Settings(memory_bytes=budget.expected_bytes(1) - 1, host_memory_bytes=0)
     with pytest.raises(BudgetTooSmall, match=f"{budget.expected_bytes(1)} bytes needed"):
         make_engine(models, short)
+
+
+def test_the_host_pool_holds_as_many_states_as_there_are_slots_by_default(tmp_path: Path) -> None:
+    with META:
+        transformer = CausalWanTransformer(preset("longlive-1.3b")).to(torch.bfloat16)
+        wan = WanDecoder(WanVae(WanVaeConfig()).to(torch.bfloat16), 60, 104)
+    models = Models(transformer, load_toyworld().text, wan)
+    budget = plan(models, 1 << 62)
+    # The slab, the prompt's keys and values, and the decoder's cache are each what the facts say.
+    state = 3_450_470_400 + 94_371_840 + 1_888_573_440
+    assert state < default_host_bytes(budget, 1, 1 << 40) < 1.02 * state
+    assert default_host_bytes(budget, 4, 1 << 40) == 4 * default_host_bytes(budget, 1, 1 << 40)
+    assert default_host_bytes(budget, 4, 8 << 30) == 4 << 30
+    small = plan(load_toyworld(), 1 << 40)
+    assert default_host_bytes(small, 4, 1 << 40) == LEAST_BYTES
+
+    meminfo, group = tmp_path / "meminfo", tmp_path / "group"
+    meminfo.write_text("MemTotal:  100 kB\nMemFree: 10 kB\nMemAvailable:   64 kB\n")
+    group.mkdir()
+    assert free_host_bytes(meminfo, group) == 64 << 10
+    for limit, free in (("max\n", 64 << 10), (f"{20 << 10}\n", 12 << 10), (f"{1 << 40}\n", 64 << 10)):
+        (group / "memory.max").write_text(limit)
+        (group / "memory.current").write_text(f"{8 << 10}\n")
+        assert free_host_bytes(meminfo, group) == free
+    (group / "memory.max").write_text(f"{20 << 10}\n")
+    (group / "memory.stat").write_text("anon 1\ninactive_file 2048\n")
+    assert free_host_bytes(meminfo, group) == 14 << 10
+    assert free_host_bytes(tmp_path / "nowhere", tmp_path) > 0
+    engine = make_engine(load_toyworld(), Settings(worker_max_sessions=1))
+    assert 0 < engine.options.host_bytes <= LEAST_BYTES
 
 
 def test_recaches_have_no_more_tokens_than_a_full_batch(make_driver: Callable[..., Any]) -> None:

@@ -51,9 +51,10 @@ class Settings(Shared):
     memory_bytes: int = Field(default=0, ge=0)
     """Device memory for the models, their workspace and all sessions; 0: nine tenths of what is free; on a
     CPU 2 GiB beside the models."""
-    host_memory_bytes: int = Field(default=1 << 30, ge=0)
+    host_memory_bytes: int | None = Field(default=None, ge=0)
     """Memory of the host for suspended sessions, page-locked for a GPU. A state that does not fit stays in
-    its slab, and its session paused."""
+    its slab, and its session paused. None: for as many states as there are slots, 1 GiB at least and half of
+    the free memory at most."""
     max_lead_s: Seconds = 3.0
     """A session generates no chunk that starts further ahead of its playhead."""
     profile: Path | None = None

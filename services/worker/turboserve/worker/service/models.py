@@ -12,6 +12,7 @@ from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.profile_file import ProfileFile
 from turboserve.worker.engine.snapshot import fingerprint
 from turboserve.worker.engine.spec import EngineOptions
+from turboserve.worker.service.host_memory import default_host_bytes, free_host_bytes
 from turboserve.worker.settings import AUTO_SESSIONS, Settings
 
 CPU_BYTES = 2 << 30
@@ -82,9 +83,12 @@ def make_engine(models: Models, settings: Settings) -> Engine:
     model_bytes = models.weight_bytes
     budget = plan(models, settings.memory_bytes or _free_bytes(weight.device) + model_bytes)
     slots = min(settings.worker_max_sessions or AUTO_SESSIONS, budget.sessions())
+    host_bytes = settings.host_memory_bytes
+    if host_bytes is None:
+        host_bytes = default_host_bytes(budget, slots, free_host_bytes())
     options = EngineOptions(
         slab_bytes=slots * budget.slab_bytes,
-        host_bytes=settings.host_memory_bytes,
+        host_bytes=host_bytes,
         max_lead_s=settings.max_lead_s,
         max_batch=slots,
         policy=settings.gather_policy,
