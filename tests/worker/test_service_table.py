@@ -203,12 +203,39 @@ def test_a_state_that_someone_else_went_past_is_dropped_and_rebuilt() -> None:
     bench.tell(told.Assigned(row(version=3, phase=Phase.SUSPENDED)))
     bench.tell(told.MovedToHost("s1", run, 1))
     bench.renew(row(version=9, epoch=3, own_revision=30))
-    bench.tell(told.LogEndRead("s1", bench.last(do.ReadLogEnd).query, 6, False))
+    bench.tell(told.LogEndRead("s1", bench.last(do.ReadLogEnd).query, 6, False, 2))
     assert bench.last(do.Evict).run == run
     fetch = bench.last(do.FetchLatents)
-    assert fetch.next_chunk == 6
+    assert (fetch.next_chunk, fetch.epoch) == (6, 2)
     bench.tell(told.LatentsFetched("s1", fetch.query))
     assert bench.last(do.Admit).next_chunk == 6
+
+
+def test_latents_say_where_their_epoch_began_and_which_was_before() -> None:
+    """So that whoever goes on can tell those of the chunks in the log from those that the broker refused."""
+    bench = Bench()
+    bench.tell(told.Assigned(row(epoch=4, own_revision=40)))
+    bench.tell(told.LogEndRead("s1", bench.last(do.ReadLogEnd).query, 6, False, 2))
+    bench.tell(told.LatentsFetched("s1", bench.last(do.FetchLatents).query))
+    run = bench.last(do.Admit).run
+    for index in (6, 7):
+        bench.package("s1", run, index)
+        sent = bench.last(do.PublishLatents)
+        assert (sent.index, sent.epoch, sent.began, sent.before) == (index, 4, 6, 2)
+        bench.outcome(bench.last(do.PublishChunk), told.Outcome.ACKED)
+    # The same worker under the next epoch.
+    bench.tell(told.Assigned(row(version=3, epoch=5, own_revision=50)))
+    bench.tell(told.LogEndRead("s1", bench.last(do.ReadLogEnd).query, 8, True, 4))
+    bench.package("s1", run, 8)
+    sent = bench.last(do.PublishLatents)
+    assert (sent.epoch, sent.began, sent.before) == (5, 8, 4)
+    # An end that is read once more under one epoch says nothing new of where that began.
+    bench.outcome(bench.last(do.PublishChunk), told.Outcome.ACKED)
+    bench.table.entries["s1"].checked = None
+    bench.tell(told.Tick())
+    bench.tell(told.LogEndRead("s1", bench.last(do.ReadLogEnd).query, 9, True, 5))
+    bench.package("s1", run, 9)
+    assert bench.last(do.PublishLatents).began == 8
 
 
 def test_pause_and_resume_keep_the_state() -> None:

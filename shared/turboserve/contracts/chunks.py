@@ -67,6 +67,10 @@ class LatentsHeader(Contract):
     session: Id
     index: int
     epoch: int
+    began: int = 0
+    """The first chunk of this epoch: from here to `index` all are of it..."""
+    before: int = 0
+    """...and the one before that is of this epoch; 0: there is none."""
     dtype: str
     shape: tuple[int, ...]
     """[frames, channels, height, width]."""

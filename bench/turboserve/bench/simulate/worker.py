@@ -239,7 +239,8 @@ class Worker:
             header = None if entry is None else entry.body.header
             end = 0 if header is None else header.index + 1
             mine = header is not None and header.worker == self.id
-            self.tell(told.LogEndRead(command.session, command.query, end, mine))
+            epoch = 0 if header is None else header.epoch
+            self.tell(told.LogEndRead(command.session, command.query, end, mine, epoch))
             return
 
     async def _fetch_latents(self, command: do.FetchLatents) -> None:
@@ -248,7 +249,7 @@ class Worker:
         newest: Latents | None = None
         for index in range(command.next_chunk - 1, max(-1, command.next_chunk - 1 - LATENTS_KEPT), -1):
             found = await self._ask_latents(command, index, deadline)
-            if found is None:
+            if found is None or (newest is None and found.epoch != command.epoch):
                 break
             newest = newest or found
         if self._asked(command):

@@ -23,6 +23,8 @@ class FetchLatents:
     run: int
     query: int
     next_chunk: int
+    epoch: int
+    """Of the newest chunk in the log: latents of its index, but another epoch, are of one that nobody saw."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,9 @@ class PublishLatents:
     run: int
     index: int
     epoch: int
+    began: int
+    before: int
+    """See `LatentsHeader`."""
 
 
 @dataclass(frozen=True)

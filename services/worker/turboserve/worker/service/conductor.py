@@ -136,7 +136,9 @@ class Conductor:
             self.out += [do.Resume(entry.session, entry.run, entry.playhead_s), do.Report()]
         elif entry.next_publish > 0 and not entry.have_latents:
             self._ask(entry, Awaiting.LATENTS)
-            self.out.append(do.FetchLatents(entry.session, entry.run, entry.query, entry.next_publish))
+            self.out.append(
+                do.FetchLatents(entry.session, entry.run, entry.query, entry.next_publish, entry.last_epoch)
+            )
         else:
             self._admit(entry)
 
@@ -193,7 +195,11 @@ class Conductor:
             self.in_flight.add(entry.session)
             if entry.attempts == 0:
                 entry.tried_at = now
-                self.out.append(do.PublishLatents(entry.session, entry.run, index, ownership[0]))
+                began = index if entry.began is None else entry.began
+                latents = do.PublishLatents(
+                    entry.session, entry.run, index, ownership[0], began, entry.before
+                )
+                self.out.append(latents)
             self.out.append(do.PublishChunk(entry.session, entry.run, index, ownership))
         elif entry.finished is not None:
             self.fail(entry, entry.finished)

@@ -71,6 +71,12 @@ class Entry:
     """The ownership that the broker refused: nothing is published until the row names another."""
     next_publish: int = 0
     """Index after the last chunk known to be in the log."""
+    last_epoch: int = 0
+    """Of that chunk; 0: there is none, or the log has dropped it."""
+    began: int | None = None
+    """The first chunk in the log that may be of the ownership under which its end was read..."""
+    before: int = 0
+    """...and the epoch of the one before that."""
     made_next: int = 0
     """Index of the chunk that the engine makes next."""
     pending: deque[int] = field(default_factory=deque)

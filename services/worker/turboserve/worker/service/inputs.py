@@ -63,6 +63,8 @@ class LogEndRead:
     next_chunk: int
     mine: bool
     """Whether this worker wrote the last entry; False for an empty log."""
+    epoch: int = 0
+    """Of the last entry; 0 for an empty log."""
 
 
 @dataclass(frozen=True)

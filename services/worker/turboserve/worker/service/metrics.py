@@ -24,6 +24,9 @@ fenced = _meter.create_counter("turboserve_worker_fenced", description="Chunks t
 takeovers = _meter.create_counter(
     "turboserve_worker_takeovers", description="Sessions taken over in the middle, by what was left of them."
 )
+stale_latents = _meter.create_counter(
+    "turboserve_worker_stale_latents", description="Kept latents that were not of the chunk in the log."
+)
 failures = _meter.create_counter(
     "turboserve_worker_sessions_failed", description="Sessions that could not go on."
 )

@@ -289,6 +289,9 @@ class Table:
         while entry.pending and entry.pending[0] < end:
             self._say(do.ForgetChunk(entry.session, entry.run, entry.pending.popleft()))
         entry.next_publish, entry.checked = end, entry.ownership
+        entry.last_epoch = message.epoch if message.next_chunk == end else 0
+        if entry.began is None or entry.last_epoch != entry.record.epoch:
+            entry.began, entry.before = end, entry.last_epoch
         entry.attempts, entry.retry_at = 0, 0.0
 
     def _packaged(self, entry: Entry, message: told.ChunkPackaged) -> None:
@@ -308,7 +311,7 @@ class Table:
                 self._say(do.Report())
         elif entry.pending and entry.pending[0] == message.index:
             entry.pending.popleft()
-            entry.next_publish = message.index + 1
+            entry.next_publish, entry.last_epoch = message.index + 1, message.ownership[0]
             entry.attempts, entry.retry_at = 0, 0.0
             self._say(do.ForgetChunk(entry.session, entry.run, message.index))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ PATIENCE_S = 10.0
 """A viewer waits this long at most for the latents; then the session goes on without its context."""
 
 log = logs.get("takeover")
+T = TypeVar("T")
 
 Wanted = Callable[[], bool]
 """Whether the answer is still waited for."""
@@ -42,10 +45,13 @@ class Takeover:
         return None
 
     async def latents(
-        self, session: str, next_chunk: int, wanted: Wanted
+        self, session: str, next_chunk: int, epoch: int, wanted: Wanted
     ) -> tuple[Tensor | None, Tensor | None]:
         """Clean latents of the newest chunks before `next_chunk`, up to the window, and those of the sink.
 
+        `epoch`: of chunk `next_chunk` - 1 in the log. Only the latents of what is in the log are taken: an
+        owner that was fenced has sent those of a chunk which nobody has seen, and they stay where the
+        rightful owner's were lost. What is older than the first that is missing is not used either.
         [frames, C, H, W] each; None for what is lost.
         """
         config = self._config
@@ -53,30 +59,53 @@ class Takeover:
         deadline = self._clock.monotonic() + PATIENCE_S
         found: list[Tensor] = []
         for index in range(next_chunk - 1, max(-1, next_chunk - 1 - window), -1):
-            latents = await self._ask(session, index, deadline, wanted)
-            if latents is None:
+            kept = await self._ask(partial(self._wire.latents, session, index), deadline, wanted)
+            if kept is None:
+                break
+            header, latents = kept
+            if header.epoch != epoch:
+                metrics.stale_latents.add(1)
+                log.warning(
+                    "latents of a chunk that is not in the log",
+                    session=session,
+                    chunk=index,
+                    epoch=header.epoch,
+                )
                 break
             found.insert(0, latents)
+            epoch = epoch if index > header.began else header.before
         if not found:
             metrics.takeovers.add(1, {"context": "lost"})
             log.warning("latents are lost: going on from empty context", session=session, chunk=next_chunk)
             return None, None
         sink = None
         if 0 < config.sink_size <= config.frames_per_chunk and next_chunk > len(found):
-            first = await self._ask(session, 0, deadline, wanted)
-            sink = None if first is None else first[: config.sink_size]
+            sink = await self._sink(session, deadline, wanted)
         whole = len(found) == min(window, next_chunk)
         metrics.takeovers.add(1, {"context": "whole" if whole else "partial"})
         log.info("session taken over", session=session, chunk=next_chunk, chunks_of_latents=len(found))
         return torch.cat(found), sink
 
-    async def _ask(self, session: str, index: int, deadline: float, wanted: Wanted) -> Tensor | None:
+    async def _sink(self, session: str, deadline: float, wanted: Wanted) -> Tensor | None:
+        """Latents of the first frames, unless chunk 0 in the log is another's. None: lost."""
+        kept = await self._ask(partial(self._wire.latents, session, 0), deadline, wanted)
+        if kept is None:
+            return None
+        header, latents = kept
+        epoch = await self._ask(partial(self._wire.first_epoch, session), deadline, wanted)
+        if epoch not in (None, header.epoch):
+            metrics.stale_latents.add(1)
+            return None
+        return latents[: self._config.sink_size]
+
+    async def _ask(self, ask: Callable[[], Awaitable[T | None]], deadline: float, wanted: Wanted) -> T | None:
+        """The answer; None: there is none, or none in time."""
         while wanted():
             try:
-                return await self._wire.latents(session, index)
+                return await ask()
             except UnavailableError as error:
                 if self._clock.monotonic() >= deadline:
                     return None
-                log.warning("latents not readable", session=session, chunk=index, error=error.detail)
+                log.warning("latents not readable", error=error.detail)
                 await asyncio.sleep(RETRY_S)
         return None

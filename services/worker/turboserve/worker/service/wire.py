@@ -35,6 +35,8 @@ class LogEnd:
 
     next_chunk: int
     mine: bool
+    epoch: int
+    """Of the last entry; 0: there is none."""
 
 
 class Wire:
@@ -87,12 +89,14 @@ class Wire:
         # Our own earlier attempt, or the chunk of an owner that was here before or after us.
         return Outcome.ACKED if entry is None or self._wrote(entry) else Outcome.FENCED
 
-    async def send_latents(self, chunk: Chunk, epoch: int) -> None:
+    async def send_latents(self, chunk: Chunk, epoch: int, began: int, before: int) -> None:
         """Best effort: without them a takeover goes on from empty context."""
         header = LatentsHeader(
             session=chunk.session,
             index=chunk.index,
             epoch=epoch,
+            began=began,
+            before=before,
             dtype=chunk.latents_dtype,
             shape=chunk.latents_shape,
             first_latent=chunk.index * self._config.frames_per_chunk,
@@ -106,15 +110,24 @@ class Wire:
         """Raises `UnavailableError`, and `UnreadableEntryError`, which asking again does not change."""
         entry = await last_entry(self._bus, CHUNKS, CHUNK.of(session))
         if entry is None:
-            return LogEnd(0, mine=False)
+            return LogEnd(0, mine=False, epoch=0)
         try:
             header = ChunkHeader.from_headers(entry.headers)
         except (KeyError, ValidationError) as error:
             where = f"entry {entry.sequence} of {CHUNK.of(session)}"
             raise UnreadableEntryError(f"{where} has no readable header: {type(error).__name__}") from None
-        return LogEnd(header.index + 1, header.worker == self._worker)
+        return LogEnd(header.index + 1, header.worker == self._worker, header.epoch)
 
-    async def latents(self, session: str, index: int) -> Tensor | None:
+    async def first_epoch(self, session: str) -> int | None:
+        """Epoch of chunk 0; None: the log has dropped it. Raises `UnavailableError`."""
+        entry = await next_entry(self._bus, CHUNKS, CHUNK.of(session), 1)
+        try:
+            header = None if entry is None else ChunkHeader.from_headers(entry.headers)
+        except (KeyError, ValidationError):
+            return None
+        return header.epoch if header is not None and header.index == 0 else None
+
+    async def latents(self, session: str, index: int) -> tuple[LatentsHeader, Tensor] | None:
         """Clean latents of one chunk, [F, C, H, W]; None: not kept, or not this model's.
 
         Raises `UnavailableError`.
@@ -129,9 +142,11 @@ class Wire:
         shape = self._config.latent_shape
         if not isinstance(dtype, torch.dtype) or tuple(header.shape) != shape or header.index != index:
             return None
+        if header.first_latent != index * self._config.frames_per_chunk:
+            return None
         if len(data) != dtype.itemsize * int(np.prod(shape)):
             return None
-        return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+        return header, torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
 
     def _wrote(self, entry: Entry) -> bool:
         return ChunkHeader.from_headers(entry.headers).worker == self._worker

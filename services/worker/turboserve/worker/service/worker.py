@@ -223,7 +223,7 @@ class Worker:
                 self._spawn(self._publish(command, chunk))
             case do.PublishLatents():
                 chunk = self._chunks[command.session, command.run, command.index]
-                self._spawn(self._wire.send_latents(chunk, command.epoch))
+                self._spawn(self._wire.send_latents(chunk, command.epoch, command.began, command.before))
             case do.ForgetChunk():
                 self._forget((command.session, command.run, command.index))
             case do.FailSession():
@@ -283,11 +283,11 @@ class Worker:
                 self._arrived(told.RunFailed(command.session, run, f"the chunk log has no end: {error}"))
             return
         if end is not None:
-            self.tell(told.LogEndRead(command.session, command.query, end.next_chunk, end.mine))
+            self.tell(told.LogEndRead(command.session, command.query, end.next_chunk, end.mine, end.epoch))
 
     async def _fetch_latents(self, command: do.FetchLatents) -> None:
         found = await self._takeover.latents(
-            command.session, command.next_chunk, lambda: self._asked(command)
+            command.session, command.next_chunk, command.epoch, lambda: self._asked(command)
         )
         if self._asked(command):
             self._fetched[command.session, command.run] = found

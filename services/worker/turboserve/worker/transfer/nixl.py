@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import importlib.util
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -17,18 +18,23 @@ from torch import Tensor
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import (
     BackendFailed,
-    DeadlinePassed,
     PeerLost,
     ProtocolBroken,
+    TransferError,
     Truncated,
 )
 from turboserve.worker.transfer.link import PROGRESS_S, Link, Memory, Remote, let_go
 
 POLL_S = 0.0005
-SLOW_BYTES_S = 50e6
-"""A read is one piece: at least so much of it has to come per second."""
-DONE = b"read"
+READ_BYTES = 64 << 20
+"""Read at once: of so much each end hears whether it has come."""
+SLOW_BYTES_S = 10e6
+"""A peer that is slower than this is taken for dead or stopped."""
+PIECE, DONE = b"piece", b"read"
+"""What the target says of a piece, and of the last one."""
 MEMORY = {"cpu": "DRAM", "cuda": "VRAM"}
+Place = tuple[int, int, int]
+"""(address, bytes, device)."""
 
 
 def installed() -> bool:
@@ -113,14 +119,16 @@ class NixlLink(Link):
 
     def _serve(self, size: int, deadline: Deadline) -> int:
         agent = self._live(deadline)
-        patience = _patience(size)
+        patience = _patience(min(size, READ_BYTES))
         while size:
             try:
-                said = agent.get_new_notifs()
+                said = [word for words in agent.get_new_notifs().values() for word in words]
             except Exception as error:
                 raise _named(error) from error
-            if any(said.values()):
+            if DONE in said:
                 break
+            if said:
+                patience = _patience(min(size, READ_BYTES))
             patience.left()
             deadline.sleep(POLL_S)
         return size
@@ -133,32 +141,53 @@ class NixlLink(Link):
         if not parts:
             return 0
         agent = self._live(deadline)
-        handle = registered = None
+        registered = None
         try:
             peer = agent.add_remote_agent(_metadata(source))
             self._peer = peer.decode() if isinstance(peer, bytes) else peer
             registered = agent.register_memory(_regions(parts), _memory(parts))
-            ours = agent.get_xfer_descs(_places(parts), _memory(parts))
-            theirs = agent.get_xfer_descs(places, str(source.offer["memory"]))
-            handle = agent.initialize_xfer("READ", ours, theirs, self._peer, DONE)
-            state = agent.transfer(handle)
-            patience = _patience(sum(wanted))
-            while state == "PROC":
-                patience.left()
-                deadline.sleep(POLL_S)
-                state = agent.check_xfer_state(handle)
-        except (DeadlinePassed, PeerLost):
+            cuts = list(zip(_cut(_places(parts)), _cut(places), strict=True))
+            kinds = _memory(parts), str(source.offer["memory"])
+            for number, (ours, theirs) in enumerate(cuts, 1):
+                word = DONE if number == len(cuts) else PIECE
+                self._fetch(agent, ours, theirs, kinds, word, deadline)
+        except TransferError:
             raise
         except Exception as error:
             raise _named(error) from error
         finally:
-            if handle is not None:
-                _quietly(handle.release)
             if registered is not None:
                 _quietly(lambda: agent.deregister_memory(registered))
+        return sum(wanted)
+
+    def _fetch(
+        self,
+        agent: Any,
+        ours: list[Place],
+        theirs: list[Place],
+        kinds: tuple[str, str],
+        word: bytes,
+        deadline: Deadline,
+    ) -> None:
+        """Read one piece, and have the source told so."""
+        handle = agent.initialize_xfer(
+            "READ",
+            agent.get_xfer_descs(ours, kinds[0]),
+            agent.get_xfer_descs(theirs, kinds[1]),
+            self._peer,
+            word,
+        )
+        try:
+            state = agent.transfer(handle)
+            patience = _patience(sum(size for _, size, _ in ours))
+            while state == "PROC":
+                patience.left()
+                deadline.sleep(POLL_S)
+                state = agent.check_xfer_state(handle)
+        finally:
+            _quietly(handle.release)
         if state != "DONE":
             raise BackendFailed(f"nixl: the read ended with {state}")
-        return sum(wanted)
 
     def _live(self, deadline: Deadline) -> Any:
         deadline.left()
@@ -171,9 +200,24 @@ def _patience(size: int) -> Deadline:
     return Deadline(max(PROGRESS_S, size / SLOW_BYTES_S))
 
 
-def _places(parts: list[Tensor]) -> list[tuple[int, int, int]]:
-    """(address, bytes, device) of each."""
+def _places(parts: list[Tensor]) -> list[Place]:
     return [(part.data_ptr(), part.numel(), max(0, part.get_device())) for part in parts]
+
+
+def _cut(places: list[Place], size: int = READ_BYTES) -> Iterator[list[Place]]:
+    """The places in order, as lists of `size` bytes together; both ends' places are cut alike."""
+    piece: list[Place] = []
+    room = size
+    for address, left, device in places:
+        while left:
+            taken = min(room, left)
+            piece.append((address, taken, device))
+            address, left, room = address + taken, left - taken, room - taken
+            if not room:
+                yield piece
+                piece, room = [], size
+    if piece:
+        yield piece
 
 
 def _regions(parts: list[Tensor]) -> list[tuple[int, int, int, str]]:
@@ -189,7 +233,7 @@ def _memory(parts: list[Tensor]) -> str:
     return MEMORY["cuda" if any(part.is_cuda for part in parts) else "cpu"]
 
 
-def _offered_places(source: Remote) -> list[tuple[int, int, int]]:
+def _offered_places(source: Remote) -> list[Place]:
     parts = source.offer.get("parts")
     if source.offer.get("memory") not in MEMORY.values() or not isinstance(parts, list):
         raise ProtocolBroken("nixl: the offer names no memory")
@@ -209,8 +253,6 @@ def _metadata(source: Remote) -> bytes:
 
 
 def _named(error: Exception) -> Exception:
-    from turboserve.worker.transfer.errors import TransferError
-
     if isinstance(error, TransferError):
         return error
     name = type(error).__name__

@@ -1,0 +1,96 @@
+"""What a session is rebuilt from: the latents of the chunks that are in the log, and of no others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from turboserve.clock import SystemClock
+from turboserve.contracts.chunks import LatentsHeader
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.service.takeover import Takeover
+
+SESSION = "ses_1"
+
+
+@dataclass
+class Kept:
+    """The hot store and the log. Each chunk's latents are all of one number: 100 * epoch + index."""
+
+    headers: dict[int, LatentsHeader] = field(default_factory=dict)
+    first: int | None = 1
+    """Epoch of chunk 0 in the log; None: dropped."""
+
+    def keep(self, index: int, epoch: int, began: int, before: int = 0) -> None:
+        self.headers[index] = LatentsHeader(
+            session=SESSION,
+            index=index,
+            epoch=epoch,
+            began=began,
+            before=before,
+            dtype="float32",
+            shape=(3, 16, 4, 4),
+            first_latent=3 * index,
+        )
+
+    async def latents(self, session: str, index: int) -> tuple[LatentsHeader, Tensor] | None:
+        header = self.headers.get(index)
+        if header is None:
+            return None
+        return header, torch.full((3, 16, 4, 4), float(100 * header.epoch + index))
+
+    async def first_epoch(self, session: str) -> int | None:
+        return self.first
+
+
+async def found(kept: Kept, config: ModelConfig, next_chunk: int, epoch: int) -> tuple[list[int], int | None]:
+    """The numbers of the context's chunks, and that of the sink."""
+    takeover = Takeover(kept, config, SystemClock())  # type: ignore[arg-type]
+    latents, sink = await takeover.latents(SESSION, next_chunk, epoch, lambda: True)
+    chunks = [] if latents is None else [int(chunk[0, 0, 0, 0]) for chunk in torch.split(latents, 3)]
+    return chunks, None if sink is None else int(sink[0, 0, 0, 0])
+
+
+@pytest.fixture
+def kept() -> Kept:
+    """Chunks 0 to 5 of epoch 1, 6 and 7 of epoch 3."""
+    kept = Kept()
+    for index in range(6):
+        kept.keep(index, 1, 0)
+    for index in (6, 7):
+        kept.keep(index, 3, 6, before=1)
+    return kept
+
+
+async def test_the_window_is_whole_over_a_change_of_owner(kept: Kept, tiny_config: ModelConfig) -> None:
+    assert await found(kept, tiny_config, 8, 3) == ([105, 306, 307], 100)
+
+
+async def test_the_latents_of_a_chunk_that_was_refused_are_not_the_context_of_the_next(
+    kept: Kept, tiny_config: ModelConfig
+) -> None:
+    """The owner of epoch 4 made chunk 8 and died. Its latents were lost, those of epoch 3 stayed."""
+    kept.keep(8, 3, 6, before=1)
+    assert await found(kept, tiny_config, 9, 4) == ([], None)
+
+
+async def test_what_is_known_ends_where_an_earlier_owners_latents_are_not_those_of_the_log(
+    kept: Kept, tiny_config: ModelConfig
+) -> None:
+    """Chunks 7 and 8 are of epoch 5; 6 was of epoch 4, whose latents were lost."""
+    for index in (7, 8):
+        kept.keep(index, 5, 7, before=4)
+    assert await found(kept, tiny_config, 9, 5) == ([507, 508], 100)
+
+
+async def test_a_sink_that_was_refused_is_left_out(kept: Kept, tiny_config: ModelConfig) -> None:
+    kept.first = 2
+    assert await found(kept, tiny_config, 8, 3) == ([105, 306, 307], None)
+
+
+async def test_a_sink_whose_chunk_the_log_has_dropped_is_used(kept: Kept, tiny_config: ModelConfig) -> None:
+    kept.first = None
+    assert await found(kept, tiny_config, 8, 3) == ([105, 306, 307], 100)
