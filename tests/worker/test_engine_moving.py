@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from turboserve.worker.engine import adoption
+from turboserve.worker.engine import adoption, moving
 from turboserve.worker.engine.errors import (
     DuplicateSession,
     HostPoolFull,
@@ -19,7 +19,7 @@ from turboserve.worker.engine.errors import (
 )
 from turboserve.worker.engine.events import ChunkReady, Frozen, Suspended
 from turboserve.worker.engine.landing import Landing
-from turboserve.worker.engine.moving import Page, changed, digest_of, fingerprint_of
+from turboserve.worker.engine.moving import Page, changed, digest_of, fingerprint_of, fingerprints_of
 from turboserve.worker.engine.spec import Control, SessionSpec
 
 FAR = 1e9
@@ -265,6 +265,17 @@ def test_a_page_of_something_else_is_refused(
     _, landing, *_ = arrived(make_driver)
     with pytest.raises(SnapshotRejected):
         landing.place(name, size, dtype, shape)
+
+
+@pytest.mark.parametrize("hashers", [1, 3])
+def test_many_pages_hashed_at_once_have_the_fingerprints_of_each(
+    monkeypatch: pytest.MonkeyPatch, hashers: int
+) -> None:
+    monkeypatch.setattr(moving, "HASHERS", hashers)
+    monkeypatch.setattr(moving, "HASHED_AT_ONCE_BYTES", 1)
+    pages = {str(n): [torch.full((1000,), n, dtype=torch.uint8), torch.zeros(n)] for n in range(20)}
+    assert fingerprints_of(pages) == {name: fingerprint_of(page) for name, page in pages.items()}
+    assert len(set(fingerprints_of(pages).values())) == 20
 
 
 def test_a_session_that_is_here_already_is_not_adopted_again(make_driver: Callable[..., Any]) -> None:

@@ -4,7 +4,9 @@ A session plays in real time and is moved to and fro between two workers. **Stal
 than usual the first chunk made at the target came. A chunk is due when the viewer's playhead comes within
 `max_lead` of its start; usual is the median time from due to arrival over the chunks that no move touched, of
 the same session under the same viewer. So it is the delay against when the chunk would have been there
-without the move; the viewer, who is seconds behind, sees none of it until it is as long as that.
+without the move; the viewer, who is seconds behind, sees none of it until it is as long as that. What he sees
+is `viewer_stall_s`: how long after its playback was due any chunk came. `first_chunk_s`: what computing the
+first chunk at the target took, of which `chunk_s` is usual: the rest of a stall is waiting.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ def table(result: Mapping[str, Any]) -> Table:
         "stall p50 ms",
         "stall max ms",
         "of a chunk",
+        "viewer's ms",
         "state MB",
         "moved MB",
         "Gbit/s",
@@ -80,6 +83,7 @@ def table(result: Mapping[str, Any]) -> Table:
                 f"{one['stall_s']['p50'] * 1e3:.1f}",
                 f"{one['stall_s']['max'] * 1e3:.1f}",
                 f"{one['stall_over_chunk']:.1%}",
+                f"{one['viewer_stall_s'] * 1e3:.1f}",
                 f"{one['state_bytes'] / 1e6:.2f}",
                 f"{one['bytes_moved'] / 1e6:.2f}",
                 f"{one['transfer_gbps']:.2f}",
@@ -138,6 +142,10 @@ async def _moved(on: Stage, moves: int) -> dict[str, Any]:
         },
         "stall_over_chunk": (percentile(extra, 0.5) or 0.0) / chunk_s,
         "chunk_s": chunk_s,
+        "first_chunk_s": statistics.median(
+            play.chunks[report.next_chunk].header.compute_s for report in reports
+        ),
+        "viewer_stall_s": max(0.0, max(late.values()) - MAX_LEAD_S),
         "lateness_s": {
             "p50": percentile(list(late.values()), 0.5),
             "p95": percentile(list(late.values()), 0.95),

@@ -29,7 +29,6 @@ class PaddedDecoder:
         self._inner, self._pad_bytes = inner, pad_bytes
         self.cache_bytes = inner.cache_bytes + pad_bytes
         self.weight_bytes, self.workspace_bytes = inner.weight_bytes, inner.workspace_bytes
-        self.weight_bytes, self.workspace_bytes = inner.weight_bytes, inner.workspace_bytes
 
     def decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
         """See `Decoder.decode`."""

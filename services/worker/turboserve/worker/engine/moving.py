@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,10 @@ from turboserve.worker.model.config import ModelConfig
 SLOTTED = ("keys", "values", "sink_keys")
 """Tensors [layers, frames, …] that are paged by frame slot."""
 PROMPT = ("text_keys", "text_values")
+HASHERS = max(1, min(8, (os.cpu_count() or 1) // 4))
+"""Threads that hash pages."""
+HASHED_AT_ONCE_BYTES = 8 << 20
+"""Less than this is not worth them."""
 RECENT = "recent"
 DECODER = "decoder."
 
@@ -119,6 +125,16 @@ def fingerprint_of(page_parts: Sequence[Tensor]) -> bytes:
         if part.numel():
             hasher.update(part.cpu().numpy().data)
     return hasher.digest()
+
+
+def fingerprints_of(pages: Mapping[str, Sequence[Tensor]]) -> dict[str, bytes]:
+    """The same of many pages, by name. Where there are cores to spare several are hashed at once: of a large
+    state that takes longer than moving it, and a viewer may be waiting."""
+    size = sum(part.numel() for page in pages.values() for part in page)
+    if HASHERS == 1 or size < HASHED_AT_ONCE_BYTES:
+        return {name: fingerprint_of(page) for name, page in pages.items()}
+    with ThreadPoolExecutor(HASHERS, thread_name_prefix="hash") as threads:
+        return dict(zip(pages, threads.map(fingerprint_of, pages.values()), strict=True))
 
 
 def digest_of(header: Mapping[str, Any], fingerprints: Mapping[str, bytes]) -> str:

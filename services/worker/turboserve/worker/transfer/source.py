@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from turboserve import logs
-from turboserve.worker.engine.moving import Page, changed, digest_of, fingerprint_of
+from turboserve.worker.engine.moving import Page, changed, digest_of, fingerprints_of
 from turboserve.worker.transfer import metrics
 from turboserve.worker.transfer.deadline import Deadline, ended
 from turboserve.worker.transfer.errors import (
@@ -223,7 +223,7 @@ class Source:
 
         def send() -> dict[str, bytes]:
             link.transfer(gift.hello.session, memory, Remote(), everything, deadline)
-            return {page.name: fingerprint_of(page.parts) for page in pages}
+            return fingerprints_of({page.name: page.parts for page in pages})
 
         prints = await self._until_taken(gift, self._links.blocking(send, deadline, link))
         link.settle()

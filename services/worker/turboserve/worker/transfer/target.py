@@ -13,7 +13,7 @@ from torch import Tensor
 
 from turboserve import logs
 from turboserve.worker.engine.errors import SnapshotRejected
-from turboserve.worker.engine.moving import digest_of, fingerprint_of
+from turboserve.worker.engine.moving import digest_of, fingerprints_of
 from turboserve.worker.transfer import metrics
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import (
@@ -210,8 +210,8 @@ class Target:
             begun = time.monotonic()
             size = copy.link.transfer(copy.session, Remote(frame.offer), memory, everything, copy.deadline)
             metrics.seconds.add(time.monotonic() - begun, {"backend": copy.link.kind})
-            named = zip(frame.pages, places, strict=True)
-            return size, {page.name: fingerprint_of(parts) for page, parts in named}
+            names = (page.name for page in frame.pages)
+            return size, fingerprints_of(dict(zip(names, places, strict=True)))
 
         size, prints = await self._links.blocking(receive, copy.deadline, copy.link)
         copy.prints |= prints
