@@ -17,6 +17,7 @@ from turboserve.clock import Clock, SystemClock
 from turboserve.config import Settings
 from turboserve.contracts.errors import UnavailableError
 from turboserve.health import HealthServer
+from turboserve.tasks import stop
 
 log = logs.get("service")
 
@@ -91,9 +92,7 @@ async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Await
                 await asyncio.wait_for(close(), 5.0)
             except Exception:
                 log.exception("close failed")
-        for task in list(runtime._tasks):
-            task.cancel()
-        await asyncio.gather(*runtime._tasks, return_exceptions=True)
+        await stop(*runtime._tasks)
         await health.stop()
         await bus.close()
     return 1 if runtime._failed else 0

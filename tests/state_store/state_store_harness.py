@@ -43,6 +43,7 @@ from turboserve.lifeline import FD_VARIABLE, PARENT_VARIABLE
 from turboserve.service import Runtime
 from turboserve.state_store.app import start
 from turboserve.state_store.settings import Settings
+from turboserve.tasks import stop
 
 LIMIT_S = 20.0
 """A wait that takes longer is a failure of the store, not of the machine."""
@@ -69,10 +70,7 @@ class Store:
             runtime.stopping.set()
             for close in reversed(runtime._closers):
                 await close()
-            tasks = list(runtime._tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await stop(*runtime._tasks)
             await bus.close()
 
 

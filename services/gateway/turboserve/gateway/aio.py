@@ -1,15 +1,15 @@
-"""Reading an async generator without losing an item when something else happens first; ending tasks."""
+"""Reading an async generator without losing an item when something else happens first."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from turboserve.tasks import stop
 
 T = TypeVar("T")
-
-CANCEL_AGAIN_S = 2.0
 
 
 async def until(source: AsyncGenerator[T, None], over: asyncio.Event) -> AsyncGenerator[T, None]:
@@ -52,17 +52,3 @@ async def or_silence(source: AsyncGenerator[T, None], seconds: float) -> AsyncGe
             except StopAsyncIteration:
                 return
             yield item
-
-
-async def stop(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel `tasks` and wait until they are over; what they raise is dropped.
-
-    Asked for again and again: a library's `wait_for` can swallow one cancellation before Python 3.12.
-    """
-    while running := [task for task in tasks if not task.done()]:
-        for task in running:
-            task.cancel()
-        await asyncio.wait(running, timeout=CANCEL_AGAIN_S)
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()

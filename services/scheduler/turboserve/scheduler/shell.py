@@ -44,6 +44,7 @@ from turboserve.scheduler.messages import (
     WorkerChanged,
 )
 from turboserve.service import Runtime
+from turboserve.tasks import stop
 from turboserve.telemetry import meter
 
 log = logs.get("scheduler")
@@ -103,9 +104,7 @@ class Shell:
 
     async def stop(self) -> None:
         """The term is over: nothing is heard, decided or answered any more."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stop(*self._tasks)
         for subscription in self._subscriptions:
             try:
                 await subscription.unsubscribe()

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve import logs
 from turboserve.state_store.database import Database
+from turboserve.tasks import stop
 
 CHECK_S = 1.0
 ANSWER_S = 3.0
@@ -42,8 +43,7 @@ async def _term(database: Database, key: int, work: Callable[[], Awaitable[None]
                     await _ask(connection, text("select true"))
                 await task
             finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                await stop(task)
         finally:
             # The lock goes with the connection, which must not return to the pool with it.
             await connection.invalidate()

@@ -21,6 +21,7 @@ from turboserve.autoscaler.providers.base import (
 )
 from turboserve.autoscaler.providers.process import status_text
 from turboserve.autoscaler.providers.ray_cluster import RETRY_S, Needs, RayCluster
+from turboserve.tasks import stop
 
 log = logs.get("pool")
 
@@ -253,9 +254,7 @@ class RayProvider(PoolProvider):
         return Health(True)
 
     async def close(self) -> None:
-        for task in list(self._watching.values()):
-            task.cancel()
-        await asyncio.gather(*self._watching.values(), return_exceptions=True)
+        await stop(*self._watching.values())
 
     # Watching
 

@@ -9,10 +9,10 @@ from contextlib import aclosing
 from turboserve import logs
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.gateway.aio import stop
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.stream.chunks import Start
 from turboserve.gateway.stream.watch import Watch
+from turboserve.tasks import stop
 
 log = logs.get("stream")
 

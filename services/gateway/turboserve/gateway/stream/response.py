@@ -9,8 +9,8 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from turboserve.gateway.aio import stop
 from turboserve.gateway.stream.registry import Streams
+from turboserve.tasks import stop
 
 
 class LiveResponse(Response):

@@ -12,13 +12,13 @@ from turboserve.contracts.errors import InvalidInputError, TurboServeError
 from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway import metrics
-from turboserve.gateway.aio import stop
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.problems.errors import ChunkGoneError
 from turboserve.gateway.problems.schemas import problem_of
 from turboserve.gateway.stream import protocol
 from turboserve.gateway.stream.chunks import Start
 from turboserve.gateway.stream.watch import Watch
+from turboserve.tasks import stop
 
 log = logs.get("stream")
 

@@ -47,7 +47,9 @@ class Outbox:
                 await asyncio.sleep(error.retry_after_s or 0.5)
                 continue
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._awake.wait(), self._settings.sweep_s)
+                # Not wait_for: before Python 3.12 it can swallow a cancellation.
+                async with asyncio.timeout(self._settings.sweep_s):
+                    await self._awake.wait()
 
     async def drain(self) -> bool:
         """One turn; whether there may be more. Raises UnavailableError if either server is away.

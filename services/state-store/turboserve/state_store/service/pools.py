@@ -98,7 +98,7 @@ class Pools:
             await self._account(db, now)
 
     async def _account(self, db: AsyncConnection, now: float) -> None:
-        """Under the lock. What each worker says of itself first: no share is given at an unknown kind's price."""
+        """Under the lock. Workers' own word comes first: no share is given at an unknown kind's price."""
         pairs = await rentals.beside_workers(db)
         after = [rules.followed(row, record, self._settings.prices, now) for row, record in pairs]
         await rentals.put(db, [row for row in after if row is not None])

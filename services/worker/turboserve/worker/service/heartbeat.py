@@ -56,7 +56,8 @@ class Heartbeat:
             await self._beat()
             await asyncio.sleep(PAUSE_S)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), max(0.001, self._heartbeat_s - PAUSE_S))
+                async with asyncio.timeout(max(0.001, self._heartbeat_s - PAUSE_S)):
+                    await self._wanted.wait()
 
     async def leave(self) -> None:
         """Beat no more, and say so: the sessions move at once rather than when silence is taken for death.

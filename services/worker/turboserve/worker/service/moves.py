@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from turboserve import logs
+from turboserve.tasks import stop
 from turboserve.worker.engine import adoption
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import EngineError, UnknownSession
@@ -20,7 +21,7 @@ from turboserve.worker.service import inputs as told
 from turboserve.worker.service.engine_thread import EngineThread
 from turboserve.worker.service.table import Table
 from turboserve.worker.settings import Settings
-from turboserve.worker.transfer import shm
+from turboserve.worker.transfer import metrics, shm
 from turboserve.worker.transfer.errors import NoState, NotOffered, NotReady, TransferError
 from turboserve.worker.transfer.links import Links
 from turboserve.worker.transfer.source import Source
@@ -107,9 +108,7 @@ class Moves:
         """Hang up on everyone, and let go of what is on its way here."""
         if self._server is not None:
             self._server.close()
-        for copy in list(self._copies.values()):
-            copy.task.cancel()
-        await asyncio.gather(*(copy.task for copy in self._copies.values()), return_exceptions=True)
+        await stop(*(copy.task for copy in self._copies.values()))
         self._source.close()
         self.links.close()
 
@@ -214,6 +213,9 @@ class Moves:
             )
         except (TransferError, EngineError) as error:
             answer = told.ArrivalFailed(session, run, f"{error.code}: {error}"[:500])
+            if isinstance(error, EngineError):
+                # No room, or not a state of this model; what went wrong on the way is counted there.
+                metrics.broken.add(1, {"role": "target", "code": error.code})
             log.warning("state not fetched", session=session, reason=answer.reason)
         except Exception as error:
             answer = told.ArrivalFailed(session, run, f"internal: {error!r}"[:500])
