@@ -209,6 +209,23 @@ async def test_a_suspended_session_moves_from_host_to_host(scene: Scene) -> None
     assert chunks[-1].header.worker == target
 
 
+async def test_a_host_without_room_refuses_a_suspended_session_which_stays_where_it_is(scene: Scene) -> None:
+    source, target = await scene.worker(), await scene.worker(TURBOSERVE_HOST_MEMORY_BYTES="1024")
+    session = await scene.started(source)
+    await scene.chunks(session, 3)
+    await scene.bus.call(PAUSE_SESSION, SessionRef(session=session))
+    await scene.until(lambda: scene.metric(source, HOST_BYTES) > 0, "its state is on the host")
+    row = await begin(scene, session, target)
+    report = await reported(scene, row, MoveStage.FAILED)
+    assert report.reason is not None
+    assert report.reason.startswith("host_pool_full: ")
+    assert scene.metric(target, BROKEN) == 1
+    asleep = await abandon(scene, row)
+    await scene.bus.call(RESUME_SESSION, SessionRef(session=session))
+    await scene.place(session, source, "resume")
+    assert (await scene.chunks(session, asleep.next_chunk + 2))[-1].header.worker == source
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_source_that_dies_is_reported_and_what_was_copied_goes(
     scene: Scene, number: signal.Signals

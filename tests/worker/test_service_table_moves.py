@@ -290,6 +290,26 @@ def test_a_target_keeps_a_slot_copies_reports_and_runs_only_when_its_row_says_so
     assert bench.last(do.PublishChunk).ownership == (2, 20)
 
 
+def test_the_viewer_has_played_on_since_the_target_heard_of_him() -> None:
+    """His next report came after the next chunk was due, which came late by as much."""
+    bench, _ = verified()
+    bench.tell(told.PlayheadMoved("s1", 1.25))
+    bench.now += 0.2
+    bench.tell(told.Assigned(row(version=6, epoch=2, worker=B, own_revision=20)))
+    assert bench.last(do.SetPlayhead).age_s == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("playing", [True, False])
+def test_a_viewer_who_stands_still_has_not_played_on(playing: bool) -> None:
+    bench, _ = verified()
+    bench.tell(told.PlayheadMoved("s1", 1.25, playing))
+    bench.now += 0.2
+    # Where the row knows better, nobody knows since when.
+    later = 1.25 + playing
+    bench.tell(told.Assigned(row(version=6, epoch=2, worker=B, own_revision=20, playhead_s=later)))
+    assert (bench.last(do.SetPlayhead).playhead_s, bench.last(do.SetPlayhead).age_s) == (later, 0.0)
+
+
 def test_a_prompt_that_the_state_was_not_made_under_is_applied_at_the_target() -> None:
     bench, run = verified()
     bench.tell(

@@ -32,6 +32,8 @@ class Arrival:
     seconds: float = 0.0
     reason: str | None = None
     playhead_s: float = 0.0
+    playhead_at: float = 0.0
+    """When that was told."""
     playing: bool = False
 
     @property

@@ -159,6 +159,8 @@ class SetPlayhead:
     run: int
     playhead_s: float
     playing: bool
+    age_s: float = 0.0
+    """It was there so long ago, and has played on since."""
 
 
 @dataclass(frozen=True)

@@ -228,8 +228,8 @@ class EngineThread:
                 self.engine.control(session, Control(seq, paused=False))
             case do.SetPrompt(session=session, control_seq=seq, prompt=prompt):
                 self.engine.control(session, Control(seq, prompt=prompt))
-            case do.SetPlayhead(session=session, playhead_s=seconds, playing=playing):
-                self.engine.playhead(session, seconds, now=now, playing=playing)
+            case do.SetPlayhead(session=session, playhead_s=seconds, playing=playing, age_s=age_s):
+                self.engine.playhead(session, seconds, now=now - age_s, playing=playing)
 
     def _admit(self, command: AdmitWith) -> None:
         admit = command.admit

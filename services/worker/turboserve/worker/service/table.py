@@ -203,7 +203,10 @@ class Table:
         entry.shelved = self._conductor.number()
         entry.playhead_s = max(record.playhead_s, arrival.playhead_s)
         if entry.frozen:
-            self._say(do.SetPlayhead(entry.session, entry.run, entry.playhead_s, arrival.playing))
+            # The next report may come after its chunk has become due.
+            told_here = arrival.playing and entry.playhead_s == arrival.playhead_s
+            age_s = now - arrival.playhead_at if told_here else 0.0
+            self._say(do.SetPlayhead(entry.session, entry.run, entry.playhead_s, arrival.playing, age_s))
         return entry
 
     def _leave(self, entry: Entry) -> None:
@@ -230,6 +233,7 @@ class Table:
         arrival = self.arrivals.get(message.session)
         if arrival is not None and isinstance(message, told.PlayheadMoved):
             arrival.playhead_s, arrival.playing = message.playhead_s, message.playing
+            arrival.playhead_at = now
         run = getattr(message, "run", None)
         if entry is None or run not in (None, entry.run):
             if isinstance(message, told.ChunkPackaged):
