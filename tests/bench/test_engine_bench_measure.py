@@ -1,9 +1,10 @@
 """What the engine's benchmark rests on: the baseline computes the same, the clock is the work's own."""
 
+import pytest
 import torch
 
-from turboserve.bench.engine.measure import Sessions, batches, naive_chunk_s
-from turboserve.bench.engine.naive import NaiveLoop
+from turboserve.bench.engine.measure import Sessions, batches, naive_chunk_s, ring_against_copies
+from turboserve.bench.engine.naive import ClonedCache, NaiveLoop, ShiftedCache
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.transformer import CausalWanTransformer
 
@@ -29,10 +30,11 @@ def model() -> CausalWanTransformer:
     return made.requires_grad_(False).eval()
 
 
-def test_the_naive_loop_and_the_engine_make_the_same_chunks() -> None:
+@pytest.mark.parametrize("cache", [ShiftedCache, ClonedCache])
+def test_the_naive_loop_and_the_engine_make_the_same_chunks(cache: type[ShiftedCache]) -> None:
     transformer, text = model(), torch.randn(1, 5, 12)
     noise = torch.randn(6, len(CONFIG.denoising_steps), *CONFIG.latent_shape)
-    naive = NaiveLoop(transformer, text)
+    naive = NaiveLoop(transformer, text, cache)
     sessions = Sessions(transformer, 2, text)
     for chunk in range(6):
         wanted = naive.chunk(noise[chunk])
@@ -52,3 +54,5 @@ def test_everything_timed_takes_time() -> None:
     assert list(found) == [1, 2]
     assert all(0 < batch.forward_s < batch.chunk_s for batch in found.values())
     assert naive_chunk_s(transformer, text, 3) > 0
+    compared = ring_against_copies(transformer, text, 3, ClonedCache)
+    assert min(compared.ring_s, compared.copies_s, compared.speedup) > 0

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import repeat
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from turboserve.bench.report import percentile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from turboserve.worker.model.transformer import CausalWanTransformer
 
 POLICIES = ("fcfs", "chunk", "step")
 MEMORY_SESSIONS = 4
 MEMORY_CHUNKS = 5
 """Enough to fill the window, wrap around and change prompts."""
 OVERLAP_SESSIONS = 2
+LONG_WINDOW: dict[str, Any] = {"frames_per_chunk": 1, "local_attn_size": 240}
+"""The shipped model's sizes where copies weigh: one frame a chunk, and many that are kept."""
 
 
 def run(
@@ -28,7 +35,7 @@ def run(
     beside denoising; memory."""
     import torch
 
-    from turboserve.bench.engine.measure import batches, naive_chunk_s
+    from turboserve.bench.engine.measure import batches
     from turboserve.bench.engine.memory import peak_and_expected
     from turboserve.bench.engine.models import PROMPT, toyworld
     from turboserve.bench.engine.overlap import compare, one_core
@@ -58,7 +65,7 @@ def run(
             }
     with torch.inference_mode():
         text = models.text.encode([PROMPT])
-    naive_s = naive_chunk_s(models.transformer, text, repeats)
+    against = ring_vs_copy(models.transformer, text, repeats)
     by_batch = batches(models.transformer, text, (1, 2, 4), repeats)
     peak_bytes, expected_bytes, budget = peak_and_expected(models, MEMORY_SESSIONS, MEMORY_CHUNKS)
     beside = compare(models, OVERLAP_SESSIONS, chunks, repeats)
@@ -70,8 +77,9 @@ def run(
         "policies": policies,
         "chunk_s": {str(size): found.chunk_s for size, found in by_batch.items()},
         "forward_s": {str(size): found.forward_s for size, found in by_batch.items()},
-        "naive_chunk_s": naive_s,
-        "ring_vs_copy_speedup": naive_s / by_batch[1].chunk_s,
+        "naive_chunk_s": against["shipped"]["shift"]["copies_s"],
+        "ring_vs_copy_speedup": against["shipped"]["shift"]["speedup"],
+        "ring_vs_copy": against,
         "overlap_speedup": beside.speedup,
         "overlap_speedup_one_core": alone.speedup,
         "overlap": {"all_cores": asdict(beside), "one_core": asdict(alone)},
@@ -79,4 +87,29 @@ def run(
         "expected_bytes": expected_bytes,
         "memory_sessions": MEMORY_SESSIONS,
         "budget": {part: size for part, size in asdict(budget).items() if part != "total_bytes"},
+    }
+
+
+def ring_vs_copy(
+    shipped: CausalWanTransformer, text: Tensor, rounds: int
+) -> dict[str, dict[str, dict[str, float]]]:
+    """The ring against caches that shift (Self-Forcing) and clone (LongLive 1), by model."""
+    import torch
+
+    from turboserve.bench.engine.measure import ring_against_copies
+    from turboserve.bench.engine.models import random_transformer
+    from turboserve.bench.engine.naive import ClonedCache, ShiftedCache
+
+    config = replace(shipped.config, **LONG_WINDOW)
+    models = {
+        "shipped": shipped,
+        "long_window": random_transformer(config, torch.device("cpu"), torch.float32),
+    }
+    caches = {"shift": ShiftedCache, "clone": ClonedCache}
+    return {
+        model: {
+            name: asdict(ring_against_copies(transformer, text, rounds, cache))
+            for name, cache in caches.items()
+        }
+        for model, transformer in models.items()
     }

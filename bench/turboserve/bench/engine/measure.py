@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from turboserve.bench.engine.naive import NaiveLoop
+from turboserve.bench.engine.naive import NaiveLoop, ShiftedCache
 from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.ring import KVRing
 from turboserve.worker.engine.rows import Row, RowsForward, RowsMemory
@@ -159,11 +159,52 @@ def batches(
     return {size: Sessions(model, size, text, memory=memory).measure(timer, repeats) for size in sizes}
 
 
-def naive_chunk_s(model: CausalWanTransformer, text: Tensor, repeats: int) -> float:
+@dataclass(frozen=True)
+class AgainstCopies:
+    """One session's chunk in the engine's ring, and in the naive loop's shifted cache. Seconds, medians."""
+
+    ring_s: float
+    copies_s: float
+    speedup: float
+    """Median of the rounds' quotients: a round's two follow each other, so the machine is most alike."""
+
+
+def ring_against_copies(
+    model: CausalWanTransformer, text: Tensor, rounds: int, cache: type[ShiftedCache] = ShiftedCache
+) -> AgainstCopies:
+    """Both with a full window, taking turns. The model has no last frame, or one that is further off."""
+    config, weight = model.config, model.patch_embedding.weight
+    sessions, loop = Sessions(model, 1, text), NaiveLoop(model, text.to(weight), cache)
+    noise = torch.randn(len(config.denoising_steps), *config.latent_shape, device=weight.device)
+    sessions.fill()
+    for _ in range(-(-config.window_frames // config.frames_per_chunk)):
+        loop.chunk(noise)
+    timer = Timer(weight.device)
+    works: dict[str, Callable[[], object]] = {"ring": sessions.chunk, "copies": lambda: loop.chunk(noise)}
+    found: list[tuple[float, float]] = []
+    for number in range(WARM_UP + rounds):
+        seconds = {}
+        for name in ("ring", "copies") if number % 2 else ("copies", "ring"):
+            begin = timer()
+            works[name]()
+            seconds[name] = timer() - begin
+        found.append((seconds["ring"], seconds["copies"]))
+    found = found[WARM_UP:]
+    middle = len(found) // 2
+    return AgainstCopies(
+        sorted(ring for ring, _ in found)[middle],
+        sorted(copies for _, copies in found)[middle],
+        sorted(copies / ring for ring, copies in found)[middle],
+    )
+
+
+def naive_chunk_s(
+    model: CausalWanTransformer, text: Tensor, repeats: int, cache: type[ShiftedCache] = ShiftedCache
+) -> float:
     """Median seconds of a chunk in the naive loop, with a full window."""
     config, weight = model.config, model.patch_embedding.weight
     noise = torch.randn(len(config.denoising_steps), *config.latent_shape, device=weight.device)
-    loop = NaiveLoop(model, text.to(weight))
+    loop = NaiveLoop(model, text.to(weight), cache)
     limit = config.session_frames
     room = 10**9 if limit is None else limit // config.frames_per_chunk
     fill = max(0, min(config.window_frames // config.frames_per_chunk, room - WARM_UP - repeats))

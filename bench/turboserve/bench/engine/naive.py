@@ -12,8 +12,8 @@ from turboserve.worker.model.transformer import CausalWanTransformer
 
 
 class ShiftedCache:
-    """Keys and values in order of time: an overflow shifts all of them left, in every layer, and the ends are
-    tensors that the host reads in every layer."""
+    """Keys and values in order of time, as Self-Forcing has them: an overflow shifts all of them left, in
+    every layer, and the ends are tensors that the host reads in every layer."""
 
     def __init__(self, model: CausalWanTransformer, text: Tensor) -> None:
         """`text`: prompt embeddings [1, L, text_dim]."""
@@ -37,6 +37,12 @@ class ShiftedCache:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `Memory.attend`."""
         keys, values = self._keys[layer], self._values[layer]
+        after = self._insert(layer, keys, values, k, v)
+        self._move_ends(layer, k, after)
+        return _attention(q, keys[:, :after], values[:, :after])
+
+    def _insert(self, layer: int, keys: Tensor, values: Tensor, k: Tensor, v: Tensor) -> int:
+        """Write this forward's keys and values, shifting if they do not fit; returns where they end."""
         seen, held = self._ends[layer]
         count = k.shape[1]
         end = self.start + count
@@ -52,23 +58,45 @@ class ShiftedCache:
             after = int(held.item() + end - seen.item())
         keys[:, after - count : after] = k
         values[:, after - count : after] = v
-        seen.fill_(end)
+        return after
+
+    def _move_ends(self, layer: int, k: Tensor, after: int) -> None:
+        seen, held = self._ends[layer]
+        seen.fill_(self.start + k.shape[1])
         held.fill_(after)
-        return _attention(q, keys[:, :after], values[:, :after])
 
     def attend_text(self, layer: int, q: Tensor) -> Tensor:
         """See `Memory.attend_text`."""
         return _attention(q, *self._text[layer])
 
 
+class ClonedCache(ShiftedCache):
+    """As LongLive 1 has it: every forward of every layer clones the whole cache, works on the clone, joins
+    sink and window for attention, and then does the same to the cache itself."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `Memory.attend`."""
+        keys, values = self._keys[layer], self._values[layer]
+        clones = keys.clone(), values.clone()
+        after = self._insert(layer, *clones, k, v)
+        joined = [torch.cat([c[:, : self._sink], c[:, self._sink : after]], dim=1) for c in clones]
+        out = _attention(q, *joined)
+        self._insert(layer, keys, values, k, v)
+        self._move_ends(layer, k, after)
+        return out
+
+
 class NaiveLoop:
     """Chunk after chunk of one session."""
 
-    def __init__(self, model: CausalWanTransformer, text: Tensor) -> None:
+    def __init__(
+        self, model: CausalWanTransformer, text: Tensor, cache: type[ShiftedCache] = ShiftedCache
+    ) -> None:
+        """`text`: prompt embeddings [1, L, text_dim]; `cache`: which public runtime's."""
         self._model = model
         self._schedule = Schedule(model.config)
         with torch.inference_mode():
-            self._cache = ShiftedCache(model, text)
+            self._cache = cache(model, text)
         self._frame = 0
 
     @torch.inference_mode()
