@@ -23,6 +23,7 @@ from turboserve.config import Settings
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.workers import LoadReport
+from turboserve.lifeline import FD_VARIABLE, PARENT_VARIABLE
 from turboserve.subjects import LIST_WORKERS, LOAD
 
 START_LIMIT_S = 300.0
@@ -57,7 +58,8 @@ class Processes:
 
 @contextmanager
 def processes(folder: Path, worker_environment: Mapping[str, str]) -> Iterator[Processes]:
-    """Start everything in an empty folder, and stop it again. Outside any event loop."""
+    """Start everything in an empty folder, and stop it again, also when this process is killed. Outside any
+    event loop."""
     layout = Layout(folder)
     layout.create()
     ports = Ports(layout.ports)
@@ -67,7 +69,10 @@ def processes(folder: Path, worker_environment: Mapping[str, str]) -> Iterator[P
     )
     redis = RedisServer(layout.server("redis"), ports.get("redis"), layout.secret("redis"))
     postgres = PostgresServer(layout.server("postgres"), ports.get("postgres"), layout.secret("postgres"))
+    lifeline, held = os.pipe()
     with ExitStack() as stack:
+        for end in (lifeline, held):
+            stack.callback(os.close, end)
         stack.enter_context(running([nats, redis, postgres], layout.logs / "servers.log"))
         asyncio.run(ensure_database(postgres.url("postgres"), DATABASE))
         shared = {
@@ -75,9 +80,11 @@ def processes(folder: Path, worker_environment: Mapping[str, str]) -> Iterator[P
             "TURBOSERVE_REDIS_URL": redis.url,
             "TURBOSERVE_POSTGRES_URL": postgres.url(DATABASE),
             "OMP_NUM_THREADS": "1",
+            FD_VARIABLE: str(lifeline),
+            PARENT_VARIABLE: str(os.getpid()),
         }
         store = {**shared, "TURBOSERVE_NATS_URL": nats.url("state-store")}
-        stack.callback(_end, _start("turboserve.state_store", store, layout.logs / "store.log"))
+        stack.callback(_end, _start("turboserve.state_store", store, layout.logs / "store.log", lifeline))
         health = {worker: ports.get(worker) for worker in WORKERS}
         for worker, port in health.items():
             own = {
@@ -87,7 +94,7 @@ def processes(folder: Path, worker_environment: Mapping[str, str]) -> Iterator[P
             }
             environment = {**shared, **own, **worker_environment}
             module = "turboserve.bench.migration.padded_worker"
-            stack.callback(_end, _start(module, environment, layout.logs / f"{worker}.log"))
+            stack.callback(_end, _start(module, environment, layout.logs / f"{worker}.log", lifeline))
         yield Processes(nats.url(), health, layout.logs)
 
 
@@ -123,10 +130,12 @@ async def _joined(bus: Bus, to: Processes) -> None:
         await asyncio.sleep(0.2)
 
 
-def _start(module: str, environment: Mapping[str, str], log: Path) -> subprocess.Popen[Any]:
+def _start(module: str, environment: Mapping[str, str], log: Path, lifeline: int) -> subprocess.Popen[Any]:
     with log.open("ab") as output:
         command = [sys.executable, "-m", module]
-        return subprocess.Popen(command, env=dict(environment), stdout=output, stderr=output)
+        return subprocess.Popen(
+            command, env=dict(environment), stdout=output, stderr=output, pass_fds=(lifeline,)
+        )
 
 
 def _end(process: subprocess.Popen[Any]) -> None:
