@@ -154,6 +154,21 @@ def test_it_stands_still_when_the_viewer_has_enough_and_not_before(make_driver: 
     assert driver.engine.config.media_start(made[-1] + 1) >= 2.0
 
 
+def test_it_takes_the_best_moment_that_there_is_between_two_chunks(make_driver: Callable[..., Any]) -> None:
+    """Asked for more, it ran on until patience ended, and stood still just before a chunk was due."""
+    driver = make_driver(max_lead_s=2.0)
+    driver.engine.admit(SPEC, driver.now)
+    driver.run()
+    adoption.freeze(driver.engine, "a", 10.0, driver.now + 100)
+    began, events = driver.now, []
+    while not events and driver.now < began + 5:
+        driver.engine.playhead("a", driver.now - began, now=driver.now)
+        events = [event for event in driver.run() if isinstance(event, Frozen)]
+        driver.now += 0.05
+    start_s = driver.engine.config.media_start(events[0].next_chunk)
+    assert start_s - 2.0 - (driver.now - began) >= 0.5
+
+
 def test_a_session_that_is_never_ahead_stands_still_once_patience_ends(
     make_driver: Callable[..., Any],
 ) -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +17,8 @@ import torch
 from turboserve.worker.engine.moving import Page
 from turboserve.worker.transfer import shm
 from turboserve.worker.transfer.deadline import Deadline
-from turboserve.worker.transfer.errors import NotOffered
+from turboserve.worker.transfer.errors import NotOffered, PeerLost
+from turboserve.worker.transfer.frames import Channel, Welcome
 from turboserve.worker.transfer.links import Links
 from turboserve.worker.transfer.source import Source
 
@@ -138,6 +139,16 @@ async def test_what_nobody_thought_of_is_refused_too(giver: Giver, hello: Say) -
     answer = await heard(await hello())
     assert (answer["type"], answer["code"]) == ("refuse", "transfer_error")
     assert "a bug" in answer["detail"]
+
+
+async def test_a_warm_link_that_went_meanwhile_is_no_reason_to_give_the_move_up() -> None:
+    """Others had pushed it out of the warm ones between the target's hello and the source's answer."""
+    links = Links(["shm"], torch.device("cpu"), MODEL)
+    welcome = Welcome(backend="shm", link="gone", warm=True)
+    with pytest.raises(PeerLost) as caught:
+        await links.take(cast(Channel, None), welcome, "tcp://127.0.0.1:1", Deadline(PATIENCE_S))
+    assert caught.value.retryable
+    links.close()
 
 
 async def test_a_second_cancellation_waits_for_the_thread_as_well() -> None:

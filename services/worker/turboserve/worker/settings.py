@@ -78,8 +78,9 @@ class Settings(Shared):
     extra of that name."""
     transfer_deadline_s: Seconds = 20.0
     """A state has to be at its target within this long, the wait for a good moment included."""
-    move_quiet_s: Seconds = 0.2
-    """A session that moves stands still only while its next chunk is not due for this long..."""
+    move_quiet_s: Seconds = 0.4
+    """A session that moves stands still only while its next chunk is not due for this long (or as long as its
+    chunks leave it)..."""
     move_patience_s: Seconds = 2.0
     """...or once no such moment has come for this long."""
     real_time_margin: float = Field(default=0.6, gt=0, le=1)

@@ -21,6 +21,9 @@ from turboserve.worker.engine.work import ChunkWork, RecacheWork, ReplayWork
 from turboserve.worker.model.schedule import Schedule
 from turboserve.worker.model.transformer import CausalWanTransformer
 
+QUIET_SHARE = 0.8
+"""Of the time between two chunks in which nothing is made, that a session which is to stand still wants."""
+
 
 class Boundary:
     """Moves a session over a chunk boundary as far as it goes without a forward."""
@@ -136,7 +139,9 @@ class Boundary:
         if now >= freezing.until_s or session.paused or session.ended:
             return True
         due = self._pacing.due_at(session, now)
-        quiet = due is None or due - now >= freezing.quiet_s
+        # A session with less idle time than that between two chunks takes the best it has.
+        quiet_s = min(freezing.quiet_s, QUIET_SHARE * self._pacing.idle_seconds(session))
+        quiet = due is None or due - now >= quiet_s
         return quiet and not self._pacing.may_generate(session, now)
 
     def _due(self, session: Session, now: float) -> bool:

@@ -65,7 +65,7 @@ class Freeze:
     """A wish that a session stand still at a chunk boundary, at a moment when no viewer waits for it."""
 
     quiet_s: float
-    """The next chunk must not become due for so long."""
+    """The next chunk must not become due for so long, or for the most of what there is between two chunks."""
     until_s: float
     """From here on any boundary will do: monotonic, engine's clock."""
     number: int = 0

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from turboserve.worker.transfer import nixl, pair, shm
 from turboserve.worker.transfer.deadline import Deadline, ended
-from turboserve.worker.transfer.errors import NoBackend, ProtocolBroken, TransferError
+from turboserve.worker.transfer.errors import NoBackend, PeerLost, ProtocolBroken, TransferError
 from turboserve.worker.transfer.frames import Channel, Hello, Welcome
 from turboserve.worker.transfer.link import Link
 
@@ -108,7 +108,7 @@ class Links:
         if welcome.warm:
             link = self._take(source, giving=False, names=(welcome.link,), backend=welcome.backend)
             if link is None:
-                raise ProtocolBroken(f"link: {welcome.link} is not free")
+                raise PeerLost(f"link: {welcome.link} is not free any more")
             return link
         store = None
         if welcome.backend in ("gloo", "nccl"):
