@@ -33,7 +33,7 @@ class Checker:
         self.violations: Counter[str] = Counter()
         self.messages: list[str] = []
         self.gone: set[str] = set()
-        """Workers of which it is committed that they are gone: their sessions may be others' from then on."""
+        """Workers of which that is committed."""
         self._moved: dict[str, tuple[int, int]] = {}
         """Session → epoch under which it was moved, and the chain of the state that was."""
         self.launches = self.drains = self.moves = self.resizes = 0
@@ -141,6 +141,13 @@ class Checker:
             self.fail("chunks_contiguous", f"{header.session}: {header.index} is not made from the last")
 
     # Workers
+
+    def buried(self, name: str) -> None:
+        """It is committed that a worker is gone: from now on its sessions may be others'."""
+        self.gone.add(name)
+        worker = self._world.workers.get(name)
+        if worker is not None and worker.program.up and worker.engine.generating:
+            self.fail("one_executor", f"{name} is taken for dead while its lease holds")
 
     def begins_chunk(self, worker: Worker, session: str) -> None:
         """A worker's engine begins a chunk."""

@@ -125,7 +125,7 @@ class World:
             self.gateway.program,
         ]
         self.database.on_row = self.checker.row
-        self.database.on_gone = self.checker.gone.add
+        self.database.on_gone = self.checker.buried
         self.chunks.on_append = self.checker.appended
         self.events.on_append = self._told
         network.on_publish = self._published
