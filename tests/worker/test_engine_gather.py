@@ -168,6 +168,16 @@ def test_the_best_batch_stops_where_a_larger_one_no_longer_pays() -> None:
     assert FLAT.best_batch(16) == 16
     assert FLAT.best_batch(5) == 5
     assert LatencyProfile({1: 0.1, 4: 0.12, 8: 0.3, 16: 0.6}).best_batch(16) == 4
+    # A size that does not pay says nothing of the next.
+    dipped = LatencyProfile({1: 0.1, 2: 0.1, 4: 0.21, 8: 0.25, 16: 0.6})
+    assert [dipped.best_batch(limit) for limit in (1, 2, 4, 8, 16)] == [1, 2, 2, 8, 8]
+
+
+def test_a_batch_that_gains_little_waits_for_many() -> None:
+    little = LatencyProfile({1: 0.1, 2: 0.185, 16: 1.35})
+    two, many = ([candidate(str(number), slack_s=1e3) for number in range(count)] for count in (2, 16))
+    assert len(policy("step").gather(two, little, 16)) == 1
+    assert len(policy("step").gather(many, little, 16)) > 4
 
 
 def test_a_size_that_seemed_bad_is_tried_again() -> None:

@@ -79,21 +79,23 @@ class LatencyProfile:
         self._seconds = dict(sorted({**self._seconds, batch: seconds}.items()))
 
     def best_batch(self, limit: int, gain: float = 0.05) -> int:
-        """Largest size up to `limit` where each further row still raises throughput by `gain` of a row's
+        """Largest size up to `limit` to which each further row still raises throughput by `gain` of a row's
         share.
 
-        A batch of b + 1 pays when (b + 1) / L(b + 1) exceeds b / L(b) by more than `gain` / (b + 1) of it.
-        Sizes beyond all measured ones, and those not measured for long, are tried: else a bad sample would
-        stay true for ever.
+        A batch of b pays against a smaller one of a when b / L(b) exceeds a / L(a) by more than
+        `gain` · (b − a) / b of it. All sizes are compared, not only neighbours: measured latencies are not
+        smooth, and one size that does not pay says nothing of the next. The size after the best is tried if it
+        is beyond all measured ones or not measured for long: else a bad sample would stay true for ever.
         """
         best = 1
-        while best < limit and (self._untried(best + 1) or self._pays(best, gain)):
-            best += 1
+        for size in range(2, limit + 1):
+            if (size == best + 1 and self._untried(size)) or self._pays(best, size, gain):
+                best = size
         return best
 
-    def _pays(self, batch: int, gain: float) -> bool:
-        now, then = self(batch), self(batch + 1)
-        return now <= 0 or (batch + 1) / then >= batch / now * (1 + gain / (batch + 1))
+    def _pays(self, smaller: int, larger: int, gain: float) -> bool:
+        now, then = self(smaller), self(larger)
+        return now <= 0 or larger / then >= smaller / now * (1 + gain * (larger - smaller) / larger)
 
     def _untried(self, batch: int) -> bool:
         return batch > max(self._seconds, default=0) or self._unseen.get(batch, 0) > _STALE
