@@ -6,7 +6,8 @@ than usual the first chunk made at the target came. A chunk is due when the view
 the same session under the same viewer. So it is the delay against when the chunk would have been there
 without the move; the viewer, who is seconds behind, sees none of it until it is as long as that. What he sees
 is `viewer_stall_s`: how long after its playback was due any chunk came. `first_chunk_s`: what computing the
-first chunk at the target took, of which `chunk_s` is usual: the rest of a stall is waiting.
+first chunk at the target took, of which `chunk_s` is usual: the rest of a stall is waiting. Where the machine
+is too busy to keep up with the viewer at all (`kept_up`) a stall means nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rich import box
 from rich.table import Table
 
 from turboserve.bench.migration.padded_worker import PAD_VARIABLE
-from turboserve.bench.migration.play import SETTLED, Play, stalls
+from turboserve.bench.migration.play import SETTLED, Play, keeps_up, stalls
 from turboserve.bench.migration.stage import WORKERS, Processes, Stage, connected, processes
 from turboserve.bench.report import BenchError, percentile
 
@@ -82,7 +83,7 @@ def table(result: Mapping[str, Any]) -> Table:
                 backend,
                 f"{one['stall_s']['p50'] * 1e3:.1f}",
                 f"{one['stall_s']['max'] * 1e3:.1f}",
-                f"{one['stall_over_chunk']:.1%}",
+                f"{one['stall_over_chunk']:.1%}" if one["kept_up"] else "fell behind",
                 f"{one['viewer_stall_s'] * 1e3:.1f}",
                 f"{one['state_bytes'] / 1e6:.2f}",
                 f"{one['bytes_moved'] / 1e6:.2f}",
@@ -145,6 +146,7 @@ async def _moved(on: Stage, moves: int) -> dict[str, Any]:
         "first_chunk_s": statistics.median(
             play.chunks[report.next_chunk].header.compute_s for report in reports
         ),
+        "kept_up": keeps_up(late, play.chunks[1].header.end_s - play.chunks[1].header.start_s),
         "viewer_stall_s": max(0.0, max(late.values()) - MAX_LEAD_S),
         "lateness_s": {
             "p50": percentile(list(late.values()), 0.5),

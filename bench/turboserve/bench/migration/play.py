@@ -177,6 +177,13 @@ class Play:
         self.chunks.setdefault(header.index, Arrived(now, header, message.data))
 
 
+def keeps_up(lateness: dict[int, float], chunk_s: float) -> bool:
+    """Whether chunks came as fast as they were played, `chunk_s` seconds of video each: nine of ten were late
+    by less than one. Where they did not, the machine is too slow or too busy, and a stall means nothing."""
+    late = sorted(lateness.values())
+    return late[int(0.9 * (len(late) - 1))] < chunk_s
+
+
 def stalls(lateness: dict[int, float], moved: list[int]) -> list[float]:
     """Extra delay of the first chunk after each move, against the median of those that no move touched."""
     touched = {index + after for index in moved for after in (0, 1)}
