@@ -84,8 +84,8 @@ class LatencyProfile:
 
         A batch of b pays against a smaller one of a when b / L(b) exceeds a / L(a) by more than
         `gain` · (b − a) / b of it. All sizes are compared, not only neighbours: measured latencies are not
-        smooth, and one size that does not pay says nothing of the next. The size after the best is tried if it
-        is beyond all measured ones or not measured for long: else a bad sample would stay true for ever.
+        smooth, and one size that does not pay says nothing of the next. The size after the best is tried if
+        it is beyond all measured ones or not measured for long: else a bad sample would stay true for ever.
         """
         best = 1
         for size in range(2, limit + 1):
