@@ -227,10 +227,38 @@ def test_inside_the_band_nothing_happens() -> None:
 
 
 def test_a_dip_shorter_than_the_window_does_not_shrink_the_pool() -> None:
-    world = World(target=4, demand=16).run(100, lambda _: 16).run(POLICY.in_window_s - 5, lambda _: 2)
+    world = World(target=5, demand=17).run(200, lambda _: 17).run(POLICY.in_window_s - 5, lambda _: 2)
     assert world.changes == []
     world.run(10, lambda _: 2)
-    assert [change[1:] for change in world.changes] == [(4, 1)]
+    assert [change[1:] for change in world.changes] == [(5, 4)]
+
+
+def test_room_for_the_recent_peak_is_kept_with_all_workers_full() -> None:
+    world = World(target=5, demand=17).run(200, lambda _: 17).run(POLICY.peak_window_s - 5, lambda _: 2)
+    assert world.controller.target == 4, "4 × 5 slots hold the 17 of a moment ago"
+    world.run(10, lambda _: 2)
+    assert world.controller.target == 1
+
+
+@pytest.mark.parametrize(("ordered", "counts"), [(None, True), (True, True), (False, False)])
+def test_the_table_says_at_which_levels_the_forecast_counts(ordered: bool | None, counts: bool) -> None:
+    rows = tuple(row.model_copy(update={"predictive": row.level == 2}) for row in TABLE.levels)
+    table = ProfileTable(levels=rows, provenance=TABLE.provenance)
+    controller = Controller(ControlPolicy(most=20, capacity=K, predictive=ordered), table, 1)
+    assert controller.predictive is bool(ordered)
+    controller.handle(Happened(Happening.ARRIVAL, 8), 0.5)
+    controller.handle(Heard(report(8, 1, 0.6)), 0.6)
+    assert controller.row.level == 2
+    assert controller.predictive is counts
+
+
+def test_a_full_worker_is_a_reason_to_grow_whatever_the_band() -> None:
+    dense = TABLE.levels[2].model_copy(
+        update={"level": 1, "volatility_from": 0.0, "target_utilization": 0.95}
+    )
+    controller = Controller(POLICY, ProfileTable(levels=(dense,), provenance=TABLE.provenance), 3)
+    controller.handle(Heard(report(15, 3, 1.0)), 1.0)
+    assert controller.target == 4
 
 
 def test_one_full_worker_of_capacity_one_does_not_keep_the_others() -> None:

@@ -18,6 +18,7 @@ from turboserve.autoscaler.control.forecast import Forecast
 from turboserve.autoscaler.control.hearing import CONVINCED, Hearing
 from turboserve.autoscaler.control.peak import Peak
 from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.pool import LoadFeedback
@@ -158,7 +159,15 @@ class TestTable:
         table = default_table()
         assert table.levels
         assert table.provenance.command.startswith("turboserve profile autoscaler")
+        assert {row.pass_rate for row in table.levels if row.segments} == {1.0}
         assert ProfileTable.parse(table.to_bytes()) == table
+
+    def test_the_shipped_table_was_profiled_with_the_controller_that_ships(self) -> None:
+        """It was once profiled with a cool-down that was not the setting's any more."""
+        provenance = default_table().provenance
+        policy = AutoscalerSettings().control_policy(default_table())
+        assert provenance.controller == policy.dynamics
+        assert (provenance.epoch_s, provenance.window) == (policy.epoch_s, policy.window)
 
     def test_limits_of_the_policy_are_named(self) -> None:
         for field, value in {

@@ -14,12 +14,21 @@ from typer.testing import CliRunner
 from turboserve.autoscaler.control.events import Happening
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.bench.autoscale.agreement import agreement
-from turboserve.bench.autoscale.appendix import WINDOWS, segment, ten_windows
+from turboserve.bench.autoscale.appendix import WINDOWS, calm, segment, ten_windows
 from turboserve.bench.autoscale.azure import azure
 from turboserve.bench.autoscale.oracles import cheapest_plan, slot_needs, windowed_oracle
 from turboserve.bench.autoscale.plant import Plant
 from turboserve.bench.autoscale.production import TRACES, active_means, production
-from turboserve.bench.autoscale.profiling import Segment, build_table, cut, search, volatility
+from turboserve.bench.autoscale.profiling import (
+    Grid,
+    Segment,
+    build_table,
+    cut,
+    search,
+    volatility,
+    whole,
+)
+from turboserve.bench.autoscale.replay import Parameters, Replays
 from turboserve.bench.autoscale.shapes import constant, from_counts, square
 from turboserve.bench.autoscale.simulation import Simulation
 from turboserve.bench.autoscale.sizers import Controlled, Fixed, Planned, flat_table
@@ -29,6 +38,10 @@ from turboserve.contracts.autoscale import ProfileTable, Provenance
 from turboserve.contracts.errors import InvalidInputError
 
 POLICY = ControlPolicy(most=16, capacity=5)
+
+
+def fresh() -> Replays:
+    return Replays(Plant(), POLICY)
 
 
 class TestTraces:
@@ -123,6 +136,13 @@ class TestFleet:
         assert outcome.wait_s == pytest.approx(3)
         assert outcome.worst_s == pytest.approx(3.1336)
 
+    def test_the_cost_of_a_part_of_a_run_is_its_share(self) -> None:
+        outcome = Simulation(constant(1, 100), Plant(), Planned([1, 2], 50.0, 10.0)).run()
+        parts = [outcome.cost_between(at, at + 20.0) for at in range(0, 100, 20)]
+        assert sum(parts) == pytest.approx(outcome.cost_s)
+        assert parts[0] == pytest.approx(20)
+        assert parts[-1] == pytest.approx(40)
+
     def test_a_started_worker_costs_before_it_serves(self) -> None:
         outcome = Simulation(constant(1, 100), Plant(), Planned([1, 2], 50.0, 10.0)).run()
         assert outcome.cost_s == pytest.approx(100 + 60, abs=1.1)
@@ -213,31 +233,64 @@ class TestProfiling:
 
     def test_the_search_finds_headroom_for_the_burst(self) -> None:
         def profiled(burst: int) -> float:
-            traces = [segment(burst, seed) for seed in range(1)]
-            segments = [Segment(t, volatility(t, POLICY)) for t in traces]
-            found = search(segments, Plant(), POLICY, (0.25, 0.5, 0.8), (0.2,))
+            found = search([whole(segment(burst, 0), POLICY)], fresh(), Grid((0.25, 0.5, 0.8), (0.2,)))
             assert found.pass_rate == 1.0
-            return found.rho
+            return found.parameters.rho
 
         assert profiled(43) < profiled(7)
 
+    def test_calm_traffic_is_packed_more_densely_than_any_burst(self) -> None:
+        trace = calm(32, 0)
+        assert volatility(trace, POLICY) < volatility(segment(7, 0), POLICY)
+        found = search([whole(trace, POLICY)], fresh(), Grid((0.5, 0.6, 0.75), (0.2,), (False,)))
+        assert (found.pass_rate, found.parameters.rho) == (1.0, 0.75)
+
     def test_where_nothing_passes_the_safest_is_taken(self) -> None:
         trace = from_counts("flood", [5] * 20 + [75] * 20, 0)
-        found = search([Segment(trace, 9.0)], Plant(), POLICY, (0.25, 0.5, 0.95), (0.2,))
+        found = search([Segment(trace, 9.0)], fresh(), Grid((0.25, 0.5, 0.95), (0.2,), (False,)))
         assert found.pass_rate == 0
-        assert found.rho == 0.25
+        assert found.parameters.rho == 0.25
 
-    def test_a_lead_in_is_not_paid_for(self) -> None:
-        pieces = cut(constant(8, 180), 60.0, 60.0, POLICY)
-        assert [piece.lead_in_s for piece in pieces] == [0.0, 60.0, 60.0]
-        found = search(pieces, Plant(), POLICY, (0.8,), (0.2,))
-        assert found.cost_s == pytest.approx(2 * 60)
+    @pytest.mark.parametrize("shape", ["flat", "ramp"])
+    def test_the_forecast_is_on_only_where_it_beats_the_reactive_controller(self, shape: str) -> None:
+        counts = [20] * 90 if shape == "flat" else [10 + second // 2 for second in range(90)]
+        segments, replays = [whole(from_counts(shape, counts, 0), POLICY)], fresh()
+        both = search(segments, replays, Grid((0.9,), (0.2,)))
+        alone = search(segments, replays, Grid((0.9,), (0.2,), (False,)))
+        assert both.parameters.predictive is (shape == "ramp")
+        assert (-both.pass_rate, both.late, both.cost_s) <= (-alone.pass_rate, alone.late, alone.cost_s)
+        if both.parameters.predictive:
+            assert (both.late, both.cost_s) < (alone.late, alone.cost_s)
+
+    def test_the_search_finds_what_trying_all_of_the_grid_finds(self) -> None:
+        """It gives up early on parameters that cannot win."""
+        segments, replays = [whole(segment(burst, 0), POLICY) for burst in (7, 19)], fresh()
+        grid = Grid((0.4, 0.5, 0.6, 0.7), (0.2,))
+
+        def cost(its: Parameters) -> tuple[float, ...]:
+            shares = [replays.share(s.trace, s.length_s, s.piece, its) for s in segments]
+            return (sum(share.late > 0 for share in shares), sum(share.late for share in shares),
+                    round(sum(share.cost_s for share in shares), 6), its.predictive, its.rho)  # fmt: skip
+
+        assert search(segments, replays, grid).parameters == min(grid, key=cost)
+
+    def test_pieces_are_played_with_what_was_before_them(self) -> None:
+        pieces = cut(constant(8, 180), 60.0, POLICY)
+        assert [piece.piece for piece in pieces] == [0, 1, 2]
+        replays = fresh()
+        shares = [replays.share(p.trace, p.length_s, p.piece, Parameters(0.8)) for p in pieces]
+        assert [share.cost_s for share in shares] == pytest.approx([120.0] * 3)
+        run = Simulation(pieces[0].trace, Plant(), Controlled(POLICY, flat_table(0.8), 2)).run()
+        assert sum(share.cost_s for share in shares) == pytest.approx(run.cost_s)
 
     def test_levels_without_segments_take_the_next_higher_ones(self) -> None:
         pieces = [Segment(segment(burst, 0), float(at)) for at, burst in ((0, 7), (9, 43))]
-        table = build_table(pieces, 3, Plant(), POLICY, Provenance(source="x"), (0.25, 0.65), (0.2,))
+        table = build_table(
+            pieces, 3, Plant(), POLICY, Provenance(source="x"), Grid((0.25, 0.65), (0.2,), (False,))
+        )
         assert [row.segments for row in table.levels] == [1, 0, 1]
         assert table.levels[1].target_utilization == table.levels[2].target_utilization
+        assert table.provenance.controller == POLICY.dynamics
 
     def test_nothing_cannot_be_profiled(self) -> None:
         with pytest.raises(InvalidInputError):

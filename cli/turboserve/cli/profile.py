@@ -96,9 +96,10 @@ def autoscaler(
     except OSError as error:
         raise failure(f"--out: {out} could not be written: {error}") from None
     for row in table.levels:
+        ahead = ", forecast" if row.predictive else ""
         passed = "" if row.pass_rate is None else f", {row.pass_rate:.0%} of {row.segments} segments pass"
         upper = "∞" if row.volatility_to is None else f"{row.volatility_to:.2f}"
         typer.echo(
             f"level {row.level}, volatility {row.volatility_from:.2f} to {upper}: "
-            f"ρ̂ {row.target_utilization:g}, λ {row.latency_weight:g}{passed}"
+            f"ρ̂ {row.target_utilization:g}, λ {row.latency_weight:g}{ahead}{passed}"
         )

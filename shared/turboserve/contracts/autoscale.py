@@ -27,6 +27,8 @@ class LevelParameters(Contract):
     """λ: workers that one multiple of a lone chunk's latency is worth (Equation 5)."""
     target_utilization: float = Field(gt=0, le=1)
     """ρ̂: share of a worker's sessions that the pool is sized for."""
+    predictive: bool = False
+    """Whether the forecast is a lower bound of the target at this level: profiling found that it pays."""
     segments: int = Field(default=0, ge=0)
     """Trace segments this row was profiled on; 0: taken over from the next higher row that has some."""
     pass_rate: float | None = Field(default=None, ge=0, le=1)
@@ -55,6 +57,8 @@ class Provenance(Contract):
     """Length of the epochs whose activations are counted, seconds: the detector's must be the same."""
     window: int = Field(default=30, ge=2)
     """Epochs in the detector's window."""
+    controller: dict[str, float] = {}
+    """Hysteresis, cool-downs, windows and horizon that the controller had in the replay."""
     segments: int = Field(default=0, ge=0)
 
 
@@ -146,6 +150,7 @@ class ScalingStatus(Contract):
     latency_weight: float
     target_utilization: float
     predictive: bool = False
+    """Whether the forecast counts at this level."""
     forecast: float | None = None
     """Sessions expected one scale-out delay ahead; None where nothing is forecast."""
     required: int | None = None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from turboserve.autoscaler.control.events import Happening
 from turboserve.bench.autoscale.shapes import from_counts, plateau, ramp
-from turboserve.bench.autoscale.trace import Trace
+from turboserve.bench.autoscale.trace import Step, Trace, checked
 
 BURSTS = tuple(range(7, 44, 4))
 """Table 5: arrivals of the ten segments."""
@@ -17,6 +18,11 @@ SEGMENT_S = 60
 BURST_S = 2
 """A burst spread over so long has about the volatility of Table 5 (0.88 at 7 arrivals, 5.4 at 43; given are
 0.86 and 6.38) in the detector's window of 30 epochs of 1 s."""
+CALM = (16, 32, 48)
+"""Sessions at once in the calm segments, which Table 5 does not have: it begins at a burst of 7."""
+CALM_S = 300
+STAY_S = 150.0
+"""Mean stay: Little's law on Table 12 gives 2 to 4 minutes."""
 WINDOWS = (
     (960, 38), (515, 18), (230, 8), (704, 28), (1537, 58),
     (2173, 77), (373, 13), (1707, 68), (669, 23), (1595, 73),
@@ -36,6 +42,19 @@ def segment(burst: int, seed: int) -> Trace:
         for second in range(SEGMENT_S)
     ]
     return from_counts(f"burst {burst}.{seed}", counts, source.randrange(1 << 30))
+
+
+def calm(sessions: int, seed: int) -> Trace:
+    """Sessions come by themselves (Poisson) and stay as they like (exponential): about `sessions` at once."""
+    source = random.Random(f"calm {sessions} {seed}")
+    steps = [Step(0.0, f"s{number:05d}", Happening.ARRIVAL) for number in range(sessions)]
+    at, leaves = 0.0, [(source.expovariate(1 / STAY_S), step.session) for step in steps]
+    while (at := at + source.expovariate(sessions / STAY_S)) < CALM_S:
+        steps.append(Step(at, f"s{len(steps):05d}", Happening.ARRIVAL))
+        leaves.append((at + source.expovariate(1 / STAY_S), steps[-1].session))
+    steps += [Step(at, session, Happening.DEPARTURE) for at, session in leaves if at < CALM_S]
+    steps.sort(key=lambda step: (step.at, step.session))
+    return checked(f"calm {sessions}.{seed}", steps, CALM_S)
 
 
 def ten_windows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,14 @@ class Outcome:
     def size_at(self, time: float) -> int:
         """Workers paid for at a time."""
         return next((size for at, size in reversed(self.sizes) if at <= time), 0)
+
+    def cost_between(self, begins_s: float, ends_s: float) -> float:
+        """Worker-seconds paid for in a part of the run."""
+        bounds = [*(at for at, _ in self.sizes), math.inf]
+        return sum(
+            size * max(min(until, ends_s) - max(at, begins_s), 0.0)
+            for (at, size), until in zip(self.sizes, bounds[1:], strict=True)
+        )
 
     def figures(self) -> dict[str, Any]:
         """For JSON."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from turboserve.autoscaler.control.policy import ControlPolicy
 
 PAPER_L_S = 0.1336
 """L(n) = 133.6 ms × n: what Tables 9 and 10 of TurboServe imply at five sessions."""
@@ -32,3 +35,11 @@ class Plant:
     target_s: float = 0.670
     """No chunk later than this."""
     latency_s: Mapping[int, float] = field(default_factory=lambda: linear(5))
+
+
+def policy_for(plant: Plant, **changed: Any) -> ControlPolicy:
+    """The product's defaults with this plant's limits; the forecast looks as far as a start-up takes."""
+    horizon_s = max(plant.start_up_s, 1.0)
+    return ControlPolicy(
+        **{"most": plant.most, "capacity": plant.capacity, "horizon_s": horizon_s, **changed}
+    )

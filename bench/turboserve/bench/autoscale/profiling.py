@@ -1,19 +1,17 @@
-"""Offline profiling: from traces to a table volatility → (λ, ρ̂) (TurboServe, Appendix A)."""
+"""Offline profiling: from traces to a table volatility → (λ, ρ̂, forecast) (TurboServe, Appendix A)."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from turboserve.autoscaler.control.budget import budget
 from turboserve.autoscaler.control.detector import WorkloadDetector
 from turboserve.autoscaler.control.policy import ControlPolicy
-from turboserve.bench.autoscale.outcome import Outcome
 from turboserve.bench.autoscale.plant import Plant
-from turboserve.bench.autoscale.simulation import Simulation
-from turboserve.bench.autoscale.sizers import Controlled, flat_table
-from turboserve.bench.autoscale.trace import Trace, changes, since
+from turboserve.bench.autoscale.replay import Parameters, Replays
+from turboserve.bench.autoscale.trace import Trace, changes
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
 from turboserve.contracts.errors import InvalidInputError
 
@@ -25,93 +23,113 @@ WEIGHT_GRID = (0.2, 1.0)
 class Segment:
     """A piece of a trace, and its volatility: the highest that the detector sees in it.
 
-    `trace` begins `lead_in_s` before the piece: the controller remembers, so a piece cut off from what was
-    before would need more headroom than the live system does.
+    The trace is played from its beginning and the piece's share counts: the controller remembers, so a piece
+    cut off from what was before would need more headroom than the live system does.
     """
 
     trace: Trace
     volatility: float
-    lead_in_s: float = 0.0
+    piece: int = 0
+    length_s: float = math.inf
+    """All pieces of a trace are this long, but for the last."""
 
 
 @dataclass(frozen=True)
 class Profiled:
     """What the grid search found for one level: the cheapest that passes, or the safest if none does."""
 
-    weight: float
-    rho: float
+    parameters: Parameters
     segments: int
     pass_rate: float
     cost_s: float
-    """Mean over the segments, lead-in not counted."""
+    """Mean over the segments."""
     worst_s: float
     volatility: float
     """Mean of the segments."""
+    late: int = 0
 
 
-def cut(trace: Trace, length_s: float, lead_in_s: float, policy: ControlPolicy) -> list[Segment]:
+def cut(trace: Trace, length_s: float, policy: ControlPolicy) -> list[Segment]:
     """Pieces of `length_s`, one after the other; a remainder shorter than half of it is left out."""
     pieces = max(math.ceil(trace.ends_s / length_s - 0.5), 1)
-    found = []
-    for piece in range(pieces):
-        begins_s, ends_s = piece * length_s, min((piece + 1) * length_s, trace.ends_s)
-        cut_s = max(begins_s - lead_in_s, 0.0)
-        part = Trace(f"{trace.name}[{piece}]", tuple(since(trace.steps, cut_s, ends_s)), ends_s - cut_s)
-        found.append(Segment(part, volatility(part, policy, begins_s - cut_s), begins_s - cut_s))
-    return found
+    bounds = [(piece * length_s, min((piece + 1) * length_s, trace.ends_s)) for piece in range(pieces)]
+    return [
+        Segment(trace, volatility(trace, policy, *bound), piece, length_s)
+        for piece, bound in enumerate(bounds)
+    ]
 
 
-def volatility(trace: Trace, policy: ControlPolicy, begins_s: float = 0.0) -> float:
-    """The highest volatility from `begins_s` on. Who is there at 0 came before."""
+def whole(trace: Trace, policy: ControlPolicy) -> Segment:
+    """The trace as one segment."""
+    return Segment(trace, volatility(trace, policy))
+
+
+def volatility(trace: Trace, policy: ControlPolicy, begins_s: float = 0.0, ends_s: float = math.inf) -> float:
+    """The highest volatility from `begins_s` until `ends_s`. Who is there at 0 came before."""
     detector = WorkloadDetector(policy.epoch_s, policy.window)
     highest = 0.0
     for step, _ in changes(trace.steps):
-        if step.at > 0:
+        if 0 < step.at < ends_s:
             detector.add(step.kind, 1, step.at)
             if step.at >= begins_s:
                 highest = max(highest, detector.volatility)
     return highest
 
 
-def replay(segment: Segment, plant: Plant, policy: ControlPolicy, rho: float, weight: float) -> Outcome:
-    """One segment through the real cores with (λ, ρ̂) fixed; cost and lateness without the lead-in."""
-    table = flat_table(rho, weight)
-    size = budget(segment.trace.active()[0], plant.capacity, table.levels[0], most=plant.most)
-    sizer = Controlled(policy, table, min(max(size, policy.least), policy.most))
-    simulation = Simulation(segment.trace, plant, sizer)
-    simulation.advance(segment.lead_in_s)
-    simulation.fleet.advance(segment.lead_in_s)
-    before_s, late = simulation.outcome.cost_s, simulation.outcome.late
-    outcome = simulation.run()
-    outcome.cost_s -= before_s
-    outcome.late -= late
-    return outcome
+@dataclass(frozen=True)
+class Grid:
+    """What is tried. `forecasts`: without the forecast as a lower bound, and with it."""
+
+    rhos: Sequence[float] = RHO_GRID
+    weights: Sequence[float] = WEIGHT_GRID
+    forecasts: Sequence[bool] = (False, True)
+
+    def __iter__(self) -> itertools.chain[Parameters]:
+        """The densest first: where it fails, it does so early and cheaply."""
+        tried = itertools.product(sorted(self.rhos, reverse=True), sorted(self.weights), self.forecasts)
+        return itertools.chain(Parameters(rho, weight, ahead) for rho, weight, ahead in tried)
 
 
-def search(
-    segments: Sequence[Segment],
-    plant: Plant,
-    policy: ControlPolicy,
-    rhos: Sequence[float] = RHO_GRID,
-    weights: Sequence[float] = WEIGHT_GRID,
-) -> Profiled:
-    """The (λ, ρ̂) of the grid with the least mean cost among those with which no chunk of any segment is late.
+def search(segments: Sequence[Segment], replays: Replays, grid: Grid | None = None) -> Profiled:
+    """The parameters of the grid with the least mean cost among those with which no chunk of any segment is
+    late.
 
-    If none passes: the one with most segments without a late chunk, then with the fewest late chunks. Ties go
-    to the smaller λ, then to the smaller ρ̂.
+    If none passes: those with most segments without a late chunk, then with the fewest late chunks. So the
+    forecast is on only where it beats the reactive controller: cheaper where both keep the target, or fewer
+    late chunks where neither does. Ties go to the reactive one, then to the smaller λ, then to the smaller ρ̂.
     """
-    found: list[tuple[tuple[float, ...], Profiled]] = []
-    for weight in sorted(weights):
-        for rho in sorted(rhos):
-            runs = [replay(segment, plant, policy, rho, weight) for segment in segments]
-            passed = sum(run.passes for run in runs) / len(runs)
-            cost_s = sum(run.cost_s for run in runs) / len(runs)
-            worst_s = max(run.worst_s for run in runs)
-            mean = sum(segment.volatility for segment in segments) / len(segments)
-            result = Profiled(weight, rho, len(segments), passed, cost_s, worst_s, mean)
-            late = sum(run.late for run in runs)
-            found.append(((-passed, late, round(cost_s, 6), weight, rho), result))
-    return min(found, key=lambda entry: entry[0])[1]
+    best: Profiled | None = None
+    # The most volatile first: that is where one fails.
+    ordered = sorted(segments, key=lambda segment: -segment.volatility)
+    for parameters in grid or Grid():
+        found = _tried(parameters, ordered, replays, best)
+        if found is not None and (best is None or _key(found) < _key(best)):
+            best = found
+    assert best is not None, "the first of the grid is tried to its end"
+    return best
+
+
+def _key(found: Profiled) -> tuple[float, ...]:
+    its = found.parameters
+    return (-found.pass_rate, found.late, round(found.cost_s, 6), its.predictive, its.weight, its.rho)
+
+
+def _tried(
+    parameters: Parameters, segments: Sequence[Segment], replays: Replays, best: Profiled | None
+) -> Profiled | None:
+    """None as soon as it cannot be better than a `best` that passes."""
+    passes = best is not None and best.pass_rate == 1.0
+    limit_s = best.cost_s * len(segments) + 1e-6 if best is not None and passes else math.inf
+    cost_s, worst_s, late, passed = 0.0, 0.0, 0, 0
+    for segment in segments:
+        share = replays.share(segment.trace, segment.length_s, segment.piece, parameters)
+        cost_s, worst_s = cost_s + share.cost_s, max(worst_s, share.worst_s)
+        late, passed = late + share.late, passed + (share.late == 0)
+        if passes and (late > 0 or cost_s > limit_s):
+            return None
+    count = len(segments)
+    mean = sum(segment.volatility for segment in segments) / count
+    return Profiled(parameters, count, passed / count, cost_s / count, worst_s, mean, late)
 
 
 def build_table(
@@ -120,8 +138,7 @@ def build_table(
     plant: Plant,
     policy: ControlPolicy,
     provenance: Provenance,
-    rhos: Sequence[float] = RHO_GRID,
-    weights: Sequence[float] = WEIGHT_GRID,
+    grid: Grid | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> ProfileTable:
     """Equal intervals from the lowest to the highest volatility, each with the parameters found for it.
@@ -137,6 +154,7 @@ def build_table(
     width = (highest - lowest) / levels
     edges = [lowest + index * width for index in range(levels)] if width > 0 else [lowest]
     edges[0] = 0.0
+    replays = Replays(plant, policy)
     rows: list[LevelParameters] = []
     above: Profiled | None = None
     for index in range(len(edges) - 1, -1, -1):
@@ -144,13 +162,29 @@ def build_table(
         inside = [
             s for s in segments if s.volatility >= edges[index] and (upper is None or s.volatility < upper)
         ]
-        found = search(inside, plant, policy, rhos, weights) if inside else None
+        found = search(inside, replays, grid) if inside else None
         row = found or above
         assert row is not None, "the highest interval holds the highest segment"
         rows.append(_row(index + 1, edges[index], upper, row, found))
         above = row
-        progress(f"level {index + 1}: {len(inside)} segments, ρ̂ {row.rho:g}, λ {row.weight:g}")
-    return ProfileTable(levels=tuple(rows[::-1]), provenance=provenance)
+        progress(f"level {index + 1}: {len(inside)} segments, {row.parameters}")
+    return ProfileTable(
+        levels=tuple(rows[::-1]),
+        provenance=provenance.model_copy(update=_conditions(plant, policy, segments)),
+    )
+
+
+def _conditions(plant: Plant, policy: ControlPolicy, segments: Sequence[Segment]) -> dict[str, object]:
+    """What the table was found under: another controller or another worker needs another table."""
+    return {
+        "capacity": plant.capacity,
+        "latency_target_s": plant.target_s,
+        "start_up_s": plant.start_up_s,
+        "epoch_s": policy.epoch_s,
+        "window": policy.window,
+        "segments": len(segments),
+        "controller": policy.dynamics,
+    }
 
 
 def _row(
@@ -160,8 +194,9 @@ def _row(
         level=level,
         volatility_from=round(lower, 4),
         volatility_to=None if upper is None else round(upper, 4),
-        latency_weight=row.weight,
-        target_utilization=row.rho,
+        latency_weight=row.parameters.weight,
+        target_utilization=row.parameters.rho,
+        predictive=row.parameters.predictive,
         segments=found.segments if found else 0,
         pass_rate=found.pass_rate if found else None,
         cost_s=round(found.cost_s, 2) if found else None,

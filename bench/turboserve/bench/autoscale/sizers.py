@@ -120,7 +120,9 @@ class Utilization(Fixed):
         self.target = min(max(advice, self._least), self._most)
 
 
-def flat_table(rho: float, weight: float = 0.2) -> ProfileTable:
-    """One level: ρ̂ and λ whatever the volatility."""
-    row = LevelParameters(level=1, volatility_from=0.0, latency_weight=weight, target_utilization=rho)
+def flat_table(rho: float, weight: float = 0.2, predictive: bool = False) -> ProfileTable:
+    """One level: the same parameters whatever the volatility."""
+    row = LevelParameters(
+        level=1, volatility_from=0.0, latency_weight=weight, target_utilization=rho, predictive=predictive
+    )
     return ProfileTable(levels=(row,), provenance=Provenance(source=f"fixed at {rho:g}"))

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from turboserve.autoscaler.control.policy import ControlPolicy
-from turboserve.bench.autoscale.appendix import BURSTS, segment
-from turboserve.bench.autoscale.plant import Plant, linear
-from turboserve.bench.autoscale.profiling import Segment, build_table, cut, volatility
-from turboserve.bench.autoscale.trace import read
+from turboserve.bench.autoscale.appendix import BURSTS, CALM, calm, segment
+from turboserve.bench.autoscale.plant import Plant, linear, policy_for
+from turboserve.bench.autoscale.profiling import build_table, cut, whole
+from turboserve.bench.autoscale.trace import Trace, read
 from turboserve.contracts.autoscale import ProfileTable, Provenance
 from turboserve.contracts.errors import InvalidInputError
 
@@ -41,29 +40,29 @@ def profile_traces(
         target_s=latency_target_s,
         latency_s=linear(capacity, lone_chunk_s),
     )
-    policy = ControlPolicy(most=most, capacity=capacity, horizon_s=start_up_s + 1.0)
+    policy = policy_for(plant)
     if files:
         traces = [read(path) for path in files]
-        segments = [piece for t in traces for piece in cut(t, segment_s, policy.in_window_s, policy)]
-        source = ", ".join(f"{t.name} {t.digest}" for t in traces)
+        segments = [piece for trace in traces for piece in cut(trace, segment_s, policy)]
+        source = ", ".join(f"{trace.name} {trace.digest}" for trace in traces)
     else:
-        traces = [segment(burst, seed) for burst in BURSTS for seed in range(FAMILY_SEEDS)]
-        segments = [Segment(t, volatility(t, policy)) for t in traces]
-        source = f"the family of TurboServe's Appendix A: bursts of {BURSTS[0]} to {BURSTS[-1]} sessions"
+        segments = [whole(trace, policy) for trace in family()]
+        source = "the family of TurboServe's Appendix A, bursts of "
+        source += f"{BURSTS[0]} to {BURSTS[-1]} sessions, and calm traffic of {CALM[0]} to {CALM[-1]}"
     provenance = Provenance(
         source=source,
         command=_command(
             files, levels, segment_s, capacity, most, start_up_s, lone_chunk_s, latency_target_s
         ),
         made_at=time.time(),
-        capacity=capacity,
-        latency_target_s=latency_target_s,
-        start_up_s=start_up_s,
-        epoch_s=policy.epoch_s,
-        window=policy.window,
-        segments=len(segments),
     )
     return build_table(segments, levels, plant, policy, provenance, progress=say)
+
+
+def family() -> list[Trace]:
+    """What is profiled where no traces are given."""
+    bursts = [segment(burst, seed) for burst in BURSTS for seed in range(FAMILY_SEEDS)]
+    return bursts + [calm(sessions, seed) for sessions in CALM for seed in range(FAMILY_SEEDS)]
 
 
 def _command(

@@ -43,6 +43,7 @@ def run(
         "TURBOSERVE_WORKER_MAX_SESSIONS": str(per_worker),
         "TURBOSERVE_SCALE_IN_COOLDOWN_S": str(cooldown_s),
         "TURBOSERVE_SCALE_IN_WINDOW_S": str(cooldown_s),
+        "TURBOSERVE_SCALE_PEAK_WINDOW_S": str(cooldown_s),
         "TURBOSERVE_PRICES": json.dumps({"*": PRICE}),
         "OMP_NUM_THREADS": "1",
     }

@@ -45,7 +45,7 @@ POLICY = Policy(
 )
 POOL_POLICY = PoolPolicy(ready_timeout_s=12.0, drain_deadline_s=20.0, stable_s=10.0, backoff_limit_s=4.0)
 CONTROL_POLICY = ControlPolicy(
-    most=1, in_cooldown_s=6.0, in_window_s=6.0, out_cooldown_s=2.0, stale_s=STALE_S
+    most=1, in_cooldown_s=6.0, in_window_s=6.0, peak_window_s=6.0, out_cooldown_s=2.0, stale_s=STALE_S
 )
 WORKERS = (1, 2, 3)
 """At least."""

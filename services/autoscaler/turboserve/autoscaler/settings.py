@@ -72,16 +72,20 @@ class AutoscalerSettings(Settings):
     """Half the width of the band around the target utilisation in which the pool stays as it is (δ)."""
     scale_out_cooldown_s: float = Field(default=1.0, ge=0)
     """Between any change of the pool's size and the next scale-out."""
-    scale_in_cooldown_s: float = Field(default=60.0, ge=0)
+    scale_in_cooldown_s: float = Field(default=10.0, ge=0)
     """Between any change of the pool's size and the next scale-in."""
-    scale_in_window_s: float = Field(default=60.0, ge=0)
-    """A scale-in goes no lower than what was needed at any time in this window."""
+    scale_in_window_s: float = Field(default=10.0, ge=0)
+    """A scale-in goes no lower than what was needed at any time in this window: about what a worker takes to
+    start, since keeping one that long costs what starting it again would."""
+    scale_peak_window_s: float = Field(default=120.0, ge=0)
+    """A scale-in leaves room, all workers full, for the most sessions that were active in this window."""
     scale_stale_s: Seconds = 10.0
     """Load feedback that is older says nothing: the pool does not shrink."""
     scale_zero_after_s: float = Field(default=300.0, ge=0)
     """With `pool_min` 0: all workers go after this long without a session."""
-    scale_predictive: bool = False
-    """Whether a forecast of the demand is a lower bound of the pool's size."""
+    scale_predictive: Literal["profiled", "on", "off"] = "profiled"
+    """Whether a forecast of the demand is a lower bound of the pool's size; `profiled`: at the levels of
+    volatility for which profiling found that it pays, which the table says."""
     scale_horizon_s: Seconds = 10.0
     """How far ahead the forecast looks: about what a worker takes from its launch to being ready."""
 
@@ -114,12 +118,13 @@ class AutoscalerSettings(Settings):
             out_cooldown_s=self.scale_out_cooldown_s,
             in_cooldown_s=self.scale_in_cooldown_s,
             in_window_s=self.scale_in_window_s,
+            peak_window_s=self.scale_peak_window_s,
             stale_s=self.scale_stale_s,
             scale_to_zero=least == 0,
             zero_after_s=self.scale_zero_after_s,
             epoch_s=table.provenance.epoch_s,
             window=table.provenance.window,
-            predictive=self.scale_predictive,
+            predictive=None if self.scale_predictive == "profiled" else self.scale_predictive == "on",
             horizon_s=self.scale_horizon_s,
             dry_run=self.scale_dry_run,
         )

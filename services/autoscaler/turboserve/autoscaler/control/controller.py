@@ -11,13 +11,15 @@ A decision, in the paper's order:
 
 Beyond the paper. "In" looks at the mean load, not at ρ_max: a drain rebalances, so one full worker among
 empty ones is no reason to keep them all (with K = 1 ρ_max never falls below 1). A scale-in goes no lower than
-what was needed at any time in `in_window_s`, and only as far as the workers serving now would hold the load
-inside the band, so it does not have to be undone. Both cool-downs count from the last action of either kind.
-Only feedback that is fresh, finite and in order can shrink the pool.
+what was needed at any time in `in_window_s`, keeps room (all workers full) for the most sessions of
+`peak_window_s`, and goes only as far as the workers serving now would hold the load inside the band, so it
+does not have to be undone. Both cool-downs count from the last action of either kind. Only feedback that is
+fresh, finite and in order can shrink the pool.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from turboserve.autoscaler.control.budget import (
@@ -80,6 +82,7 @@ class Controller:
         self.decisions: deque[Decision] = deque(maxlen=KEPT)
         self._latency = latency
         self._needed = Peak(policy.in_window_s)
+        self._required = Peak(policy.peak_window_s)
         self._changed_at: float | None = None
         self._busy_at: float | None = None
         self._cause = ""
@@ -119,6 +122,12 @@ class Controller:
         if self.override is not None:
             return "override"
         return "dry_run" if self.dry_run else "auto"
+
+    @property
+    def predictive(self) -> bool:
+        """Whether the forecast counts: by order, or because profiling found that it pays at this level."""
+        ordered = self.policy.predictive
+        return self.row.predictive if ordered is None else ordered
 
     def _take_over(self, feedback: LoadFeedback, now: float) -> None:
         if feedback.workers > 0:
@@ -167,6 +176,7 @@ class Controller:
             return Action.HOLD, size, "stale", f"{silence}: the pool does not shrink"
         needed, why = self._needs(feedback)
         self._needed.add(needed, now)
+        self._required.add(feedback.required, now)
         if needed > size:
             return self._out(feedback, needed, why, now)
         if needed < size or feedback.required == 0:
@@ -181,7 +191,7 @@ class Controller:
         """Workers for what is required now, or will be, without the limits; and the sum behind it."""
         row = self.row
         now_needed = self._budget()
-        ahead = self._ahead() if self.policy.predictive else 0
+        ahead = self._ahead() if self.predictive else 0
         if ahead > now_needed:
             return ahead, f"{self.forecast.value:.1f} sessions are expected in {self.policy.horizon_s:g} s"
         sum_ = f"⌈{feedback.required} / ({self.capacity} × {row.target_utilization:g})⌉"
@@ -204,8 +214,8 @@ class Controller:
     def _out(self, feedback: LoadFeedback, needed: int, why: str, now: float) -> tuple[Action, int, str, str]:
         size, row, policy = self.target, self.row, self.policy
         edge = row.target_utilization + policy.hysteresis
-        ahead = policy.predictive and self._ahead() > size
-        if feedback.rho_max > edge + EPSILON:
+        ahead = self.predictive and self._ahead() > size
+        if feedback.rho_max > edge + EPSILON or feedback.rho_max >= 1 - EPSILON:
             trigger = (
                 f"load {feedback.rho_max:.2f} is above {row.target_utilization:g} + {policy.hysteresis:g}"
             )
@@ -225,7 +235,10 @@ class Controller:
         size, row, policy = self.target, self.row, self.policy
         edge = row.target_utilization - policy.hysteresis
         mean = feedback.required / feedback.capacity if feedback.capacity else 0.0
-        lowest = max(self._needed.value, self._floor(now))
+        floor = self._floor(now)
+        # Who wants no worker after `zero_after_s` wants none for a peak before that.
+        recent = math.ceil(self._required.value / self.capacity) if floor else 0
+        lowest = max(self._needed.value, recent, floor)
         if lowest >= size or (mean >= edge - EPSILON and feedback.required > 0):
             return Action.HOLD, size, "steady", "the load is inside the band"
         since = self.hearing.since
@@ -288,6 +301,6 @@ class Controller:
                 "capacity": feedback.capacity,
                 "workers": feedback.workers,
             }
-        if self.policy.predictive and self.forecast.value is not None:
+        if self.predictive and self.forecast.value is not None:
             numbers["forecast"] = self.forecast.value
         return numbers

@@ -8,9 +8,8 @@ from collections import deque
 
 STEP_S = 1.0
 """Demand is looked at once in a step; its highest value in the step counts."""
-LEVEL_GAIN = 0.5
-TREND_GAIN = 0.2
-DAMPING = 0.9
+TREND_GAIN = 0.5
+DAMPING = 0.5
 """Of the trend, per step: a ramp does not go on for ever."""
 ERRORS_KEPT = 300
 ERRORS_NEEDED = 10
@@ -18,19 +17,21 @@ ERRORS_NEEDED = 10
 
 
 class Forecast:
-    """Exponential smoothing with a damped trend, and a margin: a quantile of its own past errors.
+    """The demand of now, an exponentially smoothed and damped trend, and a quantile of its own past errors.
 
-    N(t + h) ≈ level + trend (φ + … + φ^h) + margin, in sessions. The margin is the `quantile` of what earlier
-    forecasts, made h before, fell short by; never below zero. OServe (5.1) forecasts rates per class of
-    request with an LSTM and minutes of history; one pool of one model has one class, and a horizon of
-    seconds.
+    N(t + h) ≈ N + trend (φ + … + φ^h) + margin, in sessions. The margin is the `quantile` of what earlier
+    forecasts, made h before, fell short by; never below zero. The demand itself is not smoothed: on the
+    profiled traces that only made it late, and its errors larger than those of no forecast at all. A learned
+    one, ridge regression on lagged differences, was no better than the demand of now (`docs/performance.md`).
+    OServe (5.1) forecasts rates per class of request with an LSTM and minutes of history; one pool of one
+    model has one class, and a horizon of seconds.
     """
 
     def __init__(self, horizon_s: float, quantile: float) -> None:
         self._steps = max(math.ceil(horizon_s / STEP_S), 1)
         self._reach = sum(DAMPING**step for step in range(1, self._steps + 1))
         self._quantile = quantile
-        self._level: float | None = None
+        self._demand: float | None = None
         self._trend = 0.0
         self._step: int | None = None
         self._highest = 0.0
@@ -54,22 +55,24 @@ class Forecast:
     @property
     def value(self) -> float | None:
         """Sessions expected `horizon_s` ahead, with the margin; None before the first step is over."""
-        if self._level is None:
+        if self._demand is None:
             return None
-        return max(self._plain() + self._margin(), 0.0)
+        # The running step counts before it is over where it makes the forecast higher.
+        running = self._highest + self._reach * self._trend_with(self._highest)
+        return max(self._plain(), running) + self._margin()
 
     def _plain(self) -> float:
-        assert self._level is not None
-        return self._level + self._trend * self._reach
+        assert self._demand is not None
+        return max(self._demand + self._reach * self._trend, 0.0)
+
+    def _trend_with(self, demand: float) -> float:
+        """The trend after one more step of this demand."""
+        risen = 0.0 if self._demand is None else demand - self._demand
+        return DAMPING * self._trend + TREND_GAIN * (risen - DAMPING * self._trend)
 
     def _close(self, demand: float) -> None:
-        if self._level is None:
-            self._level = demand
-        else:
-            before = self._level
-            expected = self._level + DAMPING * self._trend
-            self._level = expected + LEVEL_GAIN * (demand - expected)
-            self._trend = DAMPING * self._trend + TREND_GAIN * (self._level - before - DAMPING * self._trend)
+        self._trend = self._trend_with(demand)
+        self._demand = demand
         if len(self._made) == self._steps:
             self._remember(demand - self._made.popleft())
         self._made.append(self._plain())

@@ -19,10 +19,16 @@ class ControlPolicy:
     """δ: half the width of the band around ρ̂ in which nothing is done."""
     out_cooldown_s: float = 1.0
     """Between any action and the next scale-out. So a scale-in is not undone within it."""
-    in_cooldown_s: float = 60.0
+    in_cooldown_s: float = 10.0
     """Between any action and the next scale-in. So a scale-out is not undone within it."""
-    in_window_s: float = 60.0
-    """A scale-in goes no lower than what was needed at any time in this window, all of which was heard."""
+    in_window_s: float = 10.0
+    """A scale-in goes no lower than what was needed at any time in this window, all of which was heard.
+
+    About what a worker takes to start: keeping one that long costs what starting it again would.
+    """
+    peak_window_s: float = 120.0
+    """A scale-in leaves room, all workers full, for the most sessions required in this window: a burst that
+    was seen comes back more often than not."""
     stale_s: float = 10.0
     """Feedback older than this says nothing: the pool does not shrink."""
     scale_to_zero: bool = False
@@ -32,14 +38,23 @@ class ControlPolicy:
     """Length of the epochs in which the detector counts activations; the table's must be the same."""
     window: int = 30
     """Epochs in the detector's window."""
-    predictive: bool = False
-    """Whether the forecast is a lower bound of the target."""
+    predictive: bool | None = None
+    """Whether the forecast is a lower bound of the target; None: as the table has it for the level."""
     horizon_s: float = 10.0
     """How far ahead the forecast looks: the time from a scale-out to a worker that serves."""
     quantile: float = 0.9
     """Share of past forecasts whose errors the margin covers."""
     dry_run: bool = False
     """Only explain: the target stays, `advice` says what it would be."""
+
+    @property
+    def dynamics(self) -> dict[str, float]:
+        """What a table's parameters depend on: a table profiled under others may not keep the target."""
+        names = (
+            "hysteresis", "out_cooldown_s", "in_cooldown_s", "in_window_s", "peak_window_s", "horizon_s",
+            "quantile",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the field."""
@@ -56,6 +71,6 @@ class ControlPolicy:
         for name in ("stale_s", "epoch_s", "horizon_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is not above 0")
-        for name in ("out_cooldown_s", "in_cooldown_s", "in_window_s", "zero_after_s"):
+        for name in ("out_cooldown_s", "in_cooldown_s", "in_window_s", "peak_window_s", "zero_after_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is below 0")

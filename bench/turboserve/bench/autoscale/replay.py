@@ -1,0 +1,77 @@
+"""One trace through the real cores with one set of parameters, cost and lateness piece by piece."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from turboserve.autoscaler.control.budget import budget
+from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.bench.autoscale.plant import Plant
+from turboserve.bench.autoscale.simulation import Simulation
+from turboserve.bench.autoscale.sizers import Controlled, flat_table
+from turboserve.bench.autoscale.trace import Trace
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What profiling looks for."""
+
+    rho: float
+    """ρ̂."""
+    weight: float = 0.2
+    """λ."""
+    predictive: bool = False
+    """Whether the forecast is a lower bound."""
+
+    def __str__(self) -> str:
+        return f"ρ̂ {self.rho:g}, λ {self.weight:g}{', forecast' if self.predictive else ''}"
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one piece of a replay cost."""
+
+    cost_s: float
+    late: int
+    worst_s: float
+
+
+class Replays:
+    """Replays of whole traces with fixed parameters; each is made when one of its pieces is asked for."""
+
+    def __init__(self, plant: Plant, policy: ControlPolicy) -> None:
+        self._plant, self._policy = plant, policy
+        self._made: dict[tuple[int, float, Parameters], list[Share]] = {}
+        self._traces: dict[int, Trace] = {}
+        """Holds on to them: the key is their identity."""
+
+    def share(self, trace: Trace, length_s: float, piece: int, parameters: Parameters) -> Share:
+        """What the piece from `piece` × `length_s` on cost; who still waits at its end is the next one's."""
+        key = (id(trace), length_s, parameters)
+        if key not in self._made:
+            self._traces[id(trace)] = trace
+            self._made[key] = self._replay(trace, length_s, parameters)
+        return self._made[key][piece]
+
+    def _replay(self, trace: Trace, length_s: float, parameters: Parameters) -> list[Share]:
+        plant, policy = self._plant, self._policy
+        table = flat_table(parameters.rho, parameters.weight, parameters.predictive)
+        size = budget(trace.active()[0], plant.capacity, table.levels[0], most=plant.most)
+        simulation = Simulation(
+            trace, plant, Controlled(policy, table, min(max(size, policy.least), policy.most))
+        )
+        outcome = simulation.outcome
+        shares: list[Share] = []
+        cost_s, late = 0.0, 0
+        pieces = max(math.ceil(trace.ends_s / length_s), 1)
+        for piece in range(pieces):
+            if piece < pieces - 1:
+                simulation.advance((piece + 1) * length_s)
+                simulation.fleet.advance((piece + 1) * length_s)
+            else:
+                simulation.run()
+            shares.append(Share(outcome.cost_s - cost_s, outcome.late - late, outcome.worst_s))
+            cost_s, late = outcome.cost_s, outcome.late
+            outcome.worst_s = outcome.worst_served_s = 0.0
+        return shares

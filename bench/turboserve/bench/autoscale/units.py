@@ -1,0 +1,31 @@
+"""Parts of a benchmark that need nothing of each other, each in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One call. Its figures do not depend on where or when it is made."""
+
+    case: str
+    key: str
+    """Name among the case's units; empty where there is one."""
+    function: Callable[..., Any]
+    """Of a module, so that another process finds it."""
+    arguments: tuple[Any, ...]
+
+
+def run_all(units: Sequence[Unit], jobs: int) -> dict[Unit, Any]:
+    """What each unit returned, at most `jobs` at a time, begun in this order."""
+    if jobs == 1 or len(units) == 1:
+        return {unit: unit.function(*unit.arguments) for unit in units}
+    # Spawned, not forked: this process may have threads.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures = {unit: pool.submit(unit.function, *unit.arguments) for unit in units}
+        return {unit: future.result() for unit, future in futures.items()}
