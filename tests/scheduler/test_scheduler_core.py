@@ -11,8 +11,10 @@ from turboserve.scheduler.messages import (
     AllListed,
     Answered,
     Command,
+    DeclareGone,
     Event,
     ListAll,
+    ListWorkers,
     LoadReported,
     Note,
     Place,
@@ -23,6 +25,7 @@ from turboserve.scheduler.messages import (
     SuspendIdle,
     Tick,
     WorkerChanged,
+    WorkersListed,
 )
 from turboserve.scheduler.placement import LeastLoaded
 from turboserve.scheduler.policy import Policy
@@ -173,6 +176,23 @@ def test_only_ready_workers_are_given_sessions() -> None:
     assert bench.take(Note).decision.reason == "it is new: no worker that serves m is ready"
     bench.load("a")
     assert bench.take(Place).worker == "a"
+
+
+def test_a_worker_that_loads_its_model_may_be_silent_for_longer() -> None:
+    """Loading keeps it busy, and it holds no session that anyone waits for."""
+    loading, serving = worker("a", WorkerPhase.STARTING, capacity=0), worker("b")
+    bench = Bench(loading, serving, policy=Policy(worker_timeout_s=12.0, starting_timeout_s=60.0))
+
+    def silence(seconds: float) -> set[str]:
+        for _ in range(int(seconds)):
+            bench.pass_time(1.0)
+            for asked in bench.all(ListWorkers):
+                bench.out.remove(asked)
+                bench.feed(WorkersListed(asked.ticket, (loading, serving)))
+        return {declared.worker for declared in bench.all(DeclareGone)}
+
+    assert silence(30.0) == {"b"}
+    assert silence(35.0) == {"a", "b"}
 
 
 def test_a_worker_that_says_it_drains_stays_draining() -> None:

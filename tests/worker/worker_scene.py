@@ -30,7 +30,7 @@ from turboserve.contracts.requests import (
     WorkerGone,
 )
 from turboserve.contracts.sessions import Decision, SessionRecord
-from turboserve.contracts.workers import LoadReport, Playhead
+from turboserve.contracts.workers import LoadReport, Playhead, WorkerPhase
 from turboserve.ids import new_id
 from turboserve.subjects import (
     CHUNK,
@@ -119,7 +119,7 @@ class Scene:
         await self.bus.subscribe(LOAD, "*", load)
 
     async def worker(self, **environment: str) -> str:
-        """A worker that has joined, left over from an earlier test or new; its id."""
+        """A worker that has loaded and joined, left over from an earlier test or new; its id."""
         worker = None if environment else self.pool.idle()
         if worker is None:
             worker = new_id("wrk")
@@ -130,7 +130,10 @@ class Scene:
 
         async def joined() -> bool:
             page = await self.bus.call(LIST_WORKERS, ListWorkers())
-            return worker in self.loads and any(record.id == worker for record in page.workers)
+            phases = {record.id: record.phase for record in page.workers}
+            said = self.loads.get(worker)
+            loaded = said is not None and said.phase is not WorkerPhase.STARTING
+            return loaded and phases.get(worker, WorkerPhase.STARTING) is not WorkerPhase.STARTING
 
         await self.until(joined, f"{worker} joins")
         return worker

@@ -133,14 +133,17 @@ class Scheduler:
         if not self.synced:
             return
         listened = self.listening.now
-        timeout_s, lease_s = self.policy.worker_timeout_s, self.policy.lease_s
+        lease_s = self.policy.lease_s
         for worker in self.view.workers.values():
             due = not worker.declaring and worker.declare_after <= now
+            timeout_s = self.policy.silence_limit(worker.phase)
             if due and liveness.is_dead(worker, listened, timeout_s, lease_s):
                 worker.declaring = True
                 reason = f"not heard of for {listened - worker.heard_at:.1f} s, limit {timeout_s:g} s"
                 self._send(DeclareGone(self.view.stamp(), worker.id, reason, worker.renewed_at))
-        self._look.wanted = liveness.wants_look(self.view.workers.values(), listened, timeout_s)
+        self._look.wanted = liveness.wants_look(
+            self.view.workers.values(), listened, self.policy.worker_timeout_s
+        )
         if self._look.due(now):
             self._send(ListWorkers(self._ask(self._look, now)))
         if self._listing.older_than(self.policy.resync_s, now):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from turboserve.contracts.workers import WorkerPhase
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -11,6 +13,8 @@ class Policy:
 
     worker_timeout_s: float = 12.0
     """A worker not heard of for this long is taken for dead, unless the store says that it renews."""
+    starting_timeout_s: float = 60.0
+    """The same for one that loads its model: it holds no session, and loading may keep it from speaking."""
     lease_s: float = 8.0
     """A worker that has not renewed for this long has stopped by itself."""
     idle_after_s: float = 60.0
@@ -45,6 +49,12 @@ class Policy:
     """A session that has moved, or failed to, is not moved again for balance before this time."""
     feedback_s: float = 1.0
     """The load is reported at least this often."""
+
+    def silence_limit(self, phase: WorkerPhase) -> float:
+        """How long a worker in `phase` may be silent before it is taken for dead."""
+        if phase is WorkerPhase.STARTING:
+            return max(self.worker_timeout_s, self.starting_timeout_s)
+        return self.worker_timeout_s
 
     def retry_after(self, failures: int) -> float:
         """How long to wait after so many failures in a row."""

@@ -60,7 +60,7 @@ class PoolProvider(abc.ABC):
     """Starts and ends workers somewhere: processes here, actors of a Ray cluster, pods.
 
     The autoscaler's core decides *which* slot gets or loses its worker and *when*; a provider only does it. A
-    slot's life is `reserve → launch → (ready) → (drain) → release`; `release` may come at any time.
+    slot's life is `reserve → launch → (load) → (ready) → (drain) → release`; `release` may come at any time.
 
     Rules for every implementation, held by the contract suite in the tests:
 

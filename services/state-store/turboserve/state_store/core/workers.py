@@ -78,7 +78,9 @@ class Room:
             raise UnknownModelError(f"no worker serves the model {self.model}", field="model")
         if self.demand >= self.capacity:
             raise NoCapacityError(
-                f"all {self.capacity} places for {self.model} are taken",
+                f"all {self.capacity} places for {self.model} are taken"
+                if self.capacity
+                else f"no worker for {self.model} is ready yet",
                 field="model",
                 limit=self.capacity,
                 retry_after_s=retry_s,

@@ -13,7 +13,8 @@ from turboserve.service import Runtime
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.service import metrics
-from turboserve.worker.service.models import load_models, make_engine
+from turboserve.worker.service.announcement import announced, starting
+from turboserve.worker.service.models import choose_device, load_models, make_engine
 from turboserve.worker.service.warm_up import measure, sessions_in_real_time
 from turboserve.worker.service.worker import Worker
 from turboserve.worker.settings import Settings
@@ -25,13 +26,17 @@ log = logs.get("worker")
 
 
 async def start(runtime: Runtime, load: Callable[[Settings], Models] = load_models) -> None:
-    """Load, warm up, join."""
+    """Say that it starts; load, warm up, join."""
     settings = runtime.settings
     assert isinstance(settings, Settings)
-    engine, seconds = await asyncio.to_thread(_load, settings, load)
+    name = settings.worker_id or new_id("wrk")
+    started_at = runtime.clock.wall()
+    report = starting(name, settings, str(choose_device(settings)), started_at)
+    async with announced(report, settings, runtime.bus, runtime.clock, leave_at_once):
+        engine, seconds = await asyncio.to_thread(_load, settings, load)
     capacity = capacity_of(engine, seconds, settings)
     worker = Worker(
-        settings.worker_id or new_id("wrk"),
+        name,
         settings,
         runtime.bus,
         runtime.clock,
@@ -39,6 +44,7 @@ async def start(runtime: Runtime, load: Callable[[Settings], Models] = load_mode
         LatencyProfile(seconds),
         capacity,
         leave_at_once,
+        started_at,
     )
     runtime.check("engine", lambda: worker.alive)
     runtime.check("state store", lambda: worker.joined)

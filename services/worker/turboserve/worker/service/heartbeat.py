@@ -59,6 +59,11 @@ class Heartbeat:
                 async with asyncio.timeout(max(0.001, self._heartbeat_s - PAUSE_S)):
                     await self._wanted.wait()
 
+    def end(self) -> None:
+        """Beat no more: `run` returns once the beat that is under way is over."""
+        self._leaving = True
+        self._wanted.set()
+
     async def leave(self) -> None:
         """Beat no more, and say so: the sessions move at once rather than when silence is taken for death.
 

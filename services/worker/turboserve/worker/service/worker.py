@@ -61,14 +61,18 @@ class Worker:
         profile: LatencyProfile,
         capacity: int,
         gone: Callable[[str], None],
+        started_at: float | None = None,
     ) -> None:
-        """`gone` is called when the state store has declared this worker dead; it should not return."""
+        """`gone` is called when the state store has declared this worker dead; it should not return.
+
+        `started_at`: when it began to load, wall-clock seconds; None: now.
+        """
         config = engine.config
         self.id = worker
         self.table = Table(worker, settings.model, capacity, settings.lease_s)
         self._settings, self._bus, self._clock, self._config = settings, bus, clock, config
         self._profile = profile
-        self._started_at = clock.wall()
+        self._started_at = clock.wall() if started_at is None else started_at
         self._loop = asyncio.get_running_loop()
         encoder = FragmentEncoder(EncoderSettings(settings.video_crf, settings.video_preset))
         pool = engine.table.pool

@@ -1,0 +1,97 @@
+"""A worker that loads its model is known, and takes nothing yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from turboserve import subjects
+from turboserve.bus import Bus
+from turboserve.cli.embedded import NatsServer
+from turboserve.clock import SystemClock
+from turboserve.config import Settings as Shared
+from turboserve.contracts.errors import WorkerGoneError
+from turboserve.contracts.requests import Renew
+from turboserve.contracts.workers import Renewal, WorkerPhase
+from turboserve.worker.service.announcement import announced, starting
+from turboserve.worker.settings import Settings
+
+
+class Store:
+    """Answers renewals, each after `takes_s`."""
+
+    def __init__(self) -> None:
+        self.heard: list[Renew] = []
+        self.renewed = asyncio.Event()
+        self.takes_s = 0.0
+        self.says_gone = False
+
+    async def renew(self, request: Renew) -> Renewal:
+        if request.load.phase is not WorkerPhase.GONE and self.says_gone:
+            raise WorkerGoneError("it was declared gone", field="worker")
+        await asyncio.sleep(self.takes_s)
+        self.heard.append(request)
+        self.renewed.set()
+        return Renewal(worker=request.load.worker)
+
+    @property
+    def phases(self) -> list[WorkerPhase]:
+        return [request.load.phase for request in self.heard]
+
+
+@pytest.fixture
+async def store(nats_url: str, nats_server: NatsServer) -> AsyncIterator[Store]:
+    bus = await Bus.connect("state-store", Shared(nats_url=nats_server.url("state-store")))
+    store = Store()
+    await bus.serve(subjects.RENEW, store.renew)
+    await bus.flush()
+    yield store
+    await bus.close()
+
+
+@asynccontextmanager
+async def loading(nats_server: NatsServer, gone: list[str]) -> AsyncIterator[None]:
+    settings = Settings(nats_url=nats_server.url("worker"), heartbeat_s=0.1, pool_slot="local-0")
+    bus = await Bus.connect("worker", settings)
+    report = starting("loading-1", settings, "cpu", 5.0)
+    try:
+        async with announced(report, settings, bus, SystemClock(), gone.append):
+            yield
+    finally:
+        await bus.close()
+
+
+async def test_it_says_that_it_starts_until_it_has_loaded(store: Store, nats_server: NatsServer) -> None:
+    async with loading(nats_server, []):
+        for _ in range(2):
+            store.renewed.clear()
+            await store.renewed.wait()
+        # Under way when loading ends: carried out before anything else is said.
+        store.takes_s = 0.3
+        store.renewed.clear()
+        await asyncio.sleep(0.2)
+    said, count = store.heard[0].load, len(store.heard)
+    assert set(store.phases) == {WorkerPhase.STARTING}
+    assert (said.capacity, said.device, said.pool_slot, said.started_at) == (0, "cpu", "local-0", 5.0)
+    await asyncio.sleep(0.5)
+    assert len(store.heard) == count
+
+
+async def test_it_leaves_if_it_cannot_load(store: Store, nats_server: NatsServer) -> None:
+    with suppress(ValueError):
+        async with loading(nats_server, []):
+            await store.renewed.wait()
+            raise ValueError("a checkpoint that is none")
+    assert store.phases[-1] is WorkerPhase.GONE
+    assert store.phases.count(WorkerPhase.GONE) == 1
+
+
+async def test_it_hears_that_it_was_declared_gone(store: Store, nats_server: NatsServer) -> None:
+    store.says_gone, gone = True, list[str]()
+    async with loading(nats_server, gone):
+        async with asyncio.timeout(20.0):
+            while not gone:
+                await asyncio.sleep(0.05)
