@@ -363,6 +363,15 @@ def test_the_forecast_is_a_lower_bound_on_a_ramp() -> None:
     assert status.forecast > 60
 
 
+def test_the_status_says_what_the_table_was_not_profiled_for() -> None:
+    here = Controller(POLICY, TABLE, 1)
+    assert scaling_status(here, 0.0, 1e9).table_differs == ()
+    other = POLICY.dynamics | {"in_window_s": POLICY.in_window_s + 50}
+    provenance = Provenance(source="elsewhere", controller=other, capacity=K + 1)
+    here.handle(TableReplaced(ProfileTable(levels=TABLE.levels, provenance=provenance)), 0.0)
+    assert scaling_status(here, 0.0, 1e9).table_differs == ("in_window_s", "capacity")
+
+
 def test_the_status_survives_the_wire() -> None:
     world = World(target=1).run(30, lambda _: 12)
     status = scaling_status(world.controller, world.now, 1e9)

@@ -132,6 +132,9 @@ class TestTable:
             ({"target_utilization": 0.0}, "levels[1].target_utilization", None),
             ({"target_utilization": 1.01}, "levels[1].target_utilization", None),
             ({"latency_weight": "x"}, "levels[1].latency_weight", None),
+            ({"latency_weight": math.nan}, "levels[1].latency_weight", None),
+            ({"target_utilization": math.nan}, "levels[1].target_utilization", None),
+            ({"cost_s": math.inf}, "levels[1].cost_s", None),
             ({"volatility_from": -1}, "levels[1].volatility_from", None),
         ],
     )

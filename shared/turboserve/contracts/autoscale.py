@@ -33,7 +33,7 @@ class LevelParameters(Contract):
     """Trace segments this row was profiled on; 0: taken over from the next higher row that has some."""
     pass_rate: float | None = Field(default=None, ge=0, le=1)
     """Share of these segments without a chunk above the latency target."""
-    cost_s: float | None = Field(default=None, ge=0)
+    cost_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Mean cost of these segments, worker-seconds."""
 
     def covers(self, volatility: float) -> bool:
@@ -165,5 +165,7 @@ class ScalingStatus(Contract):
     activity: dict[str, int] = {}
     """Arrivals, departures, activations and idlings in the detector's window."""
     table: Provenance | None = None
+    table_differs: tuple[str, ...] = ()
+    """What is not as it was when the table was profiled: names of settings, `capacity`. Profile again."""
     decisions: tuple[ScalingRecord, ...] = ()
     """The last ones, newest last."""

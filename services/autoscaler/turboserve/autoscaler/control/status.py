@@ -30,8 +30,19 @@ def scaling_status(controller: Controller, now: float, wall: float) -> ScalingSt
         refused=dict(controller.hearing.refused),
         activity=controller.detector.activity,
         table=controller.table.provenance,
+        table_differs=_differs(controller),
         decisions=tuple(scaling_record(decision, now, wall) for decision in controller.decisions),
     )
+
+
+def _differs(controller: Controller) -> tuple[str, ...]:
+    """Conditions of the profiling that are not those here; a table that names none differs in none."""
+    found = controller.table.provenance
+    here = controller.policy.dynamics
+    names = [name for name, value in found.controller.items() if here.get(name, value) != value]
+    if found.capacity not in (0, controller.capacity):
+        names.append("capacity")
+    return tuple(names)
 
 
 def scaling_record(decision: Decision, now: float, wall: float) -> ScalingRecord:
