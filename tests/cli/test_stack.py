@@ -101,6 +101,17 @@ def test_a_killed_service_comes_back(dummies: BackgroundStack) -> None:
     assert "SIGKILL" in dummies.output
 
 
+def test_a_service_that_hangs_is_killed_and_comes_back(data_dir: Path) -> None:
+    with dummy_stack(data_dir, "--workers", "0", DUMMY_IMPATIENCE="0.2") as stack:
+        pid = stack.record.processes["gateway"]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        stack.wait_until_back("gateway", pid)
+        assert stack.record.processes["gateway"]["restarts"] == 1
+        assert "does not answer" in stack.output
+        assert gone(pid)
+        assert all(stack.record.processes[name]["restarts"] == 0 for name in SERVICES if name != "gateway")
+
+
 def test_a_second_up_on_the_same_data_says_so(dummies: BackgroundStack) -> None:
     second = up(dummies.data)
     assert second.returncode == 1

@@ -15,6 +15,7 @@ from turboserve.cli.supervisor.core import (
     Crashed,
     Done,
     GaveUp,
+    Hangs,
     Kill,
     Launch,
     Member,
@@ -94,6 +95,19 @@ def test_what_hangs_at_the_start_is_killed_and_restarted() -> None:
     assert supervision.exited("server", SERVER.start_limit_s) == [Crashed("server", 0.1)]
 
 
+def test_what_falls_silent_is_killed_and_restarted() -> None:
+    supervision = up(Member("edge", silent_limit=3), SERVER)
+    assert [supervision.asked("edge", lives) for lives in (False, False, True, False, False)] == [[]] * 5
+    assert supervision.asked("edge", False) == [Hangs("edge", 3), Kill("edge")]
+    # Its silence is over with it: neither while it waits for its restart nor after is anything counted.
+    assert supervision.exited("edge", 5.0) == [Crashed("edge", 0.1)]
+    assert supervision.asked("edge", False) == []
+    assert supervision.tick(5.1) == [Launch("edge")]
+    supervision.ready("edge", 6.0)
+    assert [supervision.asked("edge", False) for _ in range(2)] == [[]] * 2
+    assert [supervision.asked("server", False) for _ in range(9)] == [[]] * 9
+
+
 def test_stop_goes_rank_by_rank_and_kills_what_lingers() -> None:
     supervision = up(SERVER, STORE, EDGE, WORKERS)
     assert supervision.stop(10.0) == [Terminate("edge"), Terminate("workers")]
@@ -124,11 +138,13 @@ def test_delays_stay_within_bounds_and_never_shrink_between_quick_crashes(lives_
     supervision = up(SERVER)
     now, previous = 1.0, 0.0
     for life_s in lives_s:
+        ready_at = now
         now += life_s
         [crashed] = supervision.exited("server", now)
         assert isinstance(crashed, Crashed)
         assert POLICY.first_delay_s <= crashed.delay_s <= POLICY.longest_delay_s
-        if life_s < POLICY.settled_after_s:
+        # Not `life_s`, which is not quite what the clock's sums make of it.
+        if now - ready_at < POLICY.settled_after_s:
             assert crashed.delay_s >= previous
         else:
             assert crashed.delay_s == POLICY.first_delay_s
@@ -142,7 +158,7 @@ MEMBERS = (
     Member("nats", wave=0, rank=3),
     Member("redis", wave=0, rank=3),
     Member("store", wave=1, rank=2),
-    Member("gateway", wave=2, rank=0),
+    Member("gateway", wave=2, rank=0, silent_limit=2),
     Member("autoscaler", wave=2, rank=1),
     WORKERS,
 )
@@ -191,6 +207,12 @@ class SupervisionMachine(RuleBasedStateMachine):
     def ready(self, which: str) -> None:
         if which in self.alive:
             self.obey(self.supervision.ready(which, self.now))
+
+    @rule(which=st.sampled_from([m.name for m in MEMBERS]), lives=st.booleans())
+    def asked(self, which: str, lives: bool) -> None:
+        commands = self.supervision.asked(which, lives)
+        assert not commands or which in self.alive
+        self.obey(commands)
 
     @rule(which=st.sampled_from([m.name for m in MEMBERS]))
     def exit(self, which: str) -> None:

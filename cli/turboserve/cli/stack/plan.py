@@ -21,10 +21,12 @@ from turboserve.cli.embedded.nats import ADMIN
 from turboserve.cli.embedded.ports import HOST, is_free, next_free
 from turboserve.cli.stack.options import DEFAULT_PORT, Options
 from turboserve.cli.supervisor.core import Member
-from turboserve.cli.supervisor.probe import readyz
+from turboserve.cli.supervisor.probe import healthz, readyz
 from turboserve.cli.supervisor.spec import ProcessSpec
 
 SERVER_WAVE, STORE_WAVE, SERVICE_WAVE = range(3)
+SILENT_LIMIT = 6
+"""Questions without an answer, each of them seconds apart: whoever is silent for so long hangs."""
 STOP_ORDER = ("gateway", "autoscaler", "workers", "scheduler", "state-store", "servers")
 
 
@@ -142,10 +144,12 @@ class Plan:
                 wave=STORE_WAVE if name == "state-store" else SERVICE_WAVE,
                 rank=STOP_ORDER.index(name),
                 grace_s=10.0,
+                silent_limit=SILENT_LIMIT,
             ),
             kind="service",
             command=[sys.executable, "-m", module],
             probe=readyz(health_port),
+            alive=healthz(health_port),
             environment={**self._common(name), **self._own(name), "TURBOSERVE_HEALTH_PORT": str(health_port)},
             port=health_port,
         )

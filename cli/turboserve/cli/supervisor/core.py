@@ -20,6 +20,8 @@ class Member:
     """Between the request to end and the kill."""
     start_limit_s: float = 120.0
     """Killed, and so restarted, when not ready by then."""
+    silent_limit: int = 0
+    """Killed, and so restarted, when so many questions in a row whether it lives got no answer; 0: never."""
     launched: bool = True
     """False for processes that others start (the workers): they are only stopped here."""
 
@@ -75,6 +77,14 @@ class Crashed:
 
 
 @dataclass(frozen=True)
+class Hangs:
+    """For the log: `name` is there and has not answered `unanswered` times in a row; it is killed."""
+
+    name: str
+    unanswered: int
+
+
+@dataclass(frozen=True)
 class GaveUp:
     """`name` never came up; the stack stops."""
 
@@ -87,7 +97,7 @@ class Done:
     """Everything has ended; said once, last."""
 
 
-Command = Launch | Terminate | Kill | AllReady | Crashed | GaveUp | Done
+Command = Launch | Terminate | Kill | AllReady | Crashed | Hangs | GaveUp | Done
 
 
 @dataclass
@@ -97,6 +107,7 @@ class _Life:
     ever_ready: bool = False
     crashes: int = 0
     restarts: int = 0
+    unanswered: int = 0
     since_s: float = 0.0
     """When the current state began."""
     due_s: float | None = None
@@ -158,6 +169,18 @@ class Supervision:
         delay_s = self._delay(life.crashes)
         self._enter(life, State.BACKOFF, now_s, now_s + delay_s)
         return [Crashed(name, delay_s)]
+
+    def asked(self, name: str, lives: bool) -> list[Command]:
+        """`name` was asked whether it lives. Questions are counted, not time: while the one who asks stood
+        still, or the machine slept, nobody was silent."""
+        life = self._lives[name]
+        if life.state is not State.READY:
+            return []
+        life.unanswered = 0 if lives else life.unanswered + 1
+        if not 0 < life.member.silent_limit <= life.unanswered:
+            return []
+        unanswered, life.unanswered = life.unanswered, 0
+        return [Hangs(name, unanswered), Kill(name)]
 
     def tick(self, now_s: float) -> list[Command]:
         """Do what is due."""
@@ -233,4 +256,4 @@ class Supervision:
 
     @staticmethod
     def _enter(life: _Life, state: State, now_s: float, due_s: float | None = None) -> None:
-        life.state, life.since_s, life.due_s = state, now_s, due_s
+        life.state, life.since_s, life.due_s, life.unanswered = state, now_s, due_s, 0

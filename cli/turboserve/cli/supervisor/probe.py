@@ -1,4 +1,4 @@
-"""How the supervisor asks a service whether it is ready."""
+"""How the supervisor asks a service whether it is ready, and whether it lives."""
 
 from __future__ import annotations
 
@@ -8,16 +8,26 @@ from collections.abc import Awaitable, Callable
 from turboserve.cli.embedded.ports import HOST
 from turboserve.cli.supervisor.spec import NotReady
 
+ANSWER_S = 5.0
+
 
 def readyz(port: int) -> Callable[[], Awaitable[None]]:
     """A probe that is content once GET /readyz on `port` answers 200."""
+    return _answers(port, "/readyz")
 
+
+def healthz(port: int) -> Callable[[], Awaitable[None]]:
+    """A probe that is content while the process on `port` turns its event loop, whatever it waits for."""
+    return _answers(port, "/healthz")
+
+
+def _answers(port: int, path: str) -> Callable[[], Awaitable[None]]:
     async def probe() -> None:
         try:
-            reader, writer = await asyncio.wait_for(asyncio.open_connection(HOST, port), 2.0)
+            reader, writer = await asyncio.wait_for(asyncio.open_connection(HOST, port), ANSWER_S)
             try:
-                writer.write(f"GET /readyz HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode())
-                status = await asyncio.wait_for(reader.readline(), 5.0)
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode())
+                status = await asyncio.wait_for(reader.readline(), ANSWER_S)
             finally:
                 writer.close()
         except (OSError, TimeoutError) as error:

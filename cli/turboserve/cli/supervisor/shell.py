@@ -18,12 +18,14 @@ from turboserve.cli.supervisor.process import Process
 from turboserve.cli.supervisor.spec import NotReady, ProcessSpec
 from turboserve.cli.supervisor.workers import count_ready
 from turboserve.lifeline import FD_VARIABLE, PARENT_VARIABLE
+from turboserve.tasks import stop
 
 WORKERS = "workers"
 ANNOUNCEMENT = "announcement"
 WORKERS_LIMIT_S = 120.0
 PROBE_EVERY_S = 0.05
 LOOK_AROUND_EVERY_S = 1.0
+ASK_EVERY_S = 5.0
 
 
 class Supervisor:
@@ -77,10 +79,10 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._loop.add_signal_handler(number, self.stop)
         self._loop.add_signal_handler(signal.SIGCHLD, self._look_for_exits)
-        around = asyncio.create_task(self._look_around())
+        watching = [asyncio.create_task(self._look_around()), asyncio.create_task(self._ask_around())]
         self._obey(self._core.start(self._loop.time()))
         await self._finished.wait()
-        around.cancel()
+        await stop(*watching)
         for process in self._ended:
             process.close()
         kernel.reap_all()
@@ -109,6 +111,8 @@ class Supervisor:
                     self._end(name, signal.SIGKILL)
                 case core.Crashed(name, delay_s):
                     self._hub.say("restarting", "warning", process=name, in_s=round(delay_s, 1))
+                case core.Hangs(name, unanswered):
+                    self._hub.say("does not answer", "error", process=name, unanswered=unanswered)
                 case core.GaveUp(name, attempts):
                     self._status = 1
                     self._hub.say("giving up", "error", process=name, failed_starts=attempts)
@@ -199,6 +203,26 @@ class Supervisor:
             await asyncio.sleep(LOOK_AROUND_EVERY_S)
             self._reaper.reap(self._known())
             self._look_for_exits()
+
+    async def _ask_around(self) -> None:
+        """See whether what is ready still answers: a process that hangs does not end by itself."""
+        while True:
+            await asyncio.sleep(ASK_EVERY_S)
+            ready = [name for name in self._specs if self._core.state(name) is core.State.READY]
+            await asyncio.gather(*(self._ask(self._specs[name]) for name in ready))
+
+    async def _ask(self, spec: ProcessSpec) -> None:
+        process = self._processes.get(spec.name)
+        if spec.alive is None or process is None:
+            return
+        try:
+            await spec.alive()
+            lives = True
+        except NotReady:
+            lives = False
+        # The answer is one of this process, and not of the next.
+        if self._processes.get(spec.name) is process:
+            self._obey(self._core.asked(spec.name, lives))
 
     async def _announce(self) -> None:
         deadline_s = self._loop.time() + WORKERS_LIMIT_S

@@ -22,6 +22,8 @@ class ProcessSpec:
     command: Sequence[str]
     probe: Callable[[], Awaitable[None]]
     """Raises NotReady until the process does its work."""
+    alive: Callable[[], Awaitable[None]] | None = None
+    """Raises NotReady if nobody answers at all; asked while it is ready. None: not asked."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the stack's own."""
     prepare: Callable[[], Awaitable[None]] | None = None
