@@ -14,6 +14,7 @@ from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.errors import FencedError
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.database import Database
+from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.hot.redis import Hot
 from turboserve.state_store.publish.assignments import Assignments
@@ -21,6 +22,8 @@ from turboserve.state_store.publish.fence import Fence
 from turboserve.state_store.publish.outbox import Outbox
 from turboserve.state_store.repository import outbox as outbox_rows
 from turboserve.state_store.retention import Retention
+from turboserve.state_store.service.aftermath import Aftermath
+from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.settings import Settings
 
 WINDOW_S = 0.2
@@ -38,10 +41,14 @@ class Parts:
         self.database = Database(settings)
         self.hot = Hot(settings)
         clock = store.runtime.clock
-        assignments = Assignments(api.bus, self.database, Playheads(self.hot, clock))
+        playheads = Playheads(self.hot, clock)
+        assignments = Assignments(api.bus, self.database, playheads)
         self.fence = Fence(self.database, api.bus, assignments)
         self.outbox = Outbox(self.database, api.bus, clock, settings)
-        self.retention = Retention(self.database, api.bus, clock, settings)
+        latents = Latents(self.hot, kept=settings.latents_kept, ttl_s=settings.latents_ttl_s)
+        aftermath = Aftermath(self.outbox, self.fence, assignments, playheads)
+        sessions = Sessions(self.database, aftermath, playheads, latents, clock, settings)
+        self.retention = Retention(self.database, sessions, api.bus, clock, settings)
 
     async def sql(self, statement: str, **values: object) -> list[tuple[object, ...]]:
         async with self.database.transaction() as db:

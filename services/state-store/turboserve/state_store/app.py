@@ -70,7 +70,8 @@ async def start(runtime: Runtime, settings: Settings) -> None:
     runtime.spawn(fence.sweep_forever(settings.sweep_s), "fence")
     runtime.spawn(playheads.flush_forever(), "playheads")
     runtime.spawn(lead(database, ACCOUNTING_LOCK, accounting.run), "accounting")
-    runtime.spawn(Retention(database, bus, clock, settings).run(), "retention")
+    sessions = Sessions(database, aftermath, playheads, latents, clock, settings)
+    runtime.spawn(Retention(database, sessions, bus, clock, settings).run(), "retention")
     pools = Pools(database, clock, settings)
     runtime.spawn(pools.accrue_forever(), "cost")
     leases = Leases(settings.lease_s, settings.worker_timeout_s, clock.monotonic())
@@ -79,7 +80,7 @@ async def start(runtime: Runtime, settings: Settings) -> None:
     await bus.subscribe(LATENTS, "*", latents.keep, queue=QUEUE)
     await serve(
         bus,
-        Sessions(database, aftermath, playheads, latents, clock, settings),
+        sessions,
         Moves(database, aftermath, clock, settings),
         Workers(database, aftermath, playheads, clock, leases, lambda: bus.connection),
         Leaders(database),

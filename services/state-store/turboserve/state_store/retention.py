@@ -1,4 +1,4 @@
-"""What is past its time: chunks of ended sessions, then their rows; rows of workers long gone."""
+"""What is past its time: sessions nobody came back to; chunks of ended ones, then rows; rows of workers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from turboserve.clock import Clock
 from turboserve.contracts.errors import TurboServeError
 from turboserve.state_store.database import Database
 from turboserve.state_store.repository import progress, workers
+from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 
@@ -23,8 +24,11 @@ log = logs.get("retention")
 class Retention:
     """Removing the same thing twice is fine: several instances may run this."""
 
-    def __init__(self, database: Database, bus: Bus, clock: Clock, settings: Settings) -> None:
-        self._database, self._bus, self._clock, self._settings = database, bus, clock, settings
+    def __init__(
+        self, database: Database, sessions: Sessions, bus: Bus, clock: Clock, settings: Settings
+    ) -> None:
+        self._database, self._sessions = database, sessions
+        self._bus, self._clock, self._settings = bus, clock, settings
 
     async def run(self) -> None:
         while True:
@@ -37,7 +41,12 @@ class Retention:
             await asyncio.sleep(self._settings.purge_s)
 
     async def purge(self) -> int:
-        """Purge what is due from the log, then delete rows that are due; how many sessions were purged."""
+        """End the abandoned, purge what is due from the log, then delete rows that are due.
+
+        Returns how many sessions were purged.
+        """
+        if ended := await self._sessions.end_abandoned():
+            log.info("abandoned sessions ended", sessions=ended)
         now = self._clock.wall()
         async with self._database.transaction() as db:
             due = await progress.unpurged(db, now - self._settings.chunk_retention_s, BATCH)

@@ -31,6 +31,9 @@ class Settings(Shared):
     idle_guard_s: float = Field(default=2.0, ge=0)
     """A session watched this recently is not suspended as idle, whatever the scheduler saw."""
 
+    abandoned_after_s: float = Field(default=7 * 86_400.0, ge=0)
+    """A suspended session that nobody has watched or changed for this long is ended; 0: never."""
+
     chunks_kept: int = Field(default=400, ge=8)
     """Newest chunks that the log keeps of each session."""
     chunk_retention_s: Seconds = 900.0

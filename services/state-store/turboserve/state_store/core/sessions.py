@@ -107,6 +107,13 @@ def end(record: SessionRecord, reason: str, now: float) -> Change | None:
     return _end(record, Phase.TERMINATED, reason, now)
 
 
+def abandon(record: SessionRecord, version: int, reason: str, now: float) -> Change | None:
+    """Ended because nobody came back. None: it is not as it was in `version` any more, so somebody did."""
+    if record.version != version or record.phase is not Phase.SUSPENDED:
+        return None
+    return _end(record, Phase.TERMINATED, reason, now)
+
+
 def fail(record: SessionRecord, request: FailSession, now: float) -> Change | None:
     """Failed, by its owner's word. None: it has failed already. Raises StaleEpochError to anyone else."""
     if record.phase.ended and record.epoch == request.epoch + 1:

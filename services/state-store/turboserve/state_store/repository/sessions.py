@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import or_, select
+from sqlalchemy import and_, or_, select
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -71,6 +71,13 @@ async def page(
     if before is not None:
         query = query.where(sessions.c.number < before)
     return [(row["number"], record_of(row)) for row in (await db.execute(query)).mappings()]
+
+
+async def asleep_since(db: AsyncConnection, before: float, limit: int) -> list[SessionRecord]:
+    """Suspended and unchanged since `before`, the longest first."""
+    asleep = and_(sessions.c.phase == Phase.SUSPENDED.value, sessions.c.updated_at < before, LIVE)
+    query = select(*COLUMNS).where(asleep).order_by(sessions.c.updated_at).limit(limit)
+    return [record_of(row) for row in (await db.execute(query)).mappings()]
 
 
 async def assigned(db: AsyncConnection, worker: str, held: Collection[str]) -> list[SessionRecord]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -42,6 +43,8 @@ from turboserve.state_store.settings import Settings
 
 DECISIONS = 200
 """Newest decisions of a session that are listed."""
+ABANDONED = 1_000
+"""Sessions that are looked at in one go, to see whether they were abandoned."""
 PAGE_BYTES = 500_000
 """A page ends here, so that it fits into one message with any broker's settings."""
 
@@ -142,6 +145,27 @@ class Sessions:
 
     async def end(self, request: EndSession) -> SessionRecord:
         return await self._end(request, lambda record: rules.end(record, request.reason, self._clock.wall()))
+
+    # By nobody
+
+    async def end_abandoned(self) -> int:
+        """End what has been asleep, unchanged and unwatched for `abandoned_after_s`; how many."""
+        limit_s = self._settings.abandoned_after_s
+        if not limit_s:
+            return 0
+        async with self._database.transaction() as db:
+            rows = await sessions.asleep_since(db, self._clock.wall() - limit_s, ABANDONED)
+        reason = f"nobody has watched it for {limit_s:g} s"
+        ended = 0
+        for row in await self._playheads.onto(rows):
+            # None: while Redis is down nobody knows who watches.
+            if row.unwatched_s is not None and row.unwatched_s >= limit_s:
+                ended += (await self._abandon(row, reason)).phase.ended
+        return ended
+
+    async def _abandon(self, row: SessionRecord, reason: str) -> SessionRecord:
+        rule = partial(rules.abandon, version=row.version, reason=reason, now=self._clock.wall())
+        return await self._end(SessionRef(session=row.id), rule)
 
     # By services
 

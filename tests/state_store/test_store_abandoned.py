@@ -1,0 +1,85 @@
+"""Sessions that nobody comes back to are ended; all others are left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from sqlalchemy import text
+from state_store_harness import Harness, Store, until
+
+from turboserve import subjects
+from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.workers import Playhead
+from turboserve.ids import new_id
+from turboserve.state_store.core import sessions as rules
+from turboserve.state_store.database import Database
+from turboserve.state_store.settings import Settings
+
+LIMIT_S = 3_600.0
+
+
+@asynccontextmanager
+async def store(settings: Settings, abandoned_after_s: float) -> AsyncIterator[tuple[Harness, Database]]:
+    changed = settings.model_copy(update={"abandoned_after_s": abandoned_after_s, "purge_s": 0.1})
+    database = Database(settings)
+    try:
+        async with Harness.connected(settings) as api, Store.running(changed):
+            yield api, database
+    finally:
+        await database.close()
+
+
+async def long_ago(database: Database, record: SessionRecord) -> None:
+    async with database.transaction() as db:
+        shift = text("update sessions set updated_at = updated_at - :s where id = :id")
+        await db.execute(shift, {"s": LIMIT_S + 1.0, "id": record.id})
+
+
+async def test_who_sleeps_unwatched_for_too_long_is_ended_and_nobody_else(settings: Settings) -> None:
+    async with store(settings, LIMIT_S) as (api, database):
+        left, watched, fresh, playing = [await api.running(new_id("m")) for _ in range(4)]
+        for record in (left, watched, fresh):
+            await api.pause(record.id)
+        seen = Playhead(session=watched.id, playhead_s=1.0, viewers=1)
+        await api.bus.publish(subjects.PLAYHEAD, watched.id, seen)
+
+        async def is_seen() -> bool:
+            return (await api.get(watched.id)).playhead_s == 1.0
+
+        await until(is_seen)
+        for record in (left, watched, playing):
+            await long_ago(database, record)
+
+        async def ended() -> bool:
+            return (await api.get(left.id)).phase is Phase.TERMINATED
+
+        await until(ended)
+        row = await api.get(left.id)
+        assert (row.worker, row.reason) == (None, "nobody has watched it for 3600 s")
+        assert (await api.event_types(left.id))[-1] == "session.ended"
+        # Several more looks.
+        await asyncio.sleep(0.5)
+        phases = [(await api.get(record.id)).phase for record in (watched, fresh, playing)]
+        assert phases == [Phase.SUSPENDED, Phase.SUSPENDED, Phase.ACTIVE]
+
+
+async def test_without_a_limit_nobody_is_ended(settings: Settings) -> None:
+    async with store(settings, 0.0) as (api, database):
+        record = await api.running(new_id("m"))
+        await api.pause(record.id)
+        await long_ago(database, record)
+        await asyncio.sleep(0.5)
+        assert (await api.get(record.id)).phase is Phase.SUSPENDED
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if not phase.ended])
+def test_who_came_back_in_the_meantime_stays(phase: Phase) -> None:
+    fields = {"id": "s", "tenant": "t", "model": "m", "prompt": "p", "seed": 1, "version": 5, "epoch": 1}
+    times = {"created_at": 1.0, "updated_at": 1.0}
+    record = SessionRecord.model_validate({**fields, **times, "phase": phase})
+    assert rules.abandon(record, 4, "left", 9.0) is None
+    ended = rules.abandon(record, 5, "left", 9.0)
+    assert (ended is not None) == (phase is Phase.SUSPENDED)
