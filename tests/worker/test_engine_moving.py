@@ -37,8 +37,8 @@ def prints(pages: Iterable[Page]) -> dict[str, bytes]:
     return {page.name: fingerprint_of(page.parts) for page in pages}
 
 
-def frozen(driver: Any, session: str = "a", until_s: float = 0.0) -> int:
-    adoption.freeze(driver.engine, session, 0.0, until_s)
+def frozen(driver: Any, session: str = "a") -> int:
+    adoption.freeze(driver.engine, session, driver.now, 0.0, 0.0)
     events = driver.run(lambda events: any(isinstance(event, Frozen) for event in events))
     return next(event.next_chunk for event in events if isinstance(event, Frozen))
 
@@ -134,7 +134,7 @@ def test_a_frozen_session_makes_nothing_and_a_thawed_one_goes_on_as_if_nothing_h
     driver = make_driver(max_lead_s=FAR)
     driver.engine.admit(SPEC, driver.now)
     made = driver.chunks("a", 2)
-    adoption.freeze(driver.engine, "a", 0.0, 0.0)
+    adoption.freeze(driver.engine, "a", driver.now, 0.0, 0.0)
     made += [event for event in driver.run() if isinstance(event, ChunkReady)]
     assert not driver.engine.has_work(driver.now + 100)
     assert driver.engine.next_due(driver.now) is None
@@ -147,7 +147,7 @@ def test_it_stands_still_when_the_viewer_has_enough_and_not_before(make_driver: 
     driver = make_driver(max_lead_s=2.0)
     driver.engine.admit(SPEC, driver.now)
     driver.chunks("a", 1)
-    adoption.freeze(driver.engine, "a", 0.3, driver.now + 100)
+    adoption.freeze(driver.engine, "a", driver.now, 0.3, 100.0)
     events = driver.run()
     made = [event.index for event in events if isinstance(event, ChunkReady)]
     assert [event.next_chunk for event in events if isinstance(event, Frozen)] == [made[-1] + 1]
@@ -155,11 +155,11 @@ def test_it_stands_still_when_the_viewer_has_enough_and_not_before(make_driver: 
 
 
 def test_it_takes_the_best_moment_that_there_is_between_two_chunks(make_driver: Callable[..., Any]) -> None:
-    """Asked for more, it ran on until patience ended, and stood still just before a chunk was due."""
+    """Asked for more than there is, it ran on until patience ended, and stood still just before a chunk."""
     driver = make_driver(max_lead_s=2.0)
     driver.engine.admit(SPEC, driver.now)
     driver.run()
-    adoption.freeze(driver.engine, "a", 10.0, driver.now + 100)
+    adoption.freeze(driver.engine, "a", driver.now, 1.2, 3.0)
     began, events = driver.now, []
     while not events and driver.now < began + 5:
         driver.engine.playhead("a", driver.now - began, now=driver.now)
@@ -174,7 +174,7 @@ def test_a_session_that_is_never_ahead_stands_still_once_patience_ends(
 ) -> None:
     driver = make_driver(max_lead_s=FAR)
     driver.engine.admit(SPEC, driver.now)
-    adoption.freeze(driver.engine, "a", 0.3, driver.now + 0.05)
+    adoption.freeze(driver.engine, "a", driver.now, 0.3, 0.05)
     events = driver.run()
     assert isinstance(events[-1], Frozen)
     assert driver.now >= 100.05
@@ -206,7 +206,7 @@ def test_a_session_that_stood_still_can_be_suspended(make_driver: Callable[..., 
     driver = make_driver(max_lead_s=FAR)
     driver.engine.admit(SPEC, driver.now)
     made = driver.chunks("a", 2)
-    adoption.freeze(driver.engine, "a", 0.0, 0.0)
+    adoption.freeze(driver.engine, "a", driver.now, 0.0, 0.0)
     made += [event for event in driver.run() if isinstance(event, ChunkReady)]
     adoption.thaw(driver.engine, "a")
     driver.engine.suspend("a")

@@ -78,11 +78,11 @@ class Settings(Shared):
     extra of that name."""
     transfer_deadline_s: Seconds = 20.0
     """A state has to be at its target within this long, the wait for a good moment included."""
-    move_quiet_s: Seconds = 0.4
-    """A session that moves stands still only while its next chunk is not due for this long (or as long as its
-    chunks leave it)..."""
+    move_quiet_s: Seconds = 0.3
+    """A session that moves stands still at a moment at which its next chunk is not due for this long; the
+    longer it waits for one..."""
     move_patience_s: Seconds = 2.0
-    """...or once no such moment has come for this long."""
+    """...the less will do, and after this long any."""
     real_time_margin: float = Field(default=0.6, gt=0, le=1)
     """Share of a chunk's playing time that making it may take, where K comes from the profile. The rest is
     for packaging, for everything else on the machine, and for catching up."""

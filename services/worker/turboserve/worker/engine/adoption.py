@@ -17,13 +17,15 @@ from turboserve.worker.engine.moving import Page, pages_at_rest, pages_in_use, p
 from turboserve.worker.engine.session import Freeze, Playhead, Session
 
 
-def freeze(engine: Engine, session: str, quiet_s: float, until_s: float, number: int = 0) -> None:
+def freeze(
+    engine: Engine, session: str, now: float, quiet_s: float, patience_s: float, number: int = 0
+) -> None:
     """Ask the session to stand still at a boundary: `Frozen` of this number says when it does.
 
-    `quiet_s`: not before the next chunk is due only after so long, or as long as that ever is; `until_s`:
-    from then on regardless. Raises `UnknownSession`.
+    `quiet_s`: not before the next chunk is due only after so long, or ever less; `patience_s`: after this
+    regardless. Raises `UnknownSession`.
     """
-    engine.table.active(session).freezing = Freeze(quiet_s, until_s, number)
+    engine.table.active(session).freezing = Freeze(quiet_s, now, patience_s, number)
 
 
 def thaw(engine: Engine, session: str) -> None:

@@ -21,9 +21,6 @@ from turboserve.worker.engine.work import ChunkWork, RecacheWork, ReplayWork
 from turboserve.worker.model.schedule import Schedule
 from turboserve.worker.model.transformer import CausalWanTransformer
 
-QUIET_SHARE = 0.8
-"""Of the time between two chunks in which nothing is made, that a session which is to stand still wants."""
-
 
 class Boundary:
     """Moves a session over a chunk boundary as far as it goes without a forward."""
@@ -136,12 +133,11 @@ class Boundary:
         freezing = session.freezing
         if freezing is None:
             return False
-        if now >= freezing.until_s or session.paused or session.ended:
+        wanted_s = freezing.quiet_at(now)
+        if wanted_s <= 0 or session.paused or session.ended:
             return True
         due = self._pacing.due_at(session, now)
-        # A session with less idle time than that between two chunks takes the best it has.
-        quiet_s = min(freezing.quiet_s, QUIET_SHARE * self._pacing.idle_seconds(session))
-        quiet = due is None or due - now >= quiet_s
+        quiet = due is None or due - now >= wanted_s
         return quiet and not self._pacing.may_generate(session, now)
 
     def _due(self, session: Session, now: float) -> bool:

@@ -43,12 +43,6 @@ class Pacing:
     def _after_forwards(self) -> float:
         return self._decode(1) + self._package(1)
 
-    def idle_seconds(self, session: Session) -> float:
-        """Time between two chunks of a session at its lead in which nothing of it is made."""
-        next_chunk = session.state.next_chunk
-        played = self._config.media_start(next_chunk + 1) - self._config.media_start(next_chunk)
-        return max(0.0, played - self.chunk_seconds)
-
     def playhead(self, session: Session, now: float) -> float:
         """Where the viewer is by now, in seconds of video."""
         return session.playhead.at(now, self._generated(session), self._options.playhead_trust_s)

@@ -65,11 +65,22 @@ class Freeze:
     """A wish that a session stand still at a chunk boundary, at a moment when no viewer waits for it."""
 
     quiet_s: float
-    """The next chunk must not become due for so long, or for the most of what there is between two chunks."""
-    until_s: float
-    """From here on any boundary will do: monotonic, engine's clock."""
+    """The next chunk should not become due for so long."""
+    asked_s: float
+    """When it was wished, monotonic, engine's clock."""
+    patience_s: float
+    """After so long any boundary will do."""
     number: int = 0
     """Goes with the `Frozen` that answers it."""
+
+    def quiet_at(self, now: float) -> float:
+        """For how long the next chunk must not become due; zero: any boundary will do.
+
+        Ever less until patience ends: how much time there is between two of a session's chunks depends on who
+        else is served, and what comes soon may be the best that there is.
+        """
+        left_s = self.asked_s + self.patience_s - now
+        return self.quiet_s * left_s / self.patience_s if left_s > 0 else 0.0
 
 
 @dataclass(eq=False)

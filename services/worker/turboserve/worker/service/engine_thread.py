@@ -219,7 +219,7 @@ class EngineThread:
                 self.engine.resume(session, now)
                 self.engine.playhead(session, command.playhead_s, now=now, playing=False)
             case do.Freeze(session=session, number=number):
-                adoption.freeze(self.engine, session, self._quiet_s, now + self._patience_s, number)
+                adoption.freeze(self.engine, session, now, self._quiet_s, self._patience_s, number)
             case do.Thaw(session=session):
                 adoption.thaw(self.engine, session)
             case do.Halt(session=session, control_seq=seq):
