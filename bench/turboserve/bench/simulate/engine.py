@@ -223,6 +223,9 @@ class Engine:
         """At a boundary: apply controls, leave for the host, or begin the next chunk if it is due."""
         if state.working or self.states.get(state.session) is not state or not self.generating:
             return
+        if state.on_host:
+            # Its next chunk was to be due later, and it has left its slab since.
+            return
         if state.freezing is not None:
             self._deliver(told.Frozen(state.session, state.run, state.next_chunk, state.freezing))
             return

@@ -34,11 +34,10 @@ class Users:
         self._stopped = True
 
     def end_all(self) -> None:
-        """Everybody ends their session, and again until it has ended."""
+        """Everybody ends their session, again and again: a gateway that stood still may still create some."""
         for record in self._live():
             self._world.gateway.ask(subjects.END_SESSION, EndSession(session=record.id))
-        if self._live():
-            self._world.kernel.at(1.0, self.end_all)
+        self._world.kernel.at(1.0, self.end_all)
 
     def _live(self) -> list[SessionRecord]:
         return [record for record in self._world.database.rows() if not record.phase.ended]
