@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+GENERATOR_BYTES = 5056
+"""A generator's state on a CPU, which has no part in a budget of gigabytes."""
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -27,13 +29,34 @@ def test_the_script_checks_measures_and_writes(tmp_path: Path) -> None:
     ]
     window = found["windows"]["6"]
     assert list(window["batches"]) == ["1", "2"]
-    assert list(window["attention"]["varlen"]) == ["1", "2"]
-    assert all(batch["chunk_s"] > 0 for batch in window["attention"]["varlen"].values())
+    assert all(batch["chunk_s"] > 0 for batch in window["batches"].values())
+    # What a CPU has not is said, and the rest is measured: the fastest of it, with every batch.
+    assert list(window["options"])[:4] == ["rows", "flash", "cudnn", "varlen"]
+    assert "unavailable" in window["options"]["cudnn"]
+    assert window["options"][window["fastest"]]["chunk_s"] > 0
+    assert [name for name in window["options"] if name.endswith("compiled")]
+    assert window["attention_kernels"]["varlen"]["max_abs_error"] < 1e-5
+    for key in ("over_floor", "ring_vs_copy_speedup", "ring_vs_clone_speedup", "floor_s"):
+        assert window[key] > 0
+    assert window["sessions_at_16_fps"] == 2
     for decoder in ("wan", "taehv"):
         decoded = window["decoded"][decoder]
         assert list(decoded["chunk_of_each_s"]) == list(decoded["overlap_speedup"]) == ["1", "2"]
+        assert decoded["moving"]["bytes"] <= decoded["moving"]["expected_bytes"] + 2 * GENERATOR_BYTES
         assert decoded["moving"]["state_bit_equal"]
         assert decoded["moving"]["video_bit_equal"]
         assert decoded["moving"]["host_bytes_left"] == 0
     assert window["suspend"]["bit_equal"]
     assert window["memory"]["slab_bytes"] == window["memory"]["expected_bytes"]
+
+
+def test_a_call_that_may_not_last_says_what_it_left_out(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    command = [sys.executable, str(ROOT / "bench" / "gpu" / "measure.py"), "--tiny", "--out", str(out)]
+    command += ["--parts", "kernels", "speed", "--windows", "6", "--batches", "1", "--limit-s", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    window = json.loads(out.read_text())["windows"]["6"]
+    for left_out in (window["attention_kernels"], window["options"]["rows"], window["batches"]["1"]):
+        assert left_out == {"not_measured": "out of time"}
+    assert "over_floor" not in window

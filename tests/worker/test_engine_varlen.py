@@ -1,4 +1,4 @@
-"""Attention of all rows in one call finds the same tokens as each row's own."""
+"""Kinds of attention: each finds the same tokens, in one call for all rows or by a certain kernel."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,10 @@ def test_a_reference_comes_out_the_same(name: str) -> None:
     assert report.passed
 
 
-def test_rows_of_different_fill_and_slab_read_their_own_keys(make_driver: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("kind", ["varlen", "flash"])
+def test_rows_of_different_fill_and_slab_read_their_own_keys(
+    make_driver: Callable[..., Any], kind: str
+) -> None:
     def chunks(attention: str) -> list[Any]:
         driver = make_driver(slots=3, max_lead_s=2.0, attention=attention)
         # The slabs that rows have, and how full they are, differ: one session is ahead, one is elsewhere.
@@ -33,7 +36,7 @@ def test_rows_of_different_fill_and_slab_read_their_own_keys(make_driver: Callab
             driver.engine.admit(SessionSpec(name, f"prompt of {name}", seed), driver.now)
         return made + [event for event in driver.run() if hasattr(event, "latents")]
 
-    apart, together = chunks("rows"), chunks("varlen")
+    apart, together = chunks("rows"), chunks(kind)
     assert [(c.session, c.index) for c in together] == [(c.session, c.index) for c in apart]
     for ours, theirs in zip(together, apart, strict=True):
         assert torch.allclose(ours.latents, theirs.latents, atol=1e-4)
@@ -44,3 +47,10 @@ def test_a_gpu_does_it_in_half_precision_alone() -> None:
     require_varlen(torch.device("cpu"), torch.float32)
     with pytest.raises(AttentionUnavailable, match=r"varlen: torch\.float32"):
         require_varlen(torch.device("cuda"), torch.float32)
+
+
+def test_what_a_device_lacks_is_refused_at_the_start(make_driver: Callable[..., Any]) -> None:
+    with pytest.raises(AttentionUnavailable, match=r"cudnn: torch\.float32 on cpu"):
+        make_driver(attention="cudnn")
+    with pytest.raises(AttentionUnavailable, match="tree: is not one of rows, flash, cudnn, varlen"):
+        make_driver(attention="tree")

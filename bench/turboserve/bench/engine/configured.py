@@ -9,10 +9,9 @@ import torch
 
 from turboserve.bench.engine.models import PUBLIC_DECODERS, random_models
 from turboserve.bench.engine.stages import profile_stages
-from turboserve.worker.engine.engine import Models
+from turboserve.worker.engine.engine import COMPILER, Models
 from turboserve.worker.engine.errors import AttentionUnavailable
 from turboserve.worker.engine.profile_file import ProfileFile
-from turboserve.worker.engine.varlen import require_varlen
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.presets import preset
 from turboserve.worker.service.models import choose_device, choose_dtype, load_models
@@ -30,10 +29,8 @@ def profile_configured(
     with `random`; `decoder`: which public one such a model gets. Raises `ModelFailed`."""
     try:
         models = _models(settings, config_file, random, decoder)
-        weight = models.transformer.patch_embedding.weight
-        if settings.attention == "varlen":
-            require_varlen(weight.device, weight.dtype)
-        return profile_stages(models, largest, repeats, settings.attention)
+        compiler = COMPILER if settings.compile else None
+        return profile_stages(models, largest, repeats, settings.attention, compiler)
     except (ValueError, OSError, RuntimeError, AssertionError, AttentionUnavailable) as error:
         raise ModelFailed(f"{type(error).__name__}: {error}") from error
 

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from turboserve.bench.engine.naive import NaiveLoop, ShiftedCache
+from turboserve.worker.engine.attention import attention_kind
 from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.ring import KVRing
-from turboserve.worker.engine.rows import Row, RowsForward, RowsMemory
+from turboserve.worker.engine.rows import Row, RowsForward
 from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.work import ChunkWork
 from turboserve.worker.model.schedule import Schedule
-from turboserve.worker.model.transformer import CausalWanTransformer, Memory
+from turboserve.worker.model.transformer import CausalWanTransformer
 
 WARM_UP = 2
 """Runs that are not counted."""
@@ -55,6 +56,9 @@ class Batch:
     """One forward with a full window."""
     chunk_s: float
     """A whole chunk of every session: all denoising forwards and the clean pass, no decoding."""
+    enqueue_s: float
+    """Until a forward's work is handed to the device, by the wall. Where that is far below `forward_s`, the
+    device never waits for the host, and recording forwards as CUDA graphs would gain nothing."""
 
 
 class Sessions:
@@ -66,13 +70,23 @@ class Sessions:
         count: int,
         text: Tensor,
         seed: int = 0,
-        memory: Callable[[Sequence[Row]], Memory] = RowsMemory,
+        attention: str = "rows",
+        compiler: str | None = None,
     ) -> None:
-        """`text`: prompt embeddings [1, L, text_dim]; `memory`: how the rows attend."""
+        """`text`: prompt embeddings [1, L, text_dim]; `attention`: one of `attention.KINDS`; `compiler`: see
+        `RowsForward`. Raises `AttentionUnavailable`."""
         self._config = model.config
         self._schedule = Schedule(model.config)
-        self._forward = RowsForward(model, memory)
         weight = model.patch_embedding.weight
+        kind = attention_kind(attention, model.config, weight.device, weight.dtype)
+        forward = RowsForward(model, kind.memory, compiler)
+
+        def run(rows: Sequence[Row]) -> Tensor:
+            with kind.chosen():
+                return forward(rows)
+
+        self.forward = run
+        """One forward over any rows."""
         self.layout = SlabLayout.of(model.config, weight.dtype)
         self.pool = SlabPool(self.layout, count * self.layout.total_bytes, weight.device)
         self.states = []
@@ -107,7 +121,7 @@ class Sessions:
         draw = None if noise is None else noise.__getitem__
         works = [ChunkWork(state, self._config, self._schedule, draw) for state in self.states]
         while works[0].done < works[0].total:
-            flows = self._forward([work.row() for work in works])
+            flows = self.forward([work.row() for work in works])
             for work, flow in zip(works, flows, strict=True):
                 work.advance(flow)
         clean = []
@@ -139,7 +153,14 @@ class Sessions:
             self.fill()
         works = [ChunkWork(state, self._config, self._schedule) for state in self.states]
         rows = [work.row() for work in works]
-        return Batch(timer.median(lambda: self._forward(rows), repeats), chunk_s)
+        forward_s = timer.median(lambda: self.forward(rows), repeats)
+        handed: list[float] = []
+        for _ in range(repeats):
+            timer()
+            begin = time.perf_counter()
+            self.forward(rows)
+            handed.append(time.perf_counter() - begin)
+        return Batch(forward_s, chunk_s, sorted(handed)[len(handed) // 2])
 
     def _begin(self) -> None:
         for state in self.states:
@@ -152,11 +173,15 @@ def batches(
     text: Tensor,
     sizes: Sequence[int],
     repeats: int,
-    memory: Callable[[Sequence[Row]], Memory] = RowsMemory,
+    attention: str = "rows",
+    compiler: str | None = None,
 ) -> dict[int, Batch]:
-    """Latencies by batch size."""
+    """Latencies by batch size. `attention`, `compiler`: see `Sessions`."""
     timer = Timer(model.patch_embedding.weight.device)
-    return {size: Sessions(model, size, text, memory=memory).measure(timer, repeats) for size in sizes}
+    return {
+        size: Sessions(model, size, text, attention=attention, compiler=compiler).measure(timer, repeats)
+        for size in sizes
+    }
 
 
 @dataclass(frozen=True)

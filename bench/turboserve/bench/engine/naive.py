@@ -93,6 +93,8 @@ class NaiveLoop:
         self, model: CausalWanTransformer, text: Tensor, cache: type[ShiftedCache] = ShiftedCache
     ) -> None:
         """`text`: prompt embeddings [1, L, text_dim]; `cache`: which public runtime's."""
+        # As the references run it.
+        model.compile_blocks(None)
         self._model = model
         self._schedule = Schedule(model.config)
         with torch.inference_mode():

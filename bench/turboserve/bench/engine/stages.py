@@ -11,21 +11,19 @@ from turboserve.bench.engine.measure import Sessions, Timer
 from turboserve.bench.engine.models import PROMPT, FixedText
 from turboserve.worker.engine.engine import TEXT_BATCH, Models
 from turboserve.worker.engine.profile_file import ProfileFile
-from turboserve.worker.engine.rows import RowsForward, RowsMemory
 from turboserve.worker.engine.snapshot import fingerprint
-from turboserve.worker.engine.varlen import VarlenMemory
 from turboserve.worker.engine.work import RecacheWork
 from turboserve.worker.model.schedule import Schedule
 
-ATTENTIONS = {"rows": RowsMemory, "varlen": VarlenMemory}
 
-
-def profile_stages(models: Models, largest: int, repeats: int, attention: str = "rows") -> ProfileFile:
+def profile_stages(
+    models: Models, largest: int, repeats: int, attention: str = "rows", compiler: str | None = None
+) -> ProfileFile:
     """Median seconds by batch size: 1, 2, 4 … `largest`, as far as memory reaches.
 
     Of processor time on a CPU. Decoding and packaging go one session at a time, so 1 is their only size;
     recaches are gathered to no more tokens than a batch of chunks has. A stand-in for a text encoder is not
-    measured: the worker learns that stage. `attention`: as the worker's setting of that name.
+    measured: the worker learns that stage. `attention`, `compiler`: see `Sessions`.
     """
     model = models.transformer
     config, device = model.config, model.patch_embedding.weight.device
@@ -38,11 +36,11 @@ def profile_stages(models: Models, largest: int, repeats: int, attention: str = 
     latents = torch.zeros(config.latent_shape, device=device)
     for size in _sizes(largest):
         try:
-            sessions = Sessions(model, size, text, memory=ATTENTIONS[attention])
+            sessions = Sessions(model, size, text, attention=attention, compiler=compiler)
             stages["forward"][size] = sessions.measure(timer, repeats).forward_s
             latents = sessions.chunk()[0]
             if size == 1 or size * config.window_frames <= largest * config.frames_per_chunk:
-                stages["recache"][size] = _recache(sessions, models, latents, timer, repeats, attention)
+                stages["recache"][size] = _recache(sessions, models, latents, timer, repeats)
         except torch.OutOfMemoryError:
             if size == 1:
                 raise
@@ -64,16 +62,14 @@ def _text(models: Models, timer: Timer, largest: int, repeats: int) -> dict[int,
     return {size: timer.median(encode(size), repeats) for size in _sizes(min(largest, TEXT_BATCH))}
 
 
-def _recache(
-    sessions: Sessions, models: Models, latents: Tensor, timer: Timer, repeats: int, attention: str
-) -> float:
+def _recache(sessions: Sessions, models: Models, latents: Tensor, timer: Timer, repeats: int) -> float:
     config = models.transformer.config
     for state in sessions.states:
         chunks = min(state.next_chunk, config.window_frames // config.frames_per_chunk)
         state.recent = [latents] * chunks
-    forward, schedule = RowsForward(models.transformer, ATTENTIONS[attention]), Schedule(config)
+    schedule = Schedule(config)
     rows = [RecacheWork(state, config, schedule).row() for state in sessions.states]
-    return timer.median(lambda: forward(rows), repeats)
+    return timer.median(lambda: sessions.forward(rows), repeats)
 
 
 @torch.inference_mode()

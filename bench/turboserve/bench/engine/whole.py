@@ -107,6 +107,7 @@ def _story(models: Models, chunks: int, overlap: bool) -> tuple[dict[str, Any], 
         engine.evict(name)
     return {
         "bytes": left.host_bytes,
+        "expected_bytes": budget.slab_bytes + budget.decode_cache_bytes + budget.state_bytes,
         "suspend_s": out_s,
         "resume_and_suspend_s": there_and_back_s,
         "state_bit_equal": equal,

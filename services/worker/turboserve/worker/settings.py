@@ -61,9 +61,12 @@ class Settings(Shared):
     """Measured latencies of the engine's stages, from `turboserve profile engine`; None: it learns them."""
     gather_policy: Literal["step", "chunk", "fcfs"] = "step"
     """Which sessions share a forward: any at any step, whole chunks together, or one session at a time."""
-    attention: Literal["rows", "varlen"] = "rows"
-    """Each session's attention by itself, or that of all sessions of a forward in one call, which a GPU does
-    in bfloat16 alone."""
+    attention: Literal["rows", "flash", "cudnn", "varlen"] = "rows"
+    """Each session's attention by itself, by the kernel that PyTorch chooses or by a certain one; or that of
+    all sessions of a forward in one call (`varlen`, which a GPU does in bfloat16 alone)."""
+    compile: bool = False
+    """Have torch's compiler fuse what lies between two attentions: a minute more at the start, and on a CPU a
+    C++ compiler. Measure first whether it pays."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Decode and suspend on threads of their own while the next chunk is denoised; `auto`: on a GPU, and on a
     CPU with more than one core."""

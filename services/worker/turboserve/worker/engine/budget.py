@@ -85,7 +85,7 @@ def forward_bytes(config: ModelConfig, dtype: torch.dtype, frames: int) -> int:
     """
     size, tokens = dtype.itemsize, frames * config.tokens_per_frame
     attention = config.dim * (10 * size + 16)
-    feed_forward = size * (4 * config.dim + 2 * config.ffn_dim)
+    feed_forward = size * (6 * config.dim + 2 * config.ffn_dim)
     latents = 8 * config.latent_shape[1] * config.latent_height * config.latent_width * frames
     own = tokens * max(attention, feed_forward) + 3 * latents
     return own + rotation_bytes(config, frames) + modulation_bytes(config, dtype)

@@ -36,6 +36,8 @@ from turboserve.worker.model.weights import weight_bytes
 LANE_DEPTH = 2
 """Chunks in the decode lane at once: the one that is decoded, and one so that the lane need not wait for the
 engine. The others wait with their sessions, where the most urgent goes first."""
+COMPILER = "inductor"
+"""torch's own, which writes Triton for a GPU and C++ for a CPU."""
 TEXT_BATCH = 4
 """Prompts encoded at once at most, to bound memory."""
 
@@ -89,6 +91,7 @@ class Engine:
             known.get("forward"),
             known.get("recache"),
             options.attention,
+            COMPILER if options.compile else None,
         )
         self.decode = DecodeStage(models.decoder, device, clock, known.get("decode"))
         self.package = known.get("package") or LatencyProfile()

@@ -18,10 +18,11 @@ from turboserve.worker.engine.rows import Row, RowsForward, RowsMemory
 from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.work import ChunkWork, RecacheWork, Work
+from turboserve.worker.model.block import Memory
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.load import load_state
 from turboserve.worker.model.schedule import Schedule
-from turboserve.worker.model.transformer import CausalWanTransformer, Memory
+from turboserve.worker.model.transformer import CausalWanTransformer
 
 _WEIGHTS = "weights."
 

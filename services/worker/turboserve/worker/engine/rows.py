@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.ring import KVRing, Placement
-from turboserve.worker.model.transformer import CausalWanTransformer, Conditioning, Memory
+from turboserve.worker.model.block import Memory
+from turboserve.worker.model.transformer import CausalWanTransformer, Conditioning
 
 ROTATIONS = 64
 """Rotations kept: one for each session in work, since a chunk's forwards share theirs."""
@@ -60,9 +61,12 @@ class RowsForward:
         self,
         model: CausalWanTransformer,
         memory: Callable[[Sequence[Row]], Memory] = RowsMemory,
+        compiler: str | None = None,
     ) -> None:
-        """`memory`: how the rows attend."""
+        """`memory`: how the rows attend; `compiler`: a backend of `torch.compile`, None: as it is."""
         model.fuse()
+        model.compile_blocks(compiler)
+        self._compiled = compiler is not None
         self._memory = memory
         self._model = model
         self._weight = model.patch_embedding.weight
@@ -84,7 +88,8 @@ class RowsForward:
 
     def _conditioning(self, rows: Sequence[Row]) -> Conditioning:
         each = [self._condition(row.timestep) for row in rows]
-        if all(one is each[0] for one in each):
+        if len(each) == 1 or (not self._compiled and all(one is each[0] for one in each)):
+            # What is compiled is compiled for each form that its input may take, so let there be few.
             return each[0]
         return Conditioning(
             torch.cat([one.blocks for one in each], dim=2), torch.cat([one.head for one in each], dim=1)
@@ -101,7 +106,8 @@ class RowsForward:
         key = (first, frames)
         if key not in self._rotations:
             index = torch.arange(first, first + frames, device=self._weight.device).unsqueeze(0)
-            self._rotations[key] = self._model.rotation.at(index)
+            rotation = self._model.rotation.at(index)
+            self._rotations[key] = torch.view_as_real(rotation) if self._compiled else rotation
             while len(self._rotations) > ROTATIONS:
                 self._rotations.popitem(last=False)
         self._rotations.move_to_end(key)

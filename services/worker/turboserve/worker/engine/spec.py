@@ -109,7 +109,10 @@ class EngineOptions:
     overlap: bool = False
     """Decode, and move state to the host and back, on threads of their own while others compute. Without, all
     of it happens in `step`."""
-    attention: Literal["rows", "varlen"] = "rows"
-    """Each row's attention by itself, or all rows' in one call."""
+    attention: Literal["rows", "flash", "cudnn", "varlen"] = "rows"
+    """See `attention.KINDS`."""
+    compile: bool = False
+    """Have torch's compiler fuse what lies between two attentions. Takes a minute at the first forwards, and
+    a C++ compiler on a CPU."""
     playhead_trust_s: float = 2.0
     """A playhead is taken to have moved on since it was last reported, for this long at most."""

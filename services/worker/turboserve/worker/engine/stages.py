@@ -13,13 +13,13 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from turboserve.worker.engine.attention import attention_kind
 from turboserve.worker.engine.gather import Candidate, GatherPolicy
 from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.rows import RowsForward, RowsMemory
+from turboserve.worker.engine.rows import RowsForward
 from turboserve.worker.engine.session import Session
 from turboserve.worker.engine.spec import Decoder, TextEncoder
 from turboserve.worker.engine.streams import settle, to_host
-from turboserve.worker.engine.varlen import VarlenMemory, require_varlen
 from turboserve.worker.model.transformer import CausalWanTransformer
 
 Item = TypeVar("Item")
@@ -108,14 +108,14 @@ class ForwardStage(Stage[Session, Tensor]):
         profile: LatencyProfile | None = None,
         recache_profile: LatencyProfile | None = None,
         attention: str = "rows",
+        compiler: str | None = None,
     ) -> None:
-        """`attention`: see `EngineOptions`. Raises `AttentionUnavailable`."""
+        """`attention`: see `EngineOptions`; `compiler`: see `RowsForward`. Raises `AttentionUnavailable`."""
         super().__init__(model.patch_embedding.weight.device, clock, profile)
         self.recache_profile = recache_profile or LatencyProfile()
-        if attention == "varlen":
-            require_varlen(model.patch_embedding.weight.device, model.patch_embedding.weight.dtype)
-        memory = VarlenMemory if attention == "varlen" else RowsMemory
-        self._forward = RowsForward(model, memory)
+        weight = model.patch_embedding.weight
+        self._kind = attention_kind(attention, model.config, weight.device, weight.dtype)
+        self._forward = RowsForward(model, self._kind.memory, compiler)
         self._frames_per_chunk = model.config.frames_per_chunk
         self._policy = policy
         self._max_batch = max_batch
@@ -131,7 +131,8 @@ class ForwardStage(Stage[Session, Tensor]):
     def compute(self, batch: list[Session]) -> list[Tensor]:
         """See `Stage.compute`. Flows [F, C, H, W]."""
         rows = [session.work.row() for session in batch if session.work is not None]
-        return list(self._forward(rows).unbind(0))
+        with self._kind.chosen():
+            return list(self._forward(rows).unbind(0))
 
     def observe(self, batch: list[Session], seconds: float) -> None:
         """See `Stage.observe`."""

@@ -68,6 +68,14 @@ class Rotation:
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Rotate channel pairs of x [B, S, heads, head_dim] by complex64 [B, S, 1, head_dim/2]."""
-    pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * rotation).flatten(-2).to(x.dtype)
+    """Rotate channel pairs of x [B, S, heads, head_dim] by complex64 [B, S, 1, head_dim/2].
+
+    Or by the same as pairs of float32, [B, S, 1, head_dim/2, 2]: compilers know no complex numbers.
+    """
+    pairs = x.float().view(*x.shape[:-1], -1, 2)
+    if rotation.is_complex():
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * rotation)
+    else:
+        (a, b), (c, d) = pairs.unbind(-1), rotation.unbind(-1)
+        turned = torch.stack([a * c - b * d, a * d + b * c], dim=-1)
+    return turned.flatten(-2).to(x.dtype)

@@ -7,26 +7,15 @@ asks a `Memory`, which training fills with a mask and the engine with its KV rin
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from turboserve.worker.model.block import Block, Memory, compiled_parts
 from turboserve.worker.model.config import ModelConfig
-from turboserve.worker.model.rope import Rotation, rotate
-
-
-class Memory(Protocol):
-    """What the rows of one forward remember: earlier frames and a prompt. One call of each per layer."""
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Self-attention. q, k, v: [B, F·T, heads, head_dim], q and k already rotated. Returns q's shape."""
-        ...
-
-    def attend_text(self, layer: int, q: Tensor) -> Tensor:
-        """Attention over each row's prompt. q: [B, F·T, heads, head_dim]. Returns q's shape."""
-        ...
+from turboserve.worker.model.rope import Rotation
 
 
 class Conditioning(NamedTuple):
@@ -39,125 +28,6 @@ class Conditioning(NamedTuple):
     """[layers, 6, B, F, 1, dim]"""
     head: Tensor
     """[2, B, F, 1, dim]"""
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm over the whole width, not per head."""
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., dim] → [..., dim]."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
-class Attention(nn.Module):
-    """Projections of one attention; who attends to what is the memory's business."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.heads = config.num_heads
-        self.q = nn.Linear(config.dim, config.dim)
-        self.k = nn.Linear(config.dim, config.dim)
-        self.v = nn.Linear(config.dim, config.dim)
-        self.o = nn.Linear(config.dim, config.dim)
-        self.norm_q = RMSNorm(config.dim, config.eps)
-        self.norm_k = RMSNorm(config.dim, config.eps)
-        self._fused: tuple[Tensor, Tensor, Tensor] | None = None
-
-    @torch.no_grad()
-    def fuse(self) -> None:
-        """Lay the three projections out as one matrix, which the parameters become views of: for inference.
-
-        Costs no memory. A module that moved, or whose parameters were replaced, works as before `fuse`.
-        """
-        if self._is_fused():
-            return
-        linears = (self.q, self.k, self.v)
-        weight = torch.cat([linear.weight.detach() for linear in linears])
-        bias = torch.cat([linear.bias.detach() for linear in linears])
-        for linear, rows, row in zip(linears, weight.chunk(3), bias.chunk(3), strict=True):
-            linear.weight.data, linear.bias.data = rows, row
-        norms = torch.stack([self.norm_q.weight.detach(), self.norm_k.weight.detach()])
-        self._fused = weight, bias, norms
-
-    def _is_fused(self) -> bool:
-        return (
-            self._fused is not None
-            and not torch.is_grad_enabled()
-            and self._fused[0].data_ptr() == self.q.weight.data_ptr()
-        )
-
-    def rotated(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, S, dim] → rotated queries, rotated keys, values, each [B, S, heads, head_dim]."""
-        if not self._is_fused() or self._fused is None:
-            return rotate(self.queries(x), rotation), rotate(self.keys(x), rotation), self.values(x)
-        weight, bias, norms = self._fused
-        batch, tokens, dim = x.shape
-        qk, v = torch.split(F.linear(x, weight, bias), [2 * dim, dim], dim=-1)
-        qk = F.rms_norm(qk.view(batch, tokens, 2, dim), (dim,), eps=self.norm_q.eps) * norms
-        q, k = rotate(qk.view(batch, tokens, 2 * self.heads, -1), rotation).chunk(2, dim=2)
-        return q, k, self._heads(v)
-
-    def queries(self, x: Tensor) -> Tensor:
-        """[B, S, dim] → normed queries [B, S, heads, head_dim]."""
-        return self._heads(self.norm_q(self.q(x)))
-
-    def keys(self, x: Tensor) -> Tensor:
-        """[B, S, dim] → normed keys [B, S, heads, head_dim], not rotated."""
-        return self._heads(self.norm_k(self.k(x)))
-
-    def values(self, x: Tensor) -> Tensor:
-        """[B, S, dim] → values [B, S, heads, head_dim]."""
-        return self._heads(self.v(x))
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self.heads, -1)
-
-
-class Block(nn.Module):
-    """Self-attention, cross-attention over the prompt, feed-forward; modulated per frame by the timestep."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.width = (config.dim,)
-        self.eps = config.eps
-        self.self_attn = Attention(config)
-        self.norm3 = nn.LayerNorm(config.dim, config.eps)
-        self.cross_attn = Attention(config)
-        self.ffn = nn.Sequential(
-            nn.Linear(config.dim, config.ffn_dim),
-            nn.GELU(approximate="tanh"),
-            nn.Linear(config.ffn_dim, config.dim),
-        )
-        self.modulation = nn.Parameter(torch.randn(1, 6, config.dim) / config.dim**0.5)
-
-    def forward(self, layer: int, x: Tensor, modulation: Tensor, rotation: Tensor, memory: Memory) -> Tensor:
-        """x [B, F, T, dim], modulation [6, B, F, 1, dim] with 1 already added to both scales → x's shape."""
-        shift1, scale1, gate1, shift2, scale2, gate2 = modulation.unbind(0)
-
-        h = torch.addcmul(shift1, F.layer_norm(x, self.width, eps=self.eps), scale1).flatten(1, 2)
-        h = memory.attend(layer, *self.self_attn.rotated(h, rotation))
-        x = torch.addcmul(x, self.self_attn.o(h.flatten(2)).view_as(x), gate1)
-
-        h = memory.attend_text(layer, self.cross_attn.queries(self.norm3(x).flatten(1, 2)))
-        x = x + self.cross_attn.o(h.flatten(2)).view_as(x)
-
-        h = torch.addcmul(shift2, F.layer_norm(x, self.width, eps=self.eps), scale2)
-        h = self.ffn[2](gelu(self.ffn[0](h)))
-        return torch.addcmul(x, h, gate2)
-
-
-def gelu(x: Tensor) -> Tensor:
-    """GELU, tanh approximation. On a CPU as x·σ(2·√(2/π)·(x + 0.044715·x³)): the same, in half the time."""
-    if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_grad_enabled():
-        return F.gelu(x, approximate="tanh")
-    scale = 2 * math.sqrt(2 / math.pi)
-    inner = (x * x).mul_(0.044715 * scale).add_(scale)
-    return inner.mul_(x).sigmoid_().mul_(x)
 
 
 class Head(nn.Module):
@@ -239,6 +109,15 @@ class CausalWanTransformer(nn.Module):
         """See `Attention.fuse`: for inference, once the weights are where they stay."""
         for block in self._blocks:
             block.self_attn.fuse()
+
+    def compile_blocks(self, backend: str | None) -> None:
+        """Have what lies between two attentions compiled at its first use, once for all blocks; None: not.
+
+        Attention itself reads rings in place and stays as it is. `run` then takes rotations as real numbers.
+        """
+        parts = Block.parts if backend is None else compiled_parts(backend)
+        for block in self._blocks:
+            block.parts = parts
 
     def project_text(self, text: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Prompt embeddings [B, L, text_dim], L ≤ text_len → per layer its cross-attention keys and values.

@@ -93,6 +93,7 @@ def make_engine(models: Models, settings: Settings) -> Engine:
         max_batch=slots,
         policy=settings.gather_policy,
         attention=settings.attention,
+        compile=settings.compile,
         overlap=overlaps(settings, weight.device),
     )
     return Engine(models, options, profiles=_profiles(models, settings, weight.device))
