@@ -62,6 +62,9 @@ def test_everything_that_does_not_fit_is_listed(tiny_config: ModelConfig, weight
     for text in ("2 missing", "1 extra: blocks.9.extra", "(7,) instead of (288,)"):
         assert text in str(caught.value)
     assert same(dict(model.state_dict()), before)
+    with pytest.raises(CheckpointError) as caught:
+        load_state(model, {})
+    assert all(name in str(caught.value) for name in before)
 
 
 def test_files_that_hold_no_state_dict(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 _PREFIXES = ("model.", "_fsdp_wrapped_module.")
 _CONTAINERS = ("generator_ema", "generator", "model")
 _INDEX = ".safetensors.index.json"
-_SHOWN = 8
 
 
 class CheckpointError(ValueError):
@@ -35,7 +34,7 @@ class CheckpointError(ValueError):
         """Name, shape found, shape needed."""
         shapes = [f"{name} {found} instead of {needed}" for name, found, needed in misshaped]
         parts = [
-            f"{len(names)} {what}: {', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''}"
+            f"{len(names)} {what}: {', '.join(names)}"
             for what, names in (("missing", missing), ("extra", extra), ("mis-shaped", shapes))
             if names
         ]
