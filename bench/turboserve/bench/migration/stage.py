@@ -22,7 +22,7 @@ from turboserve.cli.embedded.running import running
 from turboserve.config import Settings
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.requests import ListWorkers
-from turboserve.contracts.workers import LoadReport
+from turboserve.contracts.workers import LoadReport, WorkerPhase
 from turboserve.lifeline import FD_VARIABLE, PARENT_VARIABLE
 from turboserve.subjects import LIST_WORKERS, LOAD
 
@@ -100,7 +100,7 @@ def processes(folder: Path, worker_environment: Mapping[str, str]) -> Iterator[P
 
 @asynccontextmanager
 async def connected(to: Processes) -> AsyncIterator[Stage]:
-    """Both workers have joined. Raises `BenchError`."""
+    """Both workers serve. Raises `BenchError`."""
     bus = await Bus.connect("bench", Settings(nats_url=to.nats_url))
     try:
         found = Stage(bus, health=to.health)
@@ -120,13 +120,14 @@ async def _joined(bus: Bus, to: Processes) -> None:
     while True:
         try:
             page = await bus.call(LIST_WORKERS, ListWorkers())
-            if {record.id for record in page.workers} >= set(WORKERS):
+            ready = {record.id for record in page.workers if record.phase is WorkerPhase.READY}
+            if ready >= set(WORKERS):
                 return
         except TurboServeError:
             pass
         if asyncio.get_running_loop().time() > end:
             log = (to.logs / f"{WORKERS[0]}.log").read_text(errors="replace")[-2_000:]
-            raise BenchError(f"the workers have not joined within {START_LIMIT_S:g} s:\n{log}")
+            raise BenchError(f"the workers do not serve within {START_LIMIT_S:g} s:\n{log}")
         await asyncio.sleep(0.2)
 
 
