@@ -59,7 +59,7 @@ class Worker:
         self.id = program.name
         self.table = Table(self.id, MODEL, capacity, lease_s)
         self.engine = Engine(program, capacity, 2 * capacity, lambda: network.faults, self._from_engine)
-        self.stopping = False
+        self.loading, self.stopping = True, False
         self.source, self.target = Source(self), Target(self, peer)
         self.made: dict[tuple[str, int, int], Made] = {}
         self._chunks, self._slot = chunks, slot
@@ -68,7 +68,20 @@ class Worker:
         self._wanted: Awaited[bool] = Awaited()
         self._started_at = program.kernel.now
 
-    def boot(self) -> None:
+    def load_model(self, seconds: float) -> None:
+        """Known as starting meanwhile; infinite: it never gets ready."""
+        self.program.spawn(self._announce(self._now + seconds))
+
+    async def _announce(self, until: float) -> None:
+        """`announcement.announced`: its last renewal has ended before it says anything else."""
+        while self._now < until and not self.stopping:
+            await self._beat()
+            await sleep(max(0.0, min(self._heartbeat_s, until - self._now)))
+        if not self.stopping:
+            self.loading = False
+            self._boot()
+
+    def _boot(self) -> None:
         self.program.every(TICK_S, lambda: self.tell(told.Tick()))
         self.program.spawn(self._beat_for_ever())
 
@@ -103,6 +116,15 @@ class Worker:
 
     def load(self) -> LoadReport:
         draining = self.table.draining or self.stopping
+        if self.loading:
+            return LoadReport(
+                worker=self.id,
+                model=MODEL,
+                capacity=0,
+                phase=WorkerPhase.STARTING,
+                pool_slot=self._slot,
+                started_at=self._started_at,
+            )
         return LoadReport(
             worker=self.id,
             model=MODEL,
@@ -150,6 +172,9 @@ class Worker:
             self.tell(told.PlayheadMoved(session, playhead_s, viewers > 0))
 
     def tell(self, message: told.Input) -> None:
+        if self.loading:
+            # Nothing is assigned to a worker that starts, and a drain is said again.
+            return
         if isinstance(message, told.Renewed | told.NobodyRenews):
             self.program.kernel.note(self.id, type(message).__name__, f"asked at {message.asked_at:.3f}")
         for command in self.table.tell(message, self._now):

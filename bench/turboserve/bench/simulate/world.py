@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field, replace
 
 from turboserve.autoscaler.control.policy import ControlPolicy
@@ -35,6 +36,7 @@ HEARTBEAT_S = 1.0
 STALE_S = 4.0
 POLICY = Policy(
     worker_timeout_s=6.0,
+    starting_timeout_s=30.0,
     lease_s=4.0,
     idle_after_s=10.0,
     resync_s=6.0,
@@ -178,8 +180,9 @@ class World:
         program.start()
         if chance.random() < self.network.faults.crash_at_start:
             self.kernel.at(0.1, lambda: program.kill("cannot start"))
-        elif chance.random() >= self.network.faults.never_ready:
-            program.after(chance.uniform(*START_S), worker.boot)
+        else:
+            never = chance.random() < self.network.faults.never_ready
+            worker.load_model(math.inf if never else chance.uniform(*START_S))
         return Member(slot, program, lambda: worker.program.spawn(worker.stop()))
 
     def _exited(self, program: Program, why: str) -> None:
