@@ -3,7 +3,7 @@
     python bench/gpu/measure.py --golden DIR_OR_FILE... --out results.json
 
 `--tiny` measures a tiny model with the same code, also on a CPU: to see that the script works. Where a call
-may last ten minutes, three do, each with `--limit-s 540`: `--parts correctness kernels speed --windows 12`,
+may last ten minutes, three do, each with `--limit-s 450`: `--parts correctness kernels speed --windows 12`,
 then `--parts kernels speed --windows 21`, then `--parts whole --windows 12`.
 """
 
@@ -40,7 +40,6 @@ from turboserve.bench.engine.naive import ClonedCache, ShiftedCache  # noqa: E40
 from turboserve.bench.engine.whole import moving, playing  # noqa: E402
 from turboserve.worker.engine.attention import KINDS  # noqa: E402
 from turboserve.worker.engine.engine import COMPILER, Models  # noqa: E402
-from turboserve.worker.engine.errors import AttentionUnavailable  # noqa: E402
 from turboserve.worker.engine.golden import GoldenReport, check_file, check_type  # noqa: E402
 from turboserve.worker.model.config import ModelConfig  # noqa: E402
 from turboserve.worker.model.presets import preset  # noqa: E402
@@ -142,8 +141,9 @@ class Notes:
             return True
         except torch.OutOfMemoryError as error:
             into[name] = {"out_of_memory": str(error).splitlines()[0]}
-        except (RuntimeError, ImportError, AttentionUnavailable) as error:
-            into[name] = {"unavailable": (str(error).splitlines() or [repr(error)])[0]}
+        except Exception as error:
+            # Devices, and versions of torch, lack things in many ways; none of them may cost the other numbers.
+            into[name] = {"unavailable": reason(error)}
         finally:
             self.save()
         return False
@@ -175,10 +175,10 @@ def checked(file: Path, dtype: str, against: str, check: Callable[[], GoldenRepo
     about = {"file": file.name, "dtype": dtype, "against": against}
     try:
         report = check()
-    except (RuntimeError, ImportError) as error:
+    except Exception as error:
         if dtype == "float32":
             raise
-        return about | {"unavailable": str(error).splitlines()[0], "passed": False}
+        return about | {"unavailable": reason(error), "passed": False}
     exact = report.max_abs_error if math.isfinite(report.max_abs_error) else None
     return about | {"passed": report.passed, "max_abs_error": exact, "tolerance": report.tolerance}
 
@@ -247,6 +247,11 @@ def whole(
         models = Models(model, FixedText(text[0].float()), decoder)
         if notes.take(into, name, partial(playing, models, arguments.batches, arguments.chunks)):
             notes.take(into[name], "moving", partial(moving, models, arguments.chunks))
+
+
+def reason(error: Exception) -> str:
+    """Kind and first line of an error."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def machine(device: torch.device) -> dict[str, Any]:
