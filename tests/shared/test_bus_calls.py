@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -170,3 +171,28 @@ async def test_a_leaders_answer_is_the_one_that_comes_though_all_instances_hear(
     for number in range(10):
         assert await caller.call(subjects.DRAIN_WORKER, DrainWorker(worker=str(number))) == Done()
     assert sorted(heard) == sorted(f"{who} {number}" for who in ("former", "leader") for number in range(10))
+
+
+async def test_what_comes_over_another_connection_is_told_from_it(connect) -> None:  # type: ignore[no-untyped-def]
+    """While the state store was not there workers were told so: it has to know before the first request."""
+    store, caller = await connect("state-store"), await connect("autoscaler")
+    connections: list[int | None] = []
+
+    async def answer(_: WorkerGone) -> Done:
+        connections.append(store.connection)
+        return Done()
+
+    async def asks_until(count: int) -> None:
+        while len(connections) < count:
+            with suppress(NoServerError, DeadlineError):
+                await caller.call(subjects.WORKER_GONE, WorkerGone(worker="w", reason="left"), deadline_s=0.5)
+
+    await store.serve(subjects.WORKER_GONE, answer)
+    await store.flush()
+    async with asyncio.timeout(60):
+        await asks_until(2)
+        await store.client.force_reconnect()
+        await asks_until(4)
+    assert connections[:2] == [0, 0]
+    assert 0 not in connections[2:]
+    assert store.connection == 1
