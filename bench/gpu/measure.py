@@ -142,7 +142,7 @@ class Notes:
         except torch.OutOfMemoryError as error:
             into[name] = {"out_of_memory": str(error).splitlines()[0]}
         except Exception as error:
-            # Devices, and versions of torch, lack things in many ways; none of them may cost the other numbers.
+            # Devices and versions of torch lack things in many ways; none may cost the other numbers.
             into[name] = {"unavailable": reason(error)}
         finally:
             self.save()
