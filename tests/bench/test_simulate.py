@@ -108,6 +108,13 @@ def test_a_worker_that_ignores_its_lease_is_found(monkeypatch: pytest.MonkeyPatc
     assert "one_executor" in violations(range(7, 40), Faults(cut={"worker": 0.1}), seconds=25.0)
 
 
+def test_an_engine_that_does_not_look_at_the_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that stood still goes on with its next chunk before it hears that the lease is over."""
+    going = property(lambda self: self._generate_until > -math.inf)
+    monkeypatch.setattr(engine.Engine, "generating", going)
+    assert "one_executor" in violations(range(10), Faults(freeze={"worker": 0.1}), seconds=25.0)
+
+
 def test_a_store_that_does_not_raise_the_epoch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def same(record: SessionRecord, worker: str | None) -> dict[str, Any]:
         return {"epoch": max(record.epoch, 1), "worker": worker, "own_revision": None}
