@@ -233,6 +233,17 @@ def test_a_dip_shorter_than_the_window_does_not_shrink_the_pool() -> None:
     assert [change[1:] for change in world.changes] == [(5, 4)]
 
 
+def test_waves_faster_than_a_start_up_are_held_through() -> None:
+    """Giving back for less time than starting again takes costs more than it saves."""
+    wave = lambda t: 40 if t % 20 < 10 else 10  # noqa: E731
+    world = World(target=10, demand=40).run(600, wave)
+    early = len(world.changes)
+    world.run(1200, wave)
+    assert len(world.changes) == early <= 6
+    slow = World(target=10, demand=40).run(1800, lambda t: 40 if t % 200 < 100 else 10)
+    assert len(slow.changes) >= 9, "slow ones are followed"
+
+
 def test_room_for_the_recent_peak_is_kept_with_all_workers_full() -> None:
     world = World(target=5, demand=17).run(200, lambda _: 17).run(POLICY.peak_window_s - 5, lambda _: 2)
     assert world.controller.target == 4, "4 × 5 slots hold the 17 of a moment ago"

@@ -16,6 +16,7 @@ from turboserve.autoscaler.control.detector import WorkloadDetector
 from turboserve.autoscaler.control.events import Happening
 from turboserve.autoscaler.control.forecast import Forecast
 from turboserve.autoscaler.control.hearing import CONVINCED, Hearing
+from turboserve.autoscaler.control.patience import FARTHEST, Patience
 from turboserve.autoscaler.control.peak import Peak
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.settings import AutoscalerSettings
@@ -244,6 +245,27 @@ class TestPeak:
             ends = [at for at, _ in known[1:]] + [now]
             expected = max(v for (_, v), end in zip(known, ends, strict=True) if end >= now - 4.0)
             assert peak.value == expected
+            lately = [v for (_, v), end in zip(known, ends, strict=True) if end >= now - 1.5]
+            assert peak.over(1.5, now) == max(lately)
+
+
+class TestPatience:
+    def test_a_mistake_doubles_it_up_to_a_limit_and_good_ones_halve_it(self) -> None:
+        patience = Patience(pays_s=10.0)
+        for mistake in range(6):
+            patience.shrank(100.0 * mistake)
+            patience.grew(100.0 * mistake + 9.0)
+        assert patience.factor == FARTHEST
+        patience.shrank(1000.0)
+        patience.grew(1011.0)
+        patience.shrank(1100.0)
+        assert patience.factor == FARTHEST // 2
+
+    def test_growing_long_after_is_no_mistake(self) -> None:
+        patience = Patience(pays_s=10.0)
+        patience.shrank(0.0)
+        patience.grew(10.0)
+        assert patience.factor == 1
 
 
 class TestForecast:

@@ -16,6 +16,7 @@ from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.bench.autoscale.agreement import agreement
 from turboserve.bench.autoscale.appendix import WINDOWS, calm, segment, ten_windows
 from turboserve.bench.autoscale.azure import azure
+from turboserve.bench.autoscale.forecasts import errors_of
 from turboserve.bench.autoscale.oracles import cheapest_plan, slot_needs, windowed_oracle
 from turboserve.bench.autoscale.plant import Plant
 from turboserve.bench.autoscale.production import TRACES, active_means, production
@@ -33,6 +34,7 @@ from turboserve.bench.autoscale.shapes import constant, from_counts, square
 from turboserve.bench.autoscale.simulation import Simulation
 from turboserve.bench.autoscale.sizers import Controlled, Fixed, Planned, flat_table
 from turboserve.bench.autoscale.trace import Step, Trace, checked, read, since, write
+from turboserve.bench.autoscale.units import Unit, run_all
 from turboserve.cli.main import app
 from turboserve.contracts.autoscale import ProfileTable, Provenance
 from turboserve.contracts.errors import InvalidInputError
@@ -297,7 +299,25 @@ class TestProfiling:
             build_table([], 3, Plant(), POLICY, Provenance(source="x"))
 
 
+class TestForecasts:
+    def test_a_straight_ramp_is_learned_and_the_product_sees_it_coming(self) -> None:
+        ramps = [from_counts("ramp", [10 + by * second for second in range(90)], 0) for by in (1, 2)]
+        found = errors_of(ramps[:1], ramps[1:], 5)
+        assert found["none"]["rms"] == pytest.approx(10.0)
+        assert found["product"]["rms"] < 9.0
+        assert found["learned"]["rms"] < 1.0
+
+
 class TestCommand:
+    def test_units_give_the_same_beside_each_other_as_one_by_one(self) -> None:
+        units = [Unit("roots", str(number), math.sqrt, (number,)) for number in (4, 9)]
+        assert run_all(units, 2) == run_all(units, 1) == {units[0]: 2.0, units[1]: 3.0}
+
+    def test_an_unknown_case_is_named(self) -> None:
+        result = CliRunner().invoke(app, ["bench", "autoscale", "--only", "windows,moon"])
+        assert result.exit_code != 0
+        assert "moon" in result.output
+
     def test_a_table_is_made_from_a_trace(self, tmp_path: Path) -> None:
         write(square(4, 8, 40, 80), tmp_path / "t.csv")
         out = tmp_path / "table.json"

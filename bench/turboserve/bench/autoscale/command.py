@@ -15,12 +15,13 @@ from rich.table import Table
 from turboserve.bench.autoscale import cases, demand
 from turboserve.bench.autoscale.agreement import agreement
 from turboserve.bench.autoscale.azure import SCALES
+from turboserve.bench.autoscale.forecasts import forecast_case
 from turboserve.bench.autoscale.plant import Plant
 from turboserve.bench.autoscale.production import TRACES, production
 from turboserve.bench.autoscale.units import Unit, run_all
 from turboserve.bench.report import BenchError
 
-CASES = ("windows", "real", "production", "profiling", "sweep", "agreement", "oscillation")
+CASES = ("windows", "real", "production", "profiling", "sweep", "agreement", "oscillation", "forecast")
 """The longest first: they are begun first."""
 WINDOW_DELAYS = (2.0, 10.0)
 SWEEP_DELAYS = (2.0, 30.0, 60.0)
@@ -62,7 +63,7 @@ def _units(segments: int, training: int, lasts_s: float) -> list[Unit]:
     ]
     units += [Unit("sweep", f"{delay:g}", production_traces, (("T1",), delay)) for delay in SWEEP_DELAYS]
     units += [Unit("agreement", str(workers), agrees, (workers,)) for workers in (10, 20)]
-    return [*units, Unit("oscillation", "", oscillation, ())]
+    return [*units, Unit("oscillation", "", oscillation, ()), Unit("forecast", "", forecast_case, ((2, 10),))]
 
 
 def _say(line: object) -> None:
@@ -164,6 +165,16 @@ def _real(found: Mapping[str, Any]) -> Table:
     return shown
 
 
+def _forecast(found: Mapping[str, Any]) -> Table:
+    shown = Table("traces", "horizon", "none", "product", "learned", title="forecasts: rms (p95) error",
+                  box=box.SIMPLE)  # fmt: skip
+    for kind, horizons in found.items():
+        for horizon, errors in horizons.items():
+            cells = (f"{error['rms']:g} ({error['p95']:g})" for error in errors.values())
+            shown.add_row(kind, horizon.replace("_", " "), *cells)
+    return shown
+
+
 def _plain(title: str) -> Callable[[Mapping[str, Any]], Table]:
     def shown(found: Mapping[str, Any]) -> Table:
         whole = Table(title=title, show_header=False, box=box.SIMPLE)
@@ -186,5 +197,6 @@ _PARTS: dict[str, Callable[[Mapping[str, Any]], Table]] = {
     "real": _real,
     "oscillation": _plain("oscillation"),
     "sweep": _sweep,
+    "forecast": _forecast,
     "agreement": _plain("the whole scheduler core against the simulator"),
 }

@@ -8,7 +8,6 @@ from typing import Any
 
 from turboserve.autoscaler.control.default import default_table
 from turboserve.bench.autoscale.azure import azure
-from turboserve.bench.autoscale.cases import play
 from turboserve.bench.autoscale.oracles import cheapest_plan, slot_needs
 from turboserve.bench.autoscale.plant import Plant, policy_for
 from turboserve.bench.autoscale.production import production
@@ -39,7 +38,8 @@ def profiled(traces: Sequence[Trace], plant: Plant, grid: Grid) -> ProfileTable:
 
 
 def production_case(names: Sequence[str], start_up_s: float, say: Say) -> dict[str, Any]:
-    """Drawn traces of Table 12 against the dynamic program of 7.4, both at ρ̂ = 0.8.
+    """Drawn traces of Table 12 against the dynamic program of 7.4, both at ρ̂ = 0.8 and with the same workers
+    at the beginning.
 
     `profiled` uses the forecast at the levels of volatility for which it paid on other draws of these traces.
     """
@@ -58,7 +58,8 @@ def production_case(names: Sequence[str], start_up_s: float, say: Say) -> dict[s
         replayed = Simulation(trace, plant, Planned(plan, SLOT_S, start_up_s)).run()
         rows: dict[str, Any] = {"oracle": {**replayed.figures(), "cost_worker_s": oracle_s}}
         for mode, table in tables.items():
-            run = play(trace, plant, policy_for(plant), table)
+            begins = Controlled(policy_for(plant), table, plan[0])
+            run = Simulation(trace, plant, begins).run()
             gap = round(100 * (run.cost_s / oracle_s - 1), 2)
             rows[mode] = {**run.figures(), "gap_percent": gap}
             say(f"{name}, start-up {start_up_s:g} s, {mode}: {gap:+.1f} %, {run.late} late of {run.placed}")

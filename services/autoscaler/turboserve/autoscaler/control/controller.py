@@ -11,10 +11,10 @@ A decision, in the paper's order:
 
 Beyond the paper. "In" looks at the mean load, not at ρ_max: a drain rebalances, so one full worker among
 empty ones is no reason to keep them all (with K = 1 ρ_max never falls below 1). A scale-in goes no lower than
-what was needed at any time in `in_window_s`, keeps room (all workers full) for the most sessions of
-`peak_window_s`, and goes only as far as the workers serving now would hold the load inside the band, so it
-does not have to be undone. Both cool-downs count from the last action of either kind. Only feedback that is
-fresh, finite and in order can shrink the pool.
+what was needed at any time in `in_window_s` (longer after mistakes: `patience`), keeps room, all workers
+full, for the most sessions of `peak_window_s`, and goes only as far as the workers serving now would hold the
+load inside the band, so it does not have to be undone. Both cool-downs count from the last action of either
+kind. Only feedback that is fresh, finite and in order can shrink the pool.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from turboserve.autoscaler.control.events import (
 )
 from turboserve.autoscaler.control.forecast import Forecast
 from turboserve.autoscaler.control.hearing import Hearing
+from turboserve.autoscaler.control.patience import FARTHEST, Patience
 from turboserve.autoscaler.control.peak import Peak
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable
@@ -81,7 +82,8 @@ class Controller:
         """Parameters in force."""
         self.decisions: deque[Decision] = deque(maxlen=KEPT)
         self._latency = latency
-        self._needed = Peak(policy.in_window_s)
+        self._patience = Patience(policy.horizon_s)
+        self._needed = Peak(FARTHEST * policy.in_window_s)
         self._required = Peak(policy.peak_window_s)
         self._changed_at: float | None = None
         self._busy_at: float | None = None
@@ -238,12 +240,13 @@ class Controller:
         floor = self._floor(now)
         # Who wants no worker after `zero_after_s` wants none for a peak before that.
         recent = math.ceil(self._required.value / self.capacity) if floor else 0
-        lowest = max(self._needed.value, recent, floor)
+        window_s = self._patience.factor * policy.in_window_s
+        lowest = max(self._needed.over(window_s, now), recent, floor)
         if lowest >= size or (mean >= edge - EPSILON and feedback.required > 0):
             return Action.HOLD, size, "steady", "the load is inside the band"
         since = self.hearing.since
-        if since is None or now - since < policy.in_window_s:
-            return Action.HOLD, size, "settling", f"not heard for {policy.in_window_s:g} s without a gap yet"
+        if since is None or now - since < window_s:
+            return Action.HOLD, size, "settling", f"not heard for {window_s:g} s without a gap yet"
         if self._rests(policy.in_cooldown_s, now):
             return Action.HOLD, size, "cooling", "the last action is too recent"
         # What the formula itself asks for is not undone, however coarse K makes the load.
@@ -279,6 +282,10 @@ class Controller:
         self.advice = target if advice is None else advice
         if target != previous:
             self._changed_at = now
+        if action is Action.OUT:
+            self._patience.grew(now)
+        elif action is Action.IN:
+            self._patience.shrank(now)
         decision = Decision(now, action, target, previous, self.advice, reason, self.numbers())
         self.decisions.append(decision)
         return decision

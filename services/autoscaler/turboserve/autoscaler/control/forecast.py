@@ -55,15 +55,17 @@ class Forecast:
     @property
     def value(self) -> float | None:
         """Sessions expected `horizon_s` ahead, with the margin; None before the first step is over."""
+        plain = self.plain
+        return None if plain is None else plain + self._margin()
+
+    @property
+    def plain(self) -> float | None:
+        """As `value`, without the margin."""
         if self._demand is None:
             return None
         # The running step counts before it is over where it makes the forecast higher.
         running = self._highest + self._reach * self._trend_with(self._highest)
-        return max(self._plain(), running) + self._margin()
-
-    def _plain(self) -> float:
-        assert self._demand is not None
-        return max(self._demand + self._reach * self._trend, 0.0)
+        return max(self._demand + self._reach * self._trend, running, 0.0)
 
     def _trend_with(self, demand: float) -> float:
         """The trend after one more step of this demand."""
@@ -75,7 +77,7 @@ class Forecast:
         self._demand = demand
         if len(self._made) == self._steps:
             self._remember(demand - self._made.popleft())
-        self._made.append(self._plain())
+        self._made.append(max(demand + self._reach * self._trend, 0.0))
 
     def _remember(self, error: float) -> None:
         self._errors.append(error)

@@ -23,6 +23,10 @@ class Peak:
         while self._falling[0][0] < now - self._window_s:
             self._falling.popleft()
 
+    def over(self, window_s: float, now: float) -> int:
+        """The largest value of the last `window_s`, at most the whole window; 0 if nothing was added."""
+        return next((value for at, value in self._falling if at >= now - window_s), 0)
+
     @property
     def value(self) -> int:
         """0 if nothing was added."""

@@ -42,7 +42,7 @@ class ControlPolicy:
     """Whether the forecast is a lower bound of the target; None: as the table has it for the level."""
     horizon_s: float = 10.0
     """How far ahead the forecast looks: the time from a scale-out to a worker that serves."""
-    quantile: float = 0.9
+    quantile: float = 0.95
     """Share of past forecasts whose errors the margin covers."""
     dry_run: bool = False
     """Only explain: the target stays, `advice` says what it would be."""
