@@ -134,9 +134,10 @@ async def test_bad_orders_name_the_field_and_change_nothing(
         await api.put("/v1/pool/dry-run", params=where, json={"dry_run": 1}), 422, "invalid_input", "dry_run"
     )
     gap = default_table().model_dump(mode="json")
-    gap["levels"][1]["volatility_from"] = 2.0
+    first_to = gap["levels"][0]["volatility_to"]
+    gap["levels"][1]["volatility_from"] = 2 * first_to
     overlap = default_table().model_dump(mode="json")
-    overlap["levels"][1]["volatility_from"] = 1.0
+    overlap["levels"][1]["volatility_from"] = first_to / 2
     closed = default_table().model_dump(mode="json")
     closed["levels"][-1]["volatility_to"] = 99.0
     for table, field, word in (
