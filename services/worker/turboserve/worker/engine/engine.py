@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from turboserve.worker.engine.admission import SessionTable
 from turboserve.worker.engine.boundary import Boundary
-from turboserve.worker.engine.events import (
-    ChunkReady,
-    ChunkTimings,
-    Event,
-    SessionFailed,
-    Suspended,
-    SuspendRefused,
-)
+from turboserve.worker.engine.decoding import DecodeStage, Decoding
+from turboserve.worker.engine.events import Event, SessionFailed, Suspended, SuspendRefused
 from turboserve.worker.engine.gather import policy
 from turboserve.worker.engine.lane import Bell, Lane
 from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.session import PendingControl, Session, Undecoded
+from turboserve.worker.engine.profile_file import STAGES
+from turboserve.worker.engine.session import PendingControl, Session
 from turboserve.worker.engine.snapshot import Snapshot
 from turboserve.worker.engine.spec import Control, Decoder, EngineOptions, SessionSpec, TextEncoder
-from turboserve.worker.engine.stages import Clock, DecodeStage, Decoding, ForwardStage, TextStage
+from turboserve.worker.engine.stages import Clock, ForwardStage, TextStage
 from turboserve.worker.engine.transfer import Transfer, Way
 from turboserve.worker.model.schedule import Schedule
 from turboserve.worker.model.transformer import CausalWanTransformer
@@ -73,7 +68,7 @@ class Engine:
 
         `profiles`: measured seconds by batch size, by stage (`profile_file.STAGES`), to begin with.
         """
-        known = {stage: LatencyProfile(seconds) for stage, seconds in (profiles or {}).items()}
+        known = {stage: LatencyProfile((profiles or {}).get(stage)) for stage in STAGES}
         transformer = models.transformer
         self.models = models
         self.config = transformer.config
@@ -82,22 +77,24 @@ class Engine:
         self._clock = clock
         self.table = SessionTable(transformer, options, self._bell)
         device = self.table.device
-        self.text = TextStage(models.text, device, clock, known.get("text"))
+        self.package = known["package"]
+        """L(b) of packaging, which is not the engine's work: whoever does it refines this."""
+        self.pacing = Pacing(self.config, options, known["forward"], known["decode"], self.package)
+        most = min(options.max_batch, TEXT_BATCH)
+        self.text = TextStage(models.text, device, clock, most, known["text"])
         self.forward = ForwardStage(
             transformer,
             policy(options.policy),
             options.max_batch,
             clock,
-            known.get("forward"),
-            known.get("recache"),
+            self.pacing,
+            known["forward"],
+            known["recache"],
             options.attention,
             COMPILER if options.compile else None,
         )
-        self.decode = DecodeStage(models.decoder, device, clock, known.get("decode"))
-        self.package = known.get("package") or LatencyProfile()
-        """L(b) of packaging, which is not the engine's work: whoever does it refines this."""
+        self.decode = DecodeStage(models.decoder, device, clock, self.pacing, self.config, known["decode"])
         self._decodes: Lane[Decoding] = Lane("decode", device, self._bell, options.overlap)
-        self.pacing = Pacing(self.config, options, self.forward.profile, self.decode.profile, self.package)
         self._boundary = Boundary(transformer, Schedule(self.config), self.table, self.pacing)
 
     @property
@@ -206,91 +203,29 @@ class Engine:
 
     def _run_decode(self, now: float) -> list[Event] | None:
         while self._decodes.load < LANE_DEPTH:
-            waiting = [session for session in self.table.sessions.values() if session.decodable]
-            if not waiting:
+            batch = self.decode.gather(self.decode.waiting(self.table.sessions.values()), now)
+            if not batch:
                 return None
-            session = min(waiting, key=lambda s: self.pacing.slack(s, now))
-            session.in_lane = True
-            self._decodes.submit(Decoding(self.decode, session))
+            for job in batch:
+                self._decodes.submit(job)
             if not self._decodes.threaded:
                 return self._collect()
         return None
 
     def _run_text(self, now: float) -> list[Event] | None:
-        waiting = [
-            (session, pending)
-            for session in self.table.sessions.values()
-            if session.transfer is None
-            for pending in session.controls
-            if not pending.ready
-        ][: min(self.options.max_batch, TEXT_BATCH)]
-        if not waiting:
-            return None
-        events: list[Event] = []
-        outcomes = self.text.run([pending.control.prompt or "" for _, pending in waiting])
-        for (session, pending), outcome in zip(waiting, outcomes, strict=True):
-            pending.text = outcome.result
-            if outcome.error is not None:
-                events.append(self._fail(session, outcome.error))
-        return events
+        batch = self.text.gather(self.text.waiting(self.table.sessions.values()), now)
+        return self.text.scatter(self.text.run(batch), self._fail) if batch else None
 
     def _run_forward(self, now: float) -> list[Event] | None:
-        sessions = self.table.sessions
-        candidates = [self.pacing.candidate(s, now) for s in sessions.values() if s.forwarding]
-        batch = self.forward.gather(sessions, candidates)
-        if not batch:
-            return None
-        for session in batch:
-            if session.started_at_s is None:
-                session.started_at_s = now
-        events: list[Event] = []
-        for outcome in self.forward.run(batch):
-            session = outcome.item
-            if outcome.error is not None or outcome.result is None or session.work is None:
-                events.append(self._fail(session, outcome.error))
-                continue
-            session.work.advance(outcome.result)
-            self._denoised(session)
-        return events
-
-    def _denoised(self, session: Session) -> None:
-        """Queue a chunk's decoding as soon as its latents are clean, before its last forward."""
-        chunk = session.chunk
-        if chunk is None or chunk.clean is None or chunk.done != chunk.total - 1:
-            return
-        timings = ChunkTimings(
-            due_s=session.due_at_s or 0.0,
-            started_s=session.started_at_s or 0.0,
-            denoised_s=self._clock(),
-            ready_s=0.0,
-        )
-        session.undecoded.append(Undecoded(chunk.clean, chunk.index, session.state.control_seq, timings))
+        batch = self.forward.gather(self.forward.waiting(self.table.sessions.values()), now)
+        return self.forward.scatter(self.forward.run(batch), self._fail) if batch else None
 
     def _scatter_decoded(self, job: Decoding) -> list[Event]:
         if job.seconds is not None:
             self.decode.observe([job], job.seconds)
-        session, item, decoded = job.session, job.item, job.outcome.result
-        if self.table.sessions.get(session.name) is not session:
+        if self.table.sessions.get(job.session.name) is not job.session:
             return []
-        if decoded is None:
-            return [self._fail(session, job.outcome.error)]
-        session.in_lane = False
-        session.undecoded.popleft()
-        session.state.decoder_cache = decoded.cache
-        if item.index is None or item.timings is None:
-            return []
-        session.delivered = item.index + 1
-        return [
-            ChunkReady(
-                session=session.name,
-                index=item.index,
-                latents=decoded.latents,
-                frames=decoded.frames,
-                control_seq=item.control_seq,
-                media_start_s=self.config.media_start(item.index),
-                timings=replace(item.timings, ready_s=job.ready_s),
-            )
-        ]
+        return self.decode.scatter([job.outcome], self._fail)
 
     def _scatter_transferred(self, transfer: Transfer) -> list[Event]:
         session = self.table.transferred(transfer)

@@ -1,12 +1,13 @@
-"""The engine's stages: each gathers a batch, computes, and scatters results (NeuStream's stream module).
+"""The engine's stages: each gathers a batch, computes it and scatters results (NeuStream's stream module).
 
-A stage knows nothing of the others; the engine decides whose turn it is.
+A stage knows nothing of the others; the engine decides whose turn it is. Recaching and denoising are one
+stage with a latency profile each: both are forwards. Decoding is in `decoding`; packaging is the service's.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -14,17 +15,22 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.attention import attention_kind
-from turboserve.worker.engine.gather import Candidate, GatherPolicy
+from turboserve.worker.engine.events import ChunkTimings, Event
+from turboserve.worker.engine.gather import GatherPolicy
+from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.engine.rows import RowsForward
-from turboserve.worker.engine.session import Session
-from turboserve.worker.engine.spec import Decoder, TextEncoder
-from turboserve.worker.engine.streams import settle, to_host
+from turboserve.worker.engine.session import PendingControl, Session, Undecoded
+from turboserve.worker.engine.spec import TextEncoder
+from turboserve.worker.engine.streams import settle
 from turboserve.worker.model.transformer import CausalWanTransformer
 
+Waiting = TypeVar("Waiting")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Clock = Callable[[], float]
+Fail = Callable[[Session, "Exception | None"], Event]
+"""Ends a session that raised an error, and says so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +42,12 @@ class Outcome(Generic[Item, Result]):
     error: Exception | None = None
 
 
-class Stage(ABC, Generic[Item, Result]):
-    """A step of the pipeline with a measured latency per batch size."""
+class Stage(ABC, Generic[Waiting, Item, Result]):
+    """A step of the pipeline with a measured latency per batch size.
+
+    Its input queue is a view of the sessions, those in the state that it takes: so the queue cannot disagree
+    with them, however a session leaves.
+    """
 
     def __init__(self, device: torch.device, clock: Clock, profile: LatencyProfile | None = None) -> None:
         self.profile = profile or LatencyProfile()
@@ -45,8 +55,20 @@ class Stage(ABC, Generic[Item, Result]):
         self._clock = clock
 
     @abstractmethod
+    def waiting(self, sessions: Iterable[Session]) -> list[Waiting]:
+        """The input queue, in the order of the sessions."""
+
+    @abstractmethod
+    def gather(self, waiting: list[Waiting], now: float) -> list[Item]:
+        """The next batch of what waits; empty only if nothing does."""
+
+    @abstractmethod
     def compute(self, batch: list[Item]) -> list[Result]:
         """Results of a batch, in its order. Repeating a call must give the same."""
+
+    @abstractmethod
+    def scatter(self, outcomes: list[Outcome[Item, Result]], fail: Fail) -> list[Event]:
+        """Give each session its result, or let it fail."""
 
     def attempt(self, batch: list[Item]) -> tuple[list[Outcome[Item, Result]], float | None]:
         """Compute a batch, and how long that took; an error is every item's, and took no time."""
@@ -74,7 +96,15 @@ class Stage(ABC, Generic[Item, Result]):
         self.profile.observe(len(batch), seconds)
 
 
-class TextStage(Stage[str, Tensor]):
+@dataclass(frozen=True, eq=False)
+class Prompted:
+    """A prompt that waits for its embedding."""
+
+    session: Session
+    pending: PendingControl
+
+
+class TextStage(Stage[Prompted, Prompted, Tensor]):
     """Prompts → embeddings [L, text_dim]."""
 
     def __init__(
@@ -82,18 +112,41 @@ class TextStage(Stage[str, Tensor]):
         encoder: TextEncoder,
         device: torch.device,
         clock: Clock,
+        max_batch: int,
         profile: LatencyProfile | None = None,
     ) -> None:
         super().__init__(device, clock, profile)
         self._encoder = encoder
+        self._max_batch = max_batch
+
+    def waiting(self, sessions: Iterable[Session]) -> list[Prompted]:
+        """See `Stage.waiting`."""
+        return [
+            Prompted(session, pending)
+            for session in sessions
+            if session.transfer is None
+            for pending in session.controls
+            if not pending.ready
+        ]
+
+    def gather(self, waiting: list[Prompted], now: float) -> list[Prompted]:
+        """See `Stage.gather`."""
+        return waiting[: self._max_batch]
 
     @torch.inference_mode()
-    def compute(self, batch: list[str]) -> list[Tensor]:
+    def compute(self, batch: list[Prompted]) -> list[Tensor]:
         """See `Stage.compute`."""
-        return list(self._encoder.encode(batch).unbind(0))
+        return list(self._encoder.encode([each.pending.control.prompt or "" for each in batch]).unbind(0))
+
+    def scatter(self, outcomes: list[Outcome[Prompted, Tensor]], fail: Fail) -> list[Event]:
+        """See `Stage.scatter`."""
+        for outcome in outcomes:
+            outcome.item.pending.text = outcome.result
+        failed = [outcome for outcome in outcomes if outcome.error is not None]
+        return [fail(outcome.item.session, outcome.error) for outcome in failed]
 
 
-class ForwardStage(Stage[Session, Tensor]):
+class ForwardStage(Stage[Session, Session, Tensor]):
     """Transformer forwards of any kind: denoising steps, clean passes, recaches, replays.
 
     A recache covers a whole window and not a chunk; it is a batch of its own and has a profile of its own.
@@ -105,6 +158,7 @@ class ForwardStage(Stage[Session, Tensor]):
         policy: GatherPolicy,
         max_batch: int,
         clock: Clock,
+        pacing: Pacing,
         profile: LatencyProfile | None = None,
         recache_profile: LatencyProfile | None = None,
         attention: str = "rows",
@@ -118,15 +172,26 @@ class ForwardStage(Stage[Session, Tensor]):
         self._forward = RowsForward(model, self._kind.memory, compiler)
         self._frames_per_chunk = model.config.frames_per_chunk
         self._policy = policy
+        self._pacing = pacing
         self._max_batch = max_batch
 
-    def gather(self, sessions: dict[str, Session], candidates: list[Candidate]) -> list[Session]:
-        """The next batch."""
+    def waiting(self, sessions: Iterable[Session]) -> list[Session]:
+        """See `Stage.waiting`."""
+        return [session for session in sessions if session.forwarding]
+
+    def gather(self, waiting: list[Session], now: float) -> list[Session]:
+        """See `Stage.gather`."""
+        candidates = [self._pacing.candidate(session, now) for session in waiting]
         chosen = self._policy.gather(candidates, self.profile, self._max_batch)
         if chosen and chosen[0].frames > self._frames_per_chunk:
             # A recache's rows are longer: as many as have a full batch's tokens, for so much memory there is.
             chosen = chosen[: max(1, self._max_batch * self._frames_per_chunk // chosen[0].frames)]
-        return [sessions[candidate.session] for candidate in chosen]
+        by_name = {session.name: session for session in waiting}
+        batch = [by_name[candidate.session] for candidate in chosen]
+        for session in batch:
+            if session.started_at_s is None:
+                session.started_at_s = now
+        return batch
 
     def compute(self, batch: list[Session]) -> list[Tensor]:
         """See `Stage.compute`. Flows [F, C, H, W]."""
@@ -134,66 +199,33 @@ class ForwardStage(Stage[Session, Tensor]):
         with self._kind.chosen():
             return list(self._forward(rows).unbind(0))
 
+    def scatter(self, outcomes: list[Outcome[Session, Tensor]], fail: Fail) -> list[Event]:
+        """See `Stage.scatter`."""
+        events: list[Event] = []
+        for outcome in outcomes:
+            session = outcome.item
+            if outcome.error is not None or outcome.result is None or session.work is None:
+                events.append(fail(session, outcome.error))
+                continue
+            session.work.advance(outcome.result)
+            self._denoised(session)
+        return events
+
     def observe(self, batch: list[Session], seconds: float) -> None:
         """See `Stage.observe`."""
         work = batch[0].work
         usual = work is not None and work.frames == self._frames_per_chunk
         (self.profile if usual else self.recache_profile).observe(len(batch), seconds)
 
-
-@dataclass(frozen=True, eq=False)
-class Decoded:
-    """What one decode gives, on the host but for the cache."""
-
-    frames: Tensor
-    """uint8 [N, H, W, 3]"""
-    latents: Tensor
-    """What was decoded, [F, C, H, W]."""
-    cache: dict[str, Tensor]
-    """The session's decoder cache for its next latents."""
-
-
-class Decoding:
-    """One session's latents in the decode lane: a job."""
-
-    def __init__(self, stage: DecodeStage, session: Session) -> None:
-        """Takes the first of the session's undecoded latents; the session's cache stays until it is done."""
-        self.session = session
-        self.item = session.undecoded[0]
-        self.cache = session.state.decoder_cache
-        self.outcome: Outcome[Decoding, Decoded] = Outcome(self, None)
-        self.seconds: float | None = None
-        self.ready_s = 0.0
-        self._stage = stage
-
-    def run(self) -> None:
-        """See `Job.run`."""
-        [self.outcome], self.seconds = self._stage.attempt([self])
-        self.ready_s = self._stage.now()
-
-
-class DecodeStage(Stage[Decoding, Decoded]):
-    """Clean latents → pixel frames, through each session's own streaming cache."""
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        device: torch.device,
-        clock: Clock,
-        profile: LatencyProfile | None = None,
-    ) -> None:
-        super().__init__(device, clock, profile)
-        self._decoder = decoder
-
-    def now(self) -> float:
-        """The engine's clock."""
-        return self._clock()
-
-    @torch.inference_mode()
-    def compute(self, batch: list[Decoding]) -> list[Decoded]:
-        """See `Stage.compute`."""
-        return [self._decode(each.item.latents, each.cache) for each in batch]
-
-    def _decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> Decoded:
-        frames, after = self._decoder.decode(latents, cache)
-        return Decoded(to_host(frames), to_host(latents), after)
+    def _denoised(self, session: Session) -> None:
+        """Queue a chunk's decoding as soon as its latents are clean, before its last forward."""
+        chunk = session.chunk
+        if chunk is None or chunk.clean is None or chunk.done != chunk.total - 1:
+            return
+        timings = ChunkTimings(
+            due_s=session.due_at_s or 0.0,
+            started_s=session.started_at_s or 0.0,
+            denoised_s=self._clock(),
+            ready_s=0.0,
+        )
+        session.undecoded.append(Undecoded(chunk.clean, chunk.index, session.state.control_seq, timings))
