@@ -247,6 +247,7 @@ def test_waves_faster_than_a_start_up_are_held_through() -> None:
 def test_room_for_the_recent_peak_is_kept_with_all_workers_full() -> None:
     world = World(target=5, demand=17).run(200, lambda _: 17).run(POLICY.peak_window_s - 5, lambda _: 2)
     assert world.controller.target == 4, "4 × 5 slots hold the 17 of a moment ago"
+    assert "and the 17 of the last 120 s" in world.controller.decisions[-1].reason
     world.run(10, lambda _: 2)
     assert world.controller.target == 1
 
@@ -270,6 +271,7 @@ def test_a_full_worker_is_a_reason_to_grow_whatever_the_band() -> None:
     controller = Controller(POLICY, ProfileTable(levels=(dense,), provenance=TABLE.provenance), 3)
     controller.handle(Heard(report(15, 3, 1.0)), 1.0)
     assert controller.target == 4
+    assert "a worker is full" in controller.decisions[-1].reason
 
 
 def test_one_full_worker_of_capacity_one_does_not_keep_the_others() -> None:

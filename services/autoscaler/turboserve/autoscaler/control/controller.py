@@ -217,12 +217,14 @@ class Controller:
         size, row, policy = self.target, self.row, self.policy
         edge = row.target_utilization + policy.hysteresis
         ahead = self.predictive and self._ahead() > size
-        if feedback.rho_max > edge + EPSILON or feedback.rho_max >= 1 - EPSILON:
+        if feedback.rho_max > edge + EPSILON:
             trigger = (
                 f"load {feedback.rho_max:.2f} is above {row.target_utilization:g} + {policy.hysteresis:g}"
             )
         elif feedback.waiting > 0:
             trigger = f"{feedback.waiting} sessions wait"
+        elif feedback.rho_max >= 1 - EPSILON:
+            trigger = "a worker is full"
         elif ahead:
             trigger = "the forecast is above what there is"
         else:
@@ -255,6 +257,8 @@ class Controller:
             if would_hold(feedback.required, self.capacity, min(feedback.workers, rest), upper):
                 reason = f"load {mean:.2f} is below {row.target_utilization:g} − {policy.hysteresis:g}: "
                 reason += f"{rest} workers hold {feedback.required} sessions at level {row.level}"
+                if rest == recent:
+                    reason += f", and the {self._required.value} of the last {policy.peak_window_s:g} s"
                 return Action.IN, rest, "in", reason
         return Action.HOLD, size, "packed", f"fewer workers would not hold {feedback.required} sessions"
 
