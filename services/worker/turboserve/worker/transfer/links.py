@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 import torch
@@ -21,6 +23,8 @@ from turboserve.worker.transfer.link import Link
 BACKENDS = ("nccl", "gloo", "nixl", "shm")
 CONNECT_S = 5.0
 """A new link has to stand within this long."""
+LATE_S = 1.0
+"""By how much a call with a time-out may miss it."""
 IDLE_LIMIT = 8
 """Links that are kept warm; the one that was unused longest goes first."""
 THREADS = 16
@@ -73,6 +77,40 @@ class Links:
             await ended(future)
             raise
 
+    async def connecting(self, call: Callable[[], T], seconds: float, drop: Callable[[T], object]) -> T:
+        """Do it on a thread of its own, which is left behind if it is not back soon after `seconds`: torch's
+        store waits without end for a server that stands still. No session's memory is in use yet. What comes
+        too late is given to `drop`. Raises `PeerLost`, and what `call` does."""
+        loop = asyncio.get_running_loop()
+        coming: asyncio.Future[T] = loop.create_future()
+
+        def settle(done: Future[T]) -> None:
+            error = done.exception()
+            if coming.done():
+                if error is None:
+                    drop(done.result())
+            elif error is not None:
+                coming.set_exception(error)
+            else:
+                coming.set_result(done.result())
+
+        def run() -> None:
+            done: Future[T] = Future()
+            try:
+                done.set_result(call())
+            except BaseException as error:
+                done.set_exception(error)
+            # The loop may be closed by now.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(settle, done)
+
+        threading.Thread(target=run, name="transfer-connect", daemon=True).start()
+        try:
+            async with asyncio.timeout(seconds + LATE_S):
+                return await coming
+        except TimeoutError:
+            raise PeerLost(f"no link within {seconds:.3g} s") from None
+
     def hello(self, session: str, move: int, worker: str, source: str) -> Hello:
         """What a target says first. `source`: the address that its links are kept under."""
         warm = tuple(link.name for peer, giving, link in self._idle if peer == source and not giving)
@@ -116,7 +154,9 @@ class Links:
                 raise ProtocolBroken(f"backend: {welcome.backend} without a rendezvous")
             host, port = welcome.store
             seconds = deadline.left(CONNECT_S)
-            store = await self.blocking(lambda: pair.join_store(host, port, seconds), deadline)
+            store = await self.connecting(
+                lambda: pair.join_store(host, port, seconds), seconds, lambda late: None
+            )
         return await self._make(welcome.backend, welcome.link, pair.TARGET, store, channel.host, deadline)
 
     def put_back(self, peer: str, link: Link, *, giving: bool) -> None:
@@ -181,6 +221,8 @@ class Links:
             return shm.ShmLink(name)
 
         try:
+            if store is not None:
+                return await self.connecting(make, seconds, Link.close)
             return await self.blocking(make, deadline)
         except RuntimeError as error:
             raise TransferError(f"{backend}: {error}") from error
