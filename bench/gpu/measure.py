@@ -226,9 +226,14 @@ def speed(
     if 1 in chunk_s:
         into["sessions_at_16_fps_one_at_a_time"] = int(playing_s / chunk_s[1])
         into["over_floor"] = chunk_s[1] / into["floor_s"]
-        for name, key in (("shift", "ring_vs_copy_speedup"), ("clone", "ring_vs_clone_speedup")):
-            if "chunk_s" in naive[name]:
-                into[key] = naive[name]["chunk_s"] / chunk_s[1]
+    # The naive loops are not compiled and take PyTorch's kernel, so the ring alone is `rows` against them.
+    ring_s = options.get("rows", {}).get("chunk_s")
+    for name, key in (("shift", "ring_vs_copy_speedup"), ("clone", "ring_vs_clone_speedup")):
+        copies_s = naive.get(name, {}).get("chunk_s")
+        if copies_s and ring_s:
+            into[key] = copies_s / ring_s
+        if copies_s and 1 in chunk_s:
+            into[f"fastest_vs_{name}_speedup"] = copies_s / chunk_s[1]
     notes.take(into, "memory", partial(slab_memory, model, text, device))
     notes.take(into, "suspend", partial(suspend, model, text, device, arguments.repeats))
 

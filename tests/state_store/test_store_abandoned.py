@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import redis
 from sqlalchemy import text
 from state_store_harness import Harness, Store, until
 
@@ -16,13 +17,21 @@ from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.database import Database
+from turboserve.state_store.hot.playheads import SINCE
 from turboserve.state_store.settings import Settings
 
 LIMIT_S = 3_600.0
 
 
 @asynccontextmanager
-async def store(settings: Settings, abandoned_after_s: float) -> AsyncIterator[tuple[Harness, Database]]:
+async def store(
+    settings: Settings, abandoned_after_s: float, redis_since: float | None = 1.0
+) -> AsyncIterator[tuple[Harness, Database]]:
+    """`redis_since`: since when Redis has been there, wall-clock seconds; None: it has come back empty."""
+    with redis.Redis.from_url(settings.redis_url.get_secret_value()) as client:
+        client.delete(SINCE)
+        if redis_since is not None:
+            client.set(SINCE, redis_since)
     changed = settings.model_copy(update={"abandoned_after_s": abandoned_after_s, "purge_s": 0.1})
     database = Database(settings)
     try:
@@ -64,6 +73,15 @@ async def test_who_sleeps_unwatched_for_too_long_is_ended_and_nobody_else(settin
         await asyncio.sleep(0.5)
         phases = [(await api.get(record.id)).phase for record in (watched, fresh, playing)]
         assert phases == [Phase.SUSPENDED, Phase.SUSPENDED, Phase.ACTIVE]
+
+
+async def test_nobody_is_ended_before_redis_has_seen_for_long_enough_who_watches(settings: Settings) -> None:
+    async with store(settings, LIMIT_S, redis_since=None) as (api, database):
+        record = await api.running(new_id("m"))
+        await api.pause(record.id)
+        await long_ago(database, record)
+        await asyncio.sleep(0.5)
+        assert (await api.get(record.id)).phase is Phase.SUSPENDED
 
 
 async def test_without_a_limit_nobody_is_ended(settings: Settings) -> None:

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from turboserve.bench.engine.memory import PeakMemory, peak_and_expected
+from turboserve.worker.engine import admission
 from turboserve.worker.engine.budget import forward_bytes, plan
 from turboserve.worker.engine.engine import Models
-from turboserve.worker.engine.errors import BudgetTooSmall, SlabsExhausted
+from turboserve.worker.engine.errors import BudgetTooSmall, HostMemoryUnavailable, SlabsExhausted
 from turboserve.worker.engine.events import ChunkReady
+from turboserve.worker.engine.hostpool import HostPool
 from turboserve.worker.engine.spec import Control, SessionSpec
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.presets import preset
@@ -22,6 +24,7 @@ from turboserve.worker.model.toyworld import load_toyworld
 from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.model.wan_vae import WanDecoder, WanVae
 from turboserve.worker.model.wan_vae_config import WanVaeConfig
+from turboserve.worker.service import models
 from turboserve.worker.service.host_memory import LEAST_BYTES, default_host_bytes, free_host_bytes
 from turboserve.worker.service.models import make_engine
 from turboserve.worker.settings import Settings
@@ -165,3 +168,28 @@ def test_recaches_have_no_more_tokens_than_a_full_batch(make_driver: Callable[..
 def test_models_say_what_they_weigh(make_models: Callable[..., Models], tiny_config: ModelConfig) -> None:
     models = make_models(tiny_config)
     assert models.weight_bytes == sum(p.numel() * 4 for p in models.transformer.parameters())
+
+
+def test_a_worker_whose_host_memory_went_to_others_takes_half_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that start together all see the same memory free."""
+    asked: list[int] = []
+
+    def scarce(limit_bytes: int, pinned: bool) -> HostPool:
+        asked.append(limit_bytes)
+        if limit_bytes > most:
+            raise HostMemoryUnavailable(limit_bytes, "others have it")
+        return HostPool(limit_bytes, pinned)
+
+    monkeypatch.setattr(admission, "HostPool", scarce)
+    monkeypatch.setattr(models, "default_host_bytes", lambda *_: 3 * LEAST_BYTES)
+    toyworld, most = load_toyworld(), LEAST_BYTES
+    make_engine(toyworld, Settings(worker_max_sessions=1))
+    assert asked == [3 * LEAST_BYTES, 3 * LEAST_BYTES // 2, LEAST_BYTES]
+    most = 0
+    with pytest.raises(HostMemoryUnavailable):
+        make_engine(toyworld, Settings(worker_max_sessions=1))
+    # What a setting says is not changed.
+    most, asked[:] = LEAST_BYTES, []
+    with pytest.raises(HostMemoryUnavailable):
+        make_engine(toyworld, Settings(worker_max_sessions=1, host_memory_bytes=2 * LEAST_BYTES))
+    assert asked == [2 * LEAST_BYTES]

@@ -17,7 +17,7 @@ from turboserve.bench.autoscale.appendix import (
     segment,
     ten_windows,
 )
-from turboserve.bench.autoscale.oracles import windowed_oracle
+from turboserve.bench.autoscale.oracles import WindowedOracle, windowed_oracle
 from turboserve.bench.autoscale.outcome import Outcome
 from turboserve.bench.autoscale.plant import Plant, policy_for
 from turboserve.bench.autoscale.profiling import Grid, build_table, cut, search, whole
@@ -29,7 +29,6 @@ from turboserve.bench.autoscale.trace import Trace
 from turboserve.contracts.autoscale import ProfileTable, Provenance
 
 Say = Callable[[str], None]
-ORACLE_RHOS = (0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.8, 0.85, 0.9, 0.95)
 PAPER_WEIGHT = (0.2,)
 """λ: "in this experiment, λ is fixed at 0.2"."""
 LEVELS = 5
@@ -92,8 +91,9 @@ def windows_case(start_up_s: float, training: int, say: Say) -> dict[str, Any]:
     trace = ten_windows()
     ours = play(trace, plant, policy, table)
     say(f"ten windows, start-up {start_up_s:g} s: {ours.cost_s:.0f} worker-s, {ours.late} late")
-    oracle = windowed_oracle(trace, plant, policy, WINDOW_S, ORACLE_RHOS)
+    oracle = windowed_oracle(trace, plant, policy, WINDOW_S)
     say(f"ten windows, start-up {start_up_s:g} s: oracle {oracle.outcome.cost_s if oracle else math.nan:.0f}")
+    forecasting = windowed_oracle(trace, plant, policy, WINDOW_S, forecasts=(False, True))
     return {
         "start_up_s": start_up_s,
         "table": [
@@ -105,7 +105,8 @@ def windows_case(start_up_s: float, training: int, say: Say) -> dict[str, Any]:
         "oracle": oracle
         and {**oracle.outcome.figures(), "by_window": _by_window(oracle.outcome),
              "targets": list(oracle.targets)},
-        "gap_percent": oracle and round(100 * (ours.cost_s / oracle.outcome.cost_s - 1), 2),
+        "gap_percent": _gap(ours, oracle),
+        "gap_percent_forecasting_oracle": _gap(ours, forecasting),
         "chunks_above_target": ours.late,
         "more_unseen": [_unseen(seed, plant, policy, table) for seed in range(100, 104)],
     }  # fmt: skip
@@ -115,13 +116,18 @@ def _unseen(seed: int, plant: Plant, policy: ControlPolicy, table: ProfileTable)
     """One more trace of the kind that the table has not seen."""
     trace = other_windows(seed)
     ours = play(trace, plant, policy, table)
-    oracle = windowed_oracle(trace, plant, policy, WINDOW_S, ORACLE_RHOS)
+    oracle = windowed_oracle(trace, plant, policy, WINDOW_S)
     return {
         "late_chunks": ours.late,
         "activations": ours.placed,
         "cost_worker_s": round(ours.cost_s, 2),
-        "gap_percent": oracle and round(100 * (ours.cost_s / oracle.outcome.cost_s - 1), 2),
+        "gap_percent": _gap(ours, oracle),
     }
+
+
+def _gap(ours: Outcome, oracle: WindowedOracle | None) -> float | None:
+    """How much more than the oracle's ours cost."""
+    return None if oracle is None else round(100 * (ours.cost_s / oracle.outcome.cost_s - 1), 2)
 
 
 def _by_window(run: Outcome) -> list[int]:

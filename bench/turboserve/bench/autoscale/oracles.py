@@ -13,6 +13,7 @@ from turboserve.bench.autoscale.plant import Plant
 from turboserve.bench.autoscale.simulation import Simulation
 from turboserve.bench.autoscale.sizers import Controlled, flat_table
 from turboserve.bench.autoscale.trace import Trace, changes
+from turboserve.contracts.autoscale import ProfileTable
 
 RHO_GRID = (0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 
@@ -32,8 +33,11 @@ def windowed_oracle(
     window_s: float,
     grid: Sequence[float] = RHO_GRID,
     weight: float = 0.2,
+    forecasts: Sequence[bool] = (False,),
 ) -> WindowedOracle | None:
     """For every window the ρ̂ with which the same mechanism is cheapest over the trace, with no chunk late.
+
+    The paper's has no forecast; with `forecasts` of both kinds it has all the choices that profiling has.
 
     Appendix A's oracle: the product's controller with its limits, cool-downs and start-up delay, and its ρ̂
     chosen per window with the future known. After each window the cheapest run is kept for every target and
@@ -41,10 +45,12 @@ def windowed_oracle(
     program. Runs that end alike can differ inside (who sits where, what the in-window holds), so this is a
     very good choice, not a proven optimum.
     """
+    tables = [flat_table(rho, weight, predictive) for rho in grid for predictive in forecasts]
     kept: list[_Run] = []
-    for rho in grid:
+    for table in tables:
+        rho = table.levels[0].target_utilization
         size = max(math.ceil(trace.active()[0] / (plant.capacity * rho) - 1e-9), 1)
-        sizer = Controlled(policy, flat_table(rho, weight), min(size, plant.most))
+        sizer = Controlled(policy, table, min(size, plant.most))
         kept.append(_Run((rho,), Simulation(trace, plant, sizer)))
     windows = math.ceil(trace.ends_s / window_s)
     for window in range(1, windows + 1):
@@ -53,7 +59,7 @@ def windowed_oracle(
             run.simulation.advance(ends_s)
         kept = _best(kept, ends_s)
         if window < windows:
-            kept = [run.turn(rho, weight, ends_s) for run in kept for rho in grid]
+            kept = [run.turn(table, ends_s) for run in kept for table in tables]
     for run in kept:
         run.simulation.fleet.finish(trace.ends_s)
     sound = [run for run in kept if run.simulation.outcome.passes]
@@ -68,11 +74,11 @@ class _Run:
     targets: tuple[float, ...]
     simulation: Simulation
 
-    def turn(self, rho: float, weight: float, now: float) -> _Run:
+    def turn(self, table: ProfileTable, now: float) -> _Run:
         simulation = self.simulation.fork()
         assert isinstance(simulation.sizer, Controlled)
-        simulation.sizer.controller.handle(TableReplaced(flat_table(rho, weight)), now)
-        return _Run((*self.targets, rho), simulation)
+        simulation.sizer.controller.handle(TableReplaced(table), now)
+        return _Run((*self.targets, table.levels[0].target_utilization), simulation)
 
 
 def _best(runs: Sequence[_Run], now: float) -> list[_Run]:

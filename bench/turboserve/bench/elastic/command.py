@@ -32,7 +32,9 @@ def run(
     step_s: Annotated[float, typer.Option(min=1.0, help="Between two sessions that come or go.")] = 8.0,
     hold_s: Annotated[float, typer.Option(min=1.0, help="At the top of the ramp.")] = 40.0,
     tail_s: Annotated[float, typer.Option(min=1.0, help="With one session left, after the ramp.")] = 60.0,
-    cooldown_s: Annotated[float, typer.Option(min=1.0, help="Before a scale-in.")] = 15.0,
+    cooldown_s: Annotated[
+        float, typer.Option(min=1.0, help="Before a scale-in; also its window, and the peak's.")
+    ] = 15.0,
 ) -> dict[str, Any]:
     """Play a ramp of toyworld sessions up and down on a pool of 1 to `most` local workers.
 

@@ -220,6 +220,9 @@ class Supervisor:
             lives = True
         except NotReady:
             lives = False
+        except Exception as error:
+            self._hub.say("question failed", "error", process=spec.name, error=repr(error))
+            return
         # The answer is one of this process, and not of the next.
         if self._processes.get(spec.name) is process:
             self._obey(self._core.asked(spec.name, lives))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
@@ -14,7 +15,7 @@ from turboserve.state_store.core.leases import Leases
 from turboserve.state_store.database import Database, transient
 from turboserve.state_store.endpoints import serve
 from turboserve.state_store.hot.latents import Latents
-from turboserve.state_store.hot.playheads import Playheads
+from turboserve.state_store.hot.playheads import TTL_S, Playheads
 from turboserve.state_store.hot.redis import Hot
 from turboserve.state_store.leader import lead
 from turboserve.state_store.migrate import migrate
@@ -55,7 +56,7 @@ async def start(runtime: Runtime, settings: Settings) -> None:
     await migrate_patiently(database)
     await streams.ensure_patiently()
 
-    playheads = Playheads(hot, clock)
+    playheads = Playheads(hot, clock, TTL_S + math.ceil(settings.abandoned_after_s))
     latents = Latents(hot, kept=settings.latents_kept, ttl_s=settings.latents_ttl_s)
     assignments = Assignments(bus, database, playheads)
     outbox = Outbox(database, bus, clock, settings)

@@ -110,7 +110,7 @@ class Rows:
             if worker.phase in (WorkerPhase.STARTING, WorkerPhase.READY) and worker.renewed_at > after
         ]
         # One that still loads names no place of its own yet.
-        serving = sum(worker.capacity > 0 for worker in takes)
+        serving = sum(worker.phase is WorkerPhase.READY for worker in takes)
         largest = max((worker.capacity for worker in there), default=1)
         maximum = sum(most for most, heard_at in self.database.pools.values() if heard_at > after)
         capacity = sum(worker.capacity for worker in takes) + max(maximum - serving, 0) * max(largest, 1)

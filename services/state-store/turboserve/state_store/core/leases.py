@@ -39,6 +39,10 @@ class Leases:
         """It asks to renew. To be told when the question arrives: it counts from when it was sent."""
         self._heard[worker] = now
 
+    def forget(self, worker: str) -> None:
+        """It is gone."""
+        self._heard.pop(worker, None)
+
     def check_silent(self, record: WorkerRecord, renewed_at: float, now: float) -> None:
         """Whether a worker is surely silent, whose row was read with `renewed_at` by who says so.
 

@@ -96,6 +96,9 @@ def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> Worker
     """The row after a renewal. Raises WorkerGoneError to one that was declared gone, or says that it is."""
     if load.phase is WorkerPhase.GONE or (record is not None and record.phase is WorkerPhase.GONE):
         raise gone(load.worker)
+    if record is not None and load.phase is WorkerPhase.STARTING is not record.phase:
+        # Said before it was ready, and carried out after.
+        return record.model_copy(update={"renewed_at": now})
     return WorkerRecord(
         id=load.worker,
         model=load.model,

@@ -16,6 +16,7 @@ from turboserve.state_store.hot.redis import Hot
 
 FLUSH_S = 0.1
 TTL_S = 86_400
+SINCE = "watching_since"
 MEMORY = 20_000
 """Sessions remembered here, for while Redis is down; the longest unheard of are dropped first."""
 
@@ -32,8 +33,9 @@ class Seen:
 class Playheads:
     """The freshest playhead of each session, from this instance's memory and the others' by way of Redis."""
 
-    def __init__(self, hot: Hot, clock: Clock) -> None:
-        self._hot, self._clock = hot, clock
+    def __init__(self, hot: Hot, clock: Clock, ttl_s: int = TTL_S) -> None:
+        """`ttl_s`: for how long Redis remembers a session that nobody reports of."""
+        self._hot, self._clock, self._ttl_s = hot, clock, ttl_s
         self._seen: dict[str, Seen] = {}
         self._dirty: set[str] = set()
 
@@ -76,7 +78,7 @@ class Playheads:
                     if seen.watched_at:
                         fields["watched_at"] = seen.watched_at
                     pipe.hset(_key(session), mapping=fields)
-                    pipe.expire(_key(session), TTL_S)
+                    pipe.expire(_key(session), self._ttl_s)
                 await pipe.execute()
             return True
 
@@ -129,6 +131,16 @@ class Playheads:
         """For how long nobody has watched, as far as reports say; None: no report of a viewer is known."""
         seen = (await self._read([session])).get(session)
         return max(0.0, self._clock.wall() - seen.watched_at) if seen and seen.watched_at else None
+
+    async def watching_since(self) -> float | None:
+        """Since when Redis has kept who watches, wall-clock seconds: it may have come back empty. None: it
+        is away."""
+
+        async def run(redis: Redis) -> float:
+            await redis.set(SINCE, self._clock.wall(), nx=True)
+            return float(await redis.get(SINCE) or self._clock.wall())
+
+        return await self._hot.attempt(run)
 
     async def forget(self, session: str) -> None:
         self._seen.pop(session, None)

@@ -52,8 +52,8 @@ async def census(
     heard = and_(pools.c.model == model, pools.c.reported_at > renewed_after)
     maximum = select(func.coalesce(func.sum(pools.c.maximum), 0)).where(heard).scalar_subquery()
     # One that still loads names no place of its own yet.
-    serves = and_(takes, workers.c.capacity > 0)
-    coming = func.greatest(maximum - func.count().filter(serves), 0)
+    ready = and_(takes, workers.c.phase == WorkerPhase.READY.value)
+    coming = func.greatest(maximum - func.count().filter(ready), 0)
     capacity = select(places + coming * func.greatest(largest, 1)).where(workers.c.model == model)
     demand = select(func.count()).where(sessions.c.model == model, LIVE, or_(_HOLDS, _WAITS))
     query = select(

@@ -153,6 +153,10 @@ class Sessions:
         limit_s = self._settings.abandoned_after_s
         if not limit_s:
             return 0
+        since = await self._playheads.watching_since()
+        if since is None or self._clock.wall() - since < limit_s:
+            # Who watched before that, nobody knows.
+            return 0
         async with self._database.transaction() as db:
             rows = await sessions.asleep_since(db, self._clock.wall() - limit_s, ABANDONED)
         reason = f"nobody has watched it for {limit_s:g} s"
@@ -160,7 +164,8 @@ class Sessions:
         for row in await self._playheads.onto(rows):
             # None: while Redis is down nobody knows who watches.
             if row.unwatched_s is not None and row.unwatched_s >= limit_s:
-                ended += (await self._abandon(row, reason)).phase.ended
+                after = await self._abandon(row, reason)
+                ended += after.phase.ended and after.version == row.version + 1
         return ended
 
     async def _abandon(self, row: SessionRecord, reason: str) -> SessionRecord:

@@ -110,6 +110,7 @@ class Workers:
                 await workers.write(db, after, gone_at=now)
                 await outbox.add(db, [rules.left_event(after, now)])
                 stayed = await self._abandon_moves_to(db, after, now)
+        self._leases.forget(request.worker)
         self._aftermath.events()
         for session in stayed:
             await self._aftermath.changed(session)

@@ -84,21 +84,24 @@ class LatencyProfile:
 
         A batch of b pays against a smaller one of a when b / L(b) exceeds a / L(a) by more than
         `gain` · (b − a) / b of it. All sizes are compared, not only neighbours: measured latencies are not
-        smooth, and one size that does not pay says nothing of the next. The size after the best is tried if
-        it is beyond all measured ones or not measured for long: else a bad sample would stay true for ever.
+        smooth, and one size that does not pay says nothing of the next. One that was not measured for long is
+        tried once, and again as much later, else a bad sample would stay true for ever; the size after the
+        best is tried if it is beyond all measured ones.
         """
+        for size in self._seconds:
+            if size <= limit and self._unseen.get(size, 0) > _STALE:
+                # Whether or not it comes to be: who asks may have a reason for fewer.
+                self._unseen[size] = 0
+                return size
         best = 1
         for size in range(2, limit + 1):
-            if (size == best + 1 and self._untried(size)) or self._pays(best, size, gain):
+            if self._pays(best, size, gain):
                 best = size
-        return best
+        return best + 1 if best < limit and best + 1 > max(self._seconds, default=0) else best
 
     def _pays(self, smaller: int, larger: int, gain: float) -> bool:
         now, then = self(smaller), self(larger)
         return now <= 0 or larger / then >= smaller / now * (1 + gain * (larger - smaller) / larger)
-
-    def _untried(self, batch: int) -> bool:
-        return batch > max(self._seconds, default=0) or self._unseen.get(batch, 0) > _STALE
 
     def to_mapping(self) -> dict[int, float]:
         """Seconds by batch size, for a profile file."""

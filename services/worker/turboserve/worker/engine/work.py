@@ -136,7 +136,8 @@ class ReplayWork:
     """Clean passes over kept latents, chunk by chunk, into an empty ring.
 
     For a session no longer than its window this gives the lost keys and values again; for a longer one, what
-    they would be had the session begun with the kept latents.
+    they would be had the session begun with the kept latents. Where the sink is longer than a chunk, its
+    later frames get clean keys and values instead of those of their chunk's first forward.
     """
 
     def __init__(

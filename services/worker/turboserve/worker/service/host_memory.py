@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from turboserve.worker.engine.budget import MemoryBudget
@@ -18,6 +19,15 @@ def default_host_bytes(budget: MemoryBudget, slots: int, free_bytes: int) -> int
     """Room for as many states as there are slots, `LEAST_BYTES` at least; half of what is free at most."""
     state = budget.slab_bytes + budget.decode_cache_bytes + budget.state_bytes
     return min(max(LEAST_BYTES, slots * state), int(_SHARE * free_bytes))
+
+
+def halves(size: int, least: int = LEAST_BYTES) -> Iterator[int]:
+    """`size`, and ever half of it down to `least`: workers that start together each see all that is free."""
+    while True:
+        yield size
+        if size <= least:
+            return
+        size = max(size // 2, least)
 
 
 def free_host_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:

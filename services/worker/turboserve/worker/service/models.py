@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
+from turboserve import logs
 from turboserve.worker.engine.budget import plan
 from turboserve.worker.engine.engine import Engine, Models
+from turboserve.worker.engine.errors import HostMemoryUnavailable
 from turboserve.worker.engine.profile_file import ProfileFile
 from turboserve.worker.engine.snapshot import fingerprint
 from turboserve.worker.engine.spec import EngineOptions
-from turboserve.worker.service.host_memory import default_host_bytes, free_host_bytes
+from turboserve.worker.service.host_memory import default_host_bytes, free_host_bytes, halves
 from turboserve.worker.settings import AUTO_SESSIONS, Settings
 
 CPU_BYTES = 2 << 30
 _FREE_SHARE = 0.9
 """The rest is for what no formula knows: fragments, and workspaces of the device's libraries."""
+
+log = logs.get("worker")
 
 
 def choose_device(settings: Settings) -> torch.device:
@@ -83,12 +88,9 @@ def make_engine(models: Models, settings: Settings) -> Engine:
     model_bytes = models.weight_bytes
     budget = plan(models, settings.memory_bytes or _free_bytes(weight.device) + model_bytes)
     slots = min(settings.worker_max_sessions or AUTO_SESSIONS, budget.sessions())
-    host_bytes = settings.host_memory_bytes
-    if host_bytes is None:
-        host_bytes = default_host_bytes(budget, slots, free_host_bytes())
     options = EngineOptions(
         slab_bytes=slots * budget.slab_bytes,
-        host_bytes=host_bytes,
+        host_bytes=settings.host_memory_bytes or 0,
         max_lead_s=settings.max_lead_s,
         max_batch=slots,
         policy=settings.gather_policy,
@@ -96,7 +98,18 @@ def make_engine(models: Models, settings: Settings) -> Engine:
         compile=settings.compile,
         overlap=overlaps(settings, weight.device),
     )
-    return Engine(models, options, profiles=_profiles(models, settings, weight.device))
+    profiles = _profiles(models, settings, weight.device)
+    if settings.host_memory_bytes is not None:
+        return Engine(models, options, profiles=profiles)
+    wanted = default_host_bytes(budget, slots, free_host_bytes())
+    for host_bytes in halves(wanted):
+        try:
+            return Engine(models, replace(options, host_bytes=host_bytes), profiles=profiles)
+        except HostMemoryUnavailable as error:
+            log.warning("less host memory than was free", error=str(error))
+            # Its frames would keep the slabs of the engine that did not come to be.
+            refused = error.with_traceback(None)
+    raise refused
 
 
 def overlaps(settings: Settings, device: torch.device) -> bool:

@@ -136,7 +136,9 @@ class Channel:
             raise ProtocolBroken(f"frame: {len(data)} bytes, at most {FRAME_LIMIT}")
         try:
             self._writer.write(_LENGTH.pack(len(data)) + data)
-            await asyncio.wait_for(self._writer.drain(), seconds)
+            # Not wait_for, here and below: before Python 3.12 it can swallow a cancellation.
+            async with asyncio.timeout(seconds):
+                await self._writer.drain()
         except TimeoutError:
             raise DeadlinePassed(f"{frame.type}: not taken within {seconds:.3g} s") from None
         except OSError as error:
@@ -145,7 +147,8 @@ class Channel:
     async def receive(self, seconds: float) -> Frame:
         """The next frame."""
         try:
-            return await asyncio.wait_for(self._next(), seconds)
+            async with asyncio.timeout(seconds):
+                return await self._next()
         except TimeoutError:
             raise DeadlinePassed(f"nothing was said for {seconds:.3g} s") from None
         except (OSError, asyncio.IncompleteReadError) as error:
@@ -155,7 +158,8 @@ class Channel:
         """Hang up."""
         self._writer.close()
         try:
-            await asyncio.wait_for(self._writer.wait_closed(), 1.0)
+            async with asyncio.timeout(1.0):
+                await self._writer.wait_closed()
         except (OSError, TimeoutError):
             self._writer.transport.abort()
 

@@ -145,13 +145,16 @@ class Source:
             raise WrongLayout(f"model: {hello.model}, {self._links.model} is served here")
         # A stranger is refused before anything is taken from whoever is being served.
         self._giver.check(hello.session, hello.move, hello.worker)
-        if (served := self._open.pop(hello.session, None)) is not None:
+        # Until it has ended the older one stays in its place: of several newcomers each waits for its turn.
+        while (served := self._open.get(hello.session)) is not None:
             older, move = served
             older.cancel()
             try:
                 await ended(older)
             finally:
-                self._giver.over(hello.session, move)
+                if self._open.get(hello.session) == served:
+                    del self._open[hello.session]
+                    self._giver.over(hello.session, move)
         at_rest = self._giver.offer(hello.session, hello.move, hello.worker)
         giving = asyncio.create_task(self._give(channel, hello, at_rest))
         self._open[hello.session] = giving, hello.move

@@ -159,9 +159,8 @@ class Target:
     ) -> Fetched:
         host, port = parse_address(address)
         try:
-            reader, writer = await asyncio.wait_for(
-                asyncio.open_connection(host, port), deadline.left(CONNECT_S)
-            )
+            async with asyncio.timeout(deadline.left(CONNECT_S)):
+                reader, writer = await asyncio.open_connection(host, port)
         except TimeoutError:
             raise DeadlinePassed(f"{address}: no connection within {CONNECT_S:g} s") from None
         except OSError as error:
