@@ -45,6 +45,11 @@ def next_free(port: int, attempts: int = 100) -> int:
     raise PortTaken(port)
 
 
+def any_free() -> int:
+    """A free port, hardly the one that another process finds at the same time."""
+    return next_free(random.randrange(LOWEST, HIGHEST))
+
+
 class Ports:
     """The ports of one stack by name, kept in a file."""
 

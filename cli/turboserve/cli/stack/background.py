@@ -13,6 +13,7 @@ from types import TracebackType
 
 import psutil
 
+from turboserve.cli.embedded.ports import any_free
 from turboserve.cli.stack import record
 from turboserve.cli.stack.record import NoStack, StackRecord
 
@@ -72,9 +73,11 @@ class BackgroundStack:
 
     def start(self) -> None:
         """Start, and wait until everything is ready; raises DidNotStart."""
+        # Not the default one: several may be started at the same moment, and would all find it free.
+        port = [] if "--port" in self._command else ["--port", str(any_free())]
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                self._command,
+                [*self._command, *port],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
