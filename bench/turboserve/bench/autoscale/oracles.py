@@ -10,12 +10,11 @@ from turboserve.autoscaler.control.events import TableReplaced
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.bench.autoscale.outcome import Outcome
 from turboserve.bench.autoscale.plant import Plant
+from turboserve.bench.autoscale.profiling import RHO_GRID
 from turboserve.bench.autoscale.simulation import Simulation
 from turboserve.bench.autoscale.sizers import Controlled, flat_table
 from turboserve.bench.autoscale.trace import Trace, changes
 from turboserve.contracts.autoscale import ProfileTable
-
-RHO_GRID = (0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 
 
 @dataclass(frozen=True)
