@@ -19,6 +19,8 @@ pytestmark = pytest.mark.stack
 FIRST_S = 60.0
 """Until a first chunk: the worker may still be measuring itself."""
 NEXT_S = 30.0
+PLAYING = ("active", "migrating")
+"""A session that is being watched may be on its way to another worker at any time."""
 
 
 async def test_a_prompt_becomes_video_and_a_new_prompt_changes_it(open_session, read_log) -> None:
@@ -32,7 +34,7 @@ async def test_a_prompt_becomes_video_and_a_new_prompt_changes_it(open_session, 
         settled = applied["chunk_index"] + 2
         await viewer.until(lambda: viewer.last >= settled + 1, NEXT_S, "video of the new prompt")
         record = await viewer.get()
-        assert record["phase"] == "active"
+        assert record["phase"] in PLAYING
         assert record["prompt"] == "a blue square moving up"
         assert record["applied_control_seq"] == switch.control_seq
         assert (await viewer.delete())["phase"] == "terminated"
@@ -92,7 +94,7 @@ async def test_pause_stops_the_video_and_resume_goes_on_where_it_stopped(open_se
 
         assert (await viewer.resume())["activity"] == "watching"
         await viewer.more_chunks(3, NEXT_S)
-        assert (await viewer.get())["phase"] == "active"
+        assert (await viewer.get())["phase"] in PLAYING
     assert [chunk.index for chunk in viewer.chunks] == list(range(len(viewer.chunks)))
     assert decode(viewer.video()).gaps() == []
 
