@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import pytest
+
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, Refusal, WorkerPhase, WorkerRecord
 from turboserve.scheduler.core import Scheduler
@@ -291,3 +293,21 @@ def test_answers_nobody_waits_for_change_nothing() -> None:
     bench.pass_time(2.0)
     assert not bench.all(ReadSession)
     assert bench.core.view.sessions["s"].record == row
+
+
+def test_the_noise_of_measured_latencies_is_not_followed_and_their_drift_is() -> None:
+    bench = Bench(worker("a"))
+
+    def report(seconds: dict[int, float]) -> dict[int, float]:
+        bench.feed(LoadReported(LoadReport(worker="a", model="m", capacity=2, chunk_latency_s=seconds)))
+        return bench.core.view.workers["a"].chunk_latency_s
+
+    first = {1: 0.1, 2: 0.2}
+    assert report(first) == first
+    assert report({1: 0.105, 2: 0.185}) == first
+    assert report({}) == first
+    assert report({1: 0.1, 2: 0.23}) == {1: 0.1, 2: 0.23}
+    assert report({1: 0.1}) == {1: 0.1}
+    for step in range(1, 40):
+        true = 0.1 * 1.02**step
+        assert report({1: true})[1] == pytest.approx(true, rel=0.11)

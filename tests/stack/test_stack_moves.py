@@ -31,17 +31,21 @@ async def ready_workers(api: httpx.AsyncClient, count: int, limit_s: float = FIR
         await asyncio.sleep(0.2)
 
 
-async def migrate(api: httpx.AsyncClient, session: str, worker: str) -> dict[str, Any]:
-    """Ask for a move, and again while the answer is to ask again."""
+async def migrate(api: httpx.AsyncClient, session: str, workers: set[str]) -> dict[str, Any]:
+    """Ask for a move to the other of two workers, and again while the answer is to ask again."""
     deadline_s = time.monotonic() + MOVE_S
     while True:
-        answer = await api.post(f"/v1/sessions/{session}/migrate", json={"worker": worker})
+        row = (await api.get(f"/v1/sessions/{session}")).json()
+        [target] = workers - {row["worker"]}
+        answer = await api.post(f"/v1/sessions/{session}/migrate", json={"worker": target})
         body: dict[str, Any] = answer.json()
+        # The scheduler may be moving it there of its own accord.
+        there = await api.get(f"/v1/sessions/{session}")
         if answer.status_code == 202:
             return body
-        assert "retry_after_s" in body, body
+        assert "retry_after_s" in body or there.json()["worker"] == target, body
         assert time.monotonic() < deadline_s, body
-        await asyncio.sleep(body["retry_after_s"])
+        await asyncio.sleep(body.get("retry_after_s", 0.1))
 
 
 async def moved(viewer: Viewer, target: str) -> None:
@@ -63,26 +67,26 @@ async def test_a_playing_session_is_moved_there_and_back(
         viewer = await open_session("a red circle moving left", seed=5)
         watches.create_task(viewer.watch())
         await viewer.until(lambda: len(viewer.chunks) >= 3, FIRST_S, "three chunks")
-        first, epoch = viewer.chunks[-1].worker, viewer.chunks[-1].epoch
-        second = sorted(workers - {first})[0]
-        begun = await migrate(api, viewer.session, second)
-        assert (begun["worker"], begun["target"], begun["epoch"]) == (first, second, epoch)
+        begun = await migrate(api, viewer.session, workers)
+        first, second, epoch = begun["worker"], begun["target"], begun["epoch"]
+        assert {first, second} == workers
         await moved(viewer, second)
         row = (await api.get(f"/v1/sessions/{viewer.session}")).json()
         assert (row["worker"], row["target"], row["epoch"]) == (second, None, epoch + 1)
-        await migrate(api, viewer.session, first)
+        await migrate(api, viewer.session, workers)
         await moved(viewer, first)
         await viewer.delete()
         await viewer.until(lambda: viewer.ended is not None, MOVE_S, "end of the stream")
     assert [chunk.index for chunk in viewer.chunks] == list(range(len(viewer.chunks)))
     assert (viewer.player.lost, viewer.player.repeated) == (0, 0)
     owners = list(dict.fromkeys((chunk.worker, chunk.epoch) for chunk in viewer.chunks))
-    assert owners == [(first, epoch), (second, epoch + 1), (first, epoch + 2)]
+    assert owners[-3:] == [(first, epoch), (second, epoch + 1), (first, epoch + 2)]
+    assert [one for _, one in owners] == list(range(owners[0][1], epoch + 3))
     assert decode(viewer.video()).gaps() == []
     log = await read_log(viewer.session)
     assert [header.index for header, _ in log] == list(range(len(log)))
     decisions = (await api.get(f"/v1/sessions/{viewer.session}/decisions")).json()["decisions"]
     kinds = [one["kind"] for one in decisions]
-    assert [kind for kind in kinds if kind in ("migrate", "moved")] == ["migrate", "moved"] * 2
+    assert [kind for kind in kinds if kind in ("migrate", "moved")][-4:] == ["migrate", "moved"] * 2
     done = next(one for one in decisions if one["kind"] == "moved")
     assert done["numbers"]["bytes_moved"] > 0

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import MoveReport, WorkerPhase
+
+
+NOISE = 0.1
+"""A measured latency that differs by less than this part from the one in use is the same one: workers refine
+their profiles with every chunk, and a session must not be moved after their noise."""
 
 
 class Pictured:
@@ -74,6 +79,15 @@ class WorkerView(Pictured):
     def load(self) -> int:
         """Sessions that hold a slot, are moving here or have a slot reserved, each once."""
         return len(self.used | self.reserved | self.incoming)
+
+    def measured(self, chunk_latency_s: Mapping[int, float]) -> None:
+        """Take over a profile (seconds of a chunk by sessions abreast), where it says something new."""
+        known = self.chunk_latency_s
+        if chunk_latency_s and (
+            chunk_latency_s.keys() != known.keys()
+            or any(abs(seconds - known[b]) > NOISE * known[b] for b, seconds in chunk_latency_s.items())
+        ):
+            self.chunk_latency_s = dict(chunk_latency_s)
 
     @property
     def ready(self) -> bool:

@@ -79,8 +79,7 @@ class View:
         worker.draining = worker.draining or record.phase is WorkerPhase.DRAINING
         worker.phase, worker.capacity = record.phase, record.capacity
         worker.host, worker.gives_state = record.host, bool(record.transfer)
-        if record.chunk_latency_s:
-            worker.chunk_latency_s = dict(record.chunk_latency_s)
+        worker.measured(record.chunk_latency_s)
         return worker
 
     def put_report(self, report: LoadReport, heard_at: float) -> WorkerView | None:
@@ -93,8 +92,7 @@ class View:
         worker.phase, worker.capacity = report.phase, report.capacity
         worker.host, worker.gives_state = report.host, bool(report.transfer)
         worker.arrivals = {move.session: move for move in report.moves}
-        if report.chunk_latency_s:
-            worker.chunk_latency_s = dict(report.chunk_latency_s)
+        worker.measured(report.chunk_latency_s)
         return worker
 
     def drop_worker(self, worker: str) -> None:
