@@ -13,6 +13,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from turboserve.audience import Audience
 from turboserve.bus import append, last_entry
 from turboserve.config import Settings
 from turboserve.contracts.chunks import ChunkHeader
@@ -49,6 +50,7 @@ class DrawnWorker:
         self._making: dict[str, asyncio.Task[None]] = {}
         self._next: dict[str, int] = {}
         self._playheads: dict[str, float] = {}
+        self._audiences: dict[str, Audience] = {}
         self._arrivals: dict[str, MoveReport] = {}
         self._encoder = FragmentEncoder()
 
@@ -63,7 +65,8 @@ class DrawnWorker:
         self._take(message.record)
 
     async def _played(self, message: Playhead, _data: bytes) -> None:
-        self._playheads[message.session] = message.playhead_s
+        audience = self._audiences.setdefault(message.session, Audience())
+        self._playheads[message.session] = audience.heard(message, time.monotonic()).playhead_s
 
     async def _renew(self) -> None:
         while True:

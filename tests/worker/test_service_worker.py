@@ -20,7 +20,7 @@ from turboserve.contracts.requests import (
     SubmitPrompt,
 )
 from turboserve.contracts.sessions import Phase
-from turboserve.contracts.workers import WorkerPhase
+from turboserve.contracts.workers import Playhead, WorkerPhase
 from turboserve.ids import new_id
 from turboserve.subjects import (
     CHUNK,
@@ -29,6 +29,7 @@ from turboserve.subjects import (
     LIST_WORKERS,
     OWN,
     PAUSE_SESSION,
+    PLAYHEAD,
     RESUME_SESSION,
     SUBMIT_PROMPT,
 )
@@ -63,6 +64,21 @@ async def test_a_placed_session_fills_the_log_and_stops_at_its_lead(scene: Scene
     held = {one.session: one for one in scene.loads[worker].sessions}
     assert held[session].resident
     assert scene.loads[worker].chunk_latency_s.keys() >= {1, 2}
+
+
+async def test_a_gateway_whose_viewers_are_behind_does_not_hold_back_anothers(scene: Scene) -> None:
+    """Before a playhead named its gateway, the last word was everybody's."""
+    session = await scene.started(await scene.worker())
+    await scene.chunks(session, 1)
+    for gateway, playhead_s, viewers in (("gtw_ahead", 9.0, 1), ("gtw_behind", 0.0, 1), ("gtw_left", 0.0, 0)):
+        word = Playhead(session=session, gateway=gateway, playhead_s=playhead_s, viewers=viewers)
+        await scene.bus.publish(PLAYHEAD, session, word)
+
+    async def made_for_the_one_ahead() -> bool:
+        last = await last_entry(scene.bus, CHUNKS, CHUNK.of(session))
+        return last is not None and ChunkHeader.from_headers(last.headers).start_s > 9.0
+
+    await scene.until(made_for_the_one_ahead, "video beyond the furthest viewer")
 
 
 async def test_a_prompt_switch_is_applied_and_counted(scene: Scene) -> None:

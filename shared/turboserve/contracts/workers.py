@@ -64,6 +64,8 @@ class MoveReport(Contract):
     """What the state takes: less than what was moved where parts of it changed on the way."""
     seconds: float = Field(default=0.0, ge=0)
     """Since the copy began."""
+    limit_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """So long after the copy has begun it is given up, if it is not here by then; 0: it has not begun."""
     reason: str | None = None
     """Why it failed."""
 
@@ -154,9 +156,16 @@ class Assignment(Contract):
 
 
 class Playhead(Contract):
-    """gateway → worker, state store: where playback of a session is (several times a second)."""
+    """gateway → worker, state store, scheduler: how a session is watched through it (several times a second).
+
+    Of each gateway the newest counts, and what several say is taken together by `turboserve.audience`.
+    """
 
     session: Id
+    gateway: Id | None = None
+    """Which process says so; None: it is older than this field."""
     playhead_s: float = Field(ge=0)
+    """Of its viewer who is furthest."""
     viewers: int = Field(ge=0)
+    """How many it has; 0, once: the last of them has left."""
     at: UnixSeconds = 0.0

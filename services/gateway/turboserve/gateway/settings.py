@@ -8,6 +8,7 @@ import orjson
 from pydantic import Field, SecretStr, TypeAdapter, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from turboserve.audience import SILENT_S
 from turboserve.config import Seconds
 from turboserve.config import Settings as Shared
 from turboserve.contracts.base import Id
@@ -40,7 +41,7 @@ class Settings(Shared):
     """Video streams that this gateway serves at once."""
     bad_message_limit: int = Field(default=32, ge=1)
     """Broken WebSocket messages before the connection is closed."""
-    playhead_interval_s: Seconds = 0.25
+    playhead_interval_s: Annotated[float, Field(gt=0, le=SILENT_S / 4)] = 0.25
     """Playheads are published this often while someone watches."""
     report_timeout_s: Seconds = 5.0
     """A viewer who has not reported for this long no longer moves the playhead."""

@@ -43,7 +43,7 @@ class LoadReported:
 
 @dataclass(frozen=True)
 class Watched:
-    """A gateway says how many viewers a session has. May be lost."""
+    """A gateway says how many viewers of a session it has; others may have more. May be lost."""
 
     session: str
     viewers: int

@@ -37,7 +37,8 @@ async def _begin(
     if after is not None:
         return record, await gateway.chunks.after(record, after), events_after
     view = gateway.timeline.view(session)
-    playhead_s = record.playhead_s if view is None else view.playhead_s
+    # The row knows of other gateways' viewers, the timeline is newer.
+    playhead_s = record.playhead_s if view is None else max(record.playhead_s, view.playhead_s)
     return record, await gateway.chunks.at(record, playhead_s), events_after
 
 

@@ -14,6 +14,7 @@ from turboserve.clock import Clock
 from turboserve.contracts.workers import Playhead
 from turboserve.gateway import metrics
 from turboserve.gateway.timeline.timeline import Command, Publish, Recovered, Stalled, Timeline, View
+from turboserve.ids import new_id
 from turboserve.subjects import PLAYHEAD
 
 log = logs.get("timeline")
@@ -25,6 +26,8 @@ class TimelineService:
     def __init__(self, bus: Bus, clock: Clock, interval_s: float, timeout_s: float) -> None:
         self._bus = bus
         self._clock = clock
+        self._gateway = new_id("gtw")
+        """What others tell this process from another gateway by, and from the one that it replaces."""
         self._interval_s = interval_s
         self._timeline = Timeline(interval_s, timeout_s)
         metrics.observe_slack(self._slacks)
@@ -68,7 +71,11 @@ class TimelineService:
             match command:
                 case Publish(session, playhead_s, viewers):
                     message = Playhead(
-                        session=session, playhead_s=playhead_s, viewers=viewers, at=self._clock.wall()
+                        session=session,
+                        gateway=self._gateway,
+                        playhead_s=playhead_s,
+                        viewers=viewers,
+                        at=self._clock.wall(),
                     )
                     # Lost while the broker is away: the next one follows in a moment.
                     with suppress(nats.errors.Error, OSError):

@@ -9,6 +9,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from turboserve.audience import Audience
 from turboserve.clock import Clock
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import Playhead
@@ -23,9 +24,10 @@ MEMORY = 20_000
 
 @dataclass(frozen=True)
 class Seen:
-    """The last report; `watched_at` is the store's wall clock at the last one with a viewer."""
+    """As of the last report; `watched_at` is the store's wall clock at the last one with a viewer."""
 
     playhead_s: float
+    """Over all gateways: see `Audience`."""
     watched_at: float
     at: float
 
@@ -37,16 +39,20 @@ class Playheads:
         """`ttl_s`: for how long Redis remembers a session that nobody reports of."""
         self._hot, self._clock, self._ttl_s = hot, clock, ttl_s
         self._seen: dict[str, Seen] = {}
+        self._audiences: dict[str, Audience] = {}
         self._dirty: set[str] = set()
 
     async def report(self, message: Playhead, _: bytes) -> None:
         now = self._clock.wall()
         before = self._seen.pop(message.session, None)
         watched_at = now if message.viewers else (before.watched_at if before else 0.0)
-        self._seen[message.session] = Seen(message.playhead_s, watched_at, now)
+        audience = self._audiences.setdefault(message.session, Audience())
+        together = audience.heard(message, self._clock.monotonic())
+        self._seen[message.session] = Seen(together.playhead_s, watched_at, now)
         self._dirty.add(message.session)
         if len(self._seen) > MEMORY:
-            self._seen.pop(next(iter(self._seen)))
+            oldest = next(iter(self._seen))
+            del self._seen[oldest], self._audiences[oldest]
 
     def known(self, session: str) -> float | None:
         """The playhead that this instance has heard of, seconds."""
@@ -144,6 +150,7 @@ class Playheads:
 
     async def forget(self, session: str) -> None:
         self._seen.pop(session, None)
+        self._audiences.pop(session, None)
         self._dirty.discard(session)
 
         async def run(redis: Redis) -> None:

@@ -14,6 +14,7 @@ from opentelemetry import trace
 from torch import Tensor
 
 from turboserve import logs
+from turboserve.audience import Audience
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TurboServeError, UnavailableError
@@ -95,6 +96,7 @@ class Worker:
         self._chunks: dict[tuple[str, int, int], Chunk] = {}
         self._fetched: dict[tuple[str, int], tuple[Tensor | None, Tensor | None]] = {}
         self._playheads: dict[str, asyncio.Task[Subscription]] = {}
+        self._audiences: dict[str, Audience] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -194,16 +196,26 @@ class Worker:
         self.tell(told.Assigned(message.record, message.incoming))
 
     async def _playhead_moved(self, message: Playhead, _: bytes) -> None:
-        self.tell(told.PlayheadMoved(message.session, message.playhead_s, playing=message.viewers > 0))
+        audience = self._audiences.get(message.session)
+        if audience is None:
+            return
+        before = audience.together
+        together = audience.heard(message, self._clock.monotonic())
+        # A gateway whose viewers are behind another's says nothing new.
+        if together != before:
+            playing = together.viewers > 0
+            self.tell(told.PlayheadMoved(message.session, together.playhead_s, playing))
 
     def _follow_playheads(self) -> None:
         """Listen to the playheads of exactly those sessions that are in the table, or on their way there."""
         watched = self.table.watched
         for session in watched - self._playheads.keys():
+            self._audiences[session] = Audience()
             self._playheads[session] = asyncio.create_task(
                 self._bus.subscribe(PLAYHEAD, session, self._playhead_moved)
             )
         for session in self._playheads.keys() - watched:
+            del self._audiences[session]
             self._spawn(self._unfollow(self._playheads.pop(session)))
 
     async def _unfollow(self, subscribing: asyncio.Task[Subscription]) -> None:

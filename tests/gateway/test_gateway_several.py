@@ -1,0 +1,77 @@
+"""Two gateways in front of one pool, as behind a load balancer: one session watched through both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from turboserve.bus import Bus
+from turboserve.config import Settings
+from turboserve.contracts.workers import Playhead
+from turboserve.subjects import PLAYHEAD
+
+
+@pytest.fixture(scope="module")
+def other_url(pool):
+    url: str = pool.gateway("other")
+    yield url
+    pool.stop("other")
+
+
+@pytest.fixture
+async def words(pool) -> AsyncIterator[list[Playhead]]:
+    """What the gateways say of playback, as a worker hears it."""
+    settings = Settings(
+        nats_url=pool.nats.address, nats_user="worker", nats_password=pool.nats.passwords["worker"]
+    )
+    bus = await Bus.connect("worker", settings)
+    heard: list[Playhead] = []
+
+    async def hear(word: Playhead, _: bytes) -> None:
+        heard.append(word)
+
+    await bus.subscribe(PLAYHEAD, "*", hear)
+    yield heard
+    await bus.close()
+
+
+async def test_viewers_of_one_session_through_two_gateways_are_taken_together(
+    api, start, watch, other_url, words
+) -> None:
+    session = (await start())["id"]
+    ahead = await watch(session)
+    furthest = (await ahead.chunks(4))[-1]["start_s"]
+
+    async def playhead_s() -> float:
+        found: float = (await api.get(f"/v1/sessions/{session}")).json()["playhead_s"]
+        return found
+
+    async with asyncio.timeout(30):
+        while await playhead_s() < furthest:
+            await asyncio.sleep(0.05)
+
+    # One who looks at the beginning again, through another gateway, takes nothing from the first.
+    behind = await watch(session, url=other_url, after=-1)
+    assert (await behind.until("chunk"))["index"] == 0
+    gateways = {word.gateway for word in words}
+    async with asyncio.timeout(30):
+        while len(gateways := {word.gateway for word in words if word.viewers}) < 2:
+            await asyncio.sleep(0.05)
+    assert None not in gateways
+    for _ in range(20):
+        assert await playhead_s() >= furthest
+        await asyncio.sleep(0.05)
+
+    # Who names no place begins where the furthest is, through whichever gateway.
+    third = await watch(session, url=other_url)
+    assert (await third.until("chunk"))["start_s"] >= furthest
+
+    for viewer in (behind, third):
+        await viewer.socket.close()
+    async with asyncio.timeout(30):
+        while words[-1].viewers or words[-1].session != session:
+            await asyncio.sleep(0.01)
+    assert await playhead_s() >= furthest
+    await ahead.chunks(2)

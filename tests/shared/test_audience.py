@@ -1,0 +1,67 @@
+"""One session watched through several gateways: what they say, taken together."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turboserve.audience import SILENT_S, Audience, Together
+from turboserve.contracts.workers import Playhead
+
+
+def word(gateway: str | None, playhead_s: float, viewers: int) -> Playhead:
+    return Playhead(session="s", gateway=gateway, playhead_s=playhead_s, viewers=viewers)
+
+
+def test_viewers_add_up_and_the_furthest_of_them_counts() -> None:
+    audience = Audience()
+    assert audience.heard(word("a", 4.0, 1), 0.0) == Together(4.0, 1, 0.0)
+    assert audience.heard(word("b", 2.0, 2), 0.1) == Together(4.0, 3, 0.0)
+    assert audience.heard(word("b", 5.0, 2), 0.2) == Together(5.0, 3, 0.2)
+
+
+def test_a_gateway_that_has_no_viewer_left_does_not_hide_those_of_another() -> None:
+    """With no gateway named in the message, this was 0 viewers for all until the other spoke again."""
+    audience = Audience()
+    audience.heard(word("a", 4.0, 1), 0.0)
+    audience.heard(word("b", 6.0, 1), 0.1)
+    assert audience.heard(word("b", 6.2, 0), 0.2) == Together(4.0, 1, 0.0)
+    assert audience.heard(word("a", 4.3, 0), 0.3) == Together(4.3, 0, 0.3)
+
+
+def test_a_gateway_that_fell_silent_is_gone_with_its_viewers() -> None:
+    audience = Audience()
+    audience.heard(word("dead", 9.0, 3), 0.0)
+    assert audience.heard(word("next", 8.0, 1), SILENT_S) == Together(9.0, 4, 0.0)
+    later = SILENT_S + 0.1
+    assert audience.heard(word("next", 8.1, 1), later) == Together(8.1, 1, later)
+
+
+def test_messages_without_a_gateway_count_as_from_one() -> None:
+    audience = Audience()
+    audience.heard(Playhead.from_bytes(b'{"session":"s","playhead_s":3.0,"viewers":2}'), 0.0)
+    assert audience.heard(word(None, 1.0, 1), 0.1) == Together(1.0, 1, 0.1)
+    assert audience.heard(word("new", 0.5, 1), 0.2) == Together(1.0, 2, 0.1)
+
+
+GATEWAYS = ("a", "b", "c", None)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 4), st.sampled_from(GATEWAYS), st.floats(0, 1e6), st.integers(0, 3)),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_it_is_what_those_with_viewers_said_last_whatever_the_order(words) -> None:
+    audience, now = Audience(), 0.0
+    said: dict[str | None, tuple[float, float, int]] = {}
+    for pause_s, gateway, playhead_s, viewers in words:
+        now += pause_s
+        together = audience.heard(word(gateway, playhead_s, viewers), now)
+        said[gateway] = (now, playhead_s, viewers)
+        live = [one for one in said.values() if one[2] and now - one[0] <= SILENT_S]
+        assert together.viewers == sum(one[2] for one in live)
+        assert together.playhead_s == max((one[1] for one in live), default=playhead_s)
