@@ -25,6 +25,9 @@ from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.ids import new_id
 
+sys.path.insert(0, str(Path(__file__).parent))
+"""Helpers beside this file can be imported."""
+
 WORKER = Path(__file__).with_name("renewing_worker.py")
 LIMIT_S = 90.0
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.default import default_table
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.control_loop import ControlLoop
+from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.rents import Rents
 from turboserve.autoscaler.slots import Slot
+from turboserve.autoscaler.store_link import StoreLink
+from turboserve.bus import Bus
+from turboserve.clock import VirtualClock
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
 from turboserve.contracts.events import SessionCreated
 from turboserve.contracts.pool import LoadFeedback, PoolOrders, SlotPhase
@@ -59,6 +66,43 @@ def test_another_models_load_is_none_of_this_pools_business() -> None:
     told.loop.heard(load(6, 1, 1.0, model="other"), 10.0)
     told.loop.tick([], 20.0)
     assert told.sizes == []
+
+
+@pytest.mark.parametrize("bad", ["NaN", "-1", "Infinity", '"much"'])
+def test_a_load_that_is_not_a_number_is_counted_and_the_pool_stays_and_says_why(bad: str) -> None:
+    """As it was published: the contract itself refuses some of these, so they never become a message."""
+    told = Told()
+    told.loop.ordered(ORDERS, 0.0)
+    for second in range(10):
+        told.loop.told(load(6, 3, float(second)).to_bytes(), float(second))
+    assert told.sizes == [4]
+    for second in range(10, 40):
+        idle = load(0, 3, float(second)).to_bytes()
+        told.loop.told(idle.replace(b'"rho_max":0.0', f'"rho_max":{bad}'.encode()), float(second))
+        told.loop.tick([], float(second))
+    assert told.sizes == [4]
+    hearing, decision = told.loop.controller.hearing, told.loop.controller.decisions[-1]
+    assert sum(hearing.refused.values()) == 30
+    assert "not believed" in decision.reason
+    assert "does not shrink" in decision.reason
+
+
+async def test_orders_that_cannot_be_read_are_no_orders() -> None:
+    """Another version of the state store may keep a table that this one would refuse."""
+
+    class _Bus:
+        async def call(self, *_: object) -> PoolOrders:
+            bad = {"pool": "p", "version": "x", "table": {"levels": [], "provenance": {"source": "x"}}}
+            return PoolOrders.model_validate(bad)
+
+    told = Told()
+    told.loop.ordered(ORDERS, 0.0)
+    pool, rents = Pool("p", lambda: "w"), Rents(None, 1.0)
+    link = StoreLink(cast(Bus, _Bus()), VirtualClock(), pool, rents, told.loop)
+    await link.report()
+    assert link.trouble is not None
+    assert "what is ordered" in link.trouble
+    assert told.loop.orders == ORDERS
 
 
 def test_an_order_comes_before_the_settings_and_both_before_the_controller() -> None:

@@ -136,6 +136,8 @@ class TestTable:
             ({"latency_weight": math.nan}, "levels[1].latency_weight", None),
             ({"target_utilization": math.nan}, "levels[1].target_utilization", None),
             ({"cost_s": math.inf}, "levels[1].cost_s", None),
+            ({"target_utilization": 1e-320}, "levels[1].target_utilization", None),
+            ({"latency_weight": 1e308}, "levels[1].latency_weight", None),
             ({"volatility_from": -1}, "levels[1].volatility_from", None),
         ],
     )
@@ -145,6 +147,26 @@ class TestTable:
         with pytest.raises(InvalidInputError) as caught:
             ProfileTable.parse(json.dumps(self.table(**second)))
         assert (caught.value.field, caught.value.limit) == (field, limit)
+
+    @pytest.mark.parametrize(
+        ("given", "field"),
+        [
+            ({"epoch_s": math.inf}, "provenance.epoch_s"),
+            ({"epoch_s": 1e-9}, "provenance.epoch_s"),
+            ({"window": 10**9}, "provenance.window"),
+            ({"start_up_s": math.inf}, "provenance.start_up_s"),
+            ({"made_at": math.inf}, "provenance.made_at"),
+            ({"controller": {"hysteresis": math.nan}}, "provenance.controller.hysteresis"),
+        ],
+    )
+    def test_a_provenance_that_nobody_could_keep_or_measure_by_is_refused(
+        self, given: dict[str, object], field: str
+    ) -> None:
+        data = self.table()
+        data["provenance"] = {"source": "test", **given}
+        with pytest.raises(InvalidInputError) as caught:
+            ProfileTable.parse(json.dumps(data))
+        assert caught.value.field == field
 
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"levels": [], "provenance": {"source": "x"}}'])
     def test_what_is_no_table_is_refused(self, text: str) -> None:

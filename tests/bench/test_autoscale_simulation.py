@@ -53,6 +53,9 @@ class TestTraces:
             (["5,a,arrival", "4,b,arrival"], "t.csv[1].time_s"),
             (["-1,a,arrival"], "t.csv[0].time_s"),
             (["nan,a,arrival"], "t.csv[0].time_s"),
+            (["inf,a,arrival"], "t.csv[0].time_s"),
+            # A clock's time: a replay of it would never end.
+            (["1700000000,a,arrival"], "t.csv[0].time_s"),
             (["soon,a,arrival"], "t.csv[0].time_s"),
             (["1,a,departure"], "t.csv[0].event"),
             (["1,a,arrival", "2,a,arrival"], "t.csv[1].event"),

@@ -9,10 +9,13 @@ import math
 from itertools import pairwise
 from typing import Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from turboserve.contracts.base import Contract, UnixSeconds
 from turboserve.contracts.errors import InvalidInputError
+
+MOST_LEVELS = 256
+"""Rows of a table, at most."""
 
 
 class LevelParameters(Contract):
@@ -23,9 +26,9 @@ class LevelParameters(Contract):
     """Lower end of the interval, included."""
     volatility_to: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Upper end, not included; None: open. Only the last row is open."""
-    latency_weight: float = Field(ge=0, allow_inf_nan=False)
+    latency_weight: float = Field(ge=0, le=1_000)
     """λ: workers that one multiple of a lone chunk's latency is worth (Equation 5)."""
-    target_utilization: float = Field(gt=0, le=1)
+    target_utilization: float = Field(ge=0.01, le=1)
     """ρ̂: share of a worker's sessions that the pool is sized for."""
     predictive: bool = False
     """Whether the forecast is a lower bound of the target at this level: profiling found that it pays."""
@@ -47,17 +50,17 @@ class Provenance(Contract):
     source: str
     """Names and digests of the traces."""
     command: str = ""
-    made_at: UnixSeconds = 0.0
+    made_at: UnixSeconds = Field(default=0.0, allow_inf_nan=False)
     capacity: int = Field(default=0, ge=0)
     """K of the workers it was profiled with."""
-    latency_target_s: float = Field(default=0.0, ge=0)
-    start_up_s: float = Field(default=0.0, ge=0)
+    latency_target_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    start_up_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Scale-out delay in the replay, seconds."""
-    epoch_s: float = Field(default=1.0, gt=0)
+    epoch_s: float = Field(default=1.0, ge=0.01, le=3_600)
     """Length of the epochs whose activations are counted, seconds: the detector's must be the same."""
-    window: int = Field(default=30, ge=2)
+    window: int = Field(default=30, ge=2, le=10_000)
     """Epochs in the detector's window."""
-    controller: dict[str, float] = {}
+    controller: dict[str, FiniteFloat] = {}
     """Hysteresis, cool-downs, windows and horizon that the controller had in the replay."""
     segments: int = Field(default=0, ge=0)
 
@@ -68,7 +71,7 @@ class ProfileTable(Contract):
     Raises InvalidInputError, which names the row and the field.
     """
 
-    levels: tuple[LevelParameters, ...]
+    levels: tuple[LevelParameters, ...] = Field(max_length=MOST_LEVELS)
     provenance: Provenance
 
     @model_validator(mode="after")

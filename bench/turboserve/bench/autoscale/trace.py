@@ -14,6 +14,8 @@ from turboserve.contracts.base import is_id
 from turboserve.contracts.errors import InvalidInputError
 
 COLUMNS = ("time_s", "session", "event")
+LONGEST_S = 7 * 86_400.0
+"""A replay takes a step a second: times of a clock instead of a trace's own would never come to an end."""
 MAY_FOLLOW: Mapping[Happening | None, frozenset[Happening]] = {
     None: frozenset({Happening.ARRIVAL}),
     Happening.ARRIVAL: frozenset({Happening.IDLING, Happening.DEPARTURE}),
@@ -113,17 +115,17 @@ def since(steps: Iterable[Step], begins_s: float, ends_s: float) -> list[Step]:
 def checked(name: str, steps: Iterable[Step], ends_s: float, where: str = "trace") -> Trace:
     """A trace of `steps`.
 
-    Raises InvalidInputError that names the row and field: times that fall, are negative or not finite,
-    and sessions that do what cannot follow.
+    Raises InvalidInputError that names the row and field: times that fall, are negative, not finite or a
+    week from the beginning, and sessions that do what cannot follow.
     """
     state: dict[str, Happening] = {}
     given: list[Step] = []
     last = 0.0
     for number, step in enumerate(steps):
         field = f"{where}[{number}]"
-        if not math.isfinite(step.at) or step.at < 0:
-            detail = f"time {step.at} is not a time from 0 on"
-            raise InvalidInputError(detail, field=f"{field}.time_s", limit=0)
+        if not 0 <= step.at <= LONGEST_S:
+            detail = f"time {step.at} is not within 0 to {LONGEST_S:g} s from the trace's beginning"
+            raise InvalidInputError(detail, field=f"{field}.time_s", limit=LONGEST_S)
         if step.at < last:
             detail = f"time {step.at:g} comes after {last:g}: times must not fall"
             raise InvalidInputError(detail, field=f"{field}.time_s", limit=last)
@@ -134,7 +136,7 @@ def checked(name: str, steps: Iterable[Step], ends_s: float, where: str = "trace
         state[step.session] = step.kind
         given.append(step)
         last = step.at
-    if not ends_s >= last or ends_s == 0 or not math.isfinite(ends_s):
+    if not last <= ends_s <= LONGEST_S or ends_s == 0:
         raise InvalidInputError(f"it ends at {ends_s}", field=f"{where}.ends_s", limit=last)
     return Trace(name, tuple(given), ends_s)
 

@@ -75,6 +75,17 @@ class ControlLoop:
         self._handle(seen, now)
         self._handle(events.Tick(), now)
 
+    def told(self, body: bytes, now: float) -> None:
+        """The scheduler's word about this pool's model, as it was published."""
+        try:
+            feedback = LoadFeedback.from_bytes(body)
+        except ValidationError as error:
+            # A load that is not a number is none in its contract either: it never becomes a message.
+            self.controller.hearing.refuse("unreadable_feedback", now)
+            log.warning("unreadable load feedback", error=str(error))
+            return
+        self.heard(feedback, now)
+
     def heard(self, feedback: LoadFeedback, now: float) -> None:
         """The scheduler's word about some model."""
         if feedback.model == self.model:

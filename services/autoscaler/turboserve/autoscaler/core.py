@@ -47,6 +47,10 @@ class Pool:
         """The store's workers, as last listed."""
         self.adopted = False
         """Whether the provider has said what lives; nothing is started before."""
+        self.doubt: str | None = None
+        """What is wrong with the provider's last answer to what lives; None: nothing."""
+        self.store_doubt: str | None = None
+        """As `doubt`, of the store's answer to which workers are there."""
         self._desk = Desk()
         self._obituaries = Obituaries(self.policy.retry_s)
         self._life = Lifecycle(self._desk, self._obituaries, self.policy, new_worker)
@@ -75,6 +79,7 @@ class Pool:
             case LoadReported(report):
                 slot = self._slot_of(report.worker)
                 if slot is not None:
+                    slot.spoke_at = now
                     self._life.heard(slot, report.phase, now)
             case Exited(worker, status):
                 self._exited(worker, status, now)
@@ -103,9 +108,15 @@ class Pool:
             return
         self._asked.pop(ListMembers, None)
         living = {member.worker for member in event.members}
+        self.doubt = None
         for slot in list(self.slots.values()):
-            if slot.worker is not None and slot.worker not in living and slot.is_up_since(event.ticket):
-                self._exited(slot.worker, "it is not there any more", now)
+            if slot.worker is None or slot.worker in living or not slot.is_up_since(event.ticket):
+                continue
+            if slot.phase is not SlotPhase.RELEASING and slot.has_spoken(now - self.policy.spoke_s):
+                # A list that leaves out the living would end their sessions. Exits are told by themselves.
+                self.doubt = f"its list has no {slot.worker} in {slot.name}, who speaks: not believed"
+                continue
+            self._exited(slot.worker, "it is not there any more", now)
         for member in sorted(event.members, key=lambda m: (m.slot, m.worker)):
             # A listing may be older than an end we know of.
             if self._slot_of(member.worker) is None and not self._obituaries.died_after(
@@ -150,6 +161,7 @@ class Pool:
             return
         self._asked.pop(ListWorkers, None)
         self.rows = {record.id: record for record in event.workers}
+        self.store_doubt = None
         for slot in list(self.slots.values()):
             if slot.worker is None:
                 continue
@@ -184,6 +196,11 @@ class Pool:
                 pass
             case ListMembers() | ListWorkers():
                 self._asked.pop(type(command), None)
+                reason = event.reason if isinstance(event, Failed) else "no list"
+                if isinstance(command, ListMembers):
+                    self.doubt = f"it does not say what lives: {reason}"
+                else:
+                    self.store_doubt = reason
             case DeclareGone(worker=worker):
                 heard = isinstance(event, Done) or event.missing
                 self._obituaries.answered(worker, heard, now)

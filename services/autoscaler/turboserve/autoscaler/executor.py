@@ -23,9 +23,10 @@ from turboserve.autoscaler.messages import (
     Reserve,
     WorkersListed,
 )
-from turboserve.autoscaler.providers.base import LaunchError, PoolProvider
+from turboserve.autoscaler.providers.base import LaunchError, Member, PoolProvider, ProviderError
 from turboserve.bus import Bus
 from turboserve.contracts import requests
+from turboserve.contracts.base import is_id
 from turboserve.contracts.errors import NotFoundError, TurboServeError, WorkerGoneError
 
 log = logs.get("autoscaler")
@@ -75,9 +76,17 @@ class Executor:
             case DeclareGone(ticket, worker, reason):
                 await call(subjects.WORKER_GONE, requests.WorkerGone(worker=worker, reason=reason))
             case ListMembers(ticket):
-                members = await provider.adopt()
-                return Listed(ticket, tuple(Living(m.slot, m.worker, m.pid) for m in members))
+                return Listed(ticket, _living(await provider.adopt()))
             case ListWorkers(ticket):
                 page = await call(subjects.LIST_WORKERS, requests.ListWorkers())
                 return WorkersListed(ticket, page.workers)
         return Done(ticket)
+
+
+def _living(members: list[Member]) -> tuple[Living, ...]:
+    """Raises ProviderError if a member cannot be one: then nothing of the list is believed."""
+    for member in members:
+        for field, name in (("slot", member.slot), ("worker", member.worker)):
+            if not is_id(name):
+                raise ProviderError(f"its list has a {field} that cannot be one: {name!r}", field=field)
+    return tuple(Living(member.slot, member.worker, member.pid) for member in members)

@@ -95,8 +95,8 @@ class Lifecycle:
                 slot.drained_since = self._desk.stamp()
             case Drain(), Failed(missing=True):
                 self.fail(slot, "the state store does not know it", now)
-            case Drain(), Failed():
-                slot.retry_at = now + self._policy.retry_s
+            case Drain(), Failed(reason=reason):
+                slot.reason, slot.retry_at = f"drain: {reason}", now + self._policy.retry_s
             case Release(), Done():
                 self._released(slot, now)
             case Release(), Failed(reason=reason):
@@ -150,15 +150,14 @@ class Lifecycle:
         self._desk.send(Launch(self._desk.take(slot), slot.name, slot.worker))
 
     def _drain(self, slot: Slot, now: float) -> None:
-        if slot.drained_since is None:
-            if slot.ticket is None and slot.retry_at <= now:
-                assert slot.worker is not None
-                self._desk.send(Drain(self._desk.take(slot), slot.name, slot.worker))
-        elif now >= slot.drain_deadline:
+        if slot.drained_since is None and slot.ticket is None and slot.retry_at <= now:
+            assert slot.worker is not None
+            self._desk.send(Drain(self._desk.take(slot), slot.name, slot.worker))
+        if now >= slot.drain_deadline:
             slot.drain_deadline = now + self._policy.drain_deadline_s
-            slot.reason = (
-                f"still holds {slot.sessions} sessions and {slot.suspended} suspended ones; deadline extended"
-            )
+            held = f"still holds {slot.sessions} sessions and {slot.suspended} suspended ones"
+            waits = held if slot.drained_since is not None else f"not accepted yet ({slot.reason})"
+            slot.reason = f"{waits}; deadline extended"
             self._desk.act(now, "extend", slot.reason, slot)
 
     def release(self, slot: Slot, reason: str, now: float) -> None:

@@ -29,8 +29,7 @@ from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.autoscaler.status import pool_status
 from turboserve.autoscaler.store_link import StoreLink
 from turboserve.contracts import requests
-from turboserve.contracts.errors import TurboServeError
-from turboserve.contracts.pool import LoadFeedback, PoolStatus, SlotPhase
+from turboserve.contracts.pool import PoolStatus, SlotPhase
 from turboserve.contracts.workers import LoadReport
 from turboserve.service import Runtime
 from turboserve.telemetry import meter
@@ -61,6 +60,7 @@ class Shell:
         self._executor = Executor(runtime.bus, provider, settings.pool_release_grace_s)
         self._rents = Rents(settings.pool_worker_kind, settings.pool_worker_gpus)
         self._control: ControlLoop | None = None
+        self._link: StoreLink | None = None
         self._provider_error: str | None = None
         self._said: Action | None = None
         self._begun = self._stopped = False
@@ -84,11 +84,12 @@ class Shell:
         self.feed(SizeWanted(size, reason))
         self._runtime.spawn(self._ticks(), "ticks")
         if self._control is not None:
-            await bus.subscribe(subjects.FEEDBACK, "*", self._on_feedback)
+            # As it comes: what cannot be read is counted.
+            await bus.client.subscribe(subjects.FEEDBACK.of(self._control.model), cb=self._on_feedback)
             # The present is enough: what happened before the window says nothing about volatility.
             await bus.client.subscribe(subjects.EVENT.live("*"), cb=self._on_event)
-            link = StoreLink(bus, self._runtime.clock, self.pool, self._rents, self._control)
-            self._runtime.spawn(link.run(), "store")
+            self._link = StoreLink(bus, self._runtime.clock, self.pool, self._rents, self._control)
+            self._runtime.spawn(self._link.run(), "store")
             self._runtime.spawn(self._control_ticks(self._control), "control")
             self._runtime.spawn(self._watch_provider(), "provider")
 
@@ -99,9 +100,10 @@ class Shell:
                 async with asyncio.timeout(PROVIDER_S):
                     found = len(await self.provider.adopt())
                 break
-            except (TurboServeError, OSError) as error:
+            except Exception as error:
+                # It may be anybody's code: whatever it raises, the pool stays and says why.
                 self._provider_error = str(error) or type(error).__name__
-                log.warning("the provider does not say what runs", error=self._provider_error)
+                log.warning("the provider does not say what runs", error=repr(error))
                 await asyncio.sleep(1.0)
         self._provider_error = None
         least, most = self._settings.limits
@@ -145,7 +147,8 @@ class Shell:
             update={
                 "scaling": scaling_status(control.controller, now, wall),
                 "orders": None if control.orders is None else control.orders.version,
-                "provider_error": self._provider_error,
+                "provider_error": self._provider_error or self.pool.doubt,
+                "reason": status.reason or (self._link.trouble if self._link is not None else None),
                 "start_up_s": self._rents.start_up_s,
             }
         )
@@ -163,9 +166,9 @@ class Shell:
             await self.provider.release(slot, worker, grace_s)
             notice = requests.WorkerGone(worker=worker, reason="stopped with the pool")
             await self._runtime.bus.call(subjects.WORKER_GONE, notice, deadline_s=FAREWELL_S)
-        except TurboServeError as error:
-            # The next start finds that the process is not there, and tells the store then.
-            log.info("farewell not heard", worker=worker, error=error.detail)
+        except Exception as error:
+            # The next start finds what is there and what is not, and tells the store then.
+            log.info("farewell not heard", worker=worker, error=str(error))
 
     async def _execute(self, command: Command) -> None:
         self.feed(await self._executor.run(command))
@@ -183,9 +186,9 @@ class Shell:
             control.tick(self.pool.slots.values(), self._runtime.clock.monotonic())
             await asyncio.sleep(CONTROL_S)
 
-    async def _on_feedback(self, feedback: LoadFeedback, _body: bytes) -> None:
+    async def _on_feedback(self, message: Msg) -> None:
         if self._control is not None:
-            self._control.heard(feedback, self._runtime.clock.monotonic())
+            self._control.told(message.data, self._runtime.clock.monotonic())
 
     async def _on_event(self, message: Msg) -> None:
         if self._control is not None:
@@ -197,8 +200,9 @@ class Shell:
                 async with asyncio.timeout(PROVIDER_S):
                     health = await self.provider.health()
                 self._provider_error = None if health.ok else health.reason or "not well"
-            except (TurboServeError, OSError) as error:
-                self._provider_error = str(error) or "no answer"
+            except Exception as error:
+                self._provider_error = str(error) or f"no answer ({type(error).__name__})"
+                log.info("the provider does not say how it is", error=repr(error))
             await asyncio.sleep(HEALTH_S)
 
     async def _publish(self) -> None:

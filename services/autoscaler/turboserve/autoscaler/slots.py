@@ -51,6 +51,8 @@ class Slot:
     """The store has had a row of this worker."""
     up_since: int | None = None
     """Stamp after which its worker was there for certain; None while the launch is under way."""
+    spoke_at: float | None = None
+    """When its worker last spoke for itself; None: it has not."""
     sessions: int = 0
     suspended: int = 0
     failures: int = 0
@@ -71,13 +73,14 @@ class Slot:
         """A new worker comes into this slot."""
         self.adopted = adopted
         self.worker, self.pid, self.up_since, self.reserved = worker, None, None, True
-        self.launched_at, self.ready_at = now, None
+        self.launched_at, self.ready_at, self.spoke_at = now, None, None
         self.listed, self.sealed, self.drained_since = False, False, None
         self.sessions = self.suspended = self.incoming = 0
 
     def vacate(self) -> None:
         """Its worker is no more."""
         self.worker = self.pid = self.up_since = self.ready_at = self.drained_since = self.ticket = None
+        self.spoke_at = None
         self.sessions = self.suspended = self.incoming = 0
 
     def is_up_since(self, ticket: int) -> bool:
@@ -87,6 +90,10 @@ class Slot:
     def has_vanished(self, ticket: int) -> bool:
         """Whether the store, which had its row before and was asked with `ticket`, should still have it."""
         return self.listed and self.phase is not SlotPhase.RELEASING and self.is_up_since(ticket)
+
+    def has_spoken(self, since: float) -> bool:
+        """Whether its worker has spoken for itself after `since`."""
+        return self.spoke_at is not None and self.spoke_at > since
 
     @property
     def held(self) -> int:

@@ -82,6 +82,7 @@ def _trouble(pool: Pool) -> str | None:
     wanted = [slot for slot in pool.slots.values() if slot.wanted]
     missing = [slot for slot in wanted if slot.phase is not SlotPhase.READY]
     if not missing:
-        return None
+        silent = pool.store_doubt
+        return None if silent is None else f"the state store does not say which workers are there: {silent}"
     worst = max(missing, key=lambda slot: (slot.failures, -slot.index))
     return f"{len(missing)} of {len(wanted)} workers are not ready; {worst.name}: {worst.reason}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from pydantic import ValidationError
+
 from turboserve import logs, subjects
 from turboserve.autoscaler.control_loop import ControlLoop
 from turboserve.autoscaler.core import Pool
@@ -24,7 +26,8 @@ class StoreLink:
     def __init__(self, bus: Bus, clock: Clock, pool: Pool, rents: Rents, loop: ControlLoop) -> None:
         self._bus, self._clock = bus, clock
         self._pool, self._rents, self._loop = pool, rents, loop
-        self._silent = False
+        self.trouble: str | None = None
+        """Why the pool's orders are not known as of now; None: they are."""
 
     async def run(self) -> None:
         """Never returns."""
@@ -41,11 +44,19 @@ class StoreLink:
         )
         try:
             orders = await self._bus.call(subjects.REPORT_POOL, report)
-        except TurboServeError as error:
-            if not self._silent:
-                log.warning("the state store does not take the pool's report", error=error.detail)
-            self._silent = True
+        except (TurboServeError, ValidationError) as error:
+            # Orders that cannot be read change nothing: those in force stay.
+            if self.trouble is None:
+                log.warning("the state store does not say what is ordered", error=str(error))
+            self.trouble = f"the state store does not say what is ordered: {_brief(error)}"
             return
-        self._silent = False
+        self.trouble = None
         self._rents.acknowledged(rentals or ())
         self._loop.ordered(orders, self._clock.monotonic())
+
+
+def _brief(error: TurboServeError | ValidationError) -> str:
+    if isinstance(error, TurboServeError):
+        return error.detail
+    first = error.errors()[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

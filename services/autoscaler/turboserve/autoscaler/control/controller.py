@@ -173,9 +173,7 @@ class Controller:
             return Action.LIMITS, policy.least, "limit", f"the least is {policy.least} workers"
         feedback = self.hearing.feedback
         if feedback is None or self.hearing.is_stale(now):
-            age_s = self.hearing.age_s(now)
-            silence = "nothing was heard yet" if age_s is None else f"nothing heard for {policy.stale_s:g} s"
-            return Action.HOLD, size, "stale", f"{silence}: the pool does not shrink"
+            return Action.HOLD, size, "stale", f"{self.hearing.silence(now)}: the pool does not shrink"
         needed, why = self._needs(feedback)
         self._needed.add(needed, now)
         self._required.add(feedback.required, now)

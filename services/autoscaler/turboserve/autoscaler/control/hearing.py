@@ -22,6 +22,8 @@ class Hearing:
         self.since: float | None = None
         """Since when it has been heard without a gap longer than `stale_s`; None: it is stale."""
         self.refused: Counter[str] = Counter()
+        self._refused_at = -math.inf
+        self._fault = ""
         self._old_at = 0.0
         self._olds = 0
 
@@ -29,13 +31,26 @@ class Hearing:
         """Take in one message at monotonic time `now`; whether it was believed."""
         fault = _fault(feedback) or self._from_the_past(feedback)
         if fault is not None:
-            self.refused[fault] += 1
+            self.refuse(fault, now)
             return False
         if self.is_stale(now):
             self.since = now
         self.feedback, self.heard_at = feedback, now
         self._olds = 0
         return True
+
+    def refuse(self, fault: str, now: float) -> None:
+        """Count one message that is not believed."""
+        self.refused[fault] += 1
+        self._refused_at, self._fault = now, fault
+
+    def silence(self, now: float) -> str:
+        """Why there is nothing fresh, in words."""
+        if now - self._refused_at <= self._stale_s:
+            return f"what is heard of the load is not believed ({self._fault.replace('_', ' ')})"
+        if self.heard_at is None:
+            return "nothing was heard yet"
+        return f"nothing heard for {self._stale_s:g} s"
 
     def is_stale(self, now: float) -> bool:
         return self.heard_at is None or now - self.heard_at > self._stale_s

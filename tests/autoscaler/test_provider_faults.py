@@ -1,0 +1,234 @@
+"""A provider that errs, lies or never answers: the pool stays as it is and says why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from autoscaler_bench import Bench, row
+
+from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.executor import Executor
+from turboserve.autoscaler.messages import (
+    Drain,
+    Exited,
+    Failed,
+    Listed,
+    ListMembers,
+    ListWorkers,
+    Living,
+    SizeWanted,
+    Tick,
+)
+from turboserve.autoscaler.policy import Policy
+from turboserve.autoscaler.providers.base import Health, Member
+from turboserve.autoscaler.providers.external import ExternalProvider
+from turboserve.autoscaler.settings import AutoscalerSettings
+from turboserve.autoscaler.shell import Shell
+from turboserve.autoscaler.status import pool_status
+from turboserve.bus import Bus
+from turboserve.clock import SystemClock
+from turboserve.contracts.pool import PoolStatus, SlotPhase
+from turboserve.service import Runtime
+
+
+class Faulty(ExternalProvider):
+    """Answers `adopt` and `health` with what it is given, or raises it."""
+
+    managed = True
+
+    def __init__(self, answer: object, health: object = Health(True)) -> None:
+        self._answer, self._health = answer, health
+
+    async def adopt(self) -> list[Member]:
+        return cast(list[Member], _given(self._answer))
+
+    async def health(self) -> Health:
+        return cast(Health, _given(self._health))
+
+
+def _given(answer: object) -> object:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def said(bench: Bench) -> PoolStatus:
+    return pool_status(bench.pool, "test", True, bench.now, 1e9)
+
+
+def list_again(bench: Bench, *members: Living, after: float = 2.0) -> None:
+    """The provider is asked again and answers with these."""
+    bench.feed(Tick(), after=after)
+    bench.list_members(*members)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (ValueError("no such thing"), "no such thing"),
+        (OSError("connection refused"), "connection refused"),
+        (None, "NoneType"),
+        (["wrk_a"], "AttributeError"),
+        ([Member("local-0", "wrk a\n")], "a worker that cannot be one"),
+        ([Member("local-0", "wrk_a"), Member("", "wrk_b")], "a slot that cannot be one"),
+        ([Member("x" * 65, "wrk_a")], "a slot that cannot be one"),
+    ],
+)
+async def test_a_list_that_is_none_is_no_list(answer: object, why: str) -> None:
+    executor = Executor(cast(Bus, SimpleNamespace(call=None)), Faulty(answer), 1.0)
+    event = await executor.run(ListMembers(7))
+    assert isinstance(event, Failed)
+    assert event.ticket == 7
+    assert why in event.reason
+
+
+def test_a_provider_that_does_not_say_what_lives_changes_nothing_and_is_said() -> None:
+    bench = Bench()
+    worker = bench.start()
+    bench.feed(Tick(), after=2.0)
+    bench.feed(Failed(bench.take(ListMembers).ticket, "the cluster is away"))
+    assert bench.phase is SlotPhase.READY
+    assert bench.pool.doubt == "it does not say what lives: the cluster is away"
+    list_again(bench, Living("local-0", worker))
+    assert bench.pool.doubt is None
+
+
+def test_a_list_without_a_worker_that_speaks_is_not_believed() -> None:
+    """A lie here would end the worker's sessions everywhere else."""
+    bench = Bench(policy=Policy(spoke_s=5.0))
+    worker = bench.start()
+    for _ in range(10):
+        bench.report(worker)
+        list_again(bench)
+    assert bench.phase is SlotPhase.READY
+    assert bench.pool.doubt is not None
+    assert worker in bench.pool.doubt
+    assert [action.action for action in bench.pool.actions].count("gone") == 0
+    list_again(bench, Living("local-0", worker))
+    assert bench.pool.doubt is None
+    # Silent for long enough, it is what the list says.
+    list_again(bench, after=6.0)
+    assert [action.action for action in bench.pool.actions].count("gone") == 1
+
+
+def test_an_exit_is_believed_at_once_however_lately_it_spoke() -> None:
+    bench = Bench()
+    worker = bench.start()
+    bench.report(worker)
+    bench.feed(Exited(worker, "its process was ended by SIGKILL"))
+    assert [action.action for action in bench.pool.actions].count("gone") == 1
+
+
+def test_a_worker_listed_twice_and_one_of_nobody_are_no_reason_to_fail() -> None:
+    bench = Bench()
+    worker = bench.start()
+    strange = Living("elsewhere", "wrk_x")
+    list_again(bench, Living("local-0", worker), Living("local-7", worker), strange, strange)
+    assert bench.pool.slots["local-0"].worker == worker
+    assert "local-7" not in bench.pool.slots
+    # It may hold sessions: drained like any other.
+    [extra] = [slot for slot in bench.pool.slots.values() if slot.worker == "wrk_x"]
+    assert not extra.wanted
+
+
+def test_a_drain_that_is_never_accepted_is_reported_when_its_deadline_passes() -> None:
+    bench = Bench(size=2, policy=Policy(drain_deadline_s=10.0))
+    bench.list_members()
+    for _ in range(2):
+        bench.launch()
+    bench.feed(SizeWanted(1, "test"))
+    for _ in range(24):
+        if bench.has(Drain):
+            bench.feed(Failed(bench.take(Drain).ticket, "the database is away"))
+        bench.feed(Tick(), after=1.0)
+    [slot] = [slot for slot in bench.pool.slots.values() if not slot.wanted]
+    assert slot.phase is SlotPhase.DRAINING
+    extended = [action for action in bench.pool.actions if action.action == "extend"]
+    assert len(extended) == 2
+    assert "not accepted yet" in extended[0].reason
+    assert "the database is away" in extended[0].reason
+
+
+def test_a_store_that_does_not_list_its_workers_is_said() -> None:
+    bench = Bench()
+    worker = bench.start()
+    assert said(bench).reason is None
+    bench.feed(Tick(), after=2.0)
+    bench.feed(Failed(bench.take(ListWorkers).ticket, "the database is away"))
+    assert bench.phase is SlotPhase.READY
+    assert "the database is away" in (said(bench).reason or "")
+    bench.list_workers(row(worker))
+    assert said(bench).reason is None
+
+
+class _Bus:
+    """Keeps what is published; nothing else is asked of it before the provider has answered."""
+
+    def __init__(self) -> None:
+        self.published: list[PoolStatus] = []
+
+    async def publish(self, _topic: object, _token: str, status: PoolStatus) -> None:
+        self.published.append(status)
+
+
+class _Runtime:
+    def __init__(self) -> None:
+        self.bus, self.clock = _Bus(), SystemClock()
+        self.tasks: list[asyncio.Task[Any]] = []
+
+    def spawn(self, work: Any, _name: str) -> None:
+        self.tasks.append(asyncio.create_task(work))
+
+    async def until(self, condition: Callable[[PoolStatus], bool]) -> PoolStatus:
+        async with asyncio.timeout(60.0):
+            while not (self.bus.published and condition(self.bus.published[-1])):
+                for task in self.tasks:
+                    assert not task.done(), f"it ended: {task!r}"
+                await asyncio.sleep(0.01)
+        return self.bus.published[-1]
+
+
+@pytest.mark.parametrize("fault", [ValueError("out of its mind"), RuntimeError("a bug"), TypeError("None")])
+async def test_a_provider_that_raises_anything_at_start_is_asked_again_and_said(fault: Exception) -> None:
+    runtime = _Runtime()
+    settings = AutoscalerSettings(pool_size=2)
+    pool = Pool("local", lambda: "wrk_a")
+    shell = Shell(cast(Runtime, runtime), pool, Faulty(fault), settings)
+    await shell.start()
+    status = await runtime.until(lambda status: status.provider_error is not None)
+    assert str(fault) in (status.provider_error or "")
+    assert not pool.adopted
+    for task in runtime.tasks:
+        task.cancel()
+    await asyncio.gather(*runtime.tasks, return_exceptions=True)
+
+
+async def test_a_health_question_that_raises_anything_is_said() -> None:
+    runtime = _Runtime()
+    shell = Shell(
+        cast(Runtime, runtime),
+        Pool("local", lambda: "w"),
+        Faulty([], KeyError("nodes")),
+        AutoscalerSettings(),
+    )
+    asking = asyncio.create_task(shell._watch_provider())
+    async with asyncio.timeout(60.0):
+        while shell.status().provider_error is None:
+            await asyncio.sleep(0.01)
+    assert not asking.done()
+    assert "nodes" in (shell.status().provider_error or "")
+    asking.cancel()
+
+
+def test_a_list_older_than_a_launch_says_nothing_of_it() -> None:
+    bench = Bench()
+    bench.list_members()
+    bench.feed(Tick(), after=2.0)
+    asked = bench.take(ListMembers)
+    bench.launch()
+    bench.feed(Listed(asked.ticket, ()))
+    assert bench.phase is SlotPhase.READY
