@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from turboserve.worker.transfer import nixl, pair, shm
+from turboserve.worker.transfer.cut import cut
 from turboserve.worker.transfer.deadline import Deadline, ended
 from turboserve.worker.transfer.errors import NoBackend, PeerLost, ProtocolBroken, TransferError
 from turboserve.worker.transfer.frames import Channel, Hello, Welcome
@@ -77,10 +78,13 @@ class Links:
             await ended(future)
             raise
 
-    async def connecting(self, call: Callable[[], T], seconds: float, drop: Callable[[T], object]) -> T:
+    async def connecting(
+        self, call: Callable[[], T], seconds: float, server: tuple[str, int], drop: Callable[[T], object]
+    ) -> T:
         """Do it on a thread of its own, which is left behind if it is not back soon after `seconds`: torch's
-        store waits without end for a server that stands still. No session's memory is in use yet. What comes
-        too late is given to `drop`. Raises `PeerLost`, and what `call` does."""
+        store waits without end for a `server` that stands still, until its connection is cut here. No
+        session's memory is in use yet. What comes too late is given to `drop`. Raises `PeerLost`, and what
+        `call` does."""
         loop = asyncio.get_running_loop()
         coming: asyncio.Future[T] = loop.create_future()
 
@@ -109,6 +113,7 @@ class Links:
             async with asyncio.timeout(seconds + LATE_S):
                 return await coming
         except TimeoutError:
+            cut(*server)
             raise PeerLost(f"no link within {seconds:.3g} s") from None
 
     def hello(self, session: str, move: int, worker: str, source: str) -> Hello:
@@ -155,7 +160,7 @@ class Links:
             host, port = welcome.store
             seconds = deadline.left(CONNECT_S)
             store = await self.connecting(
-                lambda: pair.join_store(host, port, seconds), seconds, lambda late: None
+                lambda: pair.join_store(host, port, seconds), seconds, welcome.store, lambda late: None
             )
         return await self._make(welcome.backend, welcome.link, pair.TARGET, store, channel.host, deadline)
 
@@ -222,7 +227,7 @@ class Links:
 
         try:
             if store is not None:
-                return await self.connecting(make, seconds, Link.close)
+                return await self.connecting(make, seconds, (store.host, int(store.port)), Link.close)
             return await self.blocking(make, deadline)
         except RuntimeError as error:
             raise TransferError(f"{backend}: {error}") from error
