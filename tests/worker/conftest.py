@@ -45,7 +45,13 @@ class RunningSumDecoder:
     weight_bytes = 0
     workspace_bytes = 1 << 16
 
-    def decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
+    def decode(
+        self, latents: Tensor, caches: Sequence[dict[str, Tensor]] | None
+    ) -> tuple[Tensor, list[dict[str, Tensor]]]:
+        rows = [self._one(row, caches and caches[i]) for i, row in enumerate(latents)]
+        return torch.stack([frames for frames, _ in rows]), [cache for _, cache in rows]
+
+    def _one(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
         total = torch.zeros(latents.shape[1]) if cache is None else cache["total"]
         frames = []
         for i, latent in enumerate(latents):

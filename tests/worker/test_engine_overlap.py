@@ -172,10 +172,10 @@ def test_a_decoder_that_fails_in_its_lane_fails_its_session_alone(
     decoder = driver.engine.decode._decoder
     works = decoder.decode
 
-    def decode(latents: Tensor, cache: dict[str, Tensor] | None) -> Any:
+    def decode(latents: Tensor, caches: list[dict[str, Tensor]] | None) -> Any:
         if not torch.isfinite(latents).all():
             raise RuntimeError("not a number")
-        return works(latents, cache)
+        return works(latents, caches)
 
     monkeypatch.setattr(decoder, "decode", decode)
     driver.engine.admit(spec("a"), driver.now)
@@ -276,9 +276,9 @@ def test_calls_at_any_moment_leave_every_chunk_in_order_and_no_memory_behind(
     engine, decoder = driver.engine, driver.engine.decode._decoder
     works = decoder.decode
 
-    def slow(latents: Tensor, cache: dict[str, Tensor] | None) -> Any:
+    def slow(latents: Tensor, caches: list[dict[str, Tensor]] | None) -> Any:
         time.sleep(chance.choice((0, 0, 0.002)))
-        return works(latents, cache)
+        return works(latents, caches)
 
     monkeypatch.setattr(decoder, "decode", slow)
     following: dict[str, int] = {}

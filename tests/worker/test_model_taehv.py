@@ -75,29 +75,29 @@ def test_a_stream_equals_the_parallel_and_the_frame_by_frame_result(
     expected = frame_by_frame(dict(model.state_dict()), latents(7))
     assert expected.shape == (25, 3, 32, 48)
     assert expected.std() > 0.01
-    cache, frames = None, []
+    caches, frames = None, []
     for part in latents(7).split(parts):
-        out, cache = model.decode(part, cache)
-        frames.append(out)
+        out, caches = model.decode(part.unsqueeze(0), caches)
+        frames.append(out[0])
     assert (torch.cat(frames) - expected).abs().max() < 1e-5
 
 
 def test_the_state_is_the_session_s(model: Taehv) -> None:
-    whole, _ = model.decode(latents(6))
-    _, cache = model.decode(latents(6)[:3])
-    _, other = model.decode(-latents(6)[:3])
+    whole, _ = model.decode(latents(6).unsqueeze(0))
+    _, [cache] = model.decode(latents(6)[None, :3])
+    _, other = model.decode(-latents(6)[None, :3])
     suspended = load(save(cache))
-    model.decode(latents(3), other)
-    resumed, _ = model.decode(latents(6)[3:], suspended)
-    assert (resumed - whole[9:]).abs().max() < 1e-5
+    model.decode(latents(3).unsqueeze(0), other)
+    resumed, _ = model.decode(latents(6)[None, 3:], [suspended])
+    assert (resumed - whole[:, 9:]).abs().max() < 1e-5
     decoder = TaehvDecoder(model, 4, 6)
     assert decoder.cache_bytes == sum(t.numel() * t.element_size() for t in cache.values())
 
 
 def test_bfloat16_stays_near_float32(model: Taehv) -> None:
     half = load_taehv({name: t.bfloat16() for name, t in model.state_dict().items()}, CONFIG)
-    exact, _ = TaehvDecoder(model, 4, 6).decode(latents(3), None)
-    found, _ = TaehvDecoder(half, 4, 6).decode(latents(3), None)
+    exact, _ = TaehvDecoder(model, 4, 6).decode(latents(3).unsqueeze(0), None)
+    found, _ = TaehvDecoder(half, 4, 6).decode(latents(3).unsqueeze(0), None)
     assert (found.float() - exact.float()).abs().mean() < 2
 
 
@@ -109,12 +109,12 @@ def test_bytes_of_the_public_model_s_state_are_the_facts() -> None:
 
 def test_the_decoder_gives_pixels(model: Taehv) -> None:
     decoder = TaehvDecoder(model, 4, 6, frames_at_once=2)
-    first, cache = decoder.decode(latents(3), None)
-    after, _ = decoder.decode(latents(2), cache)
+    [first], caches = decoder.decode(latents(3).unsqueeze(0), None)
+    [after], _ = decoder.decode(latents(2).unsqueeze(0), caches)
     assert first.dtype is torch.uint8
     assert first.shape == (9, 32, 48, 3)
     assert after.shape == (8, 32, 48, 3)
-    expected = model.decode(latents(3))[0].movedim(1, -1) * 255
+    expected = model.decode(latents(3).unsqueeze(0))[0][0].movedim(1, -1) * 255
     assert (first.float() - expected).abs().max() < 0.51
 
 
@@ -123,10 +123,10 @@ def test_public_files_load_strictly(tmp_path: Path, model: Taehv) -> None:
     state = {**model.state_dict(), "encoder.0.weight": torch.zeros(1)}
     torch.save(state, tmp_path / "taew2_1.pth")
     save_file(state, tmp_path / "taew2_1.safetensors")
-    expected, _ = TaehvDecoder(model, 4, 6).decode(latents(3), None)
+    expected, _ = TaehvDecoder(model, 4, 6).decode(latents(3).unsqueeze(0), None)
     for name in ("taew2_1.pth", "taew2_1.safetensors"):
         decoder = load_decoder(tmp_path / name, config, sizes=CONFIG)
-        assert torch.equal(decoder.decode(latents(3), None)[0], expected)
+        assert torch.equal(decoder.decode(latents(3).unsqueeze(0), None)[0], expected)
     del state["decoder.4.conv.2.bias"]
     with pytest.raises(CheckpointError) as caught:
         load_taehv(state, CONFIG)

@@ -99,10 +99,10 @@ def test_a_stream_equals_the_library_s_whole_clip(
     expected = whole(made, latents(7))
     assert expected.shape == (25, 3, 32, 48)
     assert expected.std() > 0.05
-    cache, frames = None, []
+    caches, frames = None, []
     for part in latents(7).split(parts):
-        out, cache = ours.decode(part, cache)
-        frames.append(out)
+        out, caches = ours.decode(part.unsqueeze(0), caches)
+        frames.append(out[0])
     assert [len(f) for f in frames] == [4 * p - (3 if i == 0 else 0) for i, p in enumerate(parts)]
     assert (torch.cat(frames) - expected).abs().max() < 1e-4
 
@@ -118,23 +118,23 @@ def test_a_stream_equals_the_library_s_whole_clip(
 def test_other_sizes(changes: dict[str, Any]) -> None:
     config = sizes(**changes)
     made = library(config)
-    frames, _ = load_wan_vae(dict(made.state_dict()), config).decode(latents(3))
-    assert (frames - whole(made, latents(3))).abs().max() < 1e-4
+    frames, _ = load_wan_vae(dict(made.state_dict()), config).decode(latents(3).unsqueeze(0))
+    assert (frames[0] - whole(made, latents(3))).abs().max() < 1e-4
 
 
 def test_the_cache_travels_with_the_session_and_the_module_keeps_nothing(
     made: AutoencoderKLWan, ours: WanVae
 ) -> None:
     expected = whole(made, latents(6))
-    _, cache = ours.decode(latents(6)[:3])
-    _, other = ours.decode(-latents(6)[:3])
+    _, [cache] = ours.decode(latents(6)[None, :3])
+    _, other = ours.decode(-latents(6)[None, :3])
     kept = {name: tensor.clone() for name, tensor in cache.items()}
     suspended = load(io.BytesIO(save(cache)).read())
-    ours.decode(latents(3), other)
-    ours.decode(latents(3), cache)
+    ours.decode(latents(3).unsqueeze(0), other)
+    ours.decode(latents(3).unsqueeze(0), [cache])
     assert all(torch.equal(cache[name], kept[name]) for name in kept)
-    resumed, _ = ours.decode(latents(6)[3:], suspended)
-    assert (resumed - expected[9:]).abs().max() < 1e-4
+    resumed, _ = ours.decode(latents(6)[None, 3:], [suspended])
+    assert (resumed[0] - expected[9:]).abs().max() < 1e-4
     assert not dict(ours.named_buffers())
 
 
@@ -142,7 +142,7 @@ def test_the_decoder_gives_pixels_of_normalised_latents(made: AutoencoderKLWan, 
     config = sizes()
     mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (config.latents_mean, config.latents_std))
     decoder = WanDecoder(ours, *LATENT)
-    frames, cache = decoder.decode((latents(3) - mean) / std, None)
+    [frames], [cache] = decoder.decode(((latents(3) - mean) / std).unsqueeze(0), None)
     assert frames.dtype is torch.uint8
     assert frames.shape == (9, 32, 48, 3)
     expected = (whole(made, latents(3)).movedim(1, -1) + 1) * 127.5
@@ -152,8 +152,8 @@ def test_the_decoder_gives_pixels_of_normalised_latents(made: AutoencoderKLWan, 
 
 def test_bfloat16_stays_near_float32(made: AutoencoderKLWan, ours: WanVae) -> None:
     half = load_wan_vae({name: t.bfloat16() for name, t in made.state_dict().items()}, sizes())
-    exact, _ = ours.decode(latents(3))
-    found, cache = half.decode(latents(3).bfloat16())
+    exact, _ = ours.decode(latents(3).unsqueeze(0))
+    found, [cache] = half.decode(latents(3).bfloat16().unsqueeze(0))
     assert found.dtype is torch.bfloat16
     assert {t.dtype for t in cache.values()} == {torch.bfloat16}
     assert (found.float() - exact).abs().mean() < 0.05
@@ -199,11 +199,11 @@ def files(tmp_path: Path, made: AutoencoderKLWan) -> Iterator[dict[str, Path]]:
 def test_every_public_file_gives_the_same_decoder(
     files: dict[str, Path], transformer_config: ModelConfig, ours: WanVae
 ) -> None:
-    expected, _ = WanDecoder(ours, *LATENT).decode(latents(3), None)
+    expected, _ = WanDecoder(ours, *LATENT).decode(latents(3).unsqueeze(0), None)
     for name, path in files.items():
         given = sizes() if name == "original" else None
         decoder = load_decoder(path, transformer_config, sizes=given)
-        assert torch.equal(decoder.decode(latents(3), None)[0], expected), name
+        assert torch.equal(decoder.decode(latents(3).unsqueeze(0), None)[0], expected), name
 
 
 def test_what_does_not_fit_is_listed(made: AutoencoderKLWan) -> None:

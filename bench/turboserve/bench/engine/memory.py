@@ -58,13 +58,15 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live_bytes -= size
 
 
-def peak_and_expected(models: Models, sessions: int, chunks: int) -> tuple[int, int, MemoryBudget]:
+def peak_and_expected(
+    models: Models, sessions: int, chunks: int, decode_batch: int = 1
+) -> tuple[int, int, MemoryBudget]:
     """Bytes at the peak, bytes that the budget expects, and the budget, of an engine on a CPU.
 
-    All sessions run abreast for `chunks` chunks and change their prompts in between. Suspended sessions
-    are not in it: the host pool has a size of its own.
+    All sessions run abreast for `chunks` chunks and change their prompts in between; so many are decoded at
+    once where they wait together. Suspended sessions are not in it: the host pool has a size of its own.
     """
-    budget = plan(models, 1 << 62)
+    budget = plan(models, 1 << 62, decode_batch)
     peak = PeakMemory()
     networks = [models.transformer, models.text, models.decoder]
     networks += [part for network in networks for part in vars(network).values()]
@@ -73,7 +75,12 @@ def peak_and_expected(models: Models, sessions: int, chunks: int) -> tuple[int, 
             peak.overlook(iter([*network.parameters(), *network.buffers()]))
     with peak:
         options = EngineOptions(
-            sessions * budget.slab_bytes, host_bytes=0, max_lead_s=float("inf"), max_batch=sessions
+            sessions * budget.slab_bytes,
+            host_bytes=0,
+            max_lead_s=float("inf"),
+            max_batch=sessions,
+            policy="step" if decode_batch == 1 else "chunk",
+            decode_batch=decode_batch,
         )
         engine = Engine(models, options)
         for number in range(sessions):

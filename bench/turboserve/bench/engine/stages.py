@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from turboserve.bench.engine.models import PROMPT, FixedText
 from turboserve.worker.engine.engine import TEXT_BATCH, Models
 from turboserve.worker.engine.profile_file import ProfileFile
 from turboserve.worker.engine.snapshot import fingerprint
+from turboserve.worker.engine.spec import Decoder
 from turboserve.worker.engine.work import RecacheWork
 from turboserve.worker.model.schedule import Schedule
 
@@ -21,9 +23,9 @@ def profile_stages(
 ) -> ProfileFile:
     """Median seconds by batch size: 1, 2, 4 … `largest`, as far as memory reaches.
 
-    Of processor time on a CPU. Decoding and packaging go one session at a time, so 1 is their only size;
-    recaches are gathered to no more tokens than a batch of chunks has. A stand-in for a text encoder is not
-    measured: the worker learns that stage. `attention`, `compiler`: see `Sessions`.
+    Of processor time on a CPU. Packaging goes one session at a time, so 1 is its only size; recaches are
+    gathered to no more tokens than a batch of chunks has. A stand-in for a text encoder is not measured: the
+    worker learns that stage. `attention`, `compiler`: see `Sessions`.
     """
     model = models.transformer
     config, device = model.config, model.patch_embedding.weight.device
@@ -45,9 +47,9 @@ def profile_stages(
             if size == 1:
                 raise
             break
-    return ProfileFile(
-        fingerprint(config), device.type, stages | _after_forwards(models, latents, timer, repeats)
-    )
+    stages["decode"] = decoding(models.decoder, latents, _sizes(largest), timer, repeats)
+    stages["package"] = {1: _package(models, latents, timer, repeats)}
+    return ProfileFile(fingerprint(config), device.type, stages)
 
 
 def _sizes(largest: int) -> list[int]:
@@ -73,16 +75,29 @@ def _recache(sessions: Sessions, models: Models, latents: Tensor, timer: Timer, 
 
 
 @torch.inference_mode()
-def _after_forwards(
-    models: Models, latents: Tensor, timer: Timer, repeats: int
-) -> dict[str, dict[int, float]]:
+def decoding(
+    decoder: Decoder, latents: Tensor, sizes: Sequence[int], timer: Timer, repeats: int
+) -> dict[int, float]:
+    """Median seconds in which a chunk of so many sessions, [F, C, h, w] each, is decoded, by their number: as
+    far as memory reaches."""
+    seconds: dict[int, float] = {}
+    for size in sizes:
+        try:
+            rows = latents.expand(size, *latents.shape)
+            caches = decoder.decode(rows, None)[1]
+            seconds[size] = timer.median(partial(decoder.decode, rows, caches), repeats)
+        except torch.OutOfMemoryError:
+            if not seconds:
+                raise
+            break
+    return seconds
+
+
+@torch.inference_mode()
+def _package(models: Models, latents: Tensor, timer: Timer, repeats: int) -> float:
     from turboserve.worker.media import FragmentEncoder
 
-    frames, cache = models.decoder.decode(latents, None)
-    decode_s = timer.median(lambda: models.decoder.decode(latents, cache), repeats)
-    shown = models.decoder.decode(latents, cache)[0].cpu().numpy()
+    first, caches = models.decoder.decode(latents.unsqueeze(0), None)
+    shown = models.decoder.decode(latents.unsqueeze(0), caches)[0][0].cpu().numpy()
     encoder, fps = FragmentEncoder(), models.transformer.config.fps
-    package_s = timer.median(
-        lambda: encoder.encode(shown, index=1, first_frame=len(frames), fps=fps), repeats
-    )
-    return {"decode": {1: decode_s}, "package": {1: package_s}}
+    return timer.median(lambda: encoder.encode(shown, index=1, first_frame=first.shape[1], fps=fps), repeats)

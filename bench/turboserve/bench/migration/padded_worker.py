@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -30,14 +31,16 @@ class PaddedDecoder:
         self.cache_bytes = inner.cache_bytes + pad_bytes
         self.weight_bytes, self.workspace_bytes = inner.weight_bytes, inner.workspace_bytes
 
-    def decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
+    def decode(
+        self, latents: Tensor, caches: Sequence[dict[str, Tensor]] | None
+    ) -> tuple[Tensor, list[dict[str, Tensor]]]:
         """See `Decoder.decode`."""
-        kept = dict(cache or {})
-        padding = kept.pop(PADDING, None)
-        if padding is None:
-            padding = torch.arange(self._pad_bytes // 8, dtype=torch.int64)
-        frames, after = self._inner.decode(latents, kept if cache is not None else None)
-        return frames, {**after, PADDING: padding}
+        kept = None if caches is None else [dict(cache) for cache in caches]
+        padding = [cache.pop(PADDING) for cache in kept or ()]
+        if kept is None:
+            padding = [torch.arange(self._pad_bytes // 8, dtype=torch.int64) for _ in latents]
+        frames, after = self._inner.decode(latents, kept)
+        return frames, [{**cache, PADDING: pad} for cache, pad in zip(after, padding, strict=True)]
 
 
 def padded_models(settings: Settings) -> Models:

@@ -13,6 +13,8 @@ from turboserve.worker.engine.session import MAX_UNDECODED
 from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.model.config import ModelConfig
 
+DECODE_SHARE = 0.05
+
 
 @dataclass(frozen=True)
 class MemoryBudget:
@@ -49,8 +51,9 @@ class MemoryBudget:
         return count
 
 
-def plan(models: Models, total_bytes: int) -> MemoryBudget:
-    """The budget of an engine whose forwards have as many rows as there are sessions."""
+def plan(models: Models, total_bytes: int, decode_batch: int = 1) -> MemoryBudget:
+    """The budget of an engine whose forwards have as many rows as there are sessions, and which decodes
+    `decode_batch` of them at once."""
     config = models.transformer.config
     dtype = models.transformer.patch_embedding.weight.dtype
     layout = SlabLayout.of(config, dtype)
@@ -60,7 +63,7 @@ def plan(models: Models, total_bytes: int) -> MemoryBudget:
     # row is the least.
     recache = max(0, forward_bytes(config, dtype, config.window_frames) - row)
     projected = 2 * layout.text_bytes
-    decoding = decoder.workspace_bytes + LANE_DEPTH * decoder.cache_bytes
+    decoding = decode_batch * decode_bytes(models)
     return MemoryBudget(
         total_bytes=total_bytes,
         model_bytes=models.weight_bytes,
@@ -75,6 +78,21 @@ def plan(models: Models, total_bytes: int) -> MemoryBudget:
         state_bytes=state_bytes(config, dtype),
         row_bytes=row,
     )
+
+
+def decode_bytes(models: Models) -> int:
+    """What one row of a decode takes at most: its workspace, and new caches beside the old ones until the
+    engine takes them up."""
+    return models.decoder.workspace_bytes + LANE_DEPTH * models.decoder.cache_bytes
+
+
+def affordable_decodes(models: Models, total_bytes: int, limit: int) -> int:
+    """Sessions that may be decoded at once, 1 to `limit`, with more than one in `DECODE_SHARE` of memory.
+
+    What a batch gains is not known before it was tried, and its memory is kept whether or not it is used.
+    """
+    more = int(DECODE_SHARE * total_bytes) // max(1, decode_bytes(models))
+    return max(1, min(limit, 1 + more))
 
 
 def forward_bytes(config: ModelConfig, dtype: torch.dtype, frames: int) -> int:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.events import ChunkReady, ChunkTimings, Event
+from turboserve.worker.engine.gather import GatherPolicy
 from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.session import Session
+from turboserve.worker.engine.session import Session, Undecoded
 from turboserve.worker.engine.spec import Decoder
 from turboserve.worker.engine.stages import Clock, Fail, Outcome, Stage
 from turboserve.worker.engine.streams import to_host
@@ -30,27 +31,43 @@ class Decoded:
     """The session's decoder cache for its next latents."""
 
 
+@dataclass(eq=False)
 class Decoding:
-    """One session's latents in the decode lane: a job."""
+    """One session's latents on their way through the decoder."""
 
-    def __init__(self, stage: DecodeStage, session: Session) -> None:
-        """Takes the first of the session's undecoded latents; the session's cache stays until it is done."""
-        self.session = session
-        self.item = session.undecoded[0]
-        self.cache = session.state.decoder_cache
-        self.outcome: Outcome[Decoding, Decoded] = Outcome(self, None)
+    session: Session
+    item: Undecoded
+    """The first of what the session has undecoded."""
+    cache: dict[str, Tensor] | None
+    """The session's before them; it stays as it is."""
+    ready_s: float = 0.0
+
+
+class DecodeBatch:
+    """What is decoded at once: a job of the decode lane."""
+
+    def __init__(self, stage: DecodeStage, batch: list[Decoding]) -> None:
+        self.batch = batch
+        self.outcomes: list[Outcome[Decoding, Decoded]] = []
         self.seconds: float | None = None
-        self.ready_s = 0.0
+        """None: it raised an error, and each of it was decoded alone."""
         self._stage = stage
 
     def run(self) -> None:
         """See `Job.run`."""
-        [self.outcome], self.seconds = self._stage.attempt([self])
-        self.ready_s = self._stage.now()
+        self.outcomes, self.seconds = self._stage.resolve(self.batch)
+        for item in self.batch:
+            item.ready_s = self._stage.now()
 
 
 class DecodeStage(Stage[Session, Decoding, Decoded]):
-    """Clean latents → pixel frames, through each session's own streaming cache."""
+    """Clean latents → pixel frames, through each session's own streaming cache.
+
+    Which sessions, and how many at once, the gather policy says by this stage's profile. A batch has equally
+    many latent frames in all rows, and only rows that begin their video or only others, for those have no
+    cache. With one row at most (`EngineOptions.decode_batch`, the default on a CPU) a session's pictures are
+    bit-equal whatever else runs; with more within rounding, a level of a pixel's 255.
+    """
 
     def __init__(
         self,
@@ -59,12 +76,16 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
         clock: Clock,
         pacing: Pacing,
         config: ModelConfig,
+        policy: GatherPolicy,
+        max_batch: int,
         profile: LatencyProfile | None = None,
     ) -> None:
         super().__init__(device, clock, profile)
         self._decoder = decoder
         self._pacing = pacing
         self._config = config
+        self._policy = policy
+        self._max_batch = max_batch
 
     def now(self) -> float:
         """The engine's clock."""
@@ -75,21 +96,26 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
         return [session for session in sessions if session.decodable]
 
     def gather(self, waiting: list[Session], now: float) -> list[Decoding]:
-        """See `Stage.gather`. One: whose viewer has least video left."""
-        if not waiting:
-            return []
-        session = min(waiting, key=lambda each: self._pacing.slack(each, now))
-        session.in_lane = True
-        return [Decoding(self, session)]
+        """See `Stage.gather`. What it gathers is in the lane from then on."""
+        candidates = [self._pacing.decoding(session, now) for session in waiting]
+        chosen = self._policy.gather(candidates, self.profile, self._max_batch)
+        by_name = {session.name: session for session in waiting}
+        batch = []
+        for session in (by_name[candidate.session] for candidate in chosen):
+            session.in_lane = True
+            batch.append(Decoding(session, session.undecoded[0], session.state.decoder_cache))
+        return batch
 
     @torch.inference_mode()
     def compute(self, batch: list[Decoding]) -> list[Decoded]:
         """See `Stage.compute`."""
-        return [self._decode(each.item.latents, each.cache) for each in batch]
-
-    def _decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> Decoded:
-        frames, after = self._decoder.decode(latents, cache)
-        return Decoded(to_host(frames), to_host(latents), after)
+        caches = [each.cache for each in batch if each.cache is not None]
+        latents = torch.stack([each.item.latents for each in batch])
+        frames, after = self._decoder.decode(latents, caches or None)
+        return [
+            Decoded(to_host(shown), to_host(each.item.latents), cache)
+            for each, shown, cache in zip(batch, frames, after, strict=True)
+        ]
 
     def scatter(self, outcomes: list[Outcome[Decoding, Decoded]], fail: Fail) -> list[Event]:
         """See `Stage.scatter`."""
@@ -107,6 +133,12 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
                 timings = replace(item.timings, ready_s=outcome.item.ready_s)
                 events.append(self._ready(session, item.index, item.control_seq, decoded, timings))
         return events
+
+    def observe(self, batch: list[Decoding], seconds: float) -> None:
+        """See `Stage.observe`. First chunks have fewer pictures, and what only warms a decoder has more
+        latents than a chunk: neither says how long one takes."""
+        if all(each.item.index is not None and each.cache is not None for each in batch):
+            self.profile.observe(len(batch), seconds)
 
     def _ready(
         self, session: Session, index: int, control_seq: int, decoded: Decoded, timings: ChunkTimings

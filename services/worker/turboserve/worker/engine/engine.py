@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from turboserve.worker.engine.admission import SessionTable
 from turboserve.worker.engine.boundary import Boundary
-from turboserve.worker.engine.decoding import DecodeStage, Decoding
+from turboserve.worker.engine.decoding import DecodeBatch, DecodeStage
 from turboserve.worker.engine.events import Event, SessionFailed, Suspended, SuspendRefused
 from turboserve.worker.engine.gather import policy
 from turboserve.worker.engine.lane import Bell, Lane
@@ -29,7 +29,7 @@ from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.model.weights import weight_bytes
 
 LANE_DEPTH = 2
-"""Chunks in the decode lane at once: the one that is decoded, and one so that the lane need not wait for the
+"""Batches in the decode lane at once: the one that is decoded, and one so that the lane need not wait for the
 engine. The others wait with their sessions, where the most urgent goes first."""
 COMPILER = "inductor"
 """torch's own, which writes Triton for a GPU and C++ for a CPU."""
@@ -93,8 +93,17 @@ class Engine:
             options.attention,
             COMPILER if options.compile else None,
         )
-        self.decode = DecodeStage(models.decoder, device, clock, self.pacing, self.config, known["decode"])
-        self._decodes: Lane[Decoding] = Lane("decode", device, self._bell, options.overlap)
+        self.decode = DecodeStage(
+            models.decoder,
+            device,
+            clock,
+            self.pacing,
+            self.config,
+            policy(options.policy),
+            min(options.decode_batch, options.max_batch),
+            known["decode"],
+        )
+        self._decodes: Lane[DecodeBatch] = Lane("decode", device, self._bell, options.overlap)
         self._boundary = Boundary(transformer, Schedule(self.config), self.table, self.pacing)
 
     @property
@@ -206,8 +215,7 @@ class Engine:
             batch = self.decode.gather(self.decode.waiting(self.table.sessions.values()), now)
             if not batch:
                 return None
-            for job in batch:
-                self._decodes.submit(job)
+            self._decodes.submit(DecodeBatch(self.decode, batch))
             if not self._decodes.threaded:
                 return self._collect()
         return None
@@ -220,12 +228,13 @@ class Engine:
         batch = self.forward.gather(self.forward.waiting(self.table.sessions.values()), now)
         return self.forward.scatter(self.forward.run(batch), self._fail) if batch else None
 
-    def _scatter_decoded(self, job: Decoding) -> list[Event]:
+    def _scatter_decoded(self, job: DecodeBatch) -> list[Event]:
         if job.seconds is not None:
-            self.decode.observe([job], job.seconds)
-        if self.table.sessions.get(job.session.name) is not job.session:
-            return []
-        return self.decode.scatter([job.outcome], self._fail)
+            self.decode.observe(job.batch, job.seconds)
+        here = self.table.sessions
+        # A session may have been evicted meanwhile, and another of its name come.
+        left = [each for each in job.outcomes if here.get(each.item.session.name) is each.item.session]
+        return self.decode.scatter(left, self._fail)
 
     def _scatter_transferred(self, transfer: Transfer) -> list[Event]:
         session = self.table.transferred(transfer)

@@ -1,4 +1,4 @@
-"""Which sessions go into the next forward. Pure: candidates in, batch out.
+"""Which sessions go into the next forward, or are decoded next. Pure: candidates in, batch out.
 
 The three policies share one interface, so that a baseline differs from the default in nothing else.
 """
@@ -14,7 +14,7 @@ from turboserve.worker.engine.profile import LatencyProfile
 
 @dataclass(frozen=True)
 class Candidate:
-    """One session's next forward."""
+    """One session's next forward, or its next turn of another stage: then that is its only step."""
 
     session: str
     frames: int
@@ -30,6 +30,8 @@ class Candidate:
     credit_s: float
     """Service credit: playout slack less the time to finish this chunk and to make the next (SlackServe,
     3.1)."""
+    begins: bool = False
+    """Whether it comes without the cache that the others have; a batch has only such rows or none."""
 
 
 _GAIN = 0.8
@@ -38,8 +40,8 @@ _LEAST_GAIN = 0.05
 
 
 class GatherPolicy(Protocol):
-    """Picks a batch. Never more than `limit` rows, never rows of different frame counts, never nothing of
-    something."""
+    """Picks a batch. Never more than `limit` rows, never rows that are not alike (`frames`, `begins`), never
+    nothing of something."""
 
     def gather(self, ready: Sequence[Candidate], profile: LatencyProfile, limit: int) -> list[Candidate]:
         """Return the batch, a subset of `ready` without repetition; empty only if `ready` is."""
@@ -125,8 +127,9 @@ def policy(name: str) -> GatherPolicy:
 
 
 def _alike(ordered: Sequence[Candidate]) -> list[Candidate]:
-    """Those with as many frames as the first, in order."""
-    return [c for c in ordered if c.frames == ordered[0].frames]
+    """Those with as many frames as the first, and a cache if that has one, in order."""
+    first = ordered[0]
+    return [c for c in ordered if (c.frames, c.begins) == (first.frames, first.begins)]
 
 
 def _in_time(ordered: Sequence[Candidate], seconds: float, size: int | None = None) -> int:

@@ -6,6 +6,8 @@ time to finish the chunk in work, T the time to make one more. Below zero, the v
 
 from __future__ import annotations
 
+import math
+
 from turboserve.worker.engine.gather import Candidate
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.engine.session import Session
@@ -89,6 +91,23 @@ class Pacing:
             waiting_s=max(0.0, now - session.due_at_s) if session.due_at_s is not None else 0.0,
             slack_s=slack,
             credit_s=slack - remaining - self.chunk_seconds,
+        )
+
+    def decoding(self, session: Session, now: float) -> Candidate:
+        """The session's next decoding, for a gather policy."""
+        item = session.undecoded[0]
+        left_s = self.slack(session, now) - self._package(1)
+        # A decoder that has to be warmed is of a session that lost its worker: nobody has waited longer.
+        waiting_s = math.inf if item.timings is None else max(0.0, now - item.timings.denoised_s)
+        return Candidate(
+            session=session.name,
+            frames=item.latents.shape[0],
+            step=0,
+            steps_left=1,
+            waiting_s=waiting_s,
+            slack_s=left_s,
+            credit_s=left_s - self._decode(1),
+            begins=session.state.decoder_cache is None,
         )
 
     def _generated(self, session: Session) -> float:

@@ -40,14 +40,19 @@ class Decoder(Protocol):
 
     @property
     def workspace_bytes(self) -> int:
-        """What decoding takes for a moment beside the caches."""
+        """What decoding one session's latents takes for a moment beside its cache."""
         ...
 
-    def decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Latents [F, C, h, w] → frames uint8 [N, H, W, 3] and the cache for the next call.
+    def decode(
+        self, latents: Tensor, caches: Sequence[dict[str, Tensor]] | None
+    ) -> tuple[Tensor, list[dict[str, Tensor]]]:
+        """Latents of several sessions [B, F, C, h, w] → their frames, uint8 [B, N, H, W, 3], and each one's
+        cache for its next call.
 
-        Without a cache the first latent frame gives one pixel frame; every other gives `frames_per_latent`.
-        The given cache is not changed, so that a failed call can be repeated.
+        Without caches all of them begin a video, and the first latent frame gives one pixel frame; every
+        other gives `frames_per_latent`. The given caches are not changed, so that a failed call can be
+        repeated, and those returned share no memory. What a session gets does not depend on the others but
+        for rounding: a convolution over more rows may be blocked differently.
         """
         ...
 
@@ -104,6 +109,9 @@ class EngineOptions:
     """A session generates no chunk that starts further ahead of its playhead."""
     max_batch: int = 16
     """Rows of one forward at most."""
+    decode_batch: int = 1
+    """Sessions' chunks that are decoded at once at most; how many are, the decoder's profile says. Each takes
+    the decoder's workspace once more. With 1 a session's pictures are bit-equal whatever else runs."""
     policy: str = "step"
     """Gather policy: fcfs, chunk or step."""
     overlap: bool = False

@@ -82,13 +82,19 @@ class Stage(ABC, Generic[Waiting, Item, Result]):
         seconds = self._clock() - start
         return [Outcome(item, result) for item, result in zip(batch, results, strict=True)], seconds
 
-    def run(self, batch: list[Item]) -> list[Outcome[Item, Result]]:
-        """Compute a batch. If it raises, each item is tried alone, so that one bad session harms no other."""
+    def resolve(self, batch: list[Item]) -> tuple[list[Outcome[Item, Result]], float | None]:
+        """`attempt`; but if a batch raises, each item is tried alone, so that one bad session harms no
+        other."""
         outcomes, seconds = self.attempt(batch)
+        if seconds is None and len(batch) > 1:
+            outcomes = [outcome for item in batch for outcome in self.attempt([item])[0]]
+        return outcomes, seconds
+
+    def run(self, batch: list[Item]) -> list[Outcome[Item, Result]]:
+        """`resolve`, and learn how long it took."""
+        outcomes, seconds = self.resolve(batch)
         if seconds is not None:
             self.observe(batch, seconds)
-        elif len(batch) > 1:
-            return [outcome for item in batch for outcome in self.run([item])]
         return outcomes
 
     def observe(self, batch: list[Item], seconds: float) -> None:

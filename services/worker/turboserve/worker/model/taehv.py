@@ -6,16 +6,15 @@ frame is all a session has to remember, and is kept with the session.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from turboserve.worker.model.streaming import Cache, keep, stacked
 from turboserve.worker.model.weights import weight_bytes
-
-Cache = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,9 @@ class _MemoryBlock(nn.Module):
         )
 
     def forward(self, x: Tensor, last: Tensor) -> Tensor:
-        """x [T, C, H, W], last [1, C, H, W] → x's shape."""
-        before = torch.cat((last, x[:-1]))
+        """x [B·T, C, H, W], last [B, C, H, W] → x's shape."""
+        frames = torch.unflatten(x, 0, (len(last), -1))
+        before = torch.cat((last.unsqueeze(1), frames[:, :-1]), 1).flatten(0, 1)
         return F.relu(x + self.conv(torch.cat((x, before), 1)))
 
 
@@ -92,22 +92,27 @@ class Taehv(nn.Module):
         layers += [nn.ReLU(), nn.Conv2d(widths[-1], 3, 3, padding=1)]
         self.decoder = nn.Sequential(*layers)
 
-    def decode(self, latents: Tensor, cache: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Cache]:
-        """latents [F, C, h, w] → (frames [N, 3, H, W] in 0..1, the cache for the next call).
+    def decode(
+        self, latents: Tensor, caches: Sequence[Mapping[str, Tensor]] | None = None
+    ) -> tuple[Tensor, list[Cache]]:
+        """latents [B, F, C, h, w] → (frames [B, N, 3, H, W] in 0..1, each row's cache for the next call).
 
-        Without a cache the latents begin a video. The given cache is not changed.
+        Without caches all rows begin a video. The given caches are not changed.
         """
-        after: Cache = {}
-        x = latents
+        rows = len(latents)
+        after: list[Cache] = [{} for _ in range(rows)]
+        x = latents.flatten(0, 1)
         for index, layer in enumerate(self.decoder):
             if isinstance(layer, _MemoryBlock):
-                last = torch.zeros_like(x[:1]) if cache is None else cache[f"memory{index}"]
-                after[f"memory{index}"] = x[-1:].clone()
+                name = f"memory{index}"
+                newest = torch.unflatten(x, 0, (rows, -1))[:, -1]
+                last = torch.zeros_like(newest) if caches is None else stacked(caches, name)
+                keep(after, name, newest)
                 x = layer(x, last)
             else:
                 x = layer(x)
-        drop = self.config.frames_per_latent - 1 if cache is None else 0
-        return x[drop:].clamp(0.0, 1.0), after
+        drop = self.config.frames_per_latent - 1 if caches is None else 0
+        return torch.unflatten(x, 0, (rows, -1))[:, drop:].clamp(0.0, 1.0), after
 
     def cache_numbers(self, height: int, width: int) -> int:
         """Numbers in one session's cache, for latents of this size."""
@@ -154,10 +159,10 @@ class TaehvDecoder:
         """See `Decoder.workspace_bytes`."""
 
     @torch.inference_mode()
-    def decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
+    def decode(self, latents: Tensor, caches: Sequence[Cache] | None) -> tuple[Tensor, list[Cache]]:
         """See `Decoder.decode`."""
         made = []
-        for part in torch.split(latents.to(self._dtype), self._at_once):
-            frames, cache = self._model.decode(part, cache)
-            made.append((frames.movedim(1, -1).float() * 255.0).round().to(torch.uint8))
-        return torch.cat(made), cache or {}
+        for part in torch.split(latents.to(self._dtype), self._at_once, 1):
+            frames, caches = self._model.decode(part, caches)
+            made.append((frames.movedim(2, -1).float() * 255.0).round().to(torch.uint8))
+        return torch.cat(made, 1), list(caches or ())

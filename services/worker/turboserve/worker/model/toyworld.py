@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from turboserve.worker.engine.engine import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.load import UnreadableCheckpoint, load_state
+from turboserve.worker.model.streaming import Cache, keep, stacked
 from turboserve.worker.model.toy_text import ToyText
 from turboserve.worker.model.toy_vae import ToyVae
 from turboserve.worker.model.transformer import CausalWanTransformer
@@ -64,10 +65,14 @@ class ToyDecoder:
         """See `Decoder.workspace_bytes`."""
 
     @torch.inference_mode()
-    def decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `Decoder.decode`: latents [F, 16, h, w] → frames uint8 [N, H, W, 3] and the next cache."""
-        frames, after = self._vae.decode(latents.unsqueeze(0).to(self._vae.latent_mean.dtype), cache)
-        pixels = (frames[0].movedim(1, -1) + 1.0) * 127.5
+    def decode(self, latents: Tensor, caches: Sequence[Cache] | None) -> tuple[Tensor, list[Cache]]:
+        """See `Decoder.decode`."""
+        before = None if caches is None else {name: stacked(caches, name) for name in caches[0]}
+        frames, joined = self._vae.decode(latents.to(self._vae.latent_mean.dtype), before)
+        after: list[Cache] = [{} for _ in latents]
+        for name, parts in joined.items():
+            keep(after, name, parts)
+        pixels = (frames.movedim(2, -1) + 1.0) * 127.5
         return pixels.round().clamp(0, 255).to(torch.uint8), after
 
 

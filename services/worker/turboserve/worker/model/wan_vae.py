@@ -8,35 +8,35 @@ gives 1 pixel frame, since doubling in time is skipped for it, and each other gi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from turboserve.worker.model.streaming import Cache, keep, stacked
 from turboserve.worker.model.wan_vae_config import WanVaeConfig
 from turboserve.worker.model.weights import weight_bytes
-
-Cache = dict[str, Tensor]
 
 _PAST = 2
 """Frames that a convolution over time looks back."""
 
 
 class _Stream:
-    """The cache while one latent frame is decoded: every convolution's past, replaced one by one."""
+    """The rows' caches while one latent frame of each is decoded: every convolution's past, replaced one by
+    one."""
 
-    def __init__(self, before: Mapping[str, Tensor] | None) -> None:
+    def __init__(self, rows: int, before: Sequence[Mapping[str, Tensor]] | None) -> None:
         self.first = before is None
-        self.after: Cache = {}
-        self._before = before or {}
+        self.after: list[Cache] = [{} for _ in range(rows)]
+        self._before = before or ()
 
     def precede(self, name: str, x: Tensor) -> Tensor:
-        """x [1, C, T, H, W] with the two frames before it: [1, C, 2 + T, H, W]."""
-        past = self.nothing(x) if self.first else self._before[name]
+        """x [B, C, T, H, W] with the two frames before it: [B, C, 2 + T, H, W]."""
+        past = self.nothing(x) if self.first else stacked(self._before, name)
         x = torch.cat((past, x), 2)
-        self.after[name] = x[:, :, -_PAST:].clone()
+        keep(self.after, name, x[:, :, -_PAST:])
         return x
 
     def nothing(self, x: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class _Upsample(nn.Module):
     def forward(self, x: Tensor, stream: _Stream) -> Tensor:
         if self.time_conv is not None:
             if stream.first:
-                stream.after[self.time_conv.name] = stream.nothing(x)
+                keep(stream.after, self.time_conv.name, stream.nothing(x))
             else:
                 first, second = self.time_conv.streamed(x, stream).chunk(2, 1)
                 x = torch.stack((first, second), 3).flatten(2, 3)
@@ -194,18 +194,21 @@ class WanVae(nn.Module):
             if isinstance(module, _CausalConv):
                 module.name = name
 
-    def decode(self, latents: Tensor, cache: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Cache]:
-        """latents [F, C, h, w], not normalised → (frames [N, 3, H, W] in -1..1, the cache for the next call).
+    def decode(
+        self, latents: Tensor, caches: Sequence[Mapping[str, Tensor]] | None = None
+    ) -> tuple[Tensor, list[Cache]]:
+        """latents [B, F, C, h, w], not normalised → (frames [B, N, 3, H, W] in -1..1, each row's cache for
+        the next call).
 
-        Without a cache the latents begin a video. The given cache is not changed.
+        Without caches all rows begin a video. The given caches are not changed.
         """
         made = []
-        raw = self.post_quant_conv(latents.transpose(0, 1).unsqueeze(0))
+        raw = self.post_quant_conv(latents.transpose(1, 2))
         for latent in raw.split(1, 2):
-            stream = _Stream(cache)
-            made.append(self.decoder(latent, stream)[0].transpose(0, 1).clamp(-1.0, 1.0))
-            cache = stream.after
-        return torch.cat(made), dict(cache or {})
+            stream = _Stream(len(latents), caches)
+            made.append(self.decoder(latent, stream).transpose(1, 2).clamp(-1.0, 1.0))
+            caches = stream.after
+        return torch.cat(made, 1), [dict(cache) for cache in caches or ()]
 
     def cache_numbers(self, height: int, width: int) -> int:
         """Numbers in one session's cache, for latents of this size."""
@@ -244,9 +247,9 @@ class WanDecoder:
         """See `Decoder.workspace_bytes`."""
 
     @torch.inference_mode()
-    def decode(self, latents: Tensor, cache: dict[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
+    def decode(self, latents: Tensor, caches: Sequence[Cache] | None) -> tuple[Tensor, list[Cache]]:
         """See `Decoder.decode`."""
         raw = latents.float() * self._std + self._mean
-        frames, after = self._vae.decode(raw.to(self._vae.post_quant_conv.weight.dtype), cache)
-        pixels = (frames.movedim(1, -1).float() + 1.0) * 127.5
+        frames, after = self._vae.decode(raw.to(self._vae.post_quant_conv.weight.dtype), caches)
+        pixels = (frames.movedim(2, -1).float() + 1.0) * 127.5
         return pixels.round().clamp(0, 255).to(torch.uint8), after
