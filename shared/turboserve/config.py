@@ -41,3 +41,8 @@ class Settings(BaseSettings):
     """A worker that has not renewed for this long stops generating."""
     worker_timeout_s: Seconds = 12.0
     """A worker not heard of for this long is taken for dead; more than `lease_s`, by a margin."""
+    move_limit_s: Seconds = 20.0
+    """A move is given up after this long, be its state ever so small; a larger one is given longer, by its
+    size and the pace of the way..."""
+    move_limit_most_s: Seconds = 3_600.0
+    """...but no longer than this. A peer that is dead or stands still is noticed within seconds anyway."""

@@ -213,6 +213,30 @@ def test_a_move_that_takes_too_long_is_given_up(stage: MoveStage | None) -> None
     assert [bench.core.view.workers[name].load for name in "ab"] == [1, 0]
 
 
+def test_a_large_state_has_as_long_as_its_target_tries_and_a_margin_from_when_it_says_so() -> None:
+    bench = moving()
+    bench.pass_time(15.0)
+    copying = MoveReport(session="s", move=2, stage=MoveStage.COPYING, limit_s=500.0)
+    bench.load("b", copying)
+    # Said again and again, it means what it meant at first.
+    for _ in range(10):
+        bench.pass_time(50.0)
+        bench.load("b", copying)
+    bench.pass_time(bench.policy.move_margin_s - 1)
+    assert bench.none(AbandonMove)
+    bench.pass_time(2.0)
+    assert "not verified within 505 s" in bench.store(AbandonMove).reason
+
+
+def test_no_target_has_longer_than_the_policy_says() -> None:
+    bench = moving()
+    bench.load("b", MoveReport(session="s", move=2, stage=MoveStage.COPYING, limit_s=1e9))
+    bench.pass_time(bench.policy.move_limit_most_s)
+    assert bench.none(AbandonMove)
+    bench.pass_time(bench.policy.move_margin_s + 1)
+    bench.store(AbandonMove)
+
+
 def test_a_move_that_its_target_could_not_make_is_given_up_and_not_tried_again_at_once() -> None:
     bench = moving()
     failed = MoveReport(session="s", move=2, stage=MoveStage.FAILED, reason="the digest differs")

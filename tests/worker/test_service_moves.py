@@ -230,7 +230,7 @@ async def test_a_host_without_room_refuses_a_suspended_session_which_stays_where
 async def test_a_source_that_dies_is_reported_and_what_was_copied_goes(
     scene: Scene, number: signal.Signals
 ) -> None:
-    limits = {"TURBOSERVE_TRANSFER_DEADLINE_S": "6"}
+    limits = {"TURBOSERVE_MOVE_LIMIT_S": "6"}
     source, target = await scene.worker(), await scene.worker(**limits)
     session = await scene.started(source)
     await scene.chunks(session, 3)

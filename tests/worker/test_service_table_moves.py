@@ -290,6 +290,17 @@ def test_a_target_keeps_a_slot_copies_reports_and_runs_only_when_its_row_says_so
     assert bench.last(do.PublishChunk).ownership == (2, 20)
 
 
+def test_a_target_says_how_long_it_will_try() -> None:
+    bench, run = expecting()
+    assert bench.table.arrivals.reports()[0].limit_s == 0
+    bench.tell(told.CopyBegins("s1", run + 1, 300.0))
+    assert bench.table.arrivals.reports()[0].limit_s == 0
+    bench.tell(told.CopyBegins("s1", run, 420.0))
+    bench.last(do.Report)
+    report = bench.table.arrivals.reports()[0]
+    assert (report.stage, report.limit_s) == (MoveStage.COPYING, 420.0)
+
+
 def test_the_viewer_has_played_on_since_the_target_heard_of_him() -> None:
     """His next report came after the next chunk was due, which came late by as much."""
     bench, _ = verified()

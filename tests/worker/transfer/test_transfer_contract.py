@@ -252,6 +252,32 @@ def test_a_source_that_never_comes_to_the_boundary_costs_the_deadline(pair: Pair
     assert time.monotonic() - started < 3.0 + LATE_S
 
 
+def test_a_way_that_is_slower_than_the_session_writes_costs_it_no_standstill(pair: Pair) -> None:
+    """Every round finds as much to send as the one before: it would stand still for all of that."""
+    size = 200_000
+    source, address = pair.source(size=size, restless=True, still_s=1e-6, stop_at="rest")
+    target = pair.target(size=size)
+    fetch(target, address)
+    assert failed(target) == "too_slow"
+    # It was never asked to stand still.
+    assert not source.pipe.poll(0.1)
+
+
+def test_a_session_stands_still_for_no_longer_than_it_may(pair: Pair) -> None:
+    (source, address), target = pair.source(stop_at="acknowledged", still_s=1.0), pair.target()
+    fetch(target, address)
+    assert source.hear() == ("step", "acknowledged")
+    assert failed(target) == "too_slow"
+
+
+def test_a_session_at_rest_may_take_as_long_as_the_target_waits(pair: Pair) -> None:
+    (source, address), target = pair.source(stop_at="acknowledged", still_s=1e-3, at_rest=True), pair.target()
+    fetch(target, address)
+    assert source.hear() == ("step", "acknowledged")
+    source.say("go on")
+    fetched(target)
+
+
 def test_a_flipped_bit_is_found(pair: Pair) -> None:
     (_, address), target = pair.source(), pair.target(harm="flip")
     fetch(target, address)

@@ -18,8 +18,11 @@ from turboserve.worker.engine.moving import Page
 from turboserve.worker.transfer import shm
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import NotOffered, PeerLost
-from turboserve.worker.transfer.frames import Channel, Welcome
+from turboserve.worker.transfer.frames import Channel, Frame, Hello, Taken, Welcome
+from turboserve.worker.transfer.gift import Gift
+from turboserve.worker.transfer.link import Link
 from turboserve.worker.transfer.links import Links
+from turboserve.worker.transfer.pace import Limits
 from turboserve.worker.transfer.source import Source
 
 # The tests are no package: what they share is found beside them.
@@ -85,7 +88,7 @@ async def giver() -> Giver:
 async def hello(giver: Giver) -> AsyncIterator[Say]:
     """Connects and says hello, with what is given changed."""
     links = Links(["shm"], torch.device("cpu"), MODEL)
-    source = Source(giver, links, PATIENCE_S)
+    source = Source(giver, links, Limits(least_s=PATIENCE_S, most_s=PATIENCE_S))
     server = await asyncio.start_server(source.serve, "127.0.0.1", 0)
     writers: list[asyncio.StreamWriter] = []
 
@@ -132,6 +135,36 @@ async def test_a_newer_connection_takes_the_place_of_the_older_once_that_has_end
     await until(giver, ["check", "offer", "pages"])
     await hello()
     await until(giver, ["check", "offer", "pages", "check", "over", "offer", "pages"])
+
+
+async def test_a_source_that_is_not_ready_yet_says_that_it_is_there(hello: Say) -> None:
+    reader = await hello()
+    assert (await heard(reader))["type"] == "welcome"
+    assert [(await heard(reader))["type"] for _ in range(2)] == ["wait", "wait"]
+
+
+async def test_so_does_one_that_is_still_busy_when_all_has_been_taken() -> None:
+    """A large state takes long to hash, at both ends, and not equally long."""
+    said: list[str] = []
+    hashed = asyncio.Event()
+
+    class Taken3(Channel):
+        async def receive(self, seconds: float) -> Frame:
+            return Taken(number=3, size=1)
+
+        async def send(self, frame: Frame, seconds: float) -> None:
+            said.append(frame.type)
+            if len(said) == 2:
+                hashed.set()
+
+    async def send() -> str:
+        await hashed.wait()
+        return "sent"
+
+    channel = Taken3(cast(asyncio.StreamReader, None), cast(asyncio.StreamWriter, None))
+    gift = Gift(cast(Hello, None), channel, cast(Link, None), Deadline(PATIENCE_S), rounds=3)
+    assert await gift.until_taken(send()) == "sent"
+    assert said == ["wait", "wait"]
 
 
 async def test_what_nobody_thought_of_is_refused_too(giver: Giver, hello: Say) -> None:

@@ -7,6 +7,7 @@ side, exactly there.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -22,6 +23,7 @@ from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import NotOffered, TransferError
 from turboserve.worker.transfer.link import Link, Memory, Remote
 from turboserve.worker.transfer.links import Links
+from turboserve.worker.transfer.pace import Limits
 from turboserve.worker.transfer.source import Source
 from turboserve.worker.transfer.target import Target
 
@@ -68,9 +70,11 @@ class Steps:
 class Giver:
     """The source's worker. `Giver` of `transfer.source`."""
 
-    def __init__(self, size: int, steps: Steps, *, at_rest: bool) -> None:
+    def __init__(self, size: int, steps: Steps, *, at_rest: bool, restless: bool = False) -> None:
+        """`restless`: all of its state is written again before it is read again."""
         self.state, self.steps, self.at_rest = State(size), steps, at_rest
-        self.overs = 0
+        self._restless = restless
+        self.overs = self._reads = 0
 
     def check(self, session: str, move: int, target: str) -> None:
         if (session, move, target) != (SESSION, MOVE, TARGET):
@@ -82,11 +86,13 @@ class Giver:
 
     async def pages(self, session: str) -> Sequence[Page]:
         await self.steps.at("pages")
-        return self.state.bulk
+        self._reads += self._restless
+        return [dataclasses.replace(page, stamp=(page.stamp, self._reads)) for page in self.state.bulk]
 
     async def rest(self, session: str, move: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
         await self.steps.at("rest")
-        return {"session": session, "next_chunk": 4}, self.state.final
+        pages = [dataclasses.replace(page, stamp=(page.stamp, self._reads)) for page in self.state.final]
+        return {"session": session, "next_chunk": 4}, pages
 
     async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
         await self.steps.at("acknowledged")
@@ -184,11 +190,13 @@ async def _source(
     harm: str | None = None,
     model: str = MODEL,
     deadline_s: float = 8.0,
+    still_s: float = 20.0,
+    restless: bool = False,
 ) -> None:
     links = HarmedLinks([backend], torch.device("cpu"), model)
     links.harm = harm
-    giver = Giver(size, Steps(pipe, stop_at), at_rest=at_rest)
-    source = Source(giver, links, deadline_s)
+    giver = Giver(size, Steps(pipe, stop_at), at_rest=at_rest, restless=restless)
+    source = Source(giver, links, Limits(most_s=deadline_s, still_s=still_s))
     server = await asyncio.start_server(source.serve, "127.0.0.1", 0)
     pipe.send(("address", f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
     loop = asyncio.get_running_loop()
@@ -220,13 +228,13 @@ async def _target(
 ) -> None:
     links = HarmedLinks([backend], torch.device("cpu"), model)
     links.harm = harm
-    target = Target(TARGET, links, deadline_s)
+    target = Target(TARGET, links)
     task: asyncio.Task[None] | None = None
 
     async def fetch(session: str, move: int, address: str) -> None:
         room = Room(size)
         try:
-            fetched = await target.fetch(session, move, [address], room)
+            fetched = await target.fetch(session, move, [address], room, deadline_s)
         except TransferError as error:
             pipe.send(("error", error.code, str(error)))
         except asyncio.CancelledError:

@@ -25,8 +25,8 @@ from turboserve.worker.transfer.errors import (
 if TYPE_CHECKING:
     from turboserve.bench.simulate.worker import Worker
 
-ATTEMPTS_S = 10.0
-"""For all attempts together; longer than the scheduler waits here, so that it is the one to give up."""
+ATTEMPTS_S = (3.0, 10.0)
+"""For all attempts together: between these, so that now its target and now the scheduler gives a move up."""
 SILENCE_S = 3.0
 BULK_S = 0.4
 STATE_BYTES = 1_000_000
@@ -128,11 +128,15 @@ class Target:
         if not engine.reserve(session, run, command.on_host):
             self._failed(command, "memory: none is free")
             return
+        limit_s = kernel.random.uniform(*ATTEMPTS_S)
+        if kernel.chance(0.5):
+            # Else its scheduler does not hear it in time, and waits as long as for a target that is silent.
+            self._worker.tell(told.CopyBegins(session, run, limit_s))
         while self._wanted(command):
             try:
                 state = await self._attempt(command)
             except TransferError as error:
-                if not error.retryable or kernel.now - began >= ATTEMPTS_S:
+                if not error.retryable or kernel.now - began >= limit_s:
                     engine.unreserve(session, run)
                     self._failed(command, f"{error.code}: {error}")
                     return

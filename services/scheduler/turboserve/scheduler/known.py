@@ -9,7 +9,6 @@ from typing import ClassVar
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import MoveReport, WorkerPhase
 
-
 NOISE = 0.1
 """A measured latency that differs by less than this part from the one in use is the same one: workers refine
 their profiles with every chunk, and a session must not be moved after their noise."""
@@ -116,9 +115,11 @@ class SessionView(Pictured):
     begun_to: str | None = None
     """Target of a move that was decided and is not confirmed yet."""
     move_seen: int | None = None
-    """The move that the next two are about."""
+    """The move that the next three are about."""
     move_since: float = 0.0
-    """Listening time at which it was first seen."""
+    """Listening time at which it was first seen, or its target first said that it copies."""
+    move_limit_s: float | None = None
+    """How long after that it is given up; None: its target has not said yet how long it will try."""
     move_doomed: str | None = None
     """Why it cannot be committed any more."""
     rests_until: float = 0.0

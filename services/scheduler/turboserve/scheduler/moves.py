@@ -46,7 +46,7 @@ class Moves:
             session = view.sessions[name]
             if session.move_seen != session.record.move:
                 session.move_seen, session.move_since = session.record.move, listened
-                session.move_doomed = None
+                session.move_limit_s = session.move_doomed = None
             if session.is_free(now) and not session.must_read:
                 step = self._step(view, session, listened, take)
                 if step is not None:
@@ -57,6 +57,10 @@ class Moves:
         assert record.move is not None
         assert record.target is not None
         report = _report(view, record)
+        if report is not None and report.limit_s and session.move_limit_s is None:
+            most_s = self._policy.move_limit_most_s
+            session.move_since = listened
+            session.move_limit_s = min(report.limit_s, most_s) + self._policy.move_margin_s
         verified = report is not None and report.stage is MoveStage.VERIFIED
         if report is not None and verified and session.move_doomed is None:
             return CommitMove(
@@ -75,7 +79,8 @@ class Moves:
         self, view: View, session: SessionView, report: MoveReport | None, listened: float
     ) -> str | None:
         """Why the move is given up; None: it goes on. A running session of a dead source is recovered."""
-        record, limit_s = session.record, self._policy.move_limit_s
+        record = session.record
+        limit_s = self._policy.move_limit_s if session.move_limit_s is None else session.move_limit_s
         if session.move_doomed is not None:
             return session.move_doomed
         if report is not None and report.stage is MoveStage.FAILED:

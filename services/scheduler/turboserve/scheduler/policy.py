@@ -44,7 +44,11 @@ class Policy:
     moves_per_worker: int = 2
     """Of these, from and to one worker."""
     move_limit_s: float = 20.0
-    """A move whose target has not verified the state by then is given up."""
+    """A move whose target has not said by then that it copies is given up."""
+    move_limit_most_s: float = 3_600.0
+    """From then on it has as long as the target says that it tries, this at most, and..."""
+    move_margin_s: float = 5.0
+    """...so much longer: whoever waits for another waits longer than that does."""
     move_rest_s: float = 30.0
     """A session that has moved, or failed to, is not moved again for balance before this time."""
     feedback_s: float = 1.0

@@ -41,8 +41,6 @@ class SchedulerSettings(Settings):
     """Sessions that may be moving at the same time."""
     moves_per_worker: int = Field(default=2, ge=1)
     """Of these, from and to one worker."""
-    move_limit_s: Seconds = 20.0
-    """A move whose target has not verified the session's state by then is given up."""
     move_rest_s: Seconds = 30.0
     """A session that has moved, or failed to, is not moved again for balance before this time."""
 
@@ -61,5 +59,6 @@ class SchedulerSettings(Settings):
             moves_at_once=self.moves_at_once,
             moves_per_worker=self.moves_per_worker,
             move_limit_s=self.move_limit_s,
+            move_limit_most_s=self.move_limit_most_s,
             move_rest_s=self.move_rest_s,
         )

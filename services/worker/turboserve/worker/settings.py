@@ -79,8 +79,12 @@ class Settings(Shared):
     transfer_backends: tuple[Literal["nccl", "gloo", "nixl", "shm"], ...] = ("nccl", "gloo", "shm")
     """How state may travel, the best first; what this machine lacks is left out. `nixl` needs the worker's
     extra of that name."""
-    transfer_deadline_s: Seconds = 20.0
-    """A state has to be at its target within this long, the wait for a good moment included."""
+    transfer_bytes_per_s: float = Field(default=10e6, gt=0)
+    """Pace by which a state's size makes the limit of its copy, where none has come from that host yet. What
+    was measured takes its place; four times as long as a copy takes by it is added to `move_limit_s`."""
+    move_still_s: Seconds = 20.0
+    """A session that is watched stands still for no longer while the rest of its state is copied: on a way
+    that is too slow for this, it stays."""
     move_quiet_s: Seconds = 0.3
     """A session that moves stands still at a moment at which its next chunk is not due for this long; the
     longer it waits for one..."""

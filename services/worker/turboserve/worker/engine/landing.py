@@ -116,6 +116,12 @@ class Landing:
             self.room.clear()
 
     @property
+    def most_bytes(self) -> int:
+        """No state of this model is larger."""
+        slab = [*self._slotted.values(), *self._prompt.values()]
+        return self._limit_bytes + sum(t.numel() * t.element_size() for t in slab)
+
+    @property
     def own_bytes(self) -> int:
         """Bytes taken beside the slab."""
         return sum(t.numel() * t.element_size() for t in self._own.values())

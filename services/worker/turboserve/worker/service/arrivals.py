@@ -30,6 +30,8 @@ class Arrival:
     bytes_moved: int = 0
     state_bytes: int = 0
     seconds: float = 0.0
+    limit_s: float = 0.0
+    """The copy is given up so long after it has begun; 0: it has not."""
     reason: str | None = None
     playhead_s: float = 0.0
     playhead_at: float = 0.0
@@ -59,6 +61,7 @@ class Arrival:
             bytes_moved=self.bytes_moved,
             state_bytes=self.state_bytes,
             seconds=self.seconds,
+            limit_s=self.limit_s,
             reason=self.reason,
         )
 
@@ -129,12 +132,14 @@ class Arrivals:
         self.drop(record.id)
         return None
 
-    def told(self, message: told.Arrived | told.ArrivalFailed) -> None:
+    def told(self, message: told.CopyBegins | told.Arrived | told.ArrivalFailed) -> None:
         """What became of a copy."""
         arrival = self._all.get(message.session)
         if arrival is None or arrival.run != message.run or arrival.stage is not MoveStage.COPYING:
             return
-        if isinstance(message, told.ArrivalFailed):
+        if isinstance(message, told.CopyBegins):
+            arrival.limit_s = message.limit_s
+        elif isinstance(message, told.ArrivalFailed):
             self._fail(arrival, message.reason)
         else:
             arrival.stage = MoveStage.VERIFIED

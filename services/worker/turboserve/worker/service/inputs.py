@@ -157,6 +157,16 @@ class GiftBroken:
 
 
 @dataclass(frozen=True)
+class CopyBegins:
+    """Memory is kept for a state, and the copy begins. Follows `Fetch`."""
+
+    session: str
+    run: int
+    limit_s: float
+    """The copy is given up after this long."""
+
+
+@dataclass(frozen=True)
 class Arrived:
     """A state that was fetched is here, verified; it stands still, or is on the host. Answers `Fetch`."""
 
@@ -231,6 +241,7 @@ SessionInput = (
     | Frozen
     | GiftSealed
     | GiftBroken
+    | CopyBegins
     | Arrived
     | ArrivalFailed
     | LogEndRead

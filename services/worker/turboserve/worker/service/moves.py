@@ -24,8 +24,9 @@ from turboserve.worker.settings import Settings
 from turboserve.worker.transfer import metrics, shm
 from turboserve.worker.transfer.errors import NoState, NotOffered, NotReady, TransferError
 from turboserve.worker.transfer.links import Links
+from turboserve.worker.transfer.pace import Limits, Pace
 from turboserve.worker.transfer.source import Source
-from turboserve.worker.transfer.target import Fetched, Target
+from turboserve.worker.transfer.target import Fetched, Target, host_of
 
 EVERYWHERE = ("0.0.0.0", "::")
 """Addresses to listen at, and none to be reached at: others are told the machine's name."""
@@ -81,8 +82,15 @@ class Moves:
         self._host, self._port = settings.transfer_host, settings.transfer_port
         device, config = engine.engine.table.device, engine.engine.config
         self.links = Links(settings.transfer_backends, device, fingerprint(config))
-        self._source = Source(self, self.links, settings.transfer_deadline_s)
-        self._target = Target(worker, self.links, settings.transfer_deadline_s)
+        limits = Limits(
+            least_s=settings.move_limit_s,
+            most_s=settings.move_limit_most_s,
+            bytes_per_s=settings.transfer_bytes_per_s,
+            still_s=settings.move_still_s,
+        )
+        self._pace = Pace(limits)
+        self._source = Source(self, self.links, limits)
+        self._target = Target(worker, self.links)
         self._server: asyncio.Server | None = None
         self.addresses: tuple[str, ...] = ()
         """Where other workers ask for state; empty before `start`."""
@@ -231,7 +239,15 @@ class Moves:
     async def _copy_and_adopt(self, command: do.Fetch, kept: _Kept) -> Fetched:
         session, on_host = command.session, command.on_host
         landing = await asyncio.wrap_future(self._engine.call(lambda engine: kept.reserve(engine, on_host)))
-        fetched = await self._target.fetch(session, command.move, command.source, landing)
+        host = host_of(command.source)
+        limit_s = self._pace.limit_s(host, landing.most_bytes)
+        self._tell(told.CopyBegins(session, command.run, limit_s))
+        try:
+            fetched = await self._target.fetch(session, command.move, command.source, landing, limit_s)
+        except TransferError:
+            self._pace.forget(host)
+            raise
+        self._pace.took(host, fetched.bytes_moved, fetched.seconds)
         now = self._now()
         await asyncio.wrap_future(
             self._engine.adopt(

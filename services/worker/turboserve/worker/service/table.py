@@ -59,7 +59,7 @@ class Table:
                     self._not_expected(message.record)
             case told.Tick():
                 pass
-            case told.Arrived() | told.ArrivalFailed():
+            case told.CopyBegins() | told.Arrived() | told.ArrivalFailed():
                 self.arrivals.told(message)
             case _:
                 self._about_one(message, now)

@@ -22,6 +22,10 @@ class Deadline:
         """End it: whoever asks `left` next gets `Aborted`."""
         self._aborted.set()
 
+    @property
+    def passed(self) -> bool:
+        return time.monotonic() >= self._until
+
     def left(self, at_most: float | None = None) -> float:
         """Seconds left, above zero. Raises `Aborted` or `DeadlinePassed`."""
         if self._aborted.is_set():

@@ -43,6 +43,13 @@ class BackendFailed(TransferError):
     code = "backend_failed"
 
 
+class TooSlow(TransferError):
+    """The session would have to stand still too long while the rest of its state is copied."""
+
+    code = "too_slow"
+    retryable = False
+
+
 class NoBackend(TransferError):
     """The two workers have no way to move memory in common."""
 

@@ -39,6 +39,8 @@ class Hello(_Frame):
     """Names of its links to this source that are free."""
     machine: str = Field(default="", max_length=128)
     """See `shm.machine`."""
+    limit_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)
+    """The target gives up after this long."""
     device: str = Field(default="cpu", max_length=16)
 
 

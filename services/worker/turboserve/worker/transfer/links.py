@@ -116,8 +116,9 @@ class Links:
             cut(*server)
             raise PeerLost(f"no link within {seconds:.3g} s") from None
 
-    def hello(self, session: str, move: int, worker: str, source: str) -> Hello:
-        """What a target says first. `source`: the address that its links are kept under."""
+    def hello(self, session: str, move: int, worker: str, source: str, limit_s: float) -> Hello:
+        """What a target says first. `source`: the address that its links are kept under; `limit_s`: how long
+        it waits."""
         warm = tuple(link.name for peer, giving, link in self._idle if peer == source and not giving)
         return Hello(
             session=session,
@@ -127,6 +128,7 @@ class Links:
             backends=self.backends,
             warm=warm,
             machine=shm.machine(),
+            limit_s=limit_s,
             device=self._device.type,
         )
 

@@ -3,49 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from turboserve import logs
 from turboserve.worker.engine.moving import Page, changed, digest_of, fingerprints_of
 from turboserve.worker.transfer import metrics
 from turboserve.worker.transfer.deadline import Deadline, ended
 from turboserve.worker.transfer.errors import (
+    DeadlinePassed,
     NotOffered,
     PeerLost,
     ProtocolBroken,
+    TooSlow,
     TransferError,
     WrongLayout,
-    error_of,
 )
 from turboserve.worker.transfer.frames import (
     VERSION,
     Channel,
-    Frame,
     Hello,
     PageSpec,
     Refuse,
     Round,
     Seal,
-    Taken,
     Verified,
-    Wait,
 )
-from turboserve.worker.transfer.link import Link, Memory, Remote
+from turboserve.worker.transfer.gift import Gift
+from turboserve.worker.transfer.link import Memory, Remote
 from turboserve.worker.transfer.links import Links
+from turboserve.worker.transfer.pace import LATER_S, Limits
 
 HELLO_S = 5.0
 """Whoever connects says what it wants within this long."""
 CONNECTIONS_LIMIT = 64
-WAIT_S = 0.5
-"""How often a waiting target is told that somebody is there."""
 BULK_ROUNDS = 3
 SMALL_BYTES = 4 << 20
 """Less than this is not worth another round while the session generates."""
 
 log = logs.get("transfer")
-T = TypeVar("T")
 
 
 class Giver(Protocol):
@@ -80,27 +77,12 @@ class Giver(Protocol):
         ...
 
 
-@dataclass(eq=False)
-class _Gift:
-    """One connection."""
-
-    hello: Hello
-    channel: Channel
-    link: Link
-    deadline: Deadline
-    sent: dict[str, object] = field(default_factory=dict)
-    """Stamps of what the target has, by page."""
-    prints: dict[str, bytes] = field(default_factory=dict)
-    rounds: int = 0
-    bytes_moved: int = 0
-
-
 class Source:
     """Serves all targets of one worker."""
 
-    def __init__(self, giver: Giver, links: Links, deadline_s: float) -> None:
-        """`deadline_s`: for one attempt from hello to the end, the wait for the boundary included."""
-        self._giver, self._links, self._deadline_s = giver, links, deadline_s
+    def __init__(self, giver: Giver, links: Links, limits: Limits) -> None:
+        """An attempt may take as long as its target says, `limits.most_s` at most, and a little more."""
+        self._giver, self._links, self._limits = giver, links, limits
         self._open: dict[str, tuple[asyncio.Task[None], int]] = {}
         """What gives a session away, and for which move; a newer connection takes its place."""
         self._connections = 0
@@ -174,13 +156,13 @@ class Source:
             raise error
 
     async def _give(self, channel: Channel, hello: Hello, at_rest: bool) -> None:
-        deadline = Deadline(self._deadline_s)
+        deadline = Deadline(min(hello.limit_s, self._limits.most_s) + LATER_S)
         link = await self._links.give(channel, hello, at_rest, deadline)
-        gift = _Gift(hello, channel, link, deadline)
+        gift = Gift(hello, channel, link, deadline)
         try:
             if not at_rest:
                 await self._bulk(gift)
-            await self._rest(gift)
+            await self._rest(gift, None if at_rest else self._limits.still_s)
         except BaseException:
             link.close()
             raise
@@ -194,31 +176,59 @@ class Source:
             bytes=gift.bytes_moved,
         )
 
-    async def _bulk(self, gift: _Gift) -> None:
+    async def _bulk(self, gift: Gift) -> None:
         """While the session generates: everything, then what changed meanwhile, as long as that is much."""
         for _ in range(BULK_ROUNDS):
-            pages = changed(await self._giver.pages(gift.hello.session), gift.sent)
+            pages = await self._left(gift)
             if gift.rounds and sum(page.size for page in pages) < SMALL_BYTES:
                 return
             await self._round(gift, pages)
+        # On a way that is slower than the session writes, rounds do not get smaller: better it stays.
+        size = sum(page.size for page in await self._left(gift))
+        if gift.bytes_per_s and size > gift.bytes_per_s * self._limits.still_s:
+            raise TooSlow(
+                f"still: {size} bytes have changed again, {size / gift.bytes_per_s:.1f} s at "
+                f"{gift.bytes_per_s:.3g} B/s, at most {self._limits.still_s:g} s"
+            )
 
-    async def _rest(self, gift: _Gift) -> None:
-        """At the boundary: the rest, and the seal."""
+    async def _left(self, gift: Gift) -> list[Page]:
+        """What has changed since it was sent."""
+        return changed(await gift.meanwhile(self._giver.pages(gift.hello.session)), gift.sent)
+
+    async def _rest(self, gift: Gift, still_s: float | None) -> None:
+        """At the boundary: the rest, and the seal; within `still_s` of it."""
         session, move = gift.hello.session, gift.hello.move
-        header, pages = await self._meanwhile(gift, self._giver.rest(session, move))
+        header, pages = await gift.meanwhile(self._giver.rest(session, move))
+        if still_s is None:
+            await self._seal(gift, header, pages)
+            return
+        left_s = gift.deadline.left()
+        gift.deadline = Deadline(min(left_s, still_s))
+        try:
+            await self._seal(gift, header, pages)
+        except DeadlinePassed as error:
+            if left_s <= still_s or not gift.deadline.passed:
+                raise
+            raise TooSlow(f"still: for more than {still_s:g} s: {error}") from error
+
+    async def _seal(self, gift: Gift, header: Mapping[str, Any], pages: Sequence[Page]) -> None:
+        session, move = gift.hello.session, gift.hello.move
         await self._round(gift, changed(pages, gift.sent))
-        await self._meanwhile(gift, self._giver.acknowledged(session, move, int(header["next_chunk"])))
+        await gift.meanwhile(self._giver.acknowledged(session, move, int(header["next_chunk"])))
         names = tuple(page.name for page in pages)
         digest = digest_of(header, {name: gift.prints[name] for name in names})
         self._giver.sealing(session, move)
         seal = Seal(header=dict(header), pages=names, digest=digest)
         await gift.channel.send(seal, gift.deadline.left())
-        await _expect(gift, Verified)
+        await gift.hear(Verified)
 
-    async def _round(self, gift: _Gift, pages: Sequence[Page]) -> None:
+    async def _round(self, gift: Gift, pages: Sequence[Page]) -> None:
         link, deadline, number = gift.link, gift.deadline, gift.rounds
         memory, everything = Memory([page.parts for page in pages]), range(len(pages))
-        offer = await self._links.blocking(lambda: link.offer(memory, everything, deadline), deadline, link)
+        begun = time.monotonic()
+        # Some links copy everything here already.
+        offering = self._links.blocking(lambda: link.offer(memory, everything, deadline), deadline, link)
+        offer = await gift.meanwhile(offering)
         specs = tuple(
             PageSpec(name=page.name, size=page.size, dtype=page.dtype, shape=page.shape) for page in pages
         )
@@ -228,67 +238,15 @@ class Source:
             link.transfer(gift.hello.session, memory, Remote(), everything, deadline)
             return fingerprints_of({page.name: page.parts for page in pages})
 
-        prints = await self._until_taken(gift, self._links.blocking(send, deadline, link))
+        prints = await gift.until_taken(self._links.blocking(send, deadline, link))
         link.settle()
         gift.prints |= prints
         gift.sent |= {page.name: page.stamp for page in pages}
+        size = memory.size(everything)
         gift.rounds += 1
-        gift.bytes_moved += memory.size(everything)
-
-    async def _until_taken(self, gift: _Gift, sending: Coroutine[Any, Any, T]) -> T:
-        """Send; a target that says no meanwhile is heard at once."""
-        task = asyncio.ensure_future(sending)
-        word = asyncio.ensure_future(_expect(gift, Taken))
-        try:
-            await asyncio.wait([task, word], return_when=asyncio.FIRST_EXCEPTION)
-            if word.done() and word.exception() is not None:
-                await word
-            sent = await task
-            taken = await word
-        finally:
-            for each in (task, word):
-                each.cancel()
-            await asyncio.gather(task, word, return_exceptions=True)
-        if taken.number != gift.rounds:
-            raise ProtocolBroken(f"round: {taken.number} was taken, {gift.rounds} was sent")
-        return sent
-
-    async def _meanwhile(self, gift: _Gift, waiting: Coroutine[Any, Any, T]) -> T:
-        """Wait, saying so, and notice when the target hangs up."""
-        task = asyncio.ensure_future(waiting)
-        word = asyncio.ensure_future(gift.channel.receive(gift.deadline.left()))
-        try:
-            while True:
-                await asyncio.wait(
-                    [task, word],
-                    timeout=gift.deadline.left(WAIT_S),
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if task.done():
-                    return task.result()
-                if word.done():
-                    raise _unexpected(word.result())
-                await gift.channel.send(Wait(), gift.deadline.left())
-        finally:
-            for each in (task, word):
-                each.cancel()
-            await asyncio.gather(task, word, return_exceptions=True)
-
-
-F = TypeVar("F", Taken, Verified)
-
-
-async def _expect(gift: _Gift, kind: type[F]) -> F:
-    frame = await gift.channel.receive(gift.deadline.left())
-    if not isinstance(frame, kind):
-        raise _unexpected(frame)
-    return frame
-
-
-def _unexpected(frame: Frame) -> TransferError:
-    if isinstance(frame, Refuse):
-        return error_of(frame.code, frame.detail)
-    return ProtocolBroken(f"{frame.type}: not now")
+        gift.bytes_moved += size
+        if size:
+            gift.bytes_per_s = size / max(time.monotonic() - begun, 1e-9)
 
 
 async def _refuse(channel: Channel, error: TransferError) -> None:

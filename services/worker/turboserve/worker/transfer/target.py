@@ -110,20 +110,26 @@ def parse_address(address: str) -> tuple[str, int]:
     raise ProtocolBroken(f"address: {address[:200]!r} is not tcp://host:port")
 
 
+def host_of(sources: Sequence[str]) -> str:
+    """Where a source is, by its first address; empty: it has none that can be read."""
+    return (urlsplit(sources[0]).hostname or "") if sources else ""
+
+
 class Target:
     """Fetches for one worker."""
 
-    def __init__(self, worker: str, links: Links, deadline_s: float) -> None:
-        """`deadline_s`: for all attempts together."""
-        self._worker, self._links, self._deadline_s = worker, links, deadline_s
+    def __init__(self, worker: str, links: Links) -> None:
+        self._worker, self._links = worker, links
 
-    async def fetch(self, session: str, move: int, sources: Sequence[str], room: Room) -> Fetched:
-        """Copy the state into `room`. Tries again while that may help.
+    async def fetch(
+        self, session: str, move: int, sources: Sequence[str], room: Room, limit_s: float
+    ) -> Fetched:
+        """Copy the state into `room`, within `limit_s` for all attempts. Tries again while that may help.
 
         Raises `TransferError`; then, and when it is cancelled, nothing is written to the room any more.
         """
         started, mismatches = time.monotonic(), 0
-        deadline = Deadline(self._deadline_s)
+        deadline = Deadline(limit_s)
         if not sources:
             raise PeerLost(f"session {session}: its source has no address")
         attempt = 0
@@ -167,7 +173,7 @@ class Target:
             raise PeerLost(f"{address}: {error}") from error
         channel = Channel(reader, writer)
         try:
-            hello = self._links.hello(session, move, self._worker, address)
+            hello = self._links.hello(session, move, self._worker, address, deadline.left())
             await channel.send(hello, deadline.left(SILENCE_S))
             welcome = await channel.receive(deadline.left(SILENCE_S))
             if not isinstance(welcome, Welcome):
