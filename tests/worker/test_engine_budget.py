@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from turboserve.bench.engine.memory import PeakMemory, peak_and_expected
-from turboserve.worker.engine import admission
+from turboserve.worker.engine import admission, adoption
 from turboserve.worker.engine.budget import affordable_decodes, forward_bytes, plan
 from turboserve.worker.engine.engine import Models
 from turboserve.worker.engine.errors import BudgetTooSmall, HostMemoryUnavailable, SlabsExhausted
@@ -25,8 +25,14 @@ from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.model.wan_vae import WanDecoder, WanVae
 from turboserve.worker.model.wan_vae_config import WanVaeConfig
 from turboserve.worker.service import models
-from turboserve.worker.service.host_memory import LEAST_BYTES, default_host_bytes, free_host_bytes
-from turboserve.worker.service.models import make_engine
+from turboserve.worker.service.host_memory import (
+    LEAST_BYTES,
+    default_host_bytes,
+    free_host_bytes,
+    halves,
+    state_host_bytes,
+)
+from turboserve.worker.service.models import host_states, make_engine
 from turboserve.worker.settings import Settings
 
 META = torch.device("meta")
@@ -135,14 +141,14 @@ def test_the_host_pool_holds_as_many_states_as_there_are_slots_by_default(tmp_pa
         transformer = CausalWanTransformer(preset("longlive-1.3b")).to(torch.bfloat16)
         wan = WanDecoder(WanVae(WanVaeConfig()).to(torch.bfloat16), 60, 104)
     models = Models(transformer, load_toyworld().text, wan)
-    budget = plan(models, 1 << 62)
     # The slab, the prompt's keys and values, and the decoder's cache are each what the facts say.
     state = 3_450_470_400 + 94_371_840 + 1_888_573_440
-    assert state < default_host_bytes(budget, 1, 1 << 40) < 1.02 * state
-    assert default_host_bytes(budget, 4, 1 << 40) == 4 * default_host_bytes(budget, 1, 1 << 40)
-    assert default_host_bytes(budget, 4, 8 << 30) == 4 << 30
-    small = plan(load_toyworld(), 1 << 40)
-    assert default_host_bytes(small, 4, 1 << 40) == LEAST_BYTES
+    one = state_host_bytes(models)
+    assert state < one < 1.03 * state
+    assert default_host_bytes(one, 1, 1 << 40) == one
+    assert default_host_bytes(one, 4, 1 << 40) == 4 * one
+    assert default_host_bytes(one, 4, 8 << 30) == 4 << 30
+    assert default_host_bytes(state_host_bytes(load_toyworld()), 4, 1 << 40) == LEAST_BYTES
 
     meminfo, group = tmp_path / "meminfo", tmp_path / "group"
     meminfo.write_text("MemTotal:  100 kB\nMemFree: 10 kB\nMemAvailable:   64 kB\n")
@@ -158,6 +164,26 @@ def test_the_host_pool_holds_as_many_states_as_there_are_slots_by_default(tmp_pa
     assert free_host_bytes(tmp_path / "nowhere", tmp_path) > 0
     engine = make_engine(load_toyworld(), Settings(worker_max_sessions=1))
     assert 0 < engine.options.host_bytes <= LEAST_BYTES
+
+
+def test_a_pool_that_others_left_little_for_holds_one_state_if_it_can() -> None:
+    one = 5 * LEAST_BYTES
+    assert list(halves(16 * LEAST_BYTES, one)) == [n * LEAST_BYTES for n in (16, 8, 5, 2.5, 1.25, 1)]
+    assert list(halves(4 * LEAST_BYTES, one)) == [n * LEAST_BYTES for n in (4, 2, 1)]
+
+
+def test_a_worker_says_when_its_host_memory_may_hold_no_session(capsys: pytest.CaptureFixture[str]) -> None:
+    toyworld = load_toyworld()
+    one = state_host_bytes(toyworld)
+    for host_bytes, states in ((0, 0), (one - 1, 0), (one, 1), (3 * one, 3)):
+        engine = make_engine(toyworld, Settings(worker_max_sessions=1, host_memory_bytes=host_bytes))
+        assert host_states(engine) == states
+        said = "host memory may hold no session" in capsys.readouterr().out
+        assert said == (states == 0)
+    # What fits is what a session that arrives there asks for.
+    adoption.reserve(
+        make_engine(toyworld, Settings(worker_max_sessions=1, host_memory_bytes=one)), on_host=True
+    )
 
 
 def test_recaches_have_no_more_tokens_than_a_full_batch(make_driver: Callable[..., Any]) -> None:

@@ -89,6 +89,9 @@ class LoadReport(Contract):
     """The machine it runs on, to tell near from far; empty: not known."""
     chunk_latency_s: dict[int, float] = {}
     """Measured latency of a chunk, seconds, by the number of sessions in the batch: the profile L(b)."""
+    host_states: int | None = Field(default=None, ge=0)
+    """Suspended sessions that its host memory holds at once, however large each is; 0: those that pause may
+    keep their slabs, and none can move here suspended; none: not known."""
     device: str = "cpu"
     pid: int | None = None
     pool_slot: str | None = None

@@ -66,11 +66,28 @@ class HostRoom:
         return place.view(dtype).view(*shape)
 
 
+def host_bytes(layout: SlabLayout, own_bytes: int) -> int:
+    """What room for any session of this layout takes in host memory, with `own_bytes` beside its slab."""
+    return size_of(_hosted(layout, own_bytes))
+
+
 def host_room(host: HostPool, layout: SlabLayout, own_bytes: int) -> HostRoom:
     """Room for any session of this layout, with `own_bytes` beside its slab.
 
     Raises `HostPoolFull` or `HostMemoryUnavailable`; then nothing has changed.
     """
+    like = _hosted(layout, own_bytes)
+    extent = host.take(size_of(like))
+    try:
+        tensors = host.tensors(extent, like)
+    except BaseException:
+        host.give_back(extent)
+        raise
+    return HostRoom(extent, Slab(-1, *(tensors[name] for name in HOSTED)), tensors["own"])
+
+
+def _hosted(layout: SlabLayout, own_bytes: int) -> dict[str, Tensor]:
+    """Types and shapes of what lies in such a room."""
     frame = (layout.tokens_per_frame, layout.heads, layout.head_dim)
     text = (layout.layers, layout.text_len, layout.heads, layout.head_dim)
     window = (layout.layers, layout.frames, *frame)
@@ -79,13 +96,7 @@ def host_room(host: HostPool, layout: SlabLayout, own_bytes: int) -> HostRoom:
     like = {name: torch.empty(shape, dtype=layout.dtype, device="meta") for name, shape in shapes.items()}
     room = aligned(own_bytes + OWN_LIMIT * ALIGNMENT)
     like["own"] = torch.empty(room, dtype=torch.uint8, device="meta")
-    extent = host.take(size_of(like))
-    try:
-        tensors = host.tensors(extent, like)
-    except BaseException:
-        host.give_back(extent)
-        raise
-    return HostRoom(extent, Slab(-1, *(tensors[name] for name in HOSTED)), tensors["own"])
+    return like
 
 
 class Landing:

@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from turboserve.worker.engine.budget import MemoryBudget
+from turboserve.worker.engine.engine import Models
+from turboserve.worker.engine.landing import host_bytes, own_limit
+from turboserve.worker.engine.slab import SlabLayout
 
 LEAST_BYTES = 1 << 30
 _SHARE = 0.5
@@ -15,19 +17,29 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def default_host_bytes(budget: MemoryBudget, slots: int, free_bytes: int) -> int:
+def state_host_bytes(models: Models) -> int:
+    """What one suspended session takes in host memory at most, also one that arrives there."""
+    config = models.transformer.config
+    layout = SlabLayout.of(config, models.transformer.patch_embedding.weight.dtype)
+    return host_bytes(layout, own_limit(config, models.decoder.cache_bytes))
+
+
+def default_host_bytes(state_bytes: int, slots: int, free_bytes: int) -> int:
     """Room for as many states as there are slots, `LEAST_BYTES` at least; half of what is free at most."""
-    state = budget.slab_bytes + budget.decode_cache_bytes + budget.state_bytes
-    return min(max(LEAST_BYTES, slots * state), int(_SHARE * free_bytes))
+    return min(max(LEAST_BYTES, slots * state_bytes), int(_SHARE * free_bytes))
 
 
-def halves(size: int, least: int = LEAST_BYTES) -> Iterator[int]:
-    """`size`, and ever half of it down to `least`: workers that start together each see all that is free."""
+def halves(size: int, state_bytes: int, least: int = LEAST_BYTES) -> Iterator[int]:
+    """`size`, and ever half of it down to `least`: workers that start together each see all that is free.
+
+    One state is tried before anything that would hold none.
+    """
     while True:
         yield size
         if size <= least:
             return
-        size = max(size // 2, least)
+        half = max(size // 2, least)
+        size = state_bytes if half < state_bytes < size else half
 
 
 def free_host_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:

@@ -15,7 +15,12 @@ from turboserve.worker.engine.errors import HostMemoryUnavailable
 from turboserve.worker.engine.profile_file import ProfileFile
 from turboserve.worker.engine.snapshot import fingerprint
 from turboserve.worker.engine.spec import EngineOptions
-from turboserve.worker.service.host_memory import default_host_bytes, free_host_bytes, halves
+from turboserve.worker.service.host_memory import (
+    default_host_bytes,
+    free_host_bytes,
+    halves,
+    state_host_bytes,
+)
 from turboserve.worker.settings import AUTO_SESSIONS, Settings
 
 CPU_BYTES = 2 << 30
@@ -99,17 +104,36 @@ def make_engine(models: Models, settings: Settings) -> Engine:
         overlap=overlaps(settings, weight.device),
     )
     profiles = _profiles(models, settings, weight.device)
+    state_bytes = state_host_bytes(models)
     if settings.host_memory_bytes is not None:
-        return Engine(models, options, profiles=profiles)
-    wanted = default_host_bytes(budget, slots, free_host_bytes())
-    for host_bytes in halves(wanted):
+        return _told(Engine(models, options, profiles=profiles), state_bytes)
+    wanted = default_host_bytes(state_bytes, slots, free_host_bytes())
+    for host_bytes in halves(wanted, state_bytes):
         try:
-            return Engine(models, replace(options, host_bytes=host_bytes), profiles=profiles)
+            return _told(
+                Engine(models, replace(options, host_bytes=host_bytes), profiles=profiles), state_bytes
+            )
         except HostMemoryUnavailable as error:
             log.warning("less host memory than was free", error=str(error))
             # Its frames would keep the slabs of the engine that did not come to be.
             refused = error.with_traceback(None)
     raise refused
+
+
+def host_states(engine: Engine) -> int:
+    """Suspended sessions that the engine's host memory holds at once, however large each is."""
+    return engine.options.host_bytes // state_host_bytes(engine.models)
+
+
+def _told(engine: Engine, state_bytes: int) -> Engine:
+    if engine.options.host_bytes < state_bytes:
+        log.warning(
+            "host memory may hold no session: paused ones keep their slabs, none can arrive suspended",
+            host_bytes=engine.options.host_bytes,
+            state_bytes=state_bytes,
+            setting="TURBOSERVE_HOST_MEMORY_BYTES",
+        )
+    return engine
 
 
 def overlaps(settings: Settings, device: torch.device) -> bool:

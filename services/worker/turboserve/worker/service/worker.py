@@ -29,6 +29,7 @@ from turboserve.worker.service import inputs as told
 from turboserve.worker.service import metrics
 from turboserve.worker.service.engine_thread import AdmitWith, EngineThread
 from turboserve.worker.service.heartbeat import Heartbeat
+from turboserve.worker.service.models import host_states
 from turboserve.worker.service.moves import Moves
 from turboserve.worker.service.packager import Packager
 from turboserve.worker.service.pulse import Pulse
@@ -74,6 +75,7 @@ class Worker:
         self._settings, self._bus, self._clock, self._config = settings, bus, clock, config
         self._profile = profile
         self._started_at = clock.wall() if started_at is None else started_at
+        self._host_states = host_states(engine)
         self._loop = asyncio.get_running_loop()
         encoder = FragmentEncoder(EncoderSettings(settings.video_crf, settings.video_preset))
         pool = engine.table.pool
@@ -147,6 +149,7 @@ class Worker:
             transfer=self._moves.addresses,
             host=self._moves.machine,
             chunk_latency_s=self._profile.to_mapping(),
+            host_states=self._host_states,
             device=str(self._engine.engine.table.device),
             pid=os.getpid(),
             pool_slot=self._settings.pool_slot,
