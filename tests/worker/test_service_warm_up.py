@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from turboserve.worker.service.warm_up import WarmUpError, measure, sessions_in_real_time
+from turboserve.worker.engine.work import RecacheWork
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.service.warm_up import WarmUpError, measure, sessions_in_real_time, switch_prompts
 from turboserve.worker.settings import Settings
 
 
@@ -39,6 +42,47 @@ def test_the_warm_up_measures_what_there_are_slots_for_and_leaves_nothing(
     assert engine.table.sessions == {}
 
 
+@pytest.mark.parametrize(
+    ("changes", "overlap", "recaches", "chunks"),
+    [
+        ({}, False, [3, 6, 9], 4),
+        ({}, True, [3, 6, 9], 4),
+        ({"local_attn_size": 8, "sink_size": 2}, False, [3, 6, 8], 4),
+        # A session of this model ends with its third chunk: there is no recache after that.
+        ({"local_attn_size": -1, "sink_size": 0, "max_frames": 10}, False, [3, 6], 3),
+    ],
+)
+def test_every_recache_that_a_prompt_switch_may_need_is_computed_before_anybody_waits_for_it(
+    make_driver: Callable[..., Any],
+    tiny_config: ModelConfig,
+    changes: dict[str, int],
+    overlap: bool,
+    recaches: list[int],
+    chunks: int,
+) -> None:
+    config = dataclasses.replace(tiny_config, **changes)
+    engine = make_driver(slots=2, config=config, overlap=overlap).engine
+    frames, begun = [], set()
+    compute = engine.forward.compute
+
+    def counted(batch: list[Any]) -> Any:
+        for session in batch:
+            if isinstance(session.work, RecacheWork):
+                frames.append(session.work.frames)
+            else:
+                begun.add(session.work.index)
+        return compute(batch)
+
+    engine.forward.compute = counted
+    switch_prompts(engine)
+    assert frames == recaches
+    assert set(range(chunks)) <= begun
+    # Each of them with a prompt that had to be encoded.
+    assert sum(map(len, engine.models.text.calls)) == 1 + len(recaches)
+    assert engine.free_slots == 2
+    assert engine.table.sessions == {}
+
+
 def test_an_engine_that_cannot_make_a_chunk_is_no_engine(
     make_driver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,6 +94,8 @@ def test_an_engine_that_cannot_make_a_chunk_is_no_engine(
     monkeypatch.setattr(driver.engine.decode, "compute", fails)
     with pytest.raises(WarmUpError, match="no such kernel"):
         measure(driver.engine)
+    with pytest.raises(WarmUpError, match="no such kernel"):
+        switch_prompts(driver.engine)
     assert driver.engine.free_slots == 1
 
 

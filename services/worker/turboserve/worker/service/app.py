@@ -14,8 +14,8 @@ from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.service import metrics
 from turboserve.worker.service.announcement import announced, starting
-from turboserve.worker.service.models import choose_device, load_models, make_engine
-from turboserve.worker.service.warm_up import measure, sessions_in_real_time
+from turboserve.worker.service.models import choose_device, host_states, load_models, make_engine
+from turboserve.worker.service.warm_up import measure, sessions_in_real_time, switch_prompts
 from turboserve.worker.service.worker import Worker
 from turboserve.worker.settings import Settings
 
@@ -95,8 +95,11 @@ def expose(worker: Worker, engine: Engine) -> None:
         "kv_bytes", "Slabs in use.", lambda: (pool.slots - pool.free) * pool.layout.total_bytes, "By"
     )
     metrics.observe("host_bytes", "Suspended sessions.", lambda: engine.table.host_bytes_used, "By")
+    states = host_states(engine)
+    metrics.observe("host_states", "Suspended sessions that fit there, of the largest.", lambda: states)
 
 
 def _load(settings: Settings, load: Callable[[Settings], Models]) -> tuple[Engine, dict[int, float]]:
     engine = make_engine(load(settings), settings)
+    switch_prompts(engine)
     return engine, measure(engine)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.engine.events import ChunkReady, SessionFailed
+from turboserve.worker.engine.events import ChunkReady, Event, SessionFailed
 from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.spec import SessionSpec
+from turboserve.worker.engine.spec import Control, SessionSpec
 
+PROMPTS = ("a red circle moving left on black", "a blue square on white")
 BATCHES = (1, 2, 4)
 ROUNDS = 2
 """Chunks of each session; the fastest counts, for what disturbs only ever slows down, and so does novelty."""
+MOST_SWITCHES = 24
 WAIT_S = 1.0
 
 
@@ -45,32 +48,62 @@ def sessions_in_real_time(seconds: dict[int, float], chunk_s: float, margin: flo
     return count
 
 
-def _measure(engine: Engine, batch: int, clock: Callable[[], float]) -> float:
-    names = [f"warm-up-{number}" for number in range(batch)]
+def switch_prompts(engine: Engine) -> None:
+    """One session that changes its prompt after every chunk, until its window is full and evicts frames.
+
+    So every length of a recache has been computed once before anybody waits for one: of windows of more than
+    `MOST_SWITCHES` chunks the shorter ones. The engine must hold no session. Raises `WarmUpError`.
+    """
     config = engine.config
-    for name in names:
-        # A playhead far ahead: the warm-up is not held back by the lead.
-        spec = SessionSpec(
-            name, "a red circle moving left on black", playhead_s=config.media_start(ROUNDS + 1)
-        )
-        engine.admit(spec, time.monotonic())
+    last = -(-config.window_frames // config.frames_per_chunk)
+    if config.session_frames is not None:
+        last = min(last, config.session_frames // config.frames_per_chunk - 1)
+    last = min(last, MOST_SWITCHES)
+    with _admitted(engine, 1, last + 1) as [name]:
+        session, asked, made = engine.table.sessions[name], 0, 0
+        while made <= last:
+            for event in _step(engine):
+                made += isinstance(event, ChunkReady)
+            # While a chunk is in work, so that its recache is the next that happens.
+            if session.chunk is not None and session.chunk.index == asked < last:
+                asked += 1
+                engine.control(name, Control(asked, prompt=PROMPTS[asked % 2]))
+
+
+def _measure(engine: Engine, batch: int, clock: Callable[[], float]) -> float:
     rounds: list[float] = []
     made = 0
-    started = clock()
-    try:
+    with _admitted(engine, batch, ROUNDS):
+        started = clock()
         while len(rounds) < ROUNDS:
-            for event in engine.step(time.monotonic()):
-                if isinstance(event, SessionFailed):
-                    raise WarmUpError(f"the engine cannot make a chunk: {event.error}")
-                made += isinstance(event, ChunkReady)
-            if not engine.has_work(time.monotonic()):
-                engine.wait(WAIT_S)
+            made += sum(isinstance(event, ChunkReady) for event in _step(engine))
             if made >= batch:
                 now = clock()
                 rounds.append(now - started)
                 made, started = made - batch, now
+    return min(rounds)
+
+
+def _step(engine: Engine) -> Sequence[Event]:
+    events = engine.step(time.monotonic())
+    for event in events:
+        if isinstance(event, SessionFailed):
+            raise WarmUpError(f"the engine cannot make a chunk: {event.error}")
+    if not engine.has_work(time.monotonic()):
+        engine.wait(WAIT_S)
+    return events
+
+
+@contextmanager
+def _admitted(engine: Engine, count: int, chunks: int) -> Iterator[list[str]]:
+    """So many sessions, not held back by their lead for so many chunks, gone afterwards."""
+    names = [f"warm-up-{number}" for number in range(count)]
+    playhead_s = engine.config.media_start(chunks + 1)
+    for name in names:
+        engine.admit(SessionSpec(name, PROMPTS[0], playhead_s=playhead_s), time.monotonic())
+    try:
+        yield names
     finally:
         for name in names:
             if name in engine.table.sessions:
                 engine.evict(name)
-    return min(rounds)
