@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from turboserve.audience import SILENT_S
 from turboserve.clock import VirtualClock
 from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import NotFoundError
@@ -98,6 +99,18 @@ async def test_the_freshest_playhead_wins_across_instances(hot: Hot) -> None:
         [record] = await playheads.onto([row(session, clock.wall() - 100.0)])
         assert record.playhead_s == 2.0
         assert record.unwatched_s == pytest.approx(1.0)
+
+
+async def test_the_furthest_viewer_of_all_gateways_counts(hot: Hot) -> None:
+    clock, session = VirtualClock(), new_id("ses")
+    playheads = Playheads(hot, clock)
+    for gateway, playhead_s, viewers in (("gtw_a", 6.0, 1), ("gtw_b", 2.0, 1), ("gtw_b", 2.0, 0)):
+        word = Playhead(session=session, gateway=gateway, playhead_s=playhead_s, viewers=viewers)
+        await playheads.report(word, b"")
+        assert playheads.known(session) == 6.0
+    clock.advance(SILENT_S + 1.0)
+    await playheads.report(Playhead(session=session, gateway="gtw_b", playhead_s=2.5, viewers=1), b"")
+    assert playheads.known(session) == 2.5
 
 
 async def test_for_how_long_nobody_has_watched(hot: Hot) -> None:

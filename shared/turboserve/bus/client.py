@@ -19,6 +19,7 @@ from opentelemetry import trace
 from pydantic import ValidationError
 
 from turboserve import logs
+from turboserve.bus.lives import Lives
 from turboserve.config import Settings
 from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import (
@@ -61,6 +62,7 @@ class Bus:
         self.closed = closed or asyncio.Event()
         """Set once the client has given up for good: it does so after some errors that a broker may send."""
         self.service = service
+        self.lives = Lives(self.jetstream)
         self._deadline_s = settings.request_deadline_s
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -142,6 +144,7 @@ class Bus:
 
     async def close(self) -> None:
         """Finish what is being answered, then leave."""
+        self.lives.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=2.0)
         try:

@@ -15,9 +15,13 @@ import nats
 from nats.aio.msg import Msg as NatsMsg
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
+from turboserve import logs
 from turboserve.bus.client import Bus
+from turboserve.bus.lives import Place
 from turboserve.contracts.errors import DeadlineError, FencedError, UnavailableError
 from turboserve.telemetry import inject_context
+
+log = logs.get("bus")
 
 WRONG_LAST_SEQUENCE = 10071
 QUIET_S = 1.0
@@ -118,6 +122,10 @@ async def follow(
     Survives broker restarts and lost live messages. Messages that the stream no longer keeps are skipped:
     readers of chunks check that indices are contiguous. A reader who takes long between two messages costs
     at most `BACKLOG` of them in memory.
+
+    A stream that was deleted and made anew, or that is not as long as the place which was reached in it (a
+    broker lost its disk, or the end of it), is noticed within a few seconds and read from its beginning.
+    Sequences start again then, and messages that came while nothing was noticed yet may come twice.
     """
     queue: asyncio.Queue[Entry] = asyncio.Queue(BACKLOG)
     dropped = False
@@ -131,20 +139,25 @@ async def follow(
         queue.put_nowait(Entry(subject, int(headers["Nats-Sequence"]), raw.data, headers))
 
     subscription = await bus.client.subscribe(live, cb=receive)
-    position = after_sequence
+    place = Place(bus.lives, stream, after_sequence)
     try:
         caught_up = False
         while True:
+            if place.lost():
+                log.warning("the stream is another: read from its beginning", stream=stream, subject=subject)
+                caught_up = False
+                while not queue.empty():
+                    queue.get_nowait()
             if not caught_up:
                 try:
-                    entry = await next_entry(bus, stream, subject, position + 1)
+                    entry = await next_entry(bus, stream, subject, place.position + 1)
                 except UnavailableError:
                     await asyncio.sleep(0.2)
                     continue
                 if entry is None:
                     caught_up = True
                     continue
-                position = entry.sequence
+                place.reach(entry.sequence)
                 yield entry
                 continue
             if dropped and queue.empty():
@@ -157,13 +170,13 @@ async def follow(
             except TimeoutError:
                 caught_up = False
                 continue
-            if entry.sequence <= position:
+            if entry.sequence <= place.position:
                 continue
-            if int(entry.headers.get("Nats-Last-Sequence", "0")) > position:
+            if int(entry.headers.get("Nats-Last-Sequence", "0")) > place.position:
                 # One before this was lost on the way (or the stream dropped it): read on from the log.
                 caught_up = False
                 continue
-            position = entry.sequence
+            place.reach(entry.sequence)
             yield entry
     finally:
         with contextlib.suppress(nats.errors.Error, OSError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 from collections.abc import AsyncGenerator, Sequence
 
 import nats
@@ -37,15 +38,17 @@ async def read(
 
     Nothing is acknowledged and the broker remembers nothing: a reader that stores the sequence of what it has
     processed, in the transaction that processed it, goes on from there exactly. Survives broker restarts. A
-    stream that was made anew, so that it is not as long as `after`, is read from its beginning.
+    stream that was made anew meanwhile, or is not as long as `after`, is read from its beginning.
     """
     position = after
+    born: datetime.datetime | None = None
     while True:
         try:
             jetstream = bus.jetstream(5.0)
-            last = (await jetstream.stream_info(stream)).state.last_seq
-            if last < position:
-                log.warning("the log is shorter than it was", stream=stream, length=last, position=position)
+            info = await jetstream.stream_info(stream)
+            last, before, born = info.state.last_seq, born, info.created
+            if last < position or before not in (None, born):
+                log.warning("the log is another", stream=stream, length=last, position=position)
                 position = 0
             async with contextlib.aclosing(
                 _batches(jetstream, stream, subjects, position, headers_only, batch)

@@ -1,0 +1,86 @@
+"""Which life of a stream is current: a stream that was deleted and made anew counts from 1 again."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import nats
+from nats.js import JetStreamContext
+
+ASK_S = 1.0
+"""The broker is asked this often at most, whatever the number of followers."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """A stream as the broker described it."""
+
+    born: datetime.datetime | None
+    """When it was made."""
+    last: int
+    """Sequence of its newest message."""
+    asked_at: float
+    """Monotonic seconds; the answer is younger."""
+
+
+class Lives:
+    """The lives of the streams that one process follows."""
+
+    def __init__(self, jetstream: Callable[[], JetStreamContext]) -> None:
+        self._jetstream = jetstream
+        self._known: dict[str, Life] = {}
+        self._asked_at: dict[str, float] = {}
+        self._asking: set[asyncio.Task[None]] = set()
+
+    def look(self, stream: str) -> Life | None:
+        """The newest answer; None: there was none yet. Never waits: the next answer is on its way."""
+        now = time.monotonic()
+        if now >= self._asked_at.get(stream, -ASK_S) + ASK_S:
+            self._asked_at[stream] = now
+            asking = asyncio.create_task(self._ask(stream, now))
+            self._asking.add(asking)
+            asking.add_done_callback(self._asking.discard)
+        return self._known.get(stream)
+
+    def close(self) -> None:
+        for asking in self._asking:
+            asking.cancel()
+
+    async def _ask(self, stream: str, now: float) -> None:
+        try:
+            info = await self._jetstream().stream_info(stream)
+        except (TimeoutError, nats.errors.Error, OSError):
+            # Away, or not made yet: who follows it looks again.
+            return
+        self._known[stream] = Life(info.created, info.state.last_seq, now)
+
+
+class Place:
+    """How far one follower has got in a stream: lost with the stream."""
+
+    def __init__(self, lives: Lives, stream: str, after: int) -> None:
+        self._lives, self._stream = lives, stream
+        self._born: datetime.datetime | None = None
+        self.position = after
+        self._began_at = self._reached_at = time.monotonic()
+
+    def reach(self, sequence: int) -> None:
+        """The follower has everything up to `sequence`."""
+        self.position, self._reached_at = sequence, time.monotonic()
+
+    def lost(self) -> bool:
+        """Whether the stream is another than the one the place is in; then the place is its beginning."""
+        life = self._lives.look(self._stream)
+        if life is None or life.asked_at < self._began_at:
+            return False
+        born, self._born = self._born, life.born
+        # An answer from before the place was reached says nothing of the stream's length.
+        shorter = life.asked_at > self._reached_at and life.last < self.position
+        if not shorter and born in (None, life.born):
+            return False
+        self.reach(0)
+        return True

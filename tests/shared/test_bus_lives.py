@@ -1,0 +1,149 @@
+"""A stream that was deleted and made anew under its followers: a broker that lost its disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from nats.js import api
+
+from turboserve.bus import Bus, append, follow, last_entry, read, reader
+from turboserve.bus.log import QUIET_S
+from turboserve.subjects import CHUNK, CHUNKS, OWN
+
+LIMIT_S = 30
+
+
+async def make(bus: Bus) -> None:
+    await bus.jetstream().add_stream(
+        api.StreamConfig(
+            name=CHUNKS,
+            subjects=[OWN.every, CHUNK.every],
+            allow_direct=True,
+            republish=api.RePublish(src=CHUNK.every, dest="live.chunk.{{wildcard(1)}}"),
+        )
+    )
+
+
+@pytest.fixture
+async def bus(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
+    bus = await connect("admin")
+    await make(bus)
+    yield bus
+    await bus.jetstream().delete_stream(CHUNKS)
+
+
+@pytest.fixture
+async def gateway(connect) -> Bus:  # type: ignore[no-untyped-def]
+    """Followers have the rights of a service."""
+    bus: Bus = await connect("gateway")
+    return bus
+
+
+async def put(bus: Bus, *texts: str) -> None:
+    for text in texts:
+        await append(bus, CHUNK.of("a"), text.encode(), message_id=text)
+
+
+class Following:
+    """What one follower of session `a` has got."""
+
+    def __init__(self, bus: Bus, after: int = 0) -> None:
+        self.found: list[str] = []
+        self._task = asyncio.create_task(self._follow(bus, after))
+
+    async def _follow(self, bus: Bus, after: int) -> None:
+        subject = CHUNK.of("a")
+        async for entry in follow(bus, CHUNKS, subject, CHUNK.live("a"), after_sequence=after):
+            self.found.append(entry.data.decode())
+
+    async def until(self, *texts: str) -> None:
+        """It got these, in this order; one that came while nothing was noticed yet may have come twice."""
+        async with asyncio.timeout(LIMIT_S):
+            while list(dict.fromkeys(reversed(self.found)))[::-1] != list(texts):
+                assert not self._task.done(), self._task.exception()
+                await asyncio.sleep(0.02)
+        self._task.cancel()
+
+
+async def acquainted(bus: Bus) -> None:
+    """To notice is to compare: `bus` has heard of the stream, and its follower knows what it heard."""
+    while bus.lives.look(CHUNKS) is None:
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(1.5 * QUIET_S)
+
+
+async def anew(bus: Bus) -> None:
+    await bus.jetstream().delete_stream(CHUNKS)
+    await make(bus)
+
+
+async def test_a_new_stream_is_followed_from_its_beginning(bus: Bus, gateway: Bus) -> None:
+    """Its first messages have sequences that the follower had passed long ago: they were never delivered."""
+    following = Following(gateway)
+    await put(bus, *"123456")
+    while len(following.found) < 6:
+        await asyncio.sleep(0.02)
+    await acquainted(gateway)
+    await anew(bus)
+    await put(bus, "7")
+    await put(bus, "8")
+    await following.until(*"12345678")
+
+
+async def test_a_new_stream_that_has_outgrown_the_old_one_unnoticed_is_read_whole(
+    bus: Bus, gateway: Bus
+) -> None:
+    following = Following(gateway)
+    await put(bus, "1")
+    while not following.found:
+        await asyncio.sleep(0.02)
+    await acquainted(gateway)
+    await anew(bus)
+    await put(bus, *"2345")
+    await following.until(*"12345")
+
+
+async def test_a_place_beyond_the_streams_end_belongs_to_another_stream(bus: Bus, gateway: Bus) -> None:
+    """A viewer comes back with a place from before the loss, to a gateway that never saw the old stream."""
+    await put(bus, *"12")
+    await Following(gateway, after=500).until(*"12")
+
+
+async def test_a_follower_at_the_end_of_a_stream_that_stays_gets_nothing_twice(
+    bus: Bus, gateway: Bus
+) -> None:
+    await put(bus, *"123")
+    newest = await last_entry(gateway, CHUNKS, CHUNK.of("a"))
+    assert newest is not None
+    behind = Following(gateway, after=newest.sequence)
+    whole = Following(gateway)
+    for text in "4567":
+        await asyncio.sleep(0.6)
+        await put(bus, text)
+    await behind.until(*"4567")
+    await whole.until(*"1234567")
+    assert (len(behind.found), len(whole.found)) == (4, 7)
+
+
+async def test_a_reader_goes_on_with_a_new_stream_that_is_longer_than_its_place(
+    bus: Bus, monkeypatch
+) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(reader, "FETCH_S", 0.5)
+    found: list[str] = []
+
+    async def read_on() -> None:
+        async for entries in read(bus, CHUNKS, [CHUNK.every], 0):
+            found.extend(entry.data.decode() for entry in entries)
+
+    reading = asyncio.create_task(read_on())
+    await put(bus, "1")
+    while not found:
+        await asyncio.sleep(0.02)
+    await anew(bus)
+    await put(bus, *"2345")
+    async with asyncio.timeout(LIMIT_S):
+        while found != list("12345"):
+            await asyncio.sleep(0.05)
+    reading.cancel()
