@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 
 import nats
 from nats.js import api
@@ -16,6 +17,8 @@ from turboserve.subjects import CHUNK, CHUNKS, EVENT, EVENTS, OWN, WORKER_EVENT
 
 LOOK_S = 0.5
 CHECK_S = 5.0
+RETIRED = ((EVENTS, "scheduler"), (CHUNKS, "accounting"))
+"""Durable consumers of earlier versions: nobody reads them, and a broker keeps count for them for ever."""
 
 log = logs.get("streams")
 
@@ -63,7 +66,8 @@ class Streams:
         """Until it is done, as long as that takes."""
         while True:
             try:
-                return await self.ensure()
+                await self.ensure()
+                return await self._retire()
             except (TimeoutError, OSError, nats.errors.Error) as error:
                 log.warning("streams cannot be made yet", error=repr(error))
                 await asyncio.sleep(0.5)
@@ -82,6 +86,12 @@ class Streams:
             except (TimeoutError, OSError, nats.errors.Error) as error:
                 self.ready = False
                 log.warning("streams cannot be checked", error=repr(error))
+
+    async def _retire(self) -> None:
+        for stream, consumer in RETIRED:
+            with suppress(NotFoundError):
+                await self._bus.jetstream(3.0).delete_consumer(stream, consumer)
+                log.info("old consumer removed", stream=stream, consumer=consumer)
 
     async def _ensure(self, config: api.StreamConfig) -> None:
         jetstream = self._bus.jetstream(3.0)
