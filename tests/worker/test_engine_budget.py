@@ -116,6 +116,12 @@ def test_more_is_decoded_at_once_where_memory_hardly_notices() -> None:
     assert affordable_decodes(load_toyworld(), 2 << 30, 8) == 8
     one, four = (plan(Models(transformer, text, tiny), gpu_bytes, rows) for rows in (1, 4))
     assert one.sessions() - 2 <= four.sessions() < one.sessions()
+    # On a CPU none but one, unless it was asked for; never more than there may be sessions.
+    for settings, rows in (({}, 1), ({"decode_batch": 3}, 3), ({"decode_batch": 9}, 4)):
+        engine = make_engine(
+            load_toyworld(), Settings(worker_max_sessions=4, host_memory_bytes=0, **settings)
+        )
+        assert engine.options.decode_batch == rows
 
 
 def test_every_part_counts_on_a_cpu_too() -> None:

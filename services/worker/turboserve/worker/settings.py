@@ -67,6 +67,10 @@ class Settings(Shared):
     compile: bool = False
     """Have torch's compiler fuse what lies between two attentions: a minute more at the start, and on a CPU a
     C++ compiler. Measure first whether it pays."""
+    decode_batch: int | None = Field(default=None, ge=1)
+    """Sessions' chunks that are decoded at once at most; how many are, the measured latencies say. None: on a
+    GPU as many as a twentieth of its memory decodes; on a CPU one, which is as fast there, and gives the same
+    pictures bit for bit whatever else runs."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Decode and suspend on threads of their own while the next chunk is denoised; `auto`: on a GPU, and on a
     CPU with more than one core."""

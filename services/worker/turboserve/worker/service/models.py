@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from turboserve import logs
-from turboserve.worker.engine.budget import plan
+from turboserve.worker.engine.budget import affordable_decodes, plan
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.errors import HostMemoryUnavailable
 from turboserve.worker.engine.profile_file import ProfileFile
@@ -91,13 +91,16 @@ def make_engine(models: Models, settings: Settings) -> Engine:
     `HostMemoryUnavailable`, `AttentionUnavailable` and `BadProfile`."""
     weight = models.transformer.patch_embedding.weight
     model_bytes = models.weight_bytes
-    budget = plan(models, settings.memory_bytes or _free_bytes(weight.device) + model_bytes)
+    total_bytes = settings.memory_bytes or _free_bytes(weight.device) + model_bytes
+    decode_batch = decodes_at_once(models, settings, total_bytes)
+    budget = plan(models, total_bytes, decode_batch)
     slots = min(settings.worker_max_sessions or AUTO_SESSIONS, budget.sessions())
     options = EngineOptions(
         slab_bytes=slots * budget.slab_bytes,
         host_bytes=settings.host_memory_bytes or 0,
         max_lead_s=settings.max_lead_s,
         max_batch=slots,
+        decode_batch=decode_batch,
         policy=settings.gather_policy,
         attention=settings.attention,
         compile=settings.compile,
@@ -141,6 +144,17 @@ def overlaps(settings: Settings, device: torch.device) -> bool:
     if settings.overlap == "auto":
         return device.type == "cuda" or len(os.sched_getaffinity(0)) > 1
     return settings.overlap == "on"
+
+
+def decodes_at_once(models: Models, settings: Settings, total_bytes: int) -> int:
+    """Rows of a decode at most. On a CPU several take about as long as one after the other, and many are
+    rounded otherwise: there it is one."""
+    limit = settings.worker_max_sessions or AUTO_SESSIONS
+    if settings.decode_batch is not None:
+        return min(limit, settings.decode_batch)
+    if models.transformer.patch_embedding.weight.device.type == "cpu":
+        return 1
+    return affordable_decodes(models, total_bytes, limit)
 
 
 def _profiles(
