@@ -101,6 +101,25 @@ def test_where_the_log_is_gone_the_row_says_how_far_it_came() -> None:
     assert bench.last(do.FetchLatents).next_chunk == 40
 
 
+def test_where_the_log_is_lost_its_owner_goes_on_behind_what_viewers_have_seen() -> None:
+    """The broker's disk went; the store had not read the newest chunks, and its row is behind."""
+    bench = Bench()
+    run = bench.run_from(row()).run
+    for index in range(3):
+        bench.package("s1", run, index)
+        bench.outcome(bench.last(do.PublishChunk), told.Outcome.ACKED)
+    bench.package("s1", run, 3)
+    bench.outcome(bench.last(do.PublishChunk), told.Outcome.FENCED)
+    bench.renew(row(version=3, next_chunk=1, own_revision=1))
+    bench.tell(told.LogEndRead("s1", bench.last(do.ReadLogEnd).query, 0, False))
+    bench.none(do.Evict)
+    publish = bench.last(do.PublishChunk)
+    assert (publish.index, publish.ownership) == (3, (1, 1))
+    # Their latents stay those of its epoch for whoever comes after it.
+    assert bench.last(do.PublishLatents).epoch == 1
+    assert (bench.last(do.PublishLatents).began, bench.last(do.PublishLatents).before) == (0, 0)
+
+
 def test_a_row_whose_fence_is_not_in_the_log_yet_waits() -> None:
     bench = Bench()
     bench.tell(told.Assigned(row(own_revision=None)))

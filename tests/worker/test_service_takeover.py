@@ -94,3 +94,20 @@ async def test_a_sink_that_was_refused_is_left_out(kept: Kept, tiny_config: Mode
 async def test_a_sink_whose_chunk_the_log_has_dropped_is_used(kept: Kept, tiny_config: ModelConfig) -> None:
     kept.first = None
     assert await found(kept, tiny_config, 8, 3) == ([105, 306, 307], 100)
+
+
+async def test_where_the_log_is_lost_the_newest_latents_are_the_context(
+    kept: Kept, tiny_config: ModelConfig
+) -> None:
+    """Nothing is left that could say that they are wrong, and an empty context certainly is."""
+    kept.first = None
+    assert await found(kept, tiny_config, 8, 0) == ([105, 306, 307], 100)
+    assert await found(kept, tiny_config, 7, 0) == ([104, 105, 306], 100)
+    assert await found(kept, tiny_config, 9, 0) == ([], None)
+
+
+async def test_behind_the_newest_they_are_those_that_it_names_also_then(
+    kept: Kept, tiny_config: ModelConfig
+) -> None:
+    kept.keep(7, 4, 7, before=0)
+    assert await found(kept, tiny_config, 8, 0) == ([407], 100)

@@ -277,7 +277,7 @@ class Worker:
         newest: Latents | None = None
         for index in range(command.next_chunk - 1, max(-1, command.next_chunk - 1 - LATENTS_KEPT), -1):
             found = await self._ask_latents(command, index, deadline)
-            if found is None or (newest is None and found.epoch != command.epoch):
+            if found is None or (newest is None and command.epoch and found.epoch != command.epoch):
                 break
             newest = newest or found
         if self._asked(command):

@@ -281,8 +281,9 @@ class Table:
 
     def _log_end_read(self, entry: Entry, message: told.LogEndRead) -> None:
         entry.awaiting = None
-        # The log may have dropped old chunks of a session that slept long; the row has counted them.
-        end = max(message.next_chunk, entry.record.next_chunk)
+        # The log may have dropped old chunks of a session that slept long, or be lost whole. The row has
+        # counted them, and so have we: no index that a viewer has seen comes again.
+        end = max(message.next_chunk, entry.record.next_chunk, entry.next_publish)
         if entry.place is not Place.NOWHERE:
             # Whatever was written since the last chunk we know of must have come from this very state.
             ours = end == entry.next_publish or (message.mine and entry.next_publish < end <= entry.made_next)
@@ -292,8 +293,11 @@ class Table:
             entry.made_next = end
         while entry.pending and entry.pending[0] < end:
             self._say(do.ForgetChunk(entry.session, entry.run, entry.pending.popleft()))
+        if message.next_chunk == end:
+            entry.last_epoch = message.epoch
+        elif end != entry.next_publish:
+            entry.last_epoch = 0
         entry.next_publish, entry.checked = end, entry.ownership
-        entry.last_epoch = message.epoch if message.next_chunk == end else 0
         if entry.began is None or entry.last_epoch != entry.record.epoch:
             entry.began, entry.before = end, entry.last_epoch
         entry.attempts, entry.retry_at = 0, 0.0

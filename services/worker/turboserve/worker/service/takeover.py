@@ -49,7 +49,8 @@ class Takeover:
     ) -> tuple[Tensor | None, Tensor | None]:
         """Clean latents of the newest chunks before `next_chunk`, up to the window, and those of the sink.
 
-        `epoch`: of chunk `next_chunk` - 1 in the log. Only the latents of what is in the log are taken: an
+        `epoch`: of chunk `next_chunk` - 1 in the log; 0: the log has lost it, and only its latents can say
+        whose it was. Else only the latents of what is in the log are taken: an
         owner that was fenced has sent those of a chunk which nobody has seen, and they stay where the
         rightful owner's were lost. What is older than the first that is missing is not used either.
         [frames, C, H, W] each; None for what is lost.
@@ -63,7 +64,7 @@ class Takeover:
             if kept is None:
                 break
             header, latents = kept
-            if header.epoch != epoch:
+            if header.epoch != epoch and (epoch or found):
                 metrics.stale_latents.add(1)
                 log.warning(
                     "latents of a chunk that is not in the log",
@@ -73,7 +74,7 @@ class Takeover:
                 )
                 break
             found.insert(0, latents)
-            epoch = epoch if index > header.began else header.before
+            epoch = header.epoch if index > header.began else header.before
         if not found:
             metrics.takeovers.add(1, {"context": "lost"})
             log.warning("latents are lost: going on from empty context", session=session, chunk=next_chunk)
