@@ -28,7 +28,7 @@ import torch  # noqa: E402
 
 from turboserve.bench.engine.hardware import chunk_flop, matrix_rate, slab_memory, suspend  # noqa: E402
 from turboserve.bench.engine.kernels import attention_kernels  # noqa: E402
-from turboserve.bench.engine.measure import batches, naive_chunk_s  # noqa: E402
+from turboserve.bench.engine.measure import Timer, batches, naive_chunk_s  # noqa: E402
 from turboserve.bench.engine.models import (  # noqa: E402
     PUBLIC_DECODERS,
     DecoderSizes,
@@ -37,6 +37,7 @@ from turboserve.bench.engine.models import (  # noqa: E402
     random_transformer,
 )
 from turboserve.bench.engine.naive import ClonedCache, ShiftedCache  # noqa: E402
+from turboserve.bench.engine.stages import decoding  # noqa: E402
 from turboserve.bench.engine.whole import moving, playing  # noqa: E402
 from turboserve.worker.engine.attention import KINDS  # noqa: E402
 from turboserve.worker.engine.engine import COMPILER, Models  # noqa: E402
@@ -50,6 +51,8 @@ from turboserve.worker.model.wan_vae_config import WanVaeConfig  # noqa: E402
 FLOAT32_TOLERANCE = 1e-4
 BFLOAT16_TOLERANCE = 0.2
 """Of latents with a standard deviation of about 1, after all chunks of a reference: against float32."""
+MOST_DECODED = 4
+"""Sessions whose chunks are decoded at once: each takes 8 GB with the Wan VAE at 480p."""
 PARTS = ("correctness", "kernels", "speed", "whole")
 TINY = ModelConfig(
     dim=48,
@@ -113,8 +116,7 @@ def main() -> int:
             if "speed" in arguments.parts:
                 speed(model, text, rate, arguments, notes, into)
             if "whole" in arguments.parts:
-                into["decoded"] = {}
-                whole(model, text, arguments, notes, into["decoded"])
+                whole(model, text, arguments, notes, into)
             # Two models at once would leave less room for the second one's sessions.
             del model, text
     notes.save()
@@ -245,13 +247,20 @@ def whole(
     notes: Notes,
     into: dict[str, Any],
 ) -> None:
-    """The whole engine, decoding with either public decoder at random weights: time depends on none."""
+    """Either public decoder at random weights, for time depends on none: sessions decoded at once, and the
+    whole engine, which decodes as many at once as that says."""
     weight = model.patch_embedding.weight
-    for name, sizes in (TINY_DECODERS if arguments.tiny else PUBLIC_DECODERS).items():
-        decoder = random_decoder(sizes, model.config, weight.device, weight.dtype)
+    timer, sizes = Timer(weight.device), [size for size in arguments.batches if size <= MOST_DECODED]
+    latents = torch.zeros(model.config.latent_shape, device=weight.device)
+    into["decode_s"], into["decoded"] = {}, {}
+    for name, of in (TINY_DECODERS if arguments.tiny else PUBLIC_DECODERS).items():
+        decoder = random_decoder(of, model.config, weight.device, weight.dtype)
+        measure = partial(decoding, decoder, latents, sizes, timer, arguments.repeats)
+        known = into["decode_s"][name] if notes.take(into["decode_s"], name, measure) else None
         models = Models(model, FixedText(text[0].float()), decoder)
-        if notes.take(into, name, partial(playing, models, arguments.batches, arguments.chunks)):
-            notes.take(into[name], "moving", partial(moving, models, arguments.chunks))
+        play = partial(playing, models, arguments.batches, arguments.chunks, known)
+        if notes.take(into["decoded"], name, play):
+            notes.take(into["decoded"][name], "moving", partial(moving, models, arguments.chunks))
 
 
 def reason(error: Exception) -> str:

@@ -40,7 +40,9 @@ def test_the_script_checks_measures_and_writes(tmp_path: Path) -> None:
         assert window[key] > 0
     assert window["sessions_at_16_fps"] == 2
     for decoder in ("wan", "taehv"):
+        assert list(window["decode_s"][decoder]) == ["1", "2"]
         decoded = window["decoded"][decoder]
+        assert list(decoded["chunk_of_each_decoded_one_by_one_s"]) == ["2"]
         assert list(decoded["chunk_of_each_s"]) == list(decoded["overlap_speedup"]) == ["1", "2"]
         assert decoded["moving"]["bytes"] <= decoded["moving"]["expected_bytes"] + 2 * GENERATOR_BYTES
         assert decoded["moving"]["state_bit_equal"]

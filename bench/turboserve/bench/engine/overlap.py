@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -49,14 +49,24 @@ def compare(models: Models, sessions: int, chunks: int, rounds: int) -> Compared
     )
 
 
-def seconds_per_chunk(models: Models, sessions: int, chunks: int, overlap: bool) -> float:
-    """Seconds of the wall for a chunk of every session, after two that warm up. Raises `OverlapFailed`."""
+def seconds_per_chunk(
+    models: Models, sessions: int, chunks: int, overlap: bool, decode_s: Mapping[int, float] | None = None
+) -> float:
+    """Seconds of the wall for a chunk of every session, after two that warm up. Raises `OverlapFailed`.
+
+    `decode_s`: what decoding takes by number of sessions, which says how many are decoded at once; None: one.
+    """
     weight = models.transformer.patch_embedding.weight
     slab = SlabLayout.of(models.transformer.config, weight.dtype).total_bytes
     options = EngineOptions(
-        sessions * slab, max_lead_s=float("inf"), max_batch=sessions, overlap=overlap, host_bytes=0
+        sessions * slab,
+        max_lead_s=float("inf"),
+        max_batch=sessions,
+        overlap=overlap,
+        host_bytes=0,
+        decode_batch=max(decode_s or (1,)),
     )
-    engine = Engine(models, options)
+    engine = Engine(models, options, profiles={"decode": decode_s or {}})
     for number in range(sessions):
         engine.admit(SessionSpec(str(number), PROMPT, seed=number), time.monotonic())
     _make(engine, 2 * sessions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,23 +23,29 @@ class WholeFailed(RuntimeError):
     """A session failed, was refused, or took too long while it was measured."""
 
 
-def playing(models: Models, sizes: Sequence[int], chunks: int) -> dict[str, Any]:
+def playing(
+    models: Models, sizes: Sequence[int], chunks: int, decode_s: Mapping[int, float] | None = None
+) -> dict[str, Any]:
     """Seconds in which so many sessions get one chunk each, decoded, by number of sessions; and the most
-    that get theirs in the time it plays."""
+    that get theirs in the time it plays. `decode_s`: see `seconds_per_chunk`; compared with one at a time."""
     config = models.transformer.config
     limit_s = config.frames_per_chunk * config.frames_per_latent / config.fps
     seconds: dict[int, float] = {}
     apart: dict[int, float] = {}
+    one_by_one: dict[int, float] = {}
     refused: dict[str, str] = {}
     for size in sizes:
         try:
-            seconds[size] = seconds_per_chunk(models, size, chunks, overlap=True)
-            apart[size] = seconds_per_chunk(models, size, chunks, overlap=False)
+            seconds[size] = seconds_per_chunk(models, size, chunks, overlap=True, decode_s=decode_s)
+            apart[size] = seconds_per_chunk(models, size, chunks, overlap=False, decode_s=decode_s)
+            if decode_s and size > 1:
+                one_by_one[size] = seconds_per_chunk(models, size, chunks, overlap=True)
         except torch.OutOfMemoryError as error:
             refused[str(size)] = str(error).splitlines()[0]
     return {
         "chunk_of_each_s": {str(size): value for size, value in seconds.items()},
         "chunk_of_each_without_overlap_s": {str(size): value for size, value in apart.items()},
+        "chunk_of_each_decoded_one_by_one_s": {str(size): value for size, value in one_by_one.items()},
         "overlap_speedup": {str(size): apart[size] / seconds[size] for size in apart},
         "out_of_memory": refused,
         "sessions_at_full_speed": max((n for n, s in seconds.items() if s <= limit_s), default=0),

@@ -69,8 +69,8 @@ class Settings(Shared):
     C++ compiler. Measure first whether it pays."""
     decode_batch: int | None = Field(default=None, ge=1)
     """Sessions' chunks that are decoded at once at most; how many are, the measured latencies say. None: on a
-    GPU as many as a twentieth of its memory decodes; on a CPU one, which is as fast there, and gives the same
-    pictures bit for bit whatever else runs."""
+    GPU as many as a twentieth of its memory decodes; on a CPU one, which is as fast there, and whose pictures
+    are the same bit for bit whoever waits beside it."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Decode and suspend on threads of their own while the next chunk is denoised; `auto`: on a GPU, and on a
     CPU with more than one core."""

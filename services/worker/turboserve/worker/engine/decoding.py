@@ -65,8 +65,8 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
 
     Which sessions, and how many at once, the gather policy says by this stage's profile. A batch has equally
     many latent frames in all rows, and only rows that begin their video or only others, for those have no
-    cache. With one row at most (`EngineOptions.decode_batch`, the default on a CPU) a session's pictures are
-    bit-equal whatever else runs; with more within rounding, a level of a pixel's 255.
+    cache. With one row at most (`EngineOptions.decode_batch`; so workers do it on a CPU) a session's latents
+    give the same pictures bit for bit whatever else is decoded; with more, a pixel may differ by one of 255.
     """
 
     def __init__(

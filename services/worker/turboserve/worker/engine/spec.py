@@ -111,7 +111,8 @@ class EngineOptions:
     """Rows of one forward at most."""
     decode_batch: int = 1
     """Sessions' chunks that are decoded at once at most; how many are, the decoder's profile says. Each takes
-    the decoder's workspace once more. With 1 a session's pictures are bit-equal whatever else runs."""
+    the decoder's workspace once more. With 1 the same latents give the same pictures bit for bit, whatever
+    else is decoded."""
     policy: str = "step"
     """Gather policy: fcfs, chunk or step."""
     overlap: bool = False
