@@ -8,6 +8,11 @@ from typing import Any
 
 import httpx
 
+from turboserve.bus import Bus, append, last_entry
+from turboserve.config import Settings
+from turboserve.contracts.events import PromptApplied, session_event_from_bytes
+from turboserve.subjects import EVENT, EVENTS
+
 
 async def read(api: httpx.AsyncClient, path: str, count: int, **headers: str) -> list[dict[str, Any]]:
     """The first `count` events, each with its `id` and `event` beside its data."""
@@ -68,3 +73,38 @@ async def test_a_last_event_id_that_is_no_number_is_refused(start, api) -> None:
     session = await start()
     answer = await api.get(session["links"]["events"], headers={"Last-Event-ID": "yesterday"})
     assert (answer.status_code, answer.json()["field"]) == (422, "last-event-id")
+
+
+async def test_an_event_behind_the_end_does_not_keep_its_reader_for_ever(pool, start, api) -> None:
+    """The last chunk may be counted after the session has ended; its prompt is applied then."""
+    session = await start()
+    path = session["links"]["events"]
+    await api.delete(session["links"]["self"])
+    ended = (await read(api, path, 100))[-1]
+    subject = EVENT.of(session["id"])
+    password = pool.nats.passwords["state-store"]
+    bus = await Bus.connect("state-store", Settings(nats_url=pool.nats.address, nats_password=password))
+    entry = await last_entry(bus, EVENTS, subject)
+    assert entry is not None
+    record = session_event_from_bytes(entry.data).record
+    late = PromptApplied(
+        id="evt_late", at=1.0, record=record, event_id="evt_p", control_seq=1, prompt="x", chunk_index=3
+    )
+    await append(bus, subject, late.to_bytes(), message_id=late.id)
+    await bus.close()
+    async with asyncio.timeout(30):
+        [event] = await read(api, path, 100, **{"Last-Event-ID": ended["sse_id"]})
+    assert (event["type"], event["chunk_index"]) == ("prompt.applied", 3)
+    answer = await api.get(path, headers={"Last-Event-ID": event["sse_id"]})
+    assert answer.status_code == 204
+
+
+async def test_what_happened_to_an_ended_session_is_told_over_a_websocket_too(start, api, watch) -> None:
+    session = await start()
+    await api.delete(session["links"]["self"])
+    events = await read(api, session["links"]["events"], 100)
+    viewer = await watch(session["id"], events_after=0)
+    assert await viewer.closed() == 1000
+    told = [message["type"] for message in viewer.seen if "sequence" in message]
+    assert told == [event["type"] for event in events]
+    assert viewer.seen[-1]["type"] == "end"

@@ -128,8 +128,14 @@ WorkerEvent = WorkerJoined | WorkerLeft
 Event = SessionEvent | WorkerEvent
 
 _ANY: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="type")])
+_OF_SESSION: TypeAdapter[SessionEvent] = TypeAdapter(Annotated[SessionEvent, Field(discriminator="type")])
 
 
 def event_from_bytes(data: bytes) -> Event:
     """Read any event; a type that this version does not know raises pydantic's ValidationError."""
     return _ANY.validate_json(data)
+
+
+def session_event_from_bytes(data: bytes) -> SessionEvent:
+    """As `event_from_bytes`, of what stands on a session's subject."""
+    return _OF_SESSION.validate_json(data)

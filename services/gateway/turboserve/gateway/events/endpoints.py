@@ -7,19 +7,15 @@ from contextlib import aclosing
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query
-from pydantic import ValidationError
 from starlette.responses import Response
 
-from turboserve.bus import follow
-from turboserve.contracts.events import SessionEnded, WorkerJoined, WorkerLeft, event_from_bytes
 from turboserve.gateway.aio import or_silence
 from turboserve.gateway.auth.dependency import StreamTenant
 from turboserve.gateway.context import Gateway, gateway_of
+from turboserve.gateway.events.happened import happened, newest_event
 from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.stream.protocol import EventMessage
 from turboserve.gateway.stream.response import LiveResponse
-from turboserve.gateway.stream.watch import newest_event
-from turboserve.subjects import EVENT
 
 router = APIRouter(prefix="/v1/sessions", tags=["events"])
 
@@ -53,28 +49,19 @@ async def events(
     gateway.streams.check()
     record = await gateway.sessions.get_or_remembered(tenant, session)
     position = after if last_event_id is None else last_event_id
-    if record.phase.ended and await newest_event(gateway, session) <= position:
+    if record.phase.ended and await newest_event(gateway.bus, session) <= position:
         return Response(status_code=204)
     return LiveResponse(_lines(gateway, session, position), gateway.streams, "text/event-stream")
 
 
 async def _lines(gateway: Gateway, session: str, position: int) -> AsyncGenerator[bytes, None]:
-    entries = follow(
-        gateway.bus, EVENT.stream, EVENT.of(session), EVENT.live(session), after_sequence=position
-    )
     yield f"retry: {RECONNECT_MS}\n\n".encode()
-    async with aclosing(or_silence(entries, gateway.settings.events_keepalive_s)) as items:
-        async for entry in items:
-            if entry is None:
+    coming = or_silence(happened(gateway.bus, session, position), gateway.settings.events_keepalive_s)
+    async with aclosing(coming):
+        async for one in coming:
+            if one is None:
                 yield b": still here\n\n"
                 continue
-            try:
-                event = event_from_bytes(entry.data)
-            except ValidationError:
-                continue
-            if isinstance(event, WorkerJoined | WorkerLeft):
-                continue
-            data = EventMessage.of(event, entry.sequence).text()
-            yield f"id: {entry.sequence}\nevent: {event.type}\ndata: {data}\n\n".encode()
-            if isinstance(event, SessionEnded):
-                return
+            event, sequence = one
+            data = EventMessage.of(event, sequence).text()
+            yield f"id: {sequence}\nevent: {event.type}\ndata: {data}\n\n".encode()

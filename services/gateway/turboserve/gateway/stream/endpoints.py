@@ -14,13 +14,13 @@ from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway.auth.dependency import StreamTenant
 from turboserve.gateway.auth.service import bearer
 from turboserve.gateway.context import Gateway, gateway_of
+from turboserve.gateway.events.happened import newest_event
 from turboserve.gateway.problems.errors import ForbiddenOriginError
 from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.stream.chunks import Start
 from turboserve.gateway.stream.mp4 import video
 from turboserve.gateway.stream.response import LiveResponse
 from turboserve.gateway.stream.socket import Connection, refuse
-from turboserve.gateway.stream.watch import newest_event
 
 router = APIRouter(prefix="/v1/sessions", tags=["video"])
 
@@ -32,7 +32,7 @@ async def _begin(
 ) -> tuple[SessionRecord, Start, int]:
     gateway.sessions.check_id(session)
     # The newest event is read before the row, so that no event between the two is missed.
-    events_after = await newest_event(gateway, session)
+    events_after = await newest_event(gateway.bus, session)
     record = await gateway.sessions.get_or_remembered(tenant, session)
     if after is not None:
         return record, await gateway.chunks.after(record, after), events_after

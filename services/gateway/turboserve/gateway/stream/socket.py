@@ -33,6 +33,8 @@ TRY_LATER = 1013
 PROBLEM = 4000
 """Plus the HTTP status of the problem that was sent before: 4401, 4404, 4410, 4422, …"""
 CLOSE_S = 1.0
+HISTORY_S = 5.0
+"""How long the end waits for events that happened before it."""
 
 
 def close_code(error: TurboServeError) -> int:
@@ -73,7 +75,15 @@ class Connection:
         self._sending = asyncio.Lock()
         self._init: bytes | None = None
         self._bad = 0
-        self._watch = Watch(gateway, record, start, events[0], self_paced=False, on_event=self._event)
+        self._watch = Watch(
+            gateway,
+            record,
+            start,
+            self._events_after,
+            self_paced=False,
+            history=self._events_after < self._newest_event,
+            on_event=self._event,
+        )
 
     async def run(self) -> None:
         """Until the session ends, the viewer leaves, or the gateway stops."""
@@ -102,6 +112,8 @@ class Connection:
             for task in done:
                 task.result()
             if video in done:
+                # Of a session that had ended before, the video may be read out before its events are.
+                await asyncio.wait({events}, timeout=HISTORY_S)
                 await self._send(
                     protocol.End(
                         phase=self._watch.record.phase,

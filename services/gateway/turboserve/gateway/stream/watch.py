@@ -9,18 +9,15 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-from pydantic import ValidationError
-
 from turboserve import logs
-from turboserve.bus import follow, last_entry
 from turboserve.contracts.errors import SessionNotFoundError, TransitionError, TurboServeError
-from turboserve.contracts.events import SessionEvent, WorkerJoined, WorkerLeft, event_from_bytes
+from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import Activity, SessionRecord
 from turboserve.gateway import metrics
 from turboserve.gateway.context import Gateway
+from turboserve.gateway.events.happened import happened
 from turboserve.gateway.stream.chunks import Chunk, Start
 from turboserve.ids import new_id
-from turboserve.subjects import EVENT
 
 log = logs.get("stream")
 
@@ -30,7 +27,10 @@ WAKE_AGAIN_S = 8.0
 
 
 class Watch:
-    """Async context: on the timeline from enter to exit. An idle session is asked to resume."""
+    """Async context: on the timeline from enter to exit. An idle session is asked to resume.
+
+    `history`: events of before now follow `events_after`.
+    """
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class Watch:
         events_after: int,
         *,
         self_paced: bool,
+        history: bool = False,
         on_event: Callable[[SessionEvent, int], Awaitable[None]] | None = None,
     ) -> None:
         self.record = record
@@ -50,6 +51,7 @@ class Watch:
         self.ended = asyncio.Event()
         self._gateway = gateway
         self._events_after = events_after
+        self._history = history
         self._self_paced = self_paced
         self._on_event = on_event
         self._joined_at = gateway.clock.wall()
@@ -79,32 +81,15 @@ class Watch:
         return self._gateway.chunks.follow(self.record.id, self.start, self.ended)
 
     async def events(self) -> None:
-        """Follow the session's events until it ends."""
-        if self.ended.is_set():
+        """Follow the session's events until it ends; if it has, those that are asked for and kept."""
+        if self.ended.is_set() and not self._history:
             return
-        session = self.record.id
-        async with aclosing(
-            follow(
-                self._gateway.bus,
-                EVENT.stream,
-                EVENT.of(session),
-                EVENT.live(session),
-                after_sequence=self._events_after,
-            )
-        ) as entries:
-            async for entry in entries:
-                try:
-                    event = event_from_bytes(entry.data)
-                except ValidationError:
-                    continue
-                if isinstance(event, WorkerJoined | WorkerLeft):
-                    continue
+        async with aclosing(happened(self._gateway.bus, self.record.id, self._events_after)) as coming:
+            async for event, sequence in coming:
                 if self._on_event is not None:
-                    await self._on_event(event, entry.sequence)
+                    await self._on_event(event, sequence)
                 if event.record.version >= self.record.version:
                     await self._learn(event.record)
-                if self.ended.is_set():
-                    return
 
     async def sent(self, chunk: Chunk, size: int) -> None:
         """`chunk` went out to the viewer."""
@@ -140,9 +125,3 @@ class Watch:
                 return
             except TurboServeError as error:
                 log.info("idle session not resumed", session=self.record.id, problem=error.detail)
-
-
-async def newest_event(gateway: Gateway, session: str) -> int:
-    """Sequence of the session's newest event; 0: there is none."""
-    entry = await last_entry(gateway.bus, EVENT.stream, EVENT.of(session))
-    return 0 if entry is None else entry.sequence
