@@ -236,6 +236,18 @@ def test_a_refusal_excludes_its_worker_for_a_while_that_grows() -> None:
     assert bench.take(Place).worker == "b"
 
 
+def test_a_worker_that_was_started_again_refuses_what_it_had_and_another_takes_it_at_once() -> None:
+    bench = Bench(worker("a"), session(), policy=Policy(worker_timeout_s=1e6))
+    row = bench.confirm(bench.take(Place), session())
+    bench.load("a", WorkerPhase.STARTING)
+    bench.pass_time(1.0)
+    assert not bench.all(Place), "until it says so, nobody knows that its sessions are gone"
+    bench.load("a", WorkerPhase.STARTING, refuses=row)
+    assert not bench.all(Place), "there is no other"
+    bench.feed(WorkerChanged(worker("b")))
+    assert bench.take(Place).worker == "b"
+
+
 def test_a_row_of_an_unknown_worker_makes_it_look_again() -> None:
     bench = Bench(worker("a"))
     bench.pass_time(2.0)

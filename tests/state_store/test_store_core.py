@@ -306,6 +306,25 @@ def test_a_drain_is_kept_and_a_gone_worker_stays_gone() -> None:
             refused()
 
 
+def test_a_process_that_is_started_again_under_its_id_takes_the_row_over() -> None:
+    starting = LoadReport(worker="w", model="m", capacity=0, phase=WorkerPhase.STARTING, started_at=10.0)
+    ready = starting.model_copy(update={"phase": WorkerPhase.READY, "capacity": 2})
+    row = workers.renewed(workers.renewed(None, starting, 11.0), ready, 12.0)
+    # Its own first word, late, does not undo it.
+    assert workers.renewed(row, starting, 13.0).phase is WorkerPhase.READY
+    again, ready_again = (load.model_copy(update={"started_at": 20.0}) for load in (starting, ready))
+    row = workers.renewed(row, again, 21.0)
+    assert (row.phase, row.capacity, row.started_at) == (WorkerPhase.STARTING, 0, 20.0)
+    for late in (ready, starting):
+        with pytest.raises(WorkerGoneError, match="started again since"):
+            workers.renewed(row, late, 22.0)
+    row = workers.renewed(row, ready_again, 23.0)
+    assert (row.phase, row.capacity) == (WorkerPhase.READY, 2)
+    assert workers.renewed(row, again, 24.0).phase is WorkerPhase.READY
+    # Where nobody says when he began, nothing can be told.
+    assert not workers.of_an_earlier_life(row, ready.model_copy(update={"started_at": 0.0}))
+
+
 def test_a_worker_that_says_it_drains_is_draining() -> None:
     load = LoadReport(worker="w", model="m", capacity=2)
     joined = workers.renewed(None, load, 1.0)

@@ -169,6 +169,22 @@ async def test_a_worker_that_says_goodbye_is_gone(api: Harness) -> None:
         await api.renew(worker, "goodbye")
 
 
+async def test_one_that_was_started_again_at_once_is_told_what_its_id_had_and_hears_no_late_goodbye(
+    api: Harness,
+) -> None:
+    worker = await api.worker("again", started_at=10.0)
+    record = await api.place(await api.create("again"), worker)
+    renewal = await api.renew(worker, "again", 0, WorkerPhase.STARTING, started_at=20.0)
+    assert [row.id for row in renewal.assigned] == [record.id]
+    assert (await listed(api, worker)).phase is WorkerPhase.STARTING
+    with pytest.raises(WorkerGoneError):
+        await api.renew(worker, "again", started_at=10.0)
+    await api.renew(worker, "again", phase=WorkerPhase.GONE, started_at=10.0)
+    assert (await listed(api, worker)).phase is WorkerPhase.STARTING
+    await api.renew(worker, "again", started_at=20.0)
+    assert (await listed(api, worker)).phase is WorkerPhase.READY
+
+
 async def test_a_renewal_leaves_out_what_sleeps_elsewhere(api: Harness) -> None:
     """Sessions that people paused and left, many enough, once made the answer too large to be sent."""
     worker = await api.worker("asleep")

@@ -15,7 +15,8 @@ from turboserve.clock import SystemClock
 from turboserve.config import Settings as Shared
 from turboserve.contracts.errors import WorkerGoneError
 from turboserve.contracts.requests import Renew
-from turboserve.contracts.workers import Renewal, WorkerPhase
+from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.workers import Incoming, LoadReport, MoveStage, Renewal, WorkerPhase
 from turboserve.worker.service.announcement import announced, starting
 from turboserve.worker.settings import Settings
 
@@ -28,6 +29,8 @@ class Store:
         self.renewed = asyncio.Event()
         self.takes_s = 0.0
         self.says_gone = False
+        self.assigned: tuple[SessionRecord, ...] = ()
+        self.incoming: tuple[Incoming, ...] = ()
 
     async def renew(self, request: Renew) -> Renewal:
         if request.load.phase is not WorkerPhase.GONE and self.says_gone:
@@ -35,7 +38,7 @@ class Store:
         await asyncio.sleep(self.takes_s)
         self.heard.append(request)
         self.renewed.set()
-        return Renewal(worker=request.load.worker)
+        return Renewal(worker=request.load.worker, assigned=self.assigned, incoming=self.incoming)
 
     @property
     def phases(self) -> list[WorkerPhase]:
@@ -87,6 +90,35 @@ async def test_it_leaves_if_it_cannot_load(store: Store, nats_server: NatsServer
             raise ValueError("a checkpoint that is none")
     assert store.phases[-1] is WorkerPhase.GONE
     assert store.phases.count(WorkerPhase.GONE) == 1
+
+
+async def test_what_the_process_before_it_had_is_refused_as_long_as_rows_name_it(
+    store: Store, nats_server: NatsServer
+) -> None:
+    """Somebody started it again at once, under the same id: the others need not wait until it has loaded."""
+    row = SessionRecord.model_validate(
+        {"id": "s1", "tenant": "t", "model": "toyworld", "prompt": "p", "seed": 7, "phase": Phase.ACTIVE}
+        | {"version": 3, "epoch": 2, "worker": "loading-1", "created_at": 0, "updated_at": 0}
+    )
+    asleep = row.model_copy(update={"id": "s2", "phase": Phase.SUSPENDED})
+    coming = row.model_copy(update={"id": "s3", "worker": "other", "target": "loading-1", "move": 5})
+    store.assigned, store.incoming = (row, asleep), (Incoming(record=coming),)
+
+    async def until(refused: list[tuple[str, int]]) -> LoadReport:
+        async with asyncio.timeout(20.0):
+            while True:
+                store.renewed.clear()
+                await store.renewed.wait()
+                load = store.heard[-1].load
+                if [(one.session, one.epoch) for one in load.refusals] == refused:
+                    return load
+
+    async with loading(nats_server, []):
+        load = await until([("s1", 2)])
+        assert [(one.session, one.move, one.stage) for one in load.moves] == [("s3", 5, MoveStage.FAILED)]
+        assert load.phase is WorkerPhase.STARTING
+        store.assigned, store.incoming = (), ()
+        assert (await until([])).moves == ()
 
 
 async def test_it_hears_that_it_was_declared_gone(store: Store, nats_server: NatsServer) -> None:

@@ -92,11 +92,23 @@ def phase_after(current: WorkerPhase, reported: WorkerPhase) -> WorkerPhase:
     return WorkerPhase.DRAINING if current is WorkerPhase.DRAINING else reported
 
 
+def of_an_earlier_life(record: WorkerRecord | None, load: LoadReport) -> bool:
+    """Whether a process says this whose place another one has taken, under the same id."""
+    return record is not None and 0 < load.started_at < record.started_at
+
+
 def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> WorkerRecord:
-    """The row after a renewal. Raises WorkerGoneError to one that was declared gone, or says that it is."""
+    """The row after a renewal. A process that was started again under its old id, before that was declared
+    gone, takes the row over with its first word, and starts.
+
+    Raises WorkerGoneError to one that was declared gone, or says that it is, or has been replaced.
+    """
     if load.phase is WorkerPhase.GONE or (record is not None and record.phase is WorkerPhase.GONE):
         raise gone(load.worker)
-    if record is not None and load.phase is WorkerPhase.STARTING is not record.phase:
+    if of_an_earlier_life(record, load):
+        raise WorkerGoneError(f"worker {load.worker} has been started again since", field="worker")
+    again = record is not None and load.started_at > record.started_at
+    if record is not None and load.phase is WorkerPhase.STARTING is not record.phase and not again:
         # Said before it was ready, and carried out after.
         return record.model_copy(update={"renewed_at": now})
     return WorkerRecord(

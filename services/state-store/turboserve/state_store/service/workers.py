@@ -18,7 +18,7 @@ from turboserve.contracts.requests import (
     WorkerPage,
 )
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.contracts.workers import Renewal, WorkerPhase, WorkerRecord
+from turboserve.contracts.workers import LoadReport, Renewal, WorkerPhase, WorkerRecord
 from turboserve.state_store.core import moves
 from turboserve.state_store.core import workers as rules
 from turboserve.state_store.core.leases import Leases
@@ -59,7 +59,7 @@ class Workers:
         # What has been copied here for a move is held too: the move may be done by now.
         held = {session.session for session in load.sessions} | {move.session for move in load.moves}
         if load.phase is WorkerPhase.GONE:
-            await self.gone(WorkerGone(worker=load.worker, reason="it left"))
+            await self._left(load)
             return Renewal(worker=load.worker, drain=True)
         self._held_leases().heard(load.worker, self._clock.monotonic())
         now = self._clock.wall()
@@ -90,6 +90,12 @@ class Workers:
             ),
             drain=record.phase is WorkerPhase.DRAINING,
         )
+
+    async def _left(self, load: LoadReport) -> None:
+        async with self._database.transaction(durable=False) as db:
+            replaced = rules.of_an_earlier_life(await workers.get(db, load.worker), load)
+        if not replaced:
+            await self.gone(WorkerGone(worker=load.worker, reason="it left"))
 
     async def gone(self, request: WorkerGone) -> Done:
         """Nothing runs on it any more; its rows stay as they are until the scheduler places them anew.

@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 
 from turboserve.bus import Bus
 from turboserve.clock import Clock
-from turboserve.contracts.workers import LoadReport, WorkerPhase
+from turboserve.contracts.workers import LoadReport, MoveReport, MoveStage, Refusal, WorkerPhase
 from turboserve.tasks import stop
 from turboserve.worker.service import inputs as told
 from turboserve.worker.service.heartbeat import Heartbeat
 from turboserve.worker.settings import Settings
+
+STARTED_AGAIN = "its worker was started again, and loads"
 
 
 def starting(worker: str, settings: Settings, device: str, now: float) -> LoadReport:
@@ -35,7 +37,11 @@ async def announced(
     report: LoadReport, settings: Settings, bus: Bus, clock: Clock, gone: Callable[[str], None]
 ) -> AsyncIterator[None]:
     """Renew as `report` says while the body runs; if it raises, leave. `gone` as in Worker."""
-    heartbeat = Heartbeat(bus, clock, settings.heartbeat_s, lambda: report, _ignore, gone)
+    announcement = _Announcement(report)
+    heartbeat = Heartbeat(
+        bus, clock, settings.heartbeat_s, lambda: announcement.report, announcement.hear, gone
+    )
+    announcement.changed = heartbeat.soon
     beating = asyncio.create_task(heartbeat.run(), name="announcement")
     try:
         yield
@@ -48,5 +54,30 @@ async def announced(
     await beating
 
 
-def _ignore(_: told.Input) -> None:
-    """Nothing is assigned to a worker that starts, and a drain is said again."""
+class _Announcement:
+    """What it says. Nothing is given to a worker that starts: what rows name it for was given to the process
+    before it, of the same id, and is another's to run. (A drain is said again.)"""
+
+    def __init__(self, report: LoadReport) -> None:
+        self.report = report
+        self.changed: Callable[[], None] = lambda: None
+        """Called when it says something new."""
+
+    def hear(self, message: told.Input) -> None:
+        if not isinstance(message, told.Renewed):
+            return
+        refusals = tuple(
+            Refusal(session=row.id, epoch=row.epoch, reason=STARTED_AGAIN)
+            for row in message.records
+            if row.phase.holds_slot
+        )
+        moves = tuple(
+            MoveReport(
+                session=one.record.id, move=one.record.move, stage=MoveStage.FAILED, reason=STARTED_AGAIN
+            )
+            for one in message.incoming
+            if one.record.move is not None
+        )
+        if (refusals, moves) != (self.report.refusals, self.report.moves):
+            self.report = self.report.model_copy(update={"refusals": refusals, "moves": moves})
+            self.changed()
