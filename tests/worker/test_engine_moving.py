@@ -21,6 +21,8 @@ from turboserve.worker.engine.events import ChunkReady, Frozen, Suspended
 from turboserve.worker.engine.landing import Landing
 from turboserve.worker.engine.moving import Page, changed, digest_of, fingerprint_of, fingerprints_of
 from turboserve.worker.engine.spec import Control, SessionSpec
+from turboserve.worker.transfer.deadline import Deadline
+from turboserve.worker.transfer.errors import Aborted
 
 FAR = 1e9
 SPEC = SessionSpec("a", "a red circle", seed=11)
@@ -291,6 +293,32 @@ def test_many_pages_hashed_at_once_have_the_fingerprints_of_each(
     pages = {str(n): [torch.full((1000,), n, dtype=torch.uint8), torch.zeros(n)] for n in range(20)}
     assert fingerprints_of(pages) == {name: fingerprint_of(page) for name, page in pages.items()}
     assert len(set(fingerprints_of(pages).values())) == 20
+
+
+@pytest.mark.parametrize("hashers", [1, 3])
+def test_hashing_a_large_state_ends_when_nobody_wants_it_any_more(
+    monkeypatch: pytest.MonkeyPatch, hashers: int
+) -> None:
+    monkeypatch.setattr(moving, "HASHERS", hashers)
+    monkeypatch.setattr(moving, "HASHED_AT_ONCE_BYTES", 1)
+    monkeypatch.setattr(moving, "HASHED_UNASKED_BYTES", 100)
+    deadline, asked = Deadline(60.0), 0
+
+    def check() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 5:
+            deadline.abort()
+        deadline.left()
+
+    page = [torch.arange(10_000, dtype=torch.int32).view(torch.uint8)]
+    whole = fingerprint_of(page)
+    monkeypatch.setattr(moving, "HASHED_UNASKED_BYTES", 7)
+    assert fingerprint_of(page) == whole
+    with pytest.raises(Aborted):
+        fingerprints_of({"a": page, "b": page, "c": page}, check)
+    # Each of them asks once more at most.
+    assert asked <= 5 + hashers
 
 
 def test_a_session_that_is_here_already_is_not_adopted_again(make_driver: Callable[..., Any]) -> None:

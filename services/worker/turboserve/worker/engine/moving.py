@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ HASHERS = max(1, min(8, (os.cpu_count() or 1) // 4))
 """Threads that hash pages."""
 HASHED_AT_ONCE_BYTES = 8 << 20
 """Less than this is not worth them."""
+HASHED_UNASKED_BYTES = 32 << 20
+"""After so much of a page it is asked whether anybody still wants to know."""
 RECENT = "recent"
 DECODER = "decoder."
 
@@ -118,23 +121,28 @@ def changed(pages: Sequence[Page], sent: Mapping[str, object]) -> list[Page]:
     return [page for page in pages if page.name not in sent or page.stamp != sent[page.name]]
 
 
-def fingerprint_of(page_parts: Sequence[Tensor]) -> bytes:
-    """BLAKE2b of one page's bytes."""
+def fingerprint_of(page_parts: Sequence[Tensor], check: Callable[[], object] | None = None) -> bytes:
+    """BLAKE2b of one page's bytes. `check` is called again and again, and ends it by what it raises."""
     hasher = hashlib.blake2b(digest_size=32)
     for part in page_parts:
-        if part.numel():
-            hasher.update(part.cpu().numpy().data)
+        for piece in torch.split(part, HASHED_UNASKED_BYTES) if part.numel() else ():
+            if check is not None:
+                check()
+            hasher.update(piece.cpu().numpy().data)
     return hasher.digest()
 
 
-def fingerprints_of(pages: Mapping[str, Sequence[Tensor]]) -> dict[str, bytes]:
+def fingerprints_of(
+    pages: Mapping[str, Sequence[Tensor]], check: Callable[[], object] | None = None
+) -> dict[str, bytes]:
     """The same of many pages, by name. Where there are cores to spare several are hashed at once: of a large
     state that takes longer than moving it, and a viewer may be waiting."""
     size = sum(part.numel() for page in pages.values() for part in page)
     if HASHERS == 1 or size < HASHED_AT_ONCE_BYTES:
-        return {name: fingerprint_of(page) for name, page in pages.items()}
+        return {name: fingerprint_of(page, check) for name, page in pages.items()}
     with ThreadPoolExecutor(HASHERS, thread_name_prefix="hash") as threads:
-        return dict(zip(pages, threads.map(fingerprint_of, pages.values()), strict=True))
+        prints = threads.map(partial(fingerprint_of, check=check), pages.values())
+        return dict(zip(pages, prints, strict=True))
 
 
 def digest_of(header: Mapping[str, Any], fingerprints: Mapping[str, bytes]) -> str:

@@ -112,6 +112,11 @@ class Moves:
         shown = f"[{host}]" if ":" in host else host
         self.addresses = (f"tcp://{shown}:{port}?backend={','.join(self.links.backends)}",)
 
+    def fetch_no_more(self) -> None:
+        """End what is on its way here: nobody will run it. What others fetch goes on."""
+        for copy in self._copies.values():
+            copy.task.cancel()
+
     async def stop(self) -> None:
         """Hang up on everyone, and let go of what is on its way here."""
         if self._server is not None:

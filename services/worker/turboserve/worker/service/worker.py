@@ -116,14 +116,16 @@ class Worker:
     async def stop(self) -> None:
         """Make nothing new; publish what is made, as far as that takes a moment; end the threads; leave."""
         self._stopping = True
+        self._moves.fetch_no_more()
         self._engine.submit(do.StopGenerating())
         deadline = self._clock.monotonic() + FAREWELL_S
         while self.table.unpublished and self._clock.monotonic() < deadline:
             await asyncio.sleep(0.02)
         await asyncio.to_thread(self._engine.stop, FAREWELL_S)
         await asyncio.to_thread(self._packager.stop, 0.5)
-        await self._moves.stop()
+        # A large copy may take a moment to end, and that nothing is made here any more is known now.
         await self.heartbeat.leave()
+        await self._moves.stop()
         for task in list(self._tasks):
             task.cancel()
 

@@ -236,7 +236,7 @@ class Source:
 
         def send() -> dict[str, bytes]:
             link.transfer(gift.hello.session, memory, Remote(), everything, deadline)
-            return fingerprints_of({page.name: page.parts for page in pages})
+            return fingerprints_of({page.name: page.parts for page in pages}, deadline.left)
 
         prints = await gift.until_taken(self._links.blocking(send, deadline, link))
         link.settle()

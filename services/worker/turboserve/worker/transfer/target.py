@@ -216,7 +216,7 @@ class Target:
             size = copy.link.transfer(copy.session, Remote(frame.offer), memory, everything, copy.deadline)
             metrics.seconds.add(time.monotonic() - begun, {"backend": copy.link.kind})
             names = (page.name for page in frame.pages)
-            return size, fingerprints_of(dict(zip(names, places, strict=True)))
+            return size, fingerprints_of(dict(zip(names, places, strict=True)), copy.deadline.left)
 
         size, prints = await self._links.blocking(receive, copy.deadline, copy.link)
         copy.prints |= prints
