@@ -182,7 +182,7 @@ def test_only_fresh_feedback_without_a_gap_ever_shrinks_the_pool(
         if not zero:
             assert controller.target >= 1
         if controller.target < before:
-            hearing = controller.hearing
+            hearing = controller.advisor.hearing
             assert hearing.heard_at is not None
             assert now - hearing.heard_at <= policy.stale_s
             assert hearing.since is not None
@@ -257,11 +257,11 @@ def test_the_table_says_at_which_levels_the_forecast_counts(ordered: bool | None
     rows = tuple(row.model_copy(update={"predictive": row.level == 2}) for row in TABLE.levels)
     table = ProfileTable(levels=rows, provenance=TABLE.provenance)
     controller = Controller(ControlPolicy(most=20, capacity=K, predictive=ordered), table, 1)
-    assert controller.predictive is bool(ordered)
+    assert controller.advisor.predictive is bool(ordered)
     controller.handle(Happened(Happening.ARRIVAL, 8), 0.5)
     controller.handle(Heard(report(8, 1, 0.6)), 0.6)
-    assert controller.row.level == 2
-    assert controller.predictive is counts
+    assert controller.advisor.row.level == 2
+    assert controller.advisor.predictive is counts
 
 
 def test_a_full_worker_is_a_reason_to_grow_whatever_the_band() -> None:

@@ -81,7 +81,7 @@ def test_a_load_that_is_not_a_number_is_counted_and_the_pool_stays_and_says_why(
         told.loop.told(idle.replace(b'"rho_max":0.0', f'"rho_max":{bad}'.encode()), float(second))
         told.loop.tick([], float(second))
     assert told.sizes == [4]
-    hearing, decision = told.loop.controller.hearing, told.loop.controller.decisions[-1]
+    hearing, decision = told.loop.controller.advisor.hearing, told.loop.controller.decisions[-1]
     assert sum(hearing.refused.values()) == 30
     assert "not believed" in decision.reason
     assert "does not shrink" in decision.reason
@@ -152,7 +152,7 @@ def test_a_table_is_replaced_while_it_runs_and_measured_as_it_was_made() -> None
     told.loop.ordered(ORDERS, 0.0)
     told.loop.ordered(ORDERS.model_copy(update={"version": 1, "table": table}), 1.0)
     control = told.loop.controller
-    assert control.row.target_utilization == 0.25 or control.table == table
+    assert control.advisor.row.target_utilization == 0.25 or control.table == table
     assert (control.detector.epoch_s, control.detector.window) == (2.0, 10)
     told.loop.heard(load(1, 1, 2.0), 10.0)
     assert told.sizes == [2]
@@ -184,7 +184,7 @@ def test_the_first_session_wakes_a_pool_at_zero() -> None:
     told.loop.happened(event("other"), 2.0)
     told.loop.happened(b"{", 2.0)
     assert told.sizes == [0]
-    assert told.loop.controller.hearing.refused["unreadable_event"] == 1
+    assert told.loop.controller.advisor.hearing.refused["unreadable_event"] == 1
     told.loop.happened(event(), 3.0)
     assert told.sizes == [0, 1]
 

@@ -81,7 +81,7 @@ class ControlLoop:
             feedback = LoadFeedback.from_bytes(body)
         except ValidationError as error:
             # A load that is not a number is none in its contract either: it never becomes a message.
-            self.controller.hearing.refuse("unreadable_feedback", now)
+            self.controller.advisor.hearing.refuse("unreadable_feedback", now)
             log.warning("unreadable load feedback", error=str(error))
             return
         self.heard(feedback, now)
@@ -96,7 +96,7 @@ class ControlLoop:
         try:
             event = event_from_bytes(body)
         except ValidationError as error:
-            self.controller.hearing.refused["unreadable_event"] += 1
+            self.controller.advisor.hearing.refused["unreadable_event"] += 1
             log.warning("unreadable event", error=str(error))
             return
         kind = _HAPPENINGS.get(type(event))

@@ -2,34 +2,17 @@
 
 State, event and time in; a target and its explanation out. No clock, no I/O, no randomness.
 
-A decision, in the paper's order:
-
-1. *Measure* the volatility of new activations (`detector`), *quantise* it to a level, *look up* (λ, ρ̂) in the
-   table, *replace* the parameters in force (Appendix A).
-2. *When*: out if ρ_max > ρ̂ + δ, a worker is full or someone waits; in if the load is below ρ̂ − δ.
-3. *How much*: to ⌈N_req / (K ρ̂)⌉ (`budget`), or to what the forecast needs, whichever is more.
-
-Beyond the paper. "In" looks at the mean load, not at ρ_max: a drain rebalances, so one full worker among
-empty ones is no reason to keep them all (with K = 1 ρ_max never falls below 1). A scale-in goes no lower than
-what was needed at any time in `in_window_s` (longer after mistakes: `patience`), keeps room, all workers
-full, for the most sessions of `peak_window_s`, and goes only as far as the workers serving now would hold the
-load inside the band, so it does not have to be undone. Both cool-downs count from the last action of either
-kind. Only feedback that is fresh, finite and in order can shrink the pool.
+A decision, in the paper's order: *measure* the volatility of new activations (`detector`), *quantise* it to a
+level, *look up* (λ, ρ̂) in the table, *replace* the parameters in force (Appendix A); then what would be right
+under them (`advisor`), and whether that is done or only said.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 
-from turboserve.autoscaler.control.budget import (
-    EPSILON,
-    LatencyOf,
-    budget,
-    compute_bound,
-    fullest,
-    would_hold,
-)
+from turboserve.autoscaler.control.advisor import Advisor
+from turboserve.autoscaler.control.budget import LatencyOf, compute_bound
 from turboserve.autoscaler.control.detector import ACTIVE, WorkloadDetector
 from turboserve.autoscaler.control.events import (
     Action,
@@ -43,13 +26,8 @@ from turboserve.autoscaler.control.events import (
     TableReplaced,
     Tick,
 )
-from turboserve.autoscaler.control.forecast import Forecast
-from turboserve.autoscaler.control.hearing import Hearing
-from turboserve.autoscaler.control.patience import FARTHEST, Patience
-from turboserve.autoscaler.control.peak import Peak
 from turboserve.autoscaler.control.policy import ControlPolicy
-from turboserve.contracts.autoscale import LevelParameters, ProfileTable
-from turboserve.contracts.pool import LoadFeedback
+from turboserve.contracts.autoscale import ProfileTable
 
 KEPT = 32
 NOTED = frozenset({"stale", "packed", "limit"})
@@ -72,21 +50,9 @@ class Controller:
         self.advice = target
         self.override: int | None = None
         self.dry_run = policy.dry_run
-        self.pool = PoolSeen(ready=0)
-        self.capacity = policy.capacity
-        """K as last reported."""
         self.detector = WorkloadDetector(policy.epoch_s, policy.window)
-        self.hearing = Hearing(policy.stale_s)
-        self.forecast = Forecast(policy.horizon_s, policy.quantile)
-        self.row: LevelParameters = table.row(0.0)
-        """Parameters in force."""
+        self.advisor = Advisor(policy, table.row(0.0), latency)
         self.decisions: deque[Decision] = deque(maxlen=KEPT)
-        self._latency = latency
-        self._patience = Patience(policy.horizon_s)
-        self._needed = Peak(FARTHEST * policy.in_window_s)
-        self._required = Peak(policy.peak_window_s)
-        self._changed_at: float | None = None
-        self._busy_at: float | None = None
         self._cause = ""
 
     def handle(self, event: Event, now: float) -> Decision | None:
@@ -94,16 +60,15 @@ class Controller:
         wakes = False
         match event:
             case Heard(feedback):
-                if not self.hearing.hear(feedback, now):
+                if not self.advisor.hear(feedback, now):
                     return None
-                self._take_over(feedback, now)
             case Happened(kind, sessions):
                 self.detector.add(kind, sessions, now)
                 wakes = kind in ACTIVE and self.target == 0 and self.policy.scale_to_zero
                 if not wakes:
                     return None
             case PoolSeen():
-                self.pool = event
+                self.advisor.pool = event
                 return None
             case Ordered(size, who):
                 return self._ordered(size, who, now)
@@ -115,7 +80,7 @@ class Controller:
             case Tick():
                 pass
         self.detector.advance(now)
-        self.row = self.table.row(self.detector.volatility)
+        self.advisor.row = self.table.row(self.detector.volatility)
         return self._decide(wakes, now)
 
     @property
@@ -124,19 +89,6 @@ class Controller:
         if self.override is not None:
             return "override"
         return "dry_run" if self.dry_run else "auto"
-
-    @property
-    def predictive(self) -> bool:
-        """Whether the forecast counts: by order, or because profiling found that it pays at this level."""
-        ordered = self.policy.predictive
-        return self.row.predictive if ordered is None else ordered
-
-    def _take_over(self, feedback: LoadFeedback, now: float) -> None:
-        if feedback.workers > 0:
-            self.capacity = max(feedback.capacity // feedback.workers, 1)
-        if feedback.required > 0 or self._busy_at is None:
-            self._busy_at = now
-        self.forecast.observe(feedback.required, now)
 
     def _ordered(self, size: int | None, who: str, now: float) -> Decision | None:
         if size == self.override:
@@ -148,159 +100,38 @@ class Controller:
             )
         return self._note(Action.OVERRIDE, size, f"{who} ordered {size} workers", now)
 
-    # What would be right
-
     def _decide(self, wakes: bool, now: float) -> Decision | None:
-        action, advice, cause, reason = self._advise(wakes, now)
-        noted, self._cause = cause in NOTED and cause != self._cause, cause
+        found = self.advisor.advise(self.target, wakes, now)
+        noted, self._cause = found.cause in NOTED and found.cause != self._cause, found.cause
         held = self.override is not None or self.dry_run
-        if held and advice != self.advice:
-            what = f"{self.mode}: without it, {action.value} from {self.target} to {advice}: {reason}"
-            return self._note(Action.HOLD, self.target, what, now, advice)
-        if not held and advice != self.target:
-            return self._note(action, advice, reason, now)
-        self.advice = advice
-        return self._note(Action.HOLD, self.target, reason, now, advice) if noted else None
-
-    def _advise(self, wakes: bool, now: float) -> tuple[Action, int, str, str]:
-        """Action, size, cause and reason, as if nothing was ordered."""
-        size, policy = self.target, self.policy
-        if size == 0 and (wakes or self._is_wanted(now)):
-            return Action.WAKE, min(max(self._budget(), 1), policy.most), "wake", "a session needs a worker"
-        if size > policy.most:
-            return Action.LIMITS, policy.most, "limit", f"the limit is {policy.most} workers"
-        if size < policy.least and not policy.scale_to_zero:
-            return Action.LIMITS, policy.least, "limit", f"the least is {policy.least} workers"
-        feedback = self.hearing.feedback
-        if feedback is None or self.hearing.is_stale(now):
-            return Action.HOLD, size, "stale", f"{self.hearing.silence(now)}: the pool does not shrink"
-        needed, why = self._needs(feedback)
-        self._needed.add(needed, now)
-        self._required.add(feedback.required, now)
-        if needed > size:
-            return self._out(feedback, needed, why, now)
-        if needed < size or feedback.required == 0:
-            return self._in(feedback, now)
-        return Action.HOLD, size, "steady", why
-
-    def _is_wanted(self, now: float) -> bool:
-        feedback = self.hearing.feedback
-        return feedback is not None and feedback.required > 0 and not self.hearing.is_stale(now)
-
-    def _needs(self, feedback: LoadFeedback) -> tuple[int, str]:
-        """Workers for what is required now, or will be, without the limits; and the sum behind it."""
-        row = self.row
-        now_needed = self._budget()
-        ahead = self._ahead() if self.predictive else 0
-        if ahead > now_needed:
-            return ahead, f"{self.forecast.value:.1f} sessions are expected in {self.policy.horizon_s:g} s"
-        sum_ = f"⌈{feedback.required} / ({self.capacity} × {row.target_utilization:g})⌉"
-        return now_needed, f"{sum_} = {now_needed} workers at level {row.level}"
-
-    def _budget(self) -> int:
-        feedback = self.hearing.feedback
-        required = 0 if feedback is None else feedback.required
-        return budget(required, self.capacity, self.row, self._latency, self.policy.most)
-
-    def _ahead(self) -> int:
-        """Workers that hold the forecast at the upper edge of the band: its margin is the headroom."""
-        value = self.forecast.value or 0.0
-        edge = min(self.row.target_utilization + self.policy.hysteresis, 1.0)
-        packed = self.row.model_copy(update={"target_utilization": edge, "latency_weight": 0.0})
-        return budget(value, self.capacity, packed)
-
-    # Out and in
-
-    def _out(self, feedback: LoadFeedback, needed: int, why: str, now: float) -> tuple[Action, int, str, str]:
-        size, row, policy = self.target, self.row, self.policy
-        edge = row.target_utilization + policy.hysteresis
-        ahead = self.predictive and self._ahead() > size
-        if feedback.rho_max > edge + EPSILON:
-            trigger = (
-                f"load {feedback.rho_max:.2f} is above {row.target_utilization:g} + {policy.hysteresis:g}"
-            )
-        elif feedback.waiting > 0:
-            trigger = f"{feedback.waiting} sessions wait"
-        elif feedback.rho_max >= 1 - EPSILON:
-            trigger = "a worker is full"
-        elif ahead:
-            trigger = "the forecast is above what there is"
-        else:
-            return Action.HOLD, size, "steady", "the load is inside the band"
-        if size >= policy.most:
-            return Action.HOLD, size, "limit", f"{trigger}; {why}, but the limit is {policy.most} workers"
-        if self._rests(policy.out_cooldown_s, now):
-            return Action.HOLD, size, "cooling", f"{trigger}; the last action is too recent"
-        return Action.OUT, min(needed, policy.most), "out", f"{trigger}: {why}"
-
-    def _in(self, feedback: LoadFeedback, now: float) -> tuple[Action, int, str, str]:
-        size, row, policy = self.target, self.row, self.policy
-        edge = row.target_utilization - policy.hysteresis
-        mean = feedback.required / feedback.capacity if feedback.capacity else 0.0
-        floor = self._floor(now)
-        # Who wants no worker after `zero_after_s` wants none for a peak before that.
-        recent = math.ceil(self._required.value / self.capacity) if floor else 0
-        window_s = self._patience.factor * policy.in_window_s
-        lowest = max(self._needed.over(window_s, now), recent, floor)
-        if lowest >= size or (mean >= edge - EPSILON and feedback.required > 0):
-            return Action.HOLD, size, "steady", "the load is inside the band"
-        since = self.hearing.since
-        if since is None or now - since < window_s:
-            return Action.HOLD, size, "settling", f"not heard for {window_s:g} s without a gap yet"
-        if self._rests(policy.in_cooldown_s, now):
-            return Action.HOLD, size, "cooling", "the last action is too recent"
-        # What the formula itself asks for is not undone, however coarse K makes the load.
-        upper = max(row.target_utilization + policy.hysteresis, self._even_load(feedback))
-        for rest in range(lowest, size):
-            if would_hold(feedback.required, self.capacity, min(feedback.workers, rest), upper):
-                reason = f"load {mean:.2f} is below {row.target_utilization:g} − {policy.hysteresis:g}: "
-                reason += f"{rest} workers hold {feedback.required} sessions at level {row.level}"
-                if rest == recent:
-                    reason += f", and the {self._required.value} of the last {policy.peak_window_s:g} s"
-                return Action.IN, rest, "in", reason
-        return Action.HOLD, size, "packed", f"fewer workers would not hold {feedback.required} sessions"
-
-    def _even_load(self, feedback: LoadFeedback) -> float:
-        """Load of the fullest of ⌈N_req / (K ρ̂)⌉ workers, evenly filled."""
-        return fullest(feedback.required, max(self._budget(), 1)) / self.capacity
-
-    def _floor(self, now: float) -> int:
-        policy = self.policy
-        busy_at = self._busy_at
-        idle = busy_at is not None and now - busy_at >= policy.zero_after_s
-        if policy.scale_to_zero and idle and self.pool.suspended == 0:
-            return 0
-        return min(max(policy.least, 1), policy.most)
-
-    def _rests(self, cooldown_s: float, now: float) -> bool:
-        return self._changed_at is not None and now - self._changed_at < cooldown_s
-
-    # What is said of it
+        if held and found.size != self.advice:
+            what = f"{self.mode}: without it, {found.action.value} from {self.target} to {found.size}"
+            return self._note(Action.HOLD, self.target, f"{what}: {found.reason}", now, found.size)
+        if not held and found.size != self.target:
+            return self._note(found.action, found.size, found.reason, now)
+        self.advice = found.size
+        return self._note(Action.HOLD, self.target, found.reason, now, found.size) if noted else None
 
     def _note(
         self, action: Action, target: int, reason: str, now: float, advice: int | None = None
     ) -> Decision:
         previous, self.target = self.target, target
         self.advice = target if advice is None else advice
-        if target != previous:
-            self._changed_at = now
-        if action is Action.OUT:
-            self._patience.grew(now)
-        elif action is Action.IN:
-            self._patience.shrank(now)
+        self.advisor.done(action, target != previous, now)
         decision = Decision(now, action, target, previous, self.advice, reason, self.numbers())
         self.decisions.append(decision)
         return decision
 
     def numbers(self) -> dict[str, float]:
         """What a decision rests on."""
-        row, feedback = self.row, self.hearing.feedback
+        advisor = self.advisor
+        row, feedback = advisor.row, advisor.hearing.feedback
         numbers = {
             "volatility": self.detector.volatility,
             "level": row.level,
             "latency_weight": row.latency_weight,
             "target_utilization": row.target_utilization,
-            "sessions_per_worker": self.capacity,
+            "sessions_per_worker": advisor.capacity,
         }
         if feedback is not None:
             numbers |= {
@@ -310,6 +141,6 @@ class Controller:
                 "capacity": feedback.capacity,
                 "workers": feedback.workers,
             }
-        if self.predictive and self.forecast.value is not None:
-            numbers["forecast"] = self.forecast.value
+        if advisor.predictive and advisor.forecast.value is not None:
+            numbers["forecast"] = advisor.forecast.value
         return numbers

@@ -32,6 +32,7 @@ class Forecast:
         self._reach = sum(DAMPING**step for step in range(1, self._steps + 1))
         self._quantile = quantile
         self._demand: float | None = None
+        self._expected = 0.0
         self._trend = 0.0
         self._step: int | None = None
         self._highest = 0.0
@@ -64,8 +65,16 @@ class Forecast:
         if self._demand is None:
             return None
         # The running step counts before it is over where it makes the forecast higher.
-        running = self._highest + self._reach * self._trend_with(self._highest)
-        return max(self._demand + self._reach * self._trend, running, 0.0)
+        return max(self._expected, self.ahead(self._highest), 0.0)
+
+    def ahead(self, demand: float) -> float:
+        """What follows a step of this demand after the steps so far, sessions. Another kind of forecast
+        overrides this, and `learn`."""
+        return demand + self._reach * self._trend_with(demand)
+
+    def learn(self, demand: float) -> None:
+        """A step of this demand is over."""
+        self._trend = self._trend_with(demand)
 
     def _trend_with(self, demand: float) -> float:
         """The trend after one more step of this demand."""
@@ -73,11 +82,12 @@ class Forecast:
         return DAMPING * self._trend + TREND_GAIN * (risen - DAMPING * self._trend)
 
     def _close(self, demand: float) -> None:
-        self._trend = self._trend_with(demand)
+        self._expected = self.ahead(demand)
+        self.learn(demand)
         self._demand = demand
         if len(self._made) == self._steps:
             self._remember(demand - self._made.popleft())
-        self._made.append(max(demand + self._reach * self._trend, 0.0))
+        self._made.append(max(self._expected, 0.0))
 
     def _remember(self, error: float) -> None:
         self._errors.append(error)

@@ -9,7 +9,9 @@ from turboserve.contracts.autoscale import ScalingRecord, ScalingStatus
 
 def scaling_status(controller: Controller, now: float, wall: float) -> ScalingStatus:
     """`now` is the core's monotonic time, `wall` the same instant for people, Unix seconds."""
-    row, policy, feedback = controller.row, controller.policy, controller.hearing.feedback
+    advisor, policy = controller.advisor, controller.policy
+    row, hearing = advisor.row, advisor.hearing
+    feedback = hearing.feedback
     return ScalingStatus(
         mode=controller.mode,
         target=controller.target,
@@ -21,13 +23,13 @@ def scaling_status(controller: Controller, now: float, wall: float) -> ScalingSt
         level=row.level,
         latency_weight=row.latency_weight,
         target_utilization=row.target_utilization,
-        predictive=controller.predictive,
-        forecast=controller.forecast.value if controller.predictive else None,
+        predictive=advisor.predictive,
+        forecast=advisor.forecast.value if advisor.predictive else None,
         required=feedback.required if feedback is not None else None,
         rho_max=feedback.rho_max if feedback is not None else None,
-        feedback_age_s=controller.hearing.age_s(now),
-        stale=controller.hearing.is_stale(now),
-        refused=dict(controller.hearing.refused),
+        feedback_age_s=hearing.age_s(now),
+        stale=hearing.is_stale(now),
+        refused=dict(hearing.refused),
         activity=controller.detector.activity,
         table=controller.table.provenance,
         table_differs=_differs(controller),
@@ -40,7 +42,7 @@ def _differs(controller: Controller) -> tuple[str, ...]:
     found = controller.table.provenance
     here = controller.policy.dynamics
     names = [name for name, value in found.controller.items() if here.get(name, value) != value]
-    if found.capacity not in (0, controller.capacity):
+    if found.capacity not in (0, controller.advisor.capacity):
         names.append("capacity")
     return tuple(names)
 

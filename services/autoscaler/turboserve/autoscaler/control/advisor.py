@@ -1,0 +1,210 @@
+"""How many workers would be right, and why: the paper's "when" and "how much" (TurboServe, 5.2.2).
+
+- *When*: out if ρ_max > ρ̂ + δ, a worker is full or someone waits; in if the load is below ρ̂ − δ.
+- *How much*: to ⌈N_req / (K ρ̂)⌉ (`budget`), or to what the forecast needs, whichever is more.
+
+Beyond the paper. "In" looks at the mean load, not at ρ_max: a drain rebalances, so one full worker among
+empty ones is no reason to keep them all (with K = 1 ρ_max never falls below 1). A scale-in goes no lower than
+what was needed at any time in `in_window_s` (longer after mistakes: `patience`), keeps room, all workers
+full, for the most sessions of `peak_window_s`, and goes only as far as the workers serving now would hold the
+load inside the band, so it does not have to be undone. Both cool-downs count from the last action of either
+kind. Only feedback that is fresh, finite and in order can shrink the pool.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from turboserve.autoscaler.control.budget import (
+    EPSILON,
+    LatencyOf,
+    budget,
+    fullest,
+    would_hold,
+)
+from turboserve.autoscaler.control.events import Action, PoolSeen
+from turboserve.autoscaler.control.forecast import Forecast
+from turboserve.autoscaler.control.hearing import Hearing
+from turboserve.autoscaler.control.patience import FARTHEST, Patience
+from turboserve.autoscaler.control.peak import Peak
+from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.contracts.autoscale import LevelParameters
+from turboserve.contracts.pool import LoadFeedback
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do with the pool's size. `cause` is one word for `reason`."""
+
+    action: Action
+    size: int
+    cause: str
+    reason: str
+
+
+class Advisor:
+    """Remembers what it has heard and what was done, and advises under the `row` in force."""
+
+    def __init__(self, policy: ControlPolicy, row: LevelParameters, latency: LatencyOf) -> None:
+        self.policy = policy
+        self.row = row
+        """Parameters in force."""
+        self.pool = PoolSeen(ready=0)
+        self.capacity = policy.capacity
+        """K as last reported."""
+        self.hearing = Hearing(policy.stale_s)
+        self.forecast = Forecast(policy.horizon_s, policy.quantile)
+        self._latency = latency
+        self._patience = Patience(policy.horizon_s)
+        self._needed = Peak(FARTHEST * policy.in_window_s)
+        self._required = Peak(policy.peak_window_s)
+        self._changed_at: float | None = None
+        self._busy_at: float | None = None
+
+    def hear(self, feedback: LoadFeedback, now: float) -> bool:
+        """Take in one message at monotonic time `now`; whether it was believed."""
+        if not self.hearing.hear(feedback, now):
+            return False
+        if feedback.workers > 0:
+            self.capacity = max(feedback.capacity // feedback.workers, 1)
+        if feedback.required > 0 or self._busy_at is None:
+            self._busy_at = now
+        self.forecast.observe(feedback.required, now)
+        return True
+
+    def done(self, action: Action, changes: bool, now: float) -> None:
+        """This was decided; `changes`: it changed the target."""
+        if changes:
+            self._changed_at = now
+        if action is Action.OUT:
+            self._patience.grew(now)
+        elif action is Action.IN:
+            self._patience.shrank(now)
+
+    @property
+    def predictive(self) -> bool:
+        """Whether the forecast counts: by order, or because profiling found that it pays at this level."""
+        ordered = self.policy.predictive
+        return self.row.predictive if ordered is None else ordered
+
+    def advise(self, size: int, wakes: bool, now: float) -> Advice:
+        """For a pool of `size`, as if nothing was ordered. `wakes`: a session has come for a pool of none."""
+        policy = self.policy
+        if size == 0 and (wakes or self._is_wanted(now)):
+            return Advice(
+                Action.WAKE, min(max(self._budget(), 1), policy.most), "wake", "a session needs a worker"
+            )
+        if size > policy.most:
+            return Advice(Action.LIMITS, policy.most, "limit", f"the limit is {policy.most} workers")
+        if size < policy.least and not policy.scale_to_zero:
+            return Advice(Action.LIMITS, policy.least, "limit", f"the least is {policy.least} workers")
+        feedback = self.hearing.feedback
+        if feedback is None or self.hearing.is_stale(now):
+            return Advice(
+                Action.HOLD, size, "stale", f"{self.hearing.silence(now)}: the pool does not shrink"
+            )
+        needed, why = self._needs(feedback)
+        self._needed.add(needed, now)
+        self._required.add(feedback.required, now)
+        if needed > size:
+            return self._out(size, feedback, needed, why, now)
+        if needed < size or feedback.required == 0:
+            return self._in(size, feedback, now)
+        return Advice(Action.HOLD, size, "steady", why)
+
+    def _is_wanted(self, now: float) -> bool:
+        feedback = self.hearing.feedback
+        return feedback is not None and feedback.required > 0 and not self.hearing.is_stale(now)
+
+    def _needs(self, feedback: LoadFeedback) -> tuple[int, str]:
+        """Workers for what is required now, or will be, without the limits; and the sum behind it."""
+        row = self.row
+        now_needed = self._budget()
+        ahead = self._ahead() if self.predictive else 0
+        if ahead > now_needed:
+            return ahead, f"{self.forecast.value:.1f} sessions are expected in {self.policy.horizon_s:g} s"
+        sum_ = f"⌈{feedback.required} / ({self.capacity} × {row.target_utilization:g})⌉"
+        return now_needed, f"{sum_} = {now_needed} workers at level {row.level}"
+
+    def _budget(self) -> int:
+        feedback = self.hearing.feedback
+        required = 0 if feedback is None else feedback.required
+        return budget(required, self.capacity, self.row, self._latency, self.policy.most)
+
+    def _ahead(self) -> int:
+        """Workers that hold the forecast at the upper edge of the band: its margin is the headroom."""
+        value = self.forecast.value or 0.0
+        edge = min(self.row.target_utilization + self.policy.hysteresis, 1.0)
+        packed = self.row.model_copy(update={"target_utilization": edge, "latency_weight": 0.0})
+        return budget(value, self.capacity, packed)
+
+    # Out and in
+
+    def _out(self, size: int, feedback: LoadFeedback, needed: int, why: str, now: float) -> Advice:
+        row, policy = self.row, self.policy
+        edge = row.target_utilization + policy.hysteresis
+        ahead = self.predictive and self._ahead() > size
+        if feedback.rho_max > edge + EPSILON:
+            trigger = (
+                f"load {feedback.rho_max:.2f} is above {row.target_utilization:g} + {policy.hysteresis:g}"
+            )
+        elif feedback.waiting > 0:
+            trigger = f"{feedback.waiting} sessions wait"
+        elif feedback.rho_max >= 1 - EPSILON:
+            trigger = "a worker is full"
+        elif ahead:
+            trigger = "the forecast is above what there is"
+        else:
+            return Advice(Action.HOLD, size, "steady", "the load is inside the band")
+        if size >= policy.most:
+            return Advice(
+                Action.HOLD, size, "limit", f"{trigger}; {why}, but the limit is {policy.most} workers"
+            )
+        if self._rests(policy.out_cooldown_s, now):
+            return Advice(Action.HOLD, size, "cooling", f"{trigger}; the last action is too recent")
+        return Advice(Action.OUT, min(needed, policy.most), "out", f"{trigger}: {why}")
+
+    def _in(self, size: int, feedback: LoadFeedback, now: float) -> Advice:
+        row, policy = self.row, self.policy
+        edge = row.target_utilization - policy.hysteresis
+        mean = feedback.required / feedback.capacity if feedback.capacity else 0.0
+        floor = self._floor(now)
+        # Who wants no worker after `zero_after_s` wants none for a peak before that.
+        recent = math.ceil(self._required.value / self.capacity) if floor else 0
+        window_s = self._patience.factor * policy.in_window_s
+        lowest = max(self._needed.over(window_s, now), recent, floor)
+        if lowest >= size or (mean >= edge - EPSILON and feedback.required > 0):
+            return Advice(Action.HOLD, size, "steady", "the load is inside the band")
+        since = self.hearing.since
+        if since is None or now - since < window_s:
+            return Advice(Action.HOLD, size, "settling", f"not heard for {window_s:g} s without a gap yet")
+        if self._rests(policy.in_cooldown_s, now):
+            return Advice(Action.HOLD, size, "cooling", "the last action is too recent")
+        # What the formula itself asks for is not undone, however coarse K makes the load.
+        upper = max(row.target_utilization + policy.hysteresis, self._even_load(feedback))
+        for rest in range(lowest, size):
+            if would_hold(feedback.required, self.capacity, min(feedback.workers, rest), upper):
+                reason = f"load {mean:.2f} is below {row.target_utilization:g} − {policy.hysteresis:g}: "
+                reason += f"{rest} workers hold {feedback.required} sessions at level {row.level}"
+                if rest == recent:
+                    reason += f", and the {self._required.value} of the last {policy.peak_window_s:g} s"
+                return Advice(Action.IN, rest, "in", reason)
+        return Advice(
+            Action.HOLD, size, "packed", f"fewer workers would not hold {feedback.required} sessions"
+        )
+
+    def _even_load(self, feedback: LoadFeedback) -> float:
+        """Load of the fullest of ⌈N_req / (K ρ̂)⌉ workers, evenly filled."""
+        return fullest(feedback.required, max(self._budget(), 1)) / self.capacity
+
+    def _floor(self, now: float) -> int:
+        policy = self.policy
+        busy_at = self._busy_at
+        idle = busy_at is not None and now - busy_at >= policy.zero_after_s
+        if policy.scale_to_zero and idle and self.pool.suspended == 0:
+            return 0
+        return min(max(policy.least, 1), policy.most)
+
+    def _rests(self, cooldown_s: float, now: float) -> bool:
+        return self._changed_at is not None and now - self._changed_at < cooldown_s
