@@ -16,7 +16,6 @@ from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.bench.autoscale.agreement import agreement
 from turboserve.bench.autoscale.appendix import WINDOWS, calm, segment, ten_windows
 from turboserve.bench.autoscale.azure import azure
-from turboserve.bench.autoscale.forecasts import errors_of
 from turboserve.bench.autoscale.oracles import cheapest_plan, slot_needs, windowed_oracle
 from turboserve.bench.autoscale.plant import Plant
 from turboserve.bench.autoscale.production import TRACES, active_means, production
@@ -302,15 +301,6 @@ class TestProfiling:
             build_table([], 3, Plant(), POLICY, Provenance(source="x"))
 
 
-class TestForecasts:
-    def test_a_straight_ramp_is_learned_and_the_product_sees_it_coming(self) -> None:
-        ramps = [from_counts("ramp", [10 + by * second for second in range(90)], 0) for by in (1, 2)]
-        found = errors_of(ramps[:1], ramps[1:], 5)
-        assert found["none"]["rms"] == pytest.approx(10.0)
-        assert found["product"]["rms"] < 9.0
-        assert found["learned"]["rms"] < 1.0
-
-
 class TestCommand:
     def test_units_give_the_same_beside_each_other_as_one_by_one(self) -> None:
         units = [Unit("roots", str(number), math.sqrt, (number,)) for number in (4, 9)]
@@ -339,6 +329,10 @@ class TestCommand:
         table = ProfileTable.parse(out.read_bytes())
         assert table.levels[0].segments == 1
         assert "--trace t.csv" in table.provenance.command
+        assert table.provenance.late == 0
+        assert table.provenance.activations is not None
+        assert table.provenance.activations >= 8
+        assert "the whole table on the same traces" in result.output
         assert str(tmp_path) not in table.provenance.command
 
     def test_a_bad_trace_is_refused_by_its_row(self, tmp_path: Path) -> None:

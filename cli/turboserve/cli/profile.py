@@ -79,6 +79,9 @@ def autoscaler(
         float, typer.Option(min=0.001, help="Seconds of a chunk made alone: L(1).")
     ] = 0.1336,
     latency_target: Annotated[float, typer.Option(min=0.001, help="Seconds of a chunk, at most.")] = 0.67,
+    keep_target: Annotated[
+        bool, typer.Option(help="Lower the table until it lets nobody be late in a replay of the traces.")
+    ] = False,
 ) -> None:
     """Find the autoscaler's parameters for every level of volatility: traces are cut into segments, and each
     level's segments replayed through the real placement and control cores over a grid of parameters."""
@@ -87,7 +90,16 @@ def autoscaler(
 
     try:
         table = profile_traces(
-            trace or [], levels, segment, capacity, most, start_up, lone_chunk, latency_target, typer.echo
+            trace or [],
+            levels,
+            segment,
+            capacity,
+            most,
+            start_up,
+            lone_chunk,
+            latency_target,
+            keep_target,
+            typer.echo,
         )
         out.write_bytes(table.to_bytes() + b"\n")
     except TurboServeError as error:
@@ -103,3 +115,5 @@ def autoscaler(
             f"level {row.level}, volatility {row.volatility_from:.2f} to {upper}: "
             f"ρ̂ {row.target_utilization:g}, λ {row.latency_weight:g}{ahead}{passed}"
         )
+    found = table.provenance
+    typer.echo(f"the whole table on the same traces: {found.late} of {found.activations} late")

@@ -63,6 +63,11 @@ class Provenance(Contract):
     controller: dict[str, FiniteFloat] = {}
     """Hysteresis, cool-downs, windows and horizon that the controller had in the replay."""
     segments: int = Field(default=0, ge=0)
+    late: int | None = Field(default=None, ge=0)
+    """Late chunks when the traces were replayed with the whole table: each row is found as if it were in
+    force all the time, and a burst begins under the row of what was before it. None: not replayed."""
+    activations: int | None = Field(default=None, ge=0)
+    """Of so many sessions that became active."""
 
 
 class ProfileTable(Contract):

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from turboserve.autoscaler.control.budget import budget
-from turboserve.autoscaler.control.default import default_table
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.bench.autoscale.appendix import (
     BURSTS,
@@ -17,28 +15,22 @@ from turboserve.bench.autoscale.appendix import (
     segment,
     ten_windows,
 )
+from turboserve.bench.autoscale.keeping import as_a_whole, keep_target, play
 from turboserve.bench.autoscale.oracles import WindowedOracle, windowed_oracle
 from turboserve.bench.autoscale.outcome import Outcome
 from turboserve.bench.autoscale.plant import Plant, policy_for
-from turboserve.bench.autoscale.profiling import Grid, build_table, cut, search, whole
+from turboserve.bench.autoscale.profiling import RHO_GRID, Grid, build_table, cut, search, whole
 from turboserve.bench.autoscale.replay import Replays
-from turboserve.bench.autoscale.shapes import constant, square
-from turboserve.bench.autoscale.simulation import Simulation
-from turboserve.bench.autoscale.sizers import Controlled
-from turboserve.bench.autoscale.trace import Trace
+from turboserve.bench.autoscale.sizers import flat_table
 from turboserve.contracts.autoscale import ProfileTable, Provenance
 
 Say = Callable[[str], None]
 PAPER_WEIGHT = (0.2,)
 """λ: "in this experiment, λ is fixed at 0.2"."""
+UNSEEN = range(100, 104)
+"""Seeds of the further traces of that kind; those of the profiled ones are from 0 on."""
 LEVELS = 5
 """Of the ten windows' table."""
-
-
-def play(trace: Trace, plant: Plant, policy: ControlPolicy, table: ProfileTable) -> Outcome:
-    """The controller over a trace; the pool begins as the table wants it for who is there at 0."""
-    size = budget(trace.active()[0], plant.capacity, table.levels[0], most=plant.most)
-    return Simulation(trace, plant, Controlled(policy, table, min(max(size, 1), plant.most))).run()
 
 
 def profiling_case(segments: int, say: Say) -> dict[str, Any]:
@@ -85,22 +77,23 @@ def windows_case(start_up_s: float, training: int, say: Say) -> dict[str, Any]:
     """
     plant = Plant(start_up_s=start_up_s)
     policy = policy_for(plant)
-    pieces = [piece for seed in range(training) for piece in cut(other_windows(seed), WINDOW_S, policy)]
+    seen = [other_windows(seed) for seed in range(training)]
+    pieces = [piece for trace in seen for piece in cut(trace, WINDOW_S, policy)]
     provenance = Provenance(source=f"{training} drawn traces of ten windows")
     table = build_table(pieces, LEVELS, plant, policy, provenance, Grid(weights=PAPER_WEIGHT))
+    table = as_a_whole(table, seen, plant, policy)
+    kept = keep_target(table, seen, plant, policy)
     trace = ten_windows()
     ours = play(trace, plant, policy, table)
     say(f"ten windows, start-up {start_up_s:g} s: {ours.cost_s:.0f} worker-s, {ours.late} late")
     oracle = windowed_oracle(trace, plant, policy, WINDOW_S)
     say(f"ten windows, start-up {start_up_s:g} s: oracle {oracle.outcome.cost_s if oracle else math.nan:.0f}")
     forecasting = windowed_oracle(trace, plant, policy, WINDOW_S, forecasts=(False, True))
+    keeping = play(trace, plant, policy, kept)
     return {
         "start_up_s": start_up_s,
-        "table": [
-            {"volatility_from": row.volatility_from, "target_utilization": row.target_utilization,
-             "predictive": row.predictive, "segments": row.segments, "pass_rate": row.pass_rate}
-            for row in table.levels
-        ],
+        "table": _rows(table),
+        "profiled_traces": _late(table),
         "ours": {**ours.figures(), "by_window": _by_window(ours)},
         "oracle": oracle
         and {**oracle.outcome.figures(), "by_window": _by_window(oracle.outcome),
@@ -108,20 +101,43 @@ def windows_case(start_up_s: float, training: int, say: Say) -> dict[str, Any]:
         "gap_percent": _gap(ours, oracle),
         "gap_percent_forecasting_oracle": _gap(ours, forecasting),
         "chunks_above_target": ours.late,
-        "more_unseen": [_unseen(seed, plant, policy, table) for seed in range(100, 104)],
+        "keeping": {**keeping.figures(), "gap_percent": _gap(keeping, oracle), "table": _rows(kept),
+                    "profiled_traces": _late(kept)},
+        "more_unseen": [_unseen(seed, plant, policy, table, kept, say) for seed in UNSEEN],
     }  # fmt: skip
 
 
-def _unseen(seed: int, plant: Plant, policy: ControlPolicy, table: ProfileTable) -> dict[str, Any]:
-    """One more trace of the kind that the table has not seen."""
+def _rows(table: ProfileTable) -> list[dict[str, Any]]:
+    names = {"volatility_from", "target_utilization", "predictive", "segments", "pass_rate"}
+    return [row.model_dump(include=names) for row in table.levels]
+
+
+def _late(table: ProfileTable) -> dict[str, Any]:
+    """How late the whole table was on what it was made from."""
+    return {"late_chunks": table.provenance.late, "activations": table.provenance.activations}
+
+
+def _unseen(
+    seed: int, plant: Plant, policy: ControlPolicy, table: ProfileTable, kept: ProfileTable, say: Say
+) -> dict[str, Any]:
+    """One more trace of the kind that neither table has seen; what the oracle makes of it, and the cheapest
+    constant ρ̂ that lets nobody be late on this very trace."""
     trace = other_windows(seed)
-    ours = play(trace, plant, policy, table)
+    ours, keeping = (play(trace, plant, policy, one) for one in (table, kept))
     oracle = windowed_oracle(trace, plant, policy, WINDOW_S)
+    flat = ((rho, play(trace, plant, policy, flat_table(rho))) for rho in sorted(RHO_GRID, reverse=True))
+    constant_rho, constant_run = next(((rho, run) for rho, run in flat if run.passes), (None, None))
+    say(f"start-up {plant.start_up_s:g} s, unseen {seed}: {ours.late} and {keeping.late} late")
     return {
         "late_chunks": ours.late,
         "activations": ours.placed,
         "cost_worker_s": round(ours.cost_s, 2),
         "gap_percent": _gap(ours, oracle),
+        "oracle_late_chunks": None if oracle is None else oracle.outcome.late,
+        "keeping_late_chunks": keeping.late,
+        "keeping_gap_percent": _gap(keeping, oracle),
+        "constant_rho": constant_rho,
+        "constant_gap_percent": None if constant_run is None else _gap(constant_run, oracle),
     }
 
 
@@ -133,35 +149,3 @@ def _gap(ours: Outcome, oracle: WindowedOracle | None) -> float | None:
 def _by_window(run: Outcome) -> list[int]:
     """Cost of each of the ten windows, worker-seconds."""
     return [round(run.cost_between(WINDOW_S * window, WINDOW_S * (window + 1))) for window in range(10)]
-
-
-def oscillation_case(say: Say) -> dict[str, Any]:
-    """Constant load for an hour; square waves from fast to slow."""
-    plant = Plant(most=64)
-    policy = policy_for(plant)
-    table = default_table()
-    steady = {
-        str(sessions): len(play(constant(sessions, 3600), plant, policy, table).actions)
-        for sessions in (3, 20, 57)
-    }
-    waves = {}
-    for period_s in (20, 60, 120, 300, 600):
-        run = play(square(10, 40, period_s, 1800), plant, policy, table)
-        waves[str(period_s)] = {"actions": len(run.actions), "undone": undone(run, policy)}
-    say(f"constant: {steady} actions; square waves: {waves}")
-    return {
-        "constant_actions": steady,
-        "constant_actions_max": max(steady.values()),
-        "square": waves,
-        "undone_within_cooldown": sum(wave["undone"] for wave in waves.values()),
-    }
-
-
-def undone(run: Outcome, policy: ControlPolicy) -> int:
-    """Scale-outs taken back within the scale-in cool-down, and scale-ins within the scale-out cool-down."""
-    count = 0
-    for (t0, a0, b0), (t1, a1, b1) in pairwise(run.actions):
-        back = (b0 - a0) * (b1 - a1) < 0
-        cooldown_s = policy.in_cooldown_s if b0 > a0 else policy.out_cooldown_s
-        count += back and t1 - t0 < cooldown_s
-    return count

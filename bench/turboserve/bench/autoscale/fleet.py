@@ -66,7 +66,7 @@ class Fleet:
         """The run is over: who still waits has waited until now."""
         self.advance(now)
         for since in self._waiting.values():
-            self._chunk(now - since + self._latency[1])
+            self._chunk(self._latency[1], now - since)
 
     def overdue(self, now: float) -> bool:
         """Whether someone has waited so long already that its first chunk will be late."""
@@ -123,7 +123,7 @@ class Fleet:
             self.cluster.put_session(replace(state, worker=choice.worker, suspended=False, target=None))
             if waited_s > 0:
                 self.outcome.waited += 1
-            self._chunk(waited_s + self._latency[len(self.cluster.entries[choice.worker].here)])
+            self._chunk(self._latency[len(self.cluster.entries[choice.worker].here)], waited_s)
 
     def rebalance(self, now: float) -> list[Move]:
         """Begin the moves that the scheduler's rebalancer proposes."""
@@ -147,11 +147,15 @@ class Fleet:
 
     def _gave_up(self, waited_s: float) -> None:
         self.outcome.waited += 1
-        self._chunk(waited_s + self._latency[1])
+        self._chunk(self._latency[1], waited_s)
 
-    def _chunk(self, latency_s: float) -> None:
-        self.outcome.worst_s = max(self.outcome.worst_s, latency_s)
-        self.outcome.late += latency_s > self.plant.target_s
+    def _chunk(self, made_s: float, waited_s: float = 0.0) -> None:
+        """A first chunk, or the next one of a session that has moved: its latency, and the wait before it."""
+        latency_s, outcome = waited_s + made_s, self.outcome
+        outcome.worst_s = max(outcome.worst_s, latency_s)
+        if latency_s > self.plant.target_s:
+            outcome.late += 1
+            outcome.late_since.append(self._now - waited_s)
 
     # Workers
 

@@ -21,24 +21,28 @@ SHARE = 0.9
 Floats = NDArray[np.float64]
 
 
-def forecast_case(horizons: Sequence[int]) -> dict[str, Any]:
-    """Errors of the forecasts of sessions by kind of trace and horizon; learned on some draws or time scales,
-    measured on others. `none` expects what is there now."""
-    kinds = {
+def kinds() -> dict[str, tuple[list[Trace], list[Trace]]]:
+    """Traces by kind: those to learn from, and others to measure on."""
+    return {
         "windows": ([other_windows(seed) for seed in range(10)],
                     [other_windows(seed) for seed in range(100, 108)]),
         "T1-T3": ([production(name, 1) for name in TRACES], [production(name) for name in TRACES]),
         "azure": ([azure(scale, 1800.0) for scale in (2, 8)], [azure(scale, 1800.0) for scale in (1, 16)]),
     }  # fmt: skip
+
+
+def forecast_case(horizons: Sequence[int]) -> dict[str, Any]:
+    """Errors of the forecasts of sessions by kind of trace and horizon; learned on some draws or time scales,
+    measured on others. `none` expects what is there now."""
     return {
         kind: {f"{horizon}_s": errors_of(seen, unseen, horizon) for horizon in horizons}
-        for kind, (seen, unseen) in kinds.items()
+        for kind, (seen, unseen) in kinds().items()
     }
 
 
 def errors_of(seen: Sequence[Trace], unseen: Sequence[Trace], horizon: int) -> dict[str, dict[str, float]]:
     """Of forecasts made `horizon` seconds before, on `unseen`; what is learned is learned on `seen`."""
-    weights = _learned(seen, horizon)
+    weights = learned(seen, horizon)
     inputs, changes = _examples(unseen, horizon)
     return {
         "none": _figures(changes),
@@ -53,8 +57,9 @@ def _figures(errors: Floats) -> dict[str, float]:
     return {"rms": round(root, 2), "p95": round(float(np.quantile(errors, 0.95)), 2)}
 
 
-def _learned(traces: Sequence[Trace], horizon: int) -> Floats:
-    """Ridge regression of the change within the horizon on the changes since LAGS ago."""
+def learned(traces: Sequence[Trace], horizon: int) -> Floats:
+    """Weights, (lags,), of a ridge regression of the change within the horizon on the changes since LAGS
+    ago."""
     inputs, changes = _examples(traces, horizon)
     square = inputs.T @ inputs + RIDGE * np.eye(len(LAGS))
     return np.asarray(np.linalg.solve(square, inputs.T @ changes), dtype=np.float64)

@@ -26,6 +26,8 @@ class Outcome:
     """Session-seconds without a slot while active."""
     late: int = 0
     """Activations whose first chunk, wait included, and moves whose next chunk came after the target."""
+    late_since: list[float] = field(default_factory=list)
+    """When each of these became active, or had moved."""
     moves: int = 0
     actions: list[tuple[float, int, int]] = field(default_factory=list)
     """(time, workers before, workers after): every change of the target."""

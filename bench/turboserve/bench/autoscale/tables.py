@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from turboserve.bench.autoscale.appendix import BURSTS, CALM, calm, segment
+from turboserve.bench.autoscale.keeping import as_a_whole, keep_target
 from turboserve.bench.autoscale.plant import Plant, linear, policy_for
 from turboserve.bench.autoscale.profiling import build_table, cut, whole
 from turboserve.bench.autoscale.trace import Trace, read
@@ -26,10 +27,13 @@ def profile_traces(
     start_up_s: float,
     lone_chunk_s: float,
     latency_target_s: float,
+    keeps_target: bool,
     say: Callable[[str], None],
 ) -> ProfileTable:
     """The table for workers of `capacity` sessions with L(n) = n × `lone_chunk_s`, from traces or, without
-    any, from the family of Appendix A. Raises InvalidInputError that names the file's row, or the option."""
+    any, from the family of Appendix A; its provenance says how late it is on them as a whole, and with
+    `keeps_target` it is lowered until nobody is. Raises InvalidInputError that names the file's row, or the
+    option."""
     if capacity * lone_chunk_s > latency_target_s:
         detail = f"a full worker's chunks take {capacity * lone_chunk_s:g} s: no table can keep the target"
         raise InvalidInputError(detail, field="latency-target", limit=latency_target_s)
@@ -46,17 +50,21 @@ def profile_traces(
         segments = [piece for trace in traces for piece in cut(trace, segment_s, policy)]
         source = ", ".join(f"{trace.name} {trace.digest}" for trace in traces)
     else:
-        segments = [whole(trace, policy) for trace in family()]
+        traces = family()
+        segments = [whole(trace, policy) for trace in traces]
         source = "the family of TurboServe's Appendix A, bursts of "
         source += f"{BURSTS[0]} to {BURSTS[-1]} sessions, and calm traffic of {CALM[0]} to {CALM[-1]}"
     provenance = Provenance(
         source=source,
         command=_command(
-            files, levels, segment_s, capacity, most, start_up_s, lone_chunk_s, latency_target_s
+            files, levels, segment_s, capacity, most, start_up_s, lone_chunk_s, latency_target_s, keeps_target
         ),
         made_at=time.time(),
     )
-    return build_table(segments, levels, plant, policy, provenance, progress=say)
+    table = build_table(segments, levels, plant, policy, provenance, progress=say)
+    if keeps_target:
+        return keep_target(table, traces, plant, policy, say=say)
+    return as_a_whole(table, traces, plant, policy)
 
 
 def family() -> list[Trace]:
@@ -67,10 +75,11 @@ def family() -> list[Trace]:
 
 def _command(
     files: Sequence[Path], levels: int, segment_s: float, capacity: int, most: int, start_up_s: float,
-    lone_chunk_s: float, latency_target_s: float,
+    lone_chunk_s: float, latency_target_s: float, keeps_target: bool,
 ) -> str:  # fmt: skip
     """What to type to get the table again; files by name only."""
     options = [f"--trace {shlex.quote(path.name)}" for path in files]
     options += [f"--levels {levels}", f"--segment {segment_s:g}", f"--capacity {capacity}", f"--most {most}"]
     options += [f"--start-up {start_up_s:g}", f"--lone-chunk {lone_chunk_s:g}"]
-    return " ".join(["turboserve profile autoscaler", *options, f"--latency-target {latency_target_s:g}"])
+    options += [f"--latency-target {latency_target_s:g}", *["--keep-target"] * keeps_target]
+    return " ".join(["turboserve profile autoscaler", *options])

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from turboserve.bench.elastic.ramp import Ramp
 from turboserve.bench.elastic.watch import PoolWatch
+from turboserve.bench.elastic.windows import ScaleIn, Windows
 from turboserve.bench.report import BenchError, percentile
 from turboserve.bench.streaming.viewer import ProblemError, request
 from turboserve.cli.stack.background import BackgroundStack, DidNotStart
@@ -32,8 +33,12 @@ def run(
     step_s: Annotated[float, typer.Option(min=1.0, help="Between two sessions that come or go.")] = 8.0,
     hold_s: Annotated[float, typer.Option(min=1.0, help="At the top of the ramp.")] = 40.0,
     tail_s: Annotated[float, typer.Option(min=1.0, help="With one session left, after the ramp.")] = 60.0,
+    windows: Annotated[
+        Windows, typer.Option(help="Of a scale-in: short ones, or those that the autoscaler ships with.")
+    ] = Windows.SHORT,
     cooldown_s: Annotated[
-        float, typer.Option(min=1.0, help="Before a scale-in; also its window, and the peak's.")
+        float,
+        typer.Option(min=1.0, help="With short ones: before a scale-in; also its window, and the peak's."),
     ] = 15.0,
 ) -> dict[str, Any]:
     """Play a ramp of toyworld sessions up and down on a pool of 1 to `most` local workers.
@@ -41,11 +46,10 @@ def run(
     Times of a scale-out from the decision to ready and to the first chunk from there; sessions harmed, chunks
     lost; what it cost, beside a pool of `most` workers for the same time.
     """
+    scale_in = ScaleIn.of(windows, cooldown_s)
     environment = {
+        **scale_in.environment,
         "TURBOSERVE_WORKER_MAX_SESSIONS": str(per_worker),
-        "TURBOSERVE_SCALE_IN_COOLDOWN_S": str(cooldown_s),
-        "TURBOSERVE_SCALE_IN_WINDOW_S": str(cooldown_s),
-        "TURBOSERVE_SCALE_PEAK_WINDOW_S": str(cooldown_s),
         "TURBOSERVE_PRICES": json.dumps({"*": PRICE}),
         "OMP_NUM_THREADS": "1",
     }
@@ -53,7 +57,8 @@ def run(
         stack = BackgroundStack(Path(directory) / "data", "--workers", f"1..{most}", environment=environment)
         try:
             with stack:
-                return asyncio.run(_measure(stack.url, sessions, most, step_s, hold_s, tail_s))
+                found = asyncio.run(_measure(stack.url, sessions, most, step_s, hold_s, tail_s))
+                return {"windows": scale_in.figures(), **found}
         except DidNotStart as error:
             raise BenchError(f"the stack did not start:\n{error}") from None
         except (httpx.HTTPError, ProblemError, TimeoutError, OSError) as error:
@@ -155,6 +160,7 @@ def table(result: Mapping[str, Any]) -> Table:
         shown.add_row(what, *("" if figures[k] is None else f"{figures[k]:.1f}" for k in ("p50", "max")))
     for key in ("sessions_harmed", "chunks", "chunks_lost", "chunks_repeated", "stalls", "moves"):
         shown.add_row(key, str(result[key]), "")
+    shown.add_row("windows of a scale-in", str(ScaleIn(**result["windows"])), "")
     cost = result["cost"]
     shown.add_row("worker-seconds", f"{cost['gpu_seconds']:.0f}", "")
     shown.add_row(

@@ -1,0 +1,58 @@
+"""How long the pool of the benchmark waits with a scale-in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from turboserve.autoscaler.settings import AutoscalerSettings
+
+
+class Windows(StrEnum):
+    """Which of them are in force."""
+
+    SHORT = "short"
+    """All the same, short enough for a ramp of three minutes to show both ways."""
+    SHIPPED = "shipped"
+    """As the autoscaler's settings are here: its defaults, or what the environment says."""
+
+
+@dataclass(frozen=True)
+class ScaleIn:
+    """In seconds."""
+
+    name: str
+    in_cooldown_s: float
+    in_window_s: float
+    peak_window_s: float
+
+    @classmethod
+    def of(cls, windows: Windows, short_s: float) -> ScaleIn:
+        if windows is Windows.SHORT:
+            return cls(windows.value, short_s, short_s, short_s)
+        settings = AutoscalerSettings()
+        return cls(
+            windows.value,
+            settings.scale_in_cooldown_s,
+            settings.scale_in_window_s,
+            settings.scale_peak_window_s,
+        )
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What makes an autoscaler have them: said in full, so that the report cannot be wrong."""
+        return {
+            "TURBOSERVE_SCALE_IN_COOLDOWN_S": str(self.in_cooldown_s),
+            "TURBOSERVE_SCALE_IN_WINDOW_S": str(self.in_window_s),
+            "TURBOSERVE_SCALE_PEAK_WINDOW_S": str(self.peak_window_s),
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        times = f"{self.in_window_s:g}, {self.in_cooldown_s:g} and {self.peak_window_s:g} s"
+        return f"{self.name}: window, cool-down and peak's window of {times}"
