@@ -143,6 +143,18 @@ async def test_a_prompt_without_words_is_refused_in_plain_words(stack: Backgroun
     await page.get_by_role("alert").filter(has_text="The prompt is empty").wait_for()
 
 
+async def test_it_fits_a_phone_and_a_broken_address_harms_nothing(stack: BackgroundStack, page: Any) -> None:
+    await page.set_viewport_size({"width": 320, "height": 640})
+    await page.goto(f"{stack.url}#%zz")
+    await page.get_by_label("What should the video show?").fill("a red circle " + "W" * 80)
+    await page.get_by_role("button", name="Start").click()
+    await page.get_by_text("Placed on a worker").wait_for()
+    fits = "() => [document.documentElement, %s].every(e => e.scrollWidth <= e.clientWidth)"
+    assert await page.evaluate(fits % "...document.querySelectorAll('#events li')")
+    await page.get_by_role("button", name="End session").click()
+    await page.locator("#phase", has_text="terminated").wait_for()
+
+
 async def test_an_operator_moves_the_session_and_it_plays_on(stack: BackgroundStack, page: Any) -> None:
     await page.goto(stack.url)
     await page.get_by_label("What should the video show?").fill("a red circle moving left")

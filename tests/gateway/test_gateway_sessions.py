@@ -221,8 +221,8 @@ async def test_unknown_paths_and_methods_are_problems(api) -> None:
     problem(await api.get("/page/nothing.js"), 404, "not_found", "path")
     answer = await api.put("/v1/sessions", json={})
     problem(answer, 405, "method_not_allowed", "method")
-    assert answer.headers["allow"] == "GET, POST"
-    assert (await api.post("/")).headers["allow"] == "GET"
+    assert answer.headers["allow"] == "GET, HEAD, POST"
+    assert (await api.post("/")).headers["allow"] == "GET, HEAD"
 
 
 async def test_the_pool_is_shown(api) -> None:

@@ -14,12 +14,13 @@ from turboserve.clock import Clock
 from turboserve.gateway.auth.service import Keys
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.events.endpoints import router as events
+from turboserve.gateway.head import Head
 from turboserve.gateway.health.endpoints import router as health
 from turboserve.gateway.limits import BodyLimit
 from turboserve.gateway.page import endpoints as page_endpoints
 from turboserve.gateway.pool.endpoints import router as pool
 from turboserve.gateway.problems import handlers
-from turboserve.gateway.problems.schemas import Problem
+from turboserve.gateway.problems.schemas import Problem, problems
 from turboserve.gateway.scaling.endpoints import router as scaling
 from turboserve.gateway.scaling.heard import Pools
 from turboserve.gateway.sessions.endpoints import router as sessions
@@ -61,6 +62,8 @@ def create_app(gateway: Gateway) -> FastAPI:
         summary="Streaming video generation: sessions, live video, controls.",
         docs_url=None,
         redoc_url=None,
+        # A redirect would name a host that only the client claims, and lose the body of a POST.
+        redirect_slashes=False,
     )
     app.state.gateway = gateway
     handlers.install(app)
@@ -77,6 +80,7 @@ def create_app(gateway: Gateway) -> FastAPI:
             expose_headers=["Location", "Retry-After"],
         )
     app.add_middleware(_NoSniff)
+    app.add_middleware(Head)
     _true_openapi(app, keys_needed=bool(gateway.keys))
     return app
 
@@ -97,17 +101,28 @@ class _NoSniff:
         await self._app(scope, receive, marked if scope["type"] == "http" else send)
 
 
+def _true_responses(method: str, responses: dict[str, Any]) -> None:
+    # FastAPI gives every path with a parameter a 422 in a form of its own, which is never sent.
+    if "application/json" in responses.get("422", {}).get("content", {}):
+        del responses["422"]
+    if method != "get":
+        responses.setdefault("413", problems(413)[413])
+
+
 def _true_openapi(app: FastAPI, *, keys_needed: bool) -> None:
-    """Adds what FastAPI does not know: the form of problems, and whether this gateway asks for keys."""
+    """Says what FastAPI does not know: the form of problems, and whether this gateway asks for keys."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = make()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-        if not keys_needed:
-            for operations in document["paths"].values():
-                for operation in operations.values():
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        for operations in document["paths"].values():
+            for method, operation in operations.items():
+                _true_responses(method, operation["responses"])
+                if not keys_needed:
                     operation.pop("security", None)
         return document
 

@@ -17,6 +17,18 @@ class MethodNotAllowedError(TurboServeError):
     code, status, title = "method_not_allowed", 405, "Method not allowed"
 
 
+class UpgradeRequiredError(TurboServeError):
+    """What is here speaks WebSocket only."""
+
+    code, status, title = "upgrade_required", 426, "Upgrade required"
+
+
+class UnsupportedMediaTypeError(TurboServeError):
+    """The body does not say that it is JSON."""
+
+    code, status, title = "unsupported_media_type", 415, "Unsupported media type"
+
+
 class ForbiddenOriginError(TurboServeError):
     """A page of a foreign origin may not open a socket here."""
 

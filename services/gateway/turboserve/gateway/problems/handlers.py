@@ -11,9 +11,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from turboserve.contracts.errors import NotFoundError, TurboServeError
-from turboserve.gateway.problems.errors import MalformedRequestError, MethodNotAllowedError
+from turboserve.gateway.head import takes_head
+from turboserve.gateway.problems.errors import (
+    MalformedRequestError,
+    MethodNotAllowedError,
+    UnsupportedMediaTypeError,
+)
 from turboserve.gateway.problems.schemas import MEDIA_TYPE, problem_of
 from turboserve.gateway.problems.validation import invalid_input
+
+PATH_SHOWN = 200
 
 
 def problem_response(
@@ -25,6 +32,8 @@ def problem_response(
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if error.status == 426:
+        headers |= {"Upgrade": "websocket", "Connection": "Upgrade"}
     body = problem_of(error, instance).model_dump_json(exclude_none=True)
     return Response(body, error.status, headers, media_type=MEDIA_TYPE)
 
@@ -36,16 +45,17 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return problem_response(
-            invalid_input(error.errors(), skip=("body", "query", "path", "header")), request.url.path
+        problem = _undeclared(request, error) or invalid_input(
+            error.errors(), skip=("body", "query", "path", "header")
         )
+        return problem_response(problem, request.url.path)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         path = request.url.path
         problem: TurboServeError
         if error.status_code == 404:
-            problem = NotFoundError(f"there is nothing at {path}", field="path")
+            problem = NotFoundError(f"there is nothing at {path[:PATH_SHOWN]}", field="path")
         elif error.status_code == 405:
             allowed = ", ".join(sorted(_methods(request)))
             problem = MethodNotAllowedError(
@@ -61,6 +71,19 @@ def install(app: FastAPI) -> None:
         return problem_response(TurboServeError("something in the gateway broke"), request.url.path)
 
 
+def _undeclared(request: Request, error: RequestValidationError) -> UnsupportedMediaTypeError | None:
+    """The usual slip of a first call: a body without `Content-Type: application/json` is not read as JSON."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    declared = kind == "application/json" or kind.endswith("+json")
+    if declared or not error.body or error.errors()[0]["loc"][:1] != ("body",):
+        return None
+    return UnsupportedMediaTypeError(
+        f"the body is declared as {kind[:100] or 'nothing'}: send Content-Type: application/json",
+        field="Content-Type",
+        limit="application/json",
+    )
+
+
 def _methods(request: Request) -> set[str]:
     # Starlette names those of the first route on this path, and there may be several.
     found: set[str] = set()
@@ -70,4 +93,5 @@ def _methods(request: Request) -> set[str]:
         )
         if re.fullmatch(pattern, request.url.path):
             found |= {method.upper() for method in operations}
-    return found or {"GET"}
+    found = found or {"GET"}
+    return found | {"HEAD"} if "GET" in found and takes_head(request.url.path) else found

@@ -47,11 +47,15 @@ _MEANING = {
     409: "The state that it is in does not allow this.",
     410: "The stream no longer keeps this chunk; `limit` is the index of the oldest it keeps.",
     413: "The body is over the limit.",
+    415: "The body is not declared as application/json.",
     422: "An input has the wrong type or lies outside its limit.",
     429: "No room; Retry-After says when to try again.",
 }
 _ALWAYS = (500, 503, 504)
 _RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds until a retry makes sense."}}
+_CHALLENGE = {"WWW-Authenticate": {"schema": {"type": "string"}, "description": "Bearer."}}
+BODY = (400, 413, 415, 422)
+"""What a route that reads a body may answer because of it."""
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -62,6 +66,8 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
             "description": _MEANING.get(status, HTTPStatus(status).phrase),
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
-        if status in (429, 503, 504):
+        if status in (409, 429, 503, 504):
             found[status]["headers"] = _RETRY
+        if status == 401:
+            found[status]["headers"] = _CHALLENGE
     return found

@@ -7,6 +7,7 @@ from typing import Any
 
 from turboserve.contracts.errors import InvalidInputError
 
+PART_SHOWN = 80
 _LIMITS = ("max_length", "min_length", "le", "lt", "ge", "gt", "pattern", "expected", "expected_tags")
 
 
@@ -19,8 +20,17 @@ def invalid_input(errors: Sequence[Mapping[str, Any]], skip: Sequence[str] = ())
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "invalid")
         return InvalidInputError(f"the body is not JSON: {reason}", field="body", limit="JSON")
-    field = ".".join(where) or "body"
+    key = None
+    if where[-1:] == ["[key]"]:
+        _, key = where.pop(), where.pop()
+    field = ".".join(map(_short, where)) or "body"
     context = first.get("ctx", {})
     limit = next((context[name] for name in _LIMITS if name in context), None)
     message = str(first["msg"]).removeprefix("Value error, ")
-    return InvalidInputError(f"{field}: {message}", field=field, limit=limit)
+    about = field if key is None else f"{field}: key {_short(key)!r}"
+    return InvalidInputError(f"{about}: {message}", field=field, limit=limit)
+
+
+def _short(part: str) -> str:
+    # Names of members are the client's own, and as long as it likes.
+    return part if len(part) <= PART_SHOWN else f"{part[:PART_SHOWN]}…"

@@ -13,7 +13,7 @@ from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.pool import OrderPool
 from turboserve.gateway.auth.dependency import Tenant
 from turboserve.gateway.context import Gateway, gateway_of
-from turboserve.gateway.problems.schemas import problems
+from turboserve.gateway.problems.schemas import BODY, problems
 from turboserve.gateway.scaling.errors import NotAnOperatorError, PoolNotManagedError
 from turboserve.gateway.scaling.heard import Word
 from turboserve.gateway.scaling.schemas import DryRun, Orders, Override, Pool
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1", tags=["pool"])
 
 Context = Annotated[Gateway, Depends(gateway_of)]
 Name = Annotated[Id | None, Query(description="Which pool, where there are several.")]
-REFUSALS = problems(400, 401, 403, 404, 409, 422)
+REFUSALS = problems(*BODY, 401, 403, 404, 409)
 
 
 @router.get("/pool", summary="Its size, and why", responses=problems(401, 404, 422))
@@ -60,7 +60,11 @@ async def put_table(body: ProfileTable, tenant: Tenant, gateway: Context, pool: 
     return await _order(gateway, _managed(gateway, pool, tenant), "table", table=body)
 
 
-@router.delete("/pool/table", summary="Go back to the table that ships", responses=REFUSALS)
+@router.delete(
+    "/pool/table",
+    summary="Go back to the table that ships",
+    responses=problems(401, 403, 404, 409, 422),
+)
 async def delete_table(tenant: Tenant, gateway: Context, pool: Name = None) -> Orders:
     return await _order(gateway, _managed(gateway, pool, tenant), "table")
 

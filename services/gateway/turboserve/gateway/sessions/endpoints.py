@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from turboserve.contracts.sessions import Phase
 from turboserve.gateway.auth.dependency import Tenant
 from turboserve.gateway.context import Gateway, gateway_of
-from turboserve.gateway.problems.schemas import problems
+from turboserve.gateway.problems.schemas import BODY, problems
 from turboserve.gateway.sessions.schemas import (
     DecisionList,
     DecisionView,
@@ -34,8 +34,15 @@ IdempotencyKey = Annotated[
     ),
 ]
 
+LOCATION = {"headers": {"Location": {"schema": {"type": "string"}, "description": "Path of the session."}}}
 
-@router.post("", status_code=201, summary="Create a session", responses=problems(400, 401, 413, 422, 429))
+
+@router.post(
+    "",
+    status_code=201,
+    summary="Create a session",
+    responses={201: LOCATION, **problems(*BODY, 401, 429)},
+)
 async def create(
     body: NewSession,
     response: Response,
@@ -75,7 +82,7 @@ async def end(session: str, tenant: Tenant, gateway: Context) -> Session:
     "/{session}/prompts",
     status_code=202,
     summary="Change the prompt from the next chunk on",
-    responses=problems(400, 401, 404, 409, 413, 422),
+    responses=problems(*BODY, 401, 404, 409),
 )
 async def prompt(
     session: str,
@@ -112,7 +119,7 @@ async def resume(session: str, tenant: Tenant, gateway: Context) -> Session:
     status_code=202,
     summary="Move it to another worker while it plays",
     description="A tenant moves its own sessions, an operator those of all.",
-    responses=problems(400, 401, 404, 409, 413, 422, 429),
+    responses=problems(*BODY, 401, 404, 409, 429),
 )
 async def migrate(session: str, tenant: Tenant, gateway: Context, body: NewMove | None = None) -> StartedMove:
     owner = None if gateway.settings.may_order(tenant) else tenant

@@ -10,7 +10,13 @@ from typing import TypeVar
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.base import is_id
-from turboserve.contracts.errors import ConflictError, SessionNotFoundError, UnavailableError
+from turboserve.contracts.errors import (
+    ConflictError,
+    InvalidInputError,
+    SessionNotFoundError,
+    TransitionError,
+    UnavailableError,
+)
 from turboserve.contracts.requests import (
     CreateSession,
     DecisionPage,
@@ -108,14 +114,24 @@ class Sessions:
             LIST_SESSIONS, ListSessions(tenant=tenant, phases=phases, limit=limit, after=after)
         )
 
-    async def prompt(self, tenant: str, session: str, prompt: str, key: str | None) -> PromptReceipt:
-        """Accepted from the next chunk on; a repeat under the same `key` gets the first one's receipt."""
+    async def prompt(
+        self, tenant: str, session: str, prompt: str, key: str | None, key_name: str = "Idempotency-Key"
+    ) -> PromptReceipt:
+        """Accepted from the next chunk on; a repeat under the same `key` gets the first one's receipt.
+
+        Raises KeyReusedError, about `key_name`, if the first one had another prompt.
+        """
         ref = _ref(tenant, session)
         event_id = new_id("evt") if key is None else _derived("evt", session, key)
-        return await self._bus.call(
-            SUBMIT_PROMPT,
-            SubmitPrompt(session=ref.session, tenant=ref.tenant, event_id=event_id, prompt=prompt),
-        )
+        request = SubmitPrompt(session=ref.session, tenant=ref.tenant, event_id=event_id, prompt=prompt)
+        try:
+            return await self._bus.call(SUBMIT_PROMPT, request)
+        except InvalidInputError as error:
+            if error.field != "event_id":
+                raise
+            raise KeyReusedError(
+                f"this {key_name} was used with a different prompt", field=key_name
+            ) from None
 
     async def pause(self, tenant: str, session: str) -> SessionRecord:
         return self.remember(await self._bus.call(PAUSE_SESSION, _ref(tenant, session)))
@@ -128,7 +144,18 @@ class Sessions:
         if not is_id(session):
             raise SessionNotFoundError("no such session", field="session")
         request = MoveSession(session=session, tenant=tenant, worker=worker)
-        return await self._bus.call(MOVE_SESSION, request, deadline_s=MOVE_DEADLINE_S)
+        try:
+            return await self._bus.call(MOVE_SESSION, request, deadline_s=MOVE_DEADLINE_S)
+        except SessionNotFoundError:
+            # The scheduler knows those that live, and a new one a moment late.
+            record = await self._bus.call(GET_SESSION, SessionRef(session=session, tenant=tenant))
+        if record.phase.ended:
+            raise TransitionError(
+                f"session {session} is {record.phase.value} and cannot be moved",
+                field="phase",
+                limit=record.phase.value,
+            )
+        raise ConflictError(f"session {session} has just been made", field="session", retry_after_s=0.5)
 
     async def end(self, tenant: str, session: str) -> SessionRecord:
         ref = _ref(tenant, session)

@@ -15,7 +15,7 @@ from turboserve.gateway.auth.dependency import StreamTenant
 from turboserve.gateway.auth.service import bearer
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.events.happened import newest_event
-from turboserve.gateway.problems.errors import ForbiddenOriginError
+from turboserve.gateway.problems.errors import ForbiddenOriginError, UpgradeRequiredError
 from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.stream.chunks import Start
 from turboserve.gateway.stream.mp4 import video
@@ -66,6 +66,15 @@ async def stream_mp4(
     gateway.streams.check()
     record, start, events_after = await _begin(gateway, tenant, session, after)
     return LiveResponse(video(gateway, record, start, events_after), gateway.streams, "video/mp4")
+
+
+@router.get("/{session}/stream", include_in_schema=False)
+async def not_a_socket(session: str) -> Response:
+    raise UpgradeRequiredError(
+        "this is a WebSocket, and the request did not arrive as one: see that proxies pass Upgrade on",
+        field="Upgrade",
+        limit="websocket",
+    )
 
 
 @router.websocket("/{session}/stream")

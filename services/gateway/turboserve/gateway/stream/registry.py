@@ -25,7 +25,10 @@ class Streams:
         """Raises TooManyStreamsError when there is no place."""
         if self._open >= self._limit:
             raise TooManyStreamsError(
-                "this gateway serves no more streams", limit=self._limit, retry_after_s=RETRY_S
+                "this gateway serves no more streams",
+                field="streams",
+                limit=self._limit,
+                retry_after_s=RETRY_S,
             )
 
     @contextmanager

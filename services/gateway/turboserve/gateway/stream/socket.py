@@ -184,7 +184,9 @@ class Connection:
                     session, self._watch.viewer, message.playhead_s, message.buffered_s
                 )
             case protocol.PromptRequest():
-                receipt = await self._gateway.sessions.prompt(tenant, session, message.prompt, message.id)
+                receipt = await self._gateway.sessions.prompt(
+                    tenant, session, message.prompt, message.id, "id"
+                )
                 await self._send(
                     protocol.ReceiptMessage(
                         id=message.id,

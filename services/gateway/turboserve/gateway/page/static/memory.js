@@ -5,7 +5,8 @@ const KEY = "turboserve.key";
 const ID = /^[A-Za-z0-9_-]{1,64}$/;
 
 export function rememberedSession() {
-  const id = decodeURIComponent(location.hash.slice(1)) || read(localStorage, SESSION);
+  // Not decoded: an id needs no escapes, and a broken one would end the script.
+  const id = location.hash.slice(1) || read(localStorage, SESSION);
   return ID.test(id) ? id : null;
 }
 
