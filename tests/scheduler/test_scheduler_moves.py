@@ -22,6 +22,7 @@ from turboserve.scheduler.messages import (
     ListAll,
     LoadReported,
     MoveAsked,
+    Note,
     Place,
     ReadSession,
     Refused,
@@ -516,6 +517,11 @@ def test_what_an_operator_cannot_have_is_said_at_once(
     reply = bench.take(Reply)
     assert type(reply.error) is error
     assert bench.none(BeginMove)
+    notes = [one.decision for one in bench.out if isinstance(one, Note) and one.decision.kind == "stay"]
+    assert len(notes) == (error is errors.NoCapacityError)
+    for said in notes:
+        assert (said.session, said.worker) == (name, bench.rows[name].worker)
+        assert said.reason == f"an operator wants it moved: {reply.error.detail}"
 
 
 @pytest.mark.parametrize(
@@ -536,6 +542,8 @@ def test_what_the_store_refuses_an_operator_is_said(
     bench.feed(MoveAsked(1, "s", "b"))
     bench.feed(Answered(bench.take(BeginMove).ticket, refused=refused))
     assert type(bench.take(Reply).error) is error
+    noted = ["stay"] * (refused is Refused.NO_CAPACITY)
+    assert [one.decision.kind for one in bench.out if isinstance(one, Note)] == noted
     # Nothing stays reserved once the row is known.
     if refused in (Refused.NO_CAPACITY, Refused.NOT_SENT):
         assert bench.core.view.workers["b"].load == 0

@@ -15,10 +15,10 @@ from turboserve.contracts.errors import (
     TurboServeError,
     UnavailableError,
 )
-from turboserve.contracts.sessions import Phase
+from turboserve.contracts.sessions import Decision, Phase
 from turboserve.scheduler import picture
 from turboserve.scheduler.known import SessionView, WorkerView
-from turboserve.scheduler.messages import Answered, BeginMove, MoveAsked, Refused, Reply
+from turboserve.scheduler.messages import Answered, BeginMove, MoveAsked, Note, Refused, Reply
 from turboserve.scheduler.moves import Moves, Take
 from turboserve.scheduler.placement import Candidate, Choice, Demand, Placement
 from turboserve.scheduler.view import View
@@ -42,25 +42,37 @@ class Operators:
         candidates: Sequence[Candidate],
         now: float,
         take: Take,
-    ) -> BeginMove | Reply:
-        """Begin the move, or say at once why not."""
+    ) -> list[BeginMove | Reply | Note]:
+        """Begin the move, or say at once why not; that there is no room is a decision, and noted as one."""
         try:
             session, choice = choose(view, asked, placement, candidates, now)
         except TurboServeError as error:
-            return Reply(asked.request, error=error)
+            return [Reply(asked.request, error=error), *_notes(view, asked.session, error)]
         assert choice.worker is not None
         begin = Moves.begin(view, session, choice.worker, choice.reason, choice.numbers, take)
         self._waiting[begin.ticket] = asked.request
-        return begin
+        return [begin]
 
-    def answered(self, begin: BeginMove, answer: Answered) -> list[Reply]:
+    def answered(self, view: View, begin: BeginMove, answer: Answered) -> list[Reply | Note]:
         """What to tell whoever asked for this move; nothing if nobody did."""
         request = self._waiting.pop(begin.ticket, None)
         if request is None:
             return []
-        if answer.refused is not None:
-            return [Reply(request, error=error_of(answer.refused, begin.worker))]
-        return [Reply(request, answer.record, begin.decision)]
+        if answer.refused is None:
+            return [Reply(request, answer.record, begin.decision)]
+        error = error_of(answer.refused, begin.worker)
+        return [Reply(request, error=error), *_notes(view, begin.session, error)]
+
+
+def _notes(view: View, name: str, error: TurboServeError) -> list[Note]:
+    """That there is no room for the session elsewhere. Other errors are told to whoever asked, and no more."""
+    session = view.sessions.get(name)
+    if session is None or not isinstance(error, NoCapacityError):
+        return []
+    record, reason = session.record, f"an operator wants it moved: {error.detail}"
+    return [
+        Note(Decision(session=name, epoch=record.epoch, worker=record.worker, kind="stay", reason=reason))
+    ]
 
 
 def choose(

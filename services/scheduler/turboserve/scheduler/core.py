@@ -106,7 +106,8 @@ class Scheduler:
                 self._send(Reply(event.request, error=asked.NOT_READY))
             case MoveAsked():
                 there = self._cluster(now).candidates()
-                self._begin(self._operators.ask(event, self.view, self.placement, there, now, self._take))
+                for answer in self._operators.ask(event, self.view, self.placement, there, now, self._take):
+                    self._begin(answer)
             case Answered():
                 self._answered(event, now)
         if self._listing.due(now):
@@ -240,7 +241,7 @@ class Scheduler:
                 settle_declaration(self.view, self.policy, command, event, now)
             case _ if isinstance(command, OfSession):
                 if isinstance(command, BeginMove):
-                    self._commands += self._operators.answered(command, event)
+                    self._commands += self._operators.answered(self.view, command, event)
                 session = self.view.sessions.get(command.session)
                 if session is None or session.ticket != event.ticket:
                     return
@@ -287,7 +288,7 @@ class Scheduler:
 
     # Commands under way
 
-    def _begin(self, command: BeginMove | Reply) -> None:
+    def _begin(self, command: BeginMove | Reply | Note) -> None:
         self.decisions += isinstance(command, BeginMove)
         self._send(command)
 

@@ -57,7 +57,9 @@ _decided = _meter.create_counter(
 )
 _idled = _meter.create_counter("turboserve_scheduler_idle_suspensions", description="Sessions found idle.")
 _declared = _meter.create_counter("turboserve_scheduler_workers_declared_gone", description="By time-out.")
-_refused = _meter.create_counter("turboserve_scheduler_refusals", description="Commands refused, by reason.")
+_refused = _meter.create_counter(
+    "turboserve_scheduler_refusals", description="Commands and operators' wishes refused, by reason."
+)
 
 _moved = _meter.create_counter("turboserve_scheduler_moves", description="Moves committed and given up.")
 
@@ -132,6 +134,8 @@ class Shell:
             self._synced.set()
         for command in commands:
             if isinstance(command, Reply):
+                if command.error is not None:
+                    _refused.add(1, {"reason": command.error.code})
                 self._desk.answer(command)
                 continue
             self._note(command)
