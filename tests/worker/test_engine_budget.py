@@ -16,6 +16,7 @@ from turboserve.worker.engine.engine import Models
 from turboserve.worker.engine.errors import BudgetTooSmall, HostMemoryUnavailable, SlabsExhausted
 from turboserve.worker.engine.events import ChunkReady
 from turboserve.worker.engine.hostpool import HostPool
+from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.engine.spec import Control, SessionSpec
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.presets import preset
@@ -36,6 +37,14 @@ from turboserve.worker.service.models import host_states, make_engine
 from turboserve.worker.settings import Settings
 
 META = torch.device("meta")
+
+
+def short_window() -> ModelConfig:
+    """Of two chunks, sink included."""
+    return ModelConfig(
+        dim=48, ffn_dim=96, num_heads=2, num_layers=2, text_dim=12, text_len=5, latent_height=4,
+        latent_width=4, freq_dim=32, local_attn_size=6, sink_size=3,
+    )  # fmt: skip
 
 
 class NoMemory:
@@ -210,6 +219,47 @@ def test_recaches_have_no_more_tokens_than_a_full_batch(make_driver: Callable[..
     driver.run()
     # Nine frames each: of four rows of three frames' memory one recache fits at a time.
     assert sizes == [(1, 9)] * 4
+
+
+@pytest.mark.parametrize(("doubled", "sizes"), [(1.1, [2, 2]), (2.0, [1, 1, 1, 1])])
+def test_how_many_recaches_go_together_their_own_profile_says(
+    make_driver: Callable[..., Any], doubled: float, sizes: list[int]
+) -> None:
+    # A window of two chunks, and room for two recaches of it; forwards of chunks alone would batch well.
+    driver = make_driver(slots=4, max_batch=4, max_lead_s=2.0, config=short_window())
+    for name in "abcd":
+        driver.engine.admit(SessionSpec(name, "a red circle"), driver.now)
+    driver.run()
+    stage, found = driver.engine.forward, []
+    stage.profile = LatencyProfile({size: 0.1 + 0.001 * size for size in range(1, 5)})
+    stage.recache_profile = LatencyProfile({1: 0.1, 2: 0.1 * doubled})
+    seen: list[int] = []
+    stage.recache_profile.observe = lambda size, _: seen.append(size)
+    compute = stage.compute
+
+    def counted(batch: list[Any]) -> list[Tensor]:
+        found.append(len(batch))
+        return compute(batch)
+
+    stage.compute = counted
+    for name in "abcd":
+        driver.engine.control(name, Control(1, prompt="a blue square"))
+    driver.run()
+    assert found == seen == sizes
+
+
+def test_only_recaches_of_a_full_window_refine_their_profile(make_driver: Callable[..., Any]) -> None:
+    driver = make_driver(max_lead_s=30.0)
+    seen: list[int] = []
+    driver.engine.forward.recache_profile.observe = lambda size, _: seen.append(size)
+    driver.engine.admit(SessionSpec("a", "a red circle"), driver.now)
+    counts = []
+    for chunks in range(4):
+        driver.engine.control("a", Control(1 + chunks, prompt=f"prompt {chunks}"))
+        driver.chunks("a", 1)
+        counts.append(len(seen))
+    # Before the first chunk, and of windows of one, two and three chunks; three are full.
+    assert counts == [0, 0, 0, 1]
 
 
 def test_models_say_what_they_weigh(make_models: Callable[..., Models], tiny_config: ModelConfig) -> None:

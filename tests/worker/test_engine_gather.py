@@ -20,8 +20,8 @@ LINEAR = LatencyProfile({1: 0.02, 16: 0.32})
 STEPS = 5
 
 
-def candidate(name: str, **values: float) -> Candidate:
-    defaults: dict[str, float] = {
+def candidate(name: str, **values: float | bool) -> Candidate:
+    defaults: dict[str, float | bool] = {
         "frames": 3, "step": 0, "steps_left": STEPS, "waiting_s": 0.0, "slack_s": 10.0, "credit_s": 5.0
     }  # fmt: skip
     return Candidate(name, **{**defaults, **values})  # type: ignore[arg-type]
@@ -42,6 +42,7 @@ def ready_sets(draw: st.DrawFn) -> list[Candidate]:
                 waiting_s=draw(st.floats(0, 5)),
                 slack_s=draw(st.floats(-1, 5)),
                 credit_s=draw(st.floats(-3, 5)),
+                begins=draw(st.booleans()),
             )
         )
     return made
@@ -57,7 +58,7 @@ def test_every_batch_respects_the_contract(
     assert len(batch) <= limit
     assert len({c.session for c in batch}) == len(batch)
     assert all(c in ready for c in batch)
-    assert len({c.frames for c in batch}) <= 1
+    assert len({(c.frames, c.begins) for c in batch}) <= 1
 
 
 class Queue:

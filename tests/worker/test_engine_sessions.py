@@ -298,6 +298,15 @@ def test_one_session_that_fails_harms_no_other(make_driver: MakeDriver) -> None:
     assert driver.engine.free_slots == 2
 
 
+def test_a_session_ends_once_however_many_of_its_prompts_cannot_be_encoded(make_driver: MakeDriver) -> None:
+    driver = make_driver(max_lead_s=1.0)
+    driver.engine.admit(spec("a"), driver.now)
+    driver.run()
+    for seq in (1, 2):
+        driver.engine.control("a", Control(seq, prompt="raise"))
+    assert [event.session for event in of(SessionFailed, driver.run())] == ["a"]
+
+
 def test_a_session_without_a_window_ends_at_the_models_limit(
     make_driver: MakeDriver, tiny_config: ModelConfig
 ) -> None:

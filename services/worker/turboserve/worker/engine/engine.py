@@ -23,6 +23,7 @@ from turboserve.worker.engine.session import PendingControl, Session
 from turboserve.worker.engine.snapshot import Snapshot
 from turboserve.worker.engine.spec import Control, Decoder, EngineOptions, SessionSpec, TextEncoder
 from turboserve.worker.engine.stages import Clock, ForwardStage, TextStage
+from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.engine.transfer import Transfer, Way
 from turboserve.worker.model.schedule import Schedule
 from turboserve.worker.model.transformer import CausalWanTransformer
@@ -157,10 +158,14 @@ class Engine:
         self.table.evict(session)
 
     def step(self, now: float) -> list[Event]:
-        """Do one batch of one stage, if any has work; returns what happened, in order."""
+        """Do one batch of one stage, if any has work; returns what happened, in order.
+
+        What one session raises ends that session. Raises what says that the device is lost
+        (`streams.DEVICE_LOST`), and `RuntimeError` if a lane has broken down: the engine is at its end then.
+        """
         events = self._collect()
         for session in list(self.table.sessions.values()):
-            events += self._boundary.cross(session, now)
+            events += self._cross(session, now)
         events += self._collect()
         for run in (self._run_decode, self._run_text, self._run_forward):
             ran = run(now)
@@ -199,6 +204,15 @@ class Engine:
         """When the next idle session becomes due by its viewer's playing alone; None if no session will."""
         times = [self.pacing.due_at(session, now) for session in self.table.sessions.values()]
         return min((t for t in times if t is not None), default=None)
+
+    def _cross(self, session: Session, now: float) -> list[Event]:
+        """Over a boundary a prompt is projected and noise drawn: what fails there is its session's too."""
+        try:
+            return self._boundary.cross(session, now)
+        except DEVICE_LOST:
+            raise
+        except Exception as error:
+            return [self._fail(session, error)]
 
     def _collect(self) -> list[Event]:
         """Scatter what the lanes have done."""

@@ -23,7 +23,8 @@ class Job(Protocol):
     """Something to be done in a lane. It keeps its own result."""
 
     def run(self) -> None:
-        """Do it; must not raise. On a GPU all it launches goes to the lane's stream."""
+        """Do it; must not raise but `DEVICE_LOST`, which ends the lane. On a GPU all it launches goes to the
+        lane's stream."""
         ...
 
 

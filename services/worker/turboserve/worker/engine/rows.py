@@ -70,6 +70,7 @@ class RowsForward:
         self._memory = memory
         self._model = model
         self._weight = model.patch_embedding.weight
+        model.rotation.prepare(self._weight.device)
         self._conditions: dict[float, Conditioning] = {}
         self._rotations: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
 
@@ -98,7 +99,7 @@ class RowsForward:
     def _condition(self, timestep: float) -> Conditioning:
         if timestep not in self._conditions:
             # A model is sampled at a handful of timesteps, so this never grows past those.
-            of = torch.tensor([[timestep]], dtype=torch.float64, device=self._weight.device)
+            of = torch.full((1, 1), timestep, dtype=torch.float64, device=self._weight.device)
             self._conditions[timestep] = self._model.condition(of)
         return self._conditions[timestep]
 

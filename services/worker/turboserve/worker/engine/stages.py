@@ -22,7 +22,7 @@ from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.engine.rows import RowsForward
 from turboserve.worker.engine.session import PendingControl, Session, Undecoded
 from turboserve.worker.engine.spec import TextEncoder
-from turboserve.worker.engine.streams import settle
+from turboserve.worker.engine.streams import DEVICE_LOST, settle
 from turboserve.worker.model.transformer import CausalWanTransformer
 
 Waiting = TypeVar("Waiting")
@@ -71,12 +71,17 @@ class Stage(ABC, Generic[Waiting, Item, Result]):
         """Give each session its result, or let it fail."""
 
     def attempt(self, batch: list[Item]) -> tuple[list[Outcome[Item, Result]], float | None]:
-        """Compute a batch, and how long that took; an error is every item's, and took no time."""
+        """Compute a batch, and how long that took; an error is every item's, and took no time.
+
+        Raises `DEVICE_LOST`: that is no item's fault.
+        """
         start = self._clock()
         try:
             results = self.compute(batch)
             # A GPU is given its work long before it has done it; without waiting, that would be measured.
             settle(self._device)
+        except DEVICE_LOST:
+            raise
         except Exception as error:
             return [Outcome(item, None, error) for item in batch], None
         seconds = self._clock() - start
@@ -136,26 +141,33 @@ class TextStage(Stage[Prompted, Prompted, Tensor]):
         ]
 
     def gather(self, waiting: list[Prompted], now: float) -> list[Prompted]:
-        """See `Stage.gather`."""
-        return waiting[: self._max_batch]
+        """See `Stage.gather`. In the order of the sessions, as many as pay: nothing else can be done for
+        them."""
+        if not waiting:
+            return []
+        return waiting[: self.profile.best_batch(min(self._max_batch, len(waiting)))]
 
     @torch.inference_mode()
     def compute(self, batch: list[Prompted]) -> list[Tensor]:
-        """See `Stage.compute`."""
-        return list(self._encoder.encode([each.pending.control.prompt or "" for each in batch]).unbind(0))
+        """See `Stage.compute`. Each embedding in memory of its own: a session keeps it longer than others."""
+        embedded = self._encoder.encode([each.pending.control.prompt or "" for each in batch])
+        return [embedded[0]] if len(batch) == 1 else [row.clone() for row in embedded]
 
     def scatter(self, outcomes: list[Outcome[Prompted, Tensor]], fail: Fail) -> list[Event]:
         """See `Stage.scatter`."""
+        failed: dict[str, Outcome[Prompted, Tensor]] = {}
         for outcome in outcomes:
             outcome.item.pending.text = outcome.result
-        failed = [outcome for outcome in outcomes if outcome.error is not None]
-        return [fail(outcome.item.session, outcome.error) for outcome in failed]
+            if outcome.error is not None:
+                # Several prompts of a session may wait; it ends once.
+                failed.setdefault(outcome.item.session.name, outcome)
+        return [fail(outcome.item.session, outcome.error) for outcome in failed.values()]
 
 
 class ForwardStage(Stage[Session, Session, Tensor]):
     """Transformer forwards of any kind: denoising steps, clean passes, recaches, replays.
 
-    A recache covers a whole window and not a chunk; it is a batch of its own and has a profile of its own.
+    A recache covers up to a whole window, not a chunk; it is a batch of its own and has a profile of its own.
     """
 
     def __init__(
@@ -177,6 +189,7 @@ class ForwardStage(Stage[Session, Session, Tensor]):
         self._kind = attention_kind(attention, model.config, weight.device, weight.dtype)
         self._forward = RowsForward(model, self._kind.memory, compiler)
         self._frames_per_chunk = model.config.frames_per_chunk
+        self._window_frames = model.config.window_frames
         self._policy = policy
         self._pacing = pacing
         self._max_batch = max_batch
@@ -190,8 +203,11 @@ class ForwardStage(Stage[Session, Session, Tensor]):
         candidates = [self._pacing.candidate(session, now) for session in waiting]
         chosen = self._policy.gather(candidates, self.profile, self._max_batch)
         if chosen and chosen[0].frames > self._frames_per_chunk:
-            # A recache's rows are longer: as many as have a full batch's tokens, for so much memory there is.
-            chosen = chosen[: max(1, self._max_batch * self._frames_per_chunk // chosen[0].frames)]
+            # A recache's rows are longer: as many as have a full batch's tokens, for so much memory there is,
+            # and as pay by what recaches take.
+            rows = max(1, self._max_batch * self._frames_per_chunk // chosen[0].frames)
+            recaches = [each for each in candidates if each.frames == chosen[0].frames]
+            chosen = self._policy.gather(recaches, self.recache_profile, rows)
         by_name = {session.name: session for session in waiting}
         batch = [by_name[candidate.session] for candidate in chosen]
         for session in batch:
@@ -218,10 +234,12 @@ class ForwardStage(Stage[Session, Session, Tensor]):
         return events
 
     def observe(self, batch: list[Session], seconds: float) -> None:
-        """See `Stage.observe`."""
-        work = batch[0].work
-        usual = work is not None and work.frames == self._frames_per_chunk
-        (self.profile if usual else self.recache_profile).observe(len(batch), seconds)
+        """See `Stage.observe`. Recaches of a window that is not full yet say nothing of those that are."""
+        frames = 0 if batch[0].work is None else batch[0].work.frames
+        if frames == self._frames_per_chunk:
+            self.profile.observe(len(batch), seconds)
+        elif frames == self._window_frames:
+            self.recache_profile.observe(len(batch), seconds)
 
     def _denoised(self, session: Session) -> None:
         """Queue a chunk's decoding as soon as its latents are clean, before its last forward."""

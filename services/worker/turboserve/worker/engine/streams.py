@@ -5,6 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+DEVICE_LOST: tuple[type[Exception], ...] = (
+    (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
+)
+"""What says that the device itself has failed: then every further call does, whatever the session. An engine
+lets these through, for its process has to end; sessions go on elsewhere."""
+
 
 def settle(device: torch.device) -> None:
     """Wait until what this thread launched is done. Between computations, never inside a forward."""

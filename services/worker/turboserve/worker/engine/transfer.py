@@ -11,6 +11,7 @@ from torch import Tensor
 
 from turboserve.worker.engine.hostpool import Extent
 from turboserve.worker.engine.snapshot import Snapshot
+from turboserve.worker.engine.streams import DEVICE_LOST
 
 PIECE_BYTES = 64 << 20
 """A transfer can be given up between two pieces: about 3 ms over PCIe."""
@@ -61,6 +62,8 @@ class Transfer:
                     target.copy_(source, non_blocking=True)
                     if target.is_cuda or source.is_cuda:
                         torch.cuda.current_stream().synchronize()
+        except DEVICE_LOST:
+            raise
         except Exception as error:
             self.error = error
         self._copies = []

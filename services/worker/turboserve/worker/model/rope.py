@@ -25,6 +25,10 @@ class Rotation:
         # Not module buffers: casting a module to bfloat16 must not touch these.
         self._by_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
+    def prepare(self, device: torch.device) -> None:
+        """Have the tables on a device, so that no forward waits for them."""
+        self._tables(device)
+
     def at(self, frame_index: Tensor) -> Tensor:
         """Rotations of frames [B, F] (long, absolute): complex64 [B, F·T, 1, head_dim/2]."""
         time_frequencies, space = self._tables(frame_index.device)
