@@ -13,7 +13,7 @@ from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.events import ChunkReady, SessionFailed
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.engine.session import Undecoded
-from turboserve.worker.engine.spec import Decoder, EngineOptions, Rebuild, SessionSpec
+from turboserve.worker.engine.spec import Decoder, Rebuild, SessionSpec
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder
 from turboserve.worker.model.toyworld import ToyDecoder, read_toyworld
@@ -219,5 +219,24 @@ def test_only_usual_chunks_refine_the_profile(
     assert len(seen) == len(made) - 1
 
 
-def test_one_at_a_time_is_what_engines_begin_with() -> None:
-    assert EngineOptions(slab_bytes=1).decode_batch == 1
+@pytest.mark.parametrize(("options", "differs_by", "most"), [({}, 0, 1), ({"decode_batch": 3}, 1, 3)])
+def test_by_default_pictures_are_bit_equal_whoever_waits_beside(
+    make_driver: MakeDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, int],
+    differs_by: int,
+    most: int,
+) -> None:
+    driver = make_driver(max_lead_s=2.0, policy="chunk", **options)
+    decoder = ToyDecoder(read_toyworld().vae, driver.engine.config)
+    monkeypatch.setattr(driver.engine.decode, "_decoder", decoder)
+    counted = Counted(driver.engine, monkeypatch)
+    for name in "abc":
+        driver.engine.admit(SessionSpec(name, f"a red {name}", seed=ord(name)), driver.now)
+    chunks = [event for event in driver.run() if isinstance(event, ChunkReady)]
+    assert max(counted.sizes) == most
+    caches: dict[str, list[dict[str, Tensor]]] = {}
+    for chunk in chunks:
+        [alone], caches[chunk.session] = decoder.decode(chunk.latents[None], caches.get(chunk.session))
+        assert (chunk.frames.int() - alone.int()).abs().max() <= differs_by
+    assert len(chunks) == 9
