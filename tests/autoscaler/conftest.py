@@ -6,19 +6,17 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
+from service_process import Service, connected, eventually, state_store
 
 from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.cli.embedded import NatsServer
-from turboserve.config import Settings
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.pool import PoolStatus
 from turboserve.contracts.requests import ListWorkers
@@ -29,33 +27,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 """Helpers beside this file can be imported."""
 
 WORKER = Path(__file__).with_name("renewing_worker.py")
-LIMIT_S = 90.0
-
-
-class Service:
-    """`python -m MODULE` with the credentials of its user; `log` is where its output goes."""
-
-    def __init__(self, name: str, module: str, nats: NatsServer, log: Path, **variables: str) -> None:
-        self.log = log
-        self.variables = {
-            **os.environ,
-            "TURBOSERVE_NATS_URL": nats.address,
-            "TURBOSERVE_NATS_USER": name,
-            "TURBOSERVE_NATS_PASSWORD": nats.passwords[name],
-            **variables,
-        }
-        self._command = [sys.executable, "-m", module]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, env=self.variables, stderr=log)
-
-    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
-            self._process.wait(LIMIT_S)
-            self._process = None
 
 
 class Autoscaler(Service):
@@ -143,13 +114,6 @@ class Autoscaler(Service):
         return self.status
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    deadline = asyncio.get_running_loop().time() + LIMIT_S
-    while not await condition():
-        assert asyncio.get_running_loop().time() < deadline, "it never came true"
-        await asyncio.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def store(
     nats_server: NatsServer,
@@ -159,14 +123,7 @@ def store(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Service]:
     """The state store on empty servers."""
-    service = Service(
-        "state-store",
-        "turboserve.state_store",
-        nats_server,
-        tmp_path_factory.mktemp("store") / "log",
-        TURBOSERVE_POSTGRES_URL=postgres_url,
-        TURBOSERVE_REDIS_URL=redis_url,
-    )
+    service = state_store(nats_server, tmp_path_factory.mktemp("store") / "log", postgres_url, redis_url)
     service.start()
     yield service
     service.end()
@@ -175,12 +132,7 @@ def store(
 @pytest.fixture
 async def autoscaler(nats_server: NatsServer, store: Service, tmp_path: Path) -> AsyncIterator[Autoscaler]:
     """Not started yet; at the end nothing of it is left."""
-    settings = Settings(
-        nats_url=nats_server.address,
-        nats_user="gateway",
-        nats_password=SecretStr(nats_server.passwords["gateway"]),
-    )
-    bus = await Bus.connect("gateway", settings)
+    bus = await connected(nats_server, "gateway")
 
     async def serves() -> bool:
         with suppress(TurboServeError):

@@ -33,6 +33,7 @@ from turboserve.bus import Bus
 from turboserve.clock import SystemClock
 from turboserve.contracts.pool import PoolStatus, SlotPhase
 from turboserve.service import Runtime
+from turboserve.tasks import stop
 
 
 class Faulty(ExternalProvider):
@@ -113,6 +114,11 @@ def test_a_list_without_a_worker_that_speaks_is_not_believed() -> None:
     # Silent for long enough, it is what the list says.
     list_again(bench, after=6.0)
     assert [action.action for action in bench.pool.actions].count("gone") == 1
+
+
+def test_how_long_a_word_counts_follows_the_heartbeat() -> None:
+    assert AutoscalerSettings(heartbeat_s=1.0).policy().spoke_s == 5.0
+    assert AutoscalerSettings(heartbeat_s=4.0).policy().spoke_s == 12.0
 
 
 def test_an_exit_is_believed_at_once_however_lately_it_spoke() -> None:
@@ -202,9 +208,7 @@ async def test_a_provider_that_raises_anything_at_start_is_asked_again_and_said(
     status = await runtime.until(lambda status: status.provider_error is not None)
     assert str(fault) in (status.provider_error or "")
     assert not pool.adopted
-    for task in runtime.tasks:
-        task.cancel()
-    await asyncio.gather(*runtime.tasks, return_exceptions=True)
+    await stop(*runtime.tasks)
 
 
 async def test_a_health_question_that_raises_anything_is_said() -> None:
@@ -221,7 +225,7 @@ async def test_a_health_question_that_raises_anything_is_said() -> None:
             await asyncio.sleep(0.01)
     assert not asking.done()
     assert "nodes" in (shell.status().provider_error or "")
-    asking.cancel()
+    await stop(asking)
 
 
 def test_a_list_older_than_a_launch_says_nothing_of_it() -> None:

@@ -114,6 +114,8 @@ DEFINITIONS = {
     "row was found as if it were in force throughout",
     "profiled, own_table": "parameters found on other draws or time scales of such traces, the forecast "
     "only at levels at which it paid there",
+    "unseen_in_all": "late chunks and cost on all of more_unseen together, with both tables and with every "
+    "constant ρ̂",
     "coverage": "share of instants at which no more sessions came than were expected 10 s before; each "
     "forecast's margin is set so that it is 0.95 on the traces measured; surplus and shortfall are means "
     "over all instants",

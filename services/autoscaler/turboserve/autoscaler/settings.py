@@ -130,4 +130,9 @@ class AutoscalerSettings(Settings):
         )
 
     def policy(self) -> Policy:
-        return Policy(ready_timeout_s=self.pool_ready_timeout_s, drain_deadline_s=self.pool_drain_deadline_s)
+        return Policy(
+            ready_timeout_s=self.pool_ready_timeout_s,
+            drain_deadline_s=self.pool_drain_deadline_s,
+            # Workers speak once a heartbeat, and one word may be lost.
+            spoke_s=max(Policy.spoke_s, 3 * self.heartbeat_s),
+        )
