@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from turboserve.autoscaler import lifecycle
-from turboserve.autoscaler.control.controller import Controller
+from turboserve.autoscaler.control.advisor import Advice, Advisor
 from turboserve.autoscaler.control.hearing import Hearing
 from turboserve.bench.simulate import command, copying, engine, log, play
 from turboserve.bench.simulate.faults import CALM, Faults
@@ -202,14 +202,13 @@ def test_a_controller_that_trusts_silence_is_found(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_controller_that_swings_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    decide = Controller._advise
+    advise = Advisor.advise
 
-    def swings(self: Controller, wakes: bool, now: float) -> Any:
-        action, _, cause, reason = decide(self, wakes, now)
+    def swings(self: Advisor, size: int, wakes: bool, now: float) -> Advice:
         least, most = self.policy.least, self.policy.most
-        return action, least if int(now) % 2 else most, cause, reason
+        return dataclasses.replace(advise(self, size, wakes, now), size=least if int(now) % 2 else most)
 
-    monkeypatch.setattr(Controller, "_advise", swings)
+    monkeypatch.setattr(Advisor, "advise", swings)
     seeds = range(0, 200, play.WATCH_EVERY)
     assert "bounded_scaling" in violations(seeds, CALM, seconds=3.0)
 

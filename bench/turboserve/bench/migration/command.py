@@ -96,7 +96,6 @@ def table(result: Mapping[str, Any]) -> Table:
 def _measure(backend: str, moves: int, pad_bytes: int) -> dict[str, Any]:
     environment = {
         "TURBOSERVE_TRANSFER_BACKENDS": f'["{backend}"]',
-        "TURBOSERVE_MOVE_LIMIT_S": "120",
         "TURBOSERVE_REQUEST_DEADLINE_S": "30",
         "TURBOSERVE_MAX_LEAD_S": f"{MAX_LEAD_S:g}",
         "TURBOSERVE_WORKER_MAX_SESSIONS": "2",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from turboserve.bench.simulate.kernel import Program
+from turboserve.bench.simulate.kernel import Action, Program
 
 if TYPE_CHECKING:
     from turboserve.bench.simulate.world import World
@@ -16,7 +16,8 @@ LONGEST_MUTE_S = 40.0
 
 
 class Troubles:
-    """Twice a second it throws the dice for everything that can go wrong."""
+    """Twice a second it throws the dice for everything that can go wrong until it throws them again, and when
+    in that time it does."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -54,35 +55,56 @@ class Troubles:
                 self._trouble(program)
         self._servers()
 
-    def _happens(self, rate: float) -> bool:
-        return self._world.kernel.chance(rate * BEAT_S)
+    def _perhaps(self, rate: float, action: Action) -> None:
+        """Do it at any moment before the next throw, at so much per second."""
+        kernel = self._world.kernel
+        if kernel.chance(rate * BEAT_S):
+            kernel.at(kernel.random.uniform(0.0, BEAT_S), lambda: None if self._stopped else action())
 
     def _for(self, longest_s: float) -> float:
         return min(longest_s, 0.2 + self._world.kernel.random.expovariate(3.0 / longest_s))
 
     def _trouble(self, program: Program) -> None:
-        world, faults = self._world, self._world.network.faults
-        if self._happens(faults.freeze.get(program.kind, 0.0)):
+        world, faults, kind = self._world, self._world.network.faults, program.kind
+        self._perhaps(faults.freeze.get(kind, 0.0), lambda: self._freeze(program))
+        self._perhaps(
+            faults.cut.get(kind, 0.0), lambda: world.network.cut_off(program, self._for(LONGEST_CUT_S))
+        )
+        if kind == "worker":
+            self._perhaps(faults.mute, lambda: self._mute(program))
+        self._perhaps(faults.crash.get(kind, 0.0), lambda: self._kill(program))
+
+    def _freeze(self, program: Program) -> None:
+        if program.up:
             program.freeze(self._for(LONGEST_FREEZE_S))
-        if self._happens(faults.cut.get(program.kind, 0.0)):
-            world.network.cut_off(program, self._for(LONGEST_CUT_S))
-        if program.kind == "worker" and self._happens(faults.mute):
-            world.chunks.muted[program.name] = world.kernel.now + self._for(LONGEST_MUTE_S)
-        if self._happens(faults.crash.get(program.kind, 0.0)):
+
+    def _mute(self, program: Program) -> None:
+        world = self._world
+        world.chunks.muted[program.name] = world.kernel.now + self._for(LONGEST_MUTE_S)
+
+    def _kill(self, program: Program) -> None:
+        if program.up:
             self.kills += 1
             program.kill("kill -9")
 
     def _servers(self) -> None:
         world, faults = self._world, self._world.network.faults
         world.database.in_doubt = faults.commit_in_doubt
-        if world.network.up and self._happens(faults.broker_down):
+        self._perhaps(faults.broker_down, self._broker_stops)
+        self._perhaps(faults.postgres_down, self._postgres_crashes)
+        self._perhaps(faults.hot_lost, world.hot.lose)
+
+    def _broker_stops(self) -> None:
+        world = self._world
+        if world.network.up:
             world.network.stop()
             world.kernel.at(self._for(4.0), self._broker_returns)
-        if world.database.up and self._happens(faults.postgres_down):
+
+    def _postgres_crashes(self) -> None:
+        world = self._world
+        if world.database.up:
             world.database.crash()
             world.kernel.at(self._for(8.0), self._postgres_returns)
-        if self._happens(faults.hot_lost):
-            world.hot.lose()
 
     def _broker_returns(self) -> None:
         self._world.network.up = True

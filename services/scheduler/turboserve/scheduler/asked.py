@@ -65,7 +65,7 @@ class Operators:
 
 
 def _notes(view: View, name: str, error: TurboServeError) -> list[Note]:
-    """That there is no room for the session elsewhere. Other errors are told to whoever asked, and no more."""
+    """That there is no room for the session elsewhere. Other errors are told to whoever asked, no more."""
     session = view.sessions.get(name)
     if session is None or not isinstance(error, NoCapacityError):
         return []
