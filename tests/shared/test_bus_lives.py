@@ -11,6 +11,7 @@ from nats.js import api
 from turboserve.bus import Bus, append, follow, last_entry, read, reader
 from turboserve.bus.log import QUIET_S
 from turboserve.subjects import CHUNK, CHUNKS, OWN
+from turboserve.tasks import stop
 
 LIMIT_S = 30
 
@@ -146,4 +147,4 @@ async def test_a_reader_goes_on_with_a_new_stream_that_is_longer_than_its_place(
     async with asyncio.timeout(LIMIT_S):
         while found != list("12345"):
             await asyncio.sleep(0.05)
-    reading.cancel()
+    await stop(reading)

@@ -12,6 +12,7 @@ from turboserve.bus import Bus, Entry, append, consume, consumer, follow, last_e
 from turboserve.contracts.errors import FencedError, UnavailableError
 from turboserve.contracts.requests import SessionRef
 from turboserve.subjects import CHUNK, CHUNKS, OWN
+from turboserve.tasks import stop
 
 
 @pytest.fixture
@@ -214,7 +215,7 @@ async def test_a_consumer_keeps_the_order_through_failures_and_drops_only_what_n
     try:
         await asyncio.wait_for(done.wait(), 60)
     finally:
-        task.cancel()
+        await stop(task)
     assert handled == [f"s{number}" for number in range(10) if number != 4]
 
 
@@ -237,12 +238,12 @@ async def test_a_consumer_that_died_over_a_message_gets_it_again_before_all_othe
 
     first = asyncio.create_task(consume(bus, CHUNKS, "mortal", [CHUNK.every], die))
     await asyncio.wait_for(stuck.wait(), 30)
-    first.cancel()
+    await stop(first)
     second = asyncio.create_task(consume(bus, CHUNKS, "mortal", [CHUNK.every], live))
     try:
         await asyncio.wait_for(done.wait(), 60)
     finally:
-        second.cancel()
+        await stop(second)
     assert handled == list(range(6))
 
 
@@ -265,6 +266,5 @@ async def test_a_handler_may_take_longer_than_the_broker_waits(bus: Bus, monkeyp
     try:
         await asyncio.wait_for(done.wait(), 60)
     finally:
-        for task in tasks:
-            task.cancel()
+        await stop(*tasks)
     assert begun == [0, 1]

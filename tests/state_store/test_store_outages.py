@@ -23,6 +23,7 @@ from turboserve.contracts.errors import NotFoundError, UnavailableError
 from turboserve.contracts.requests import GetLatents
 from turboserve.contracts.workers import Playhead
 from turboserve.state_store.settings import Settings
+from turboserve.tasks import stop
 
 WITHOUT_DISK = ("fsync=off", "full_page_writes=off")
 """Safe when the server is killed, not the machine: a commit is written before it is answered."""
@@ -277,7 +278,7 @@ async def test_the_store_waits_for_servers_that_are_not_there_yet(
         await postgres_machine.start()
         await asyncio.wait_for(starting, 60.0)
     finally:
-        starting.cancel()
+        await stop(starting)
         await nats_machine.stop()
         await postgres_machine.stop()
 

@@ -16,6 +16,7 @@ from turboserve.cli.embedded import NatsServer
 from turboserve.contracts.requests import ListWorkers, SessionRef
 from turboserve.contracts.sessions import Phase
 from turboserve.subjects import LIST_DECISIONS, LIST_WORKERS, PAUSE_SESSION, RESUME_SESSION
+from turboserve.tasks import stop
 
 # The tests are no package: what they share is found beside them.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -62,9 +63,7 @@ class Cable:
     async def remove(self) -> None:
         assert self._server is not None
         self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stop(*self._tasks)
 
     async def _joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not self._whole:

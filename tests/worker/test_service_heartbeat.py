@@ -15,6 +15,7 @@ from turboserve.config import Settings
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.requests import Renew
 from turboserve.contracts.workers import LoadReport, Renewal
+from turboserve.tasks import stop
 from turboserve.worker.service import inputs as told
 from turboserve.worker.service.heartbeat import Heartbeat
 
@@ -41,8 +42,7 @@ async def first_told(bus: Bus, seconds: float) -> told.Input | None:
     except TimeoutError:
         return None
     finally:
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
+        await stop(beating)
 
 
 async def test_nobody_there_keeps_the_lease(buses: tuple[Bus, Bus]) -> None:

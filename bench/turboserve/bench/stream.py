@@ -24,6 +24,7 @@ from turboserve.bench.report import BenchError
 from turboserve.bench.streaming.broker import BrokerTap
 from turboserve.bench.streaming.measurement import Measurement, Watched
 from turboserve.bench.streaming.viewer import ProblemError, Viewer
+from turboserve.tasks import stop
 
 COLOURS = ("red", "blue", "green", "yellow", "purple", "orange", "cyan", "pink")
 SHAPES = ("circle", "square", "triangle")
@@ -126,9 +127,7 @@ async def measure(target: Target, sessions: int, seconds: float) -> Measurement:
             measurement.watched = list(await asyncio.gather(*tasks))
         finally:
             # The first failure ends the run, and no session is left behind.
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await stop(*tasks)
     return measurement
 
 

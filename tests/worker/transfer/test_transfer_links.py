@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,11 +14,14 @@ import pytest
 import torch
 
 from turboserve.worker.transfer import pair
+from turboserve.worker.transfer.cut import cut
 from turboserve.worker.transfer.errors import PeerLost
 from turboserve.worker.transfer.link import Link
 from turboserve.worker.transfer.links import Links
 
 HOST = "127.0.0.1"
+SERVER = (HOST, 9)
+"""Nobody connects to it."""
 SERVES = """
 import time
 from turboserve.worker.transfer import pair
@@ -45,11 +49,13 @@ def links() -> Iterator[Links]:
     links.close()
 
 
-def connecting() -> int:
-    return sum(thread.name == "transfer-connect" for thread in threading.enumerate())
+async def nobody_connects() -> None:
+    async with asyncio.timeout(60.0):
+        while any(thread.name == "transfer-connect" for thread in threading.enumerate()):
+            await asyncio.sleep(0.05)
 
 
-async def test_a_rendezvous_that_stands_still_costs_an_error_and_no_thread_for_ever(
+async def test_a_rendezvous_that_stands_still_costs_an_error_and_no_thread(
     links: Links, rendezvous: tuple[subprocess.Popen[str], int]
 ) -> None:
     """Past its time-out torch's store asks the server to forget the question, and waits for that answer."""
@@ -58,17 +64,28 @@ async def test_a_rendezvous_that_stands_still_costs_an_error_and_no_thread_for_e
     process.send_signal(signal.SIGSTOP)
     with pytest.raises(PeerLost):
         await links.connecting(
-            lambda: pair.GlooLink("link", store, pair.TARGET, HOST, 0.5), 0.5, lambda late: late.close()
+            lambda: pair.GlooLink("link", store, pair.TARGET, HOST, 0.5),
+            0.5,
+            (HOST, port),
+            lambda late: late.close(),
         )
-    process.kill()
-    async with asyncio.timeout(60.0):
-        while connecting():
-            await asyncio.sleep(0.05)
+    await nobody_connects()
+
+
+async def test_joining_a_rendezvous_that_stands_still_leaves_nothing_behind(links: Links) -> None:
+    with socket.create_server((HOST, 0)) as still:
+        port = still.getsockname()[1]
+        with pytest.raises(PeerLost):
+            await links.connecting(
+                lambda: pair.join_store(HOST, port, 0.2), 0.2, (HOST, port), lambda late: None
+            )
+        await nobody_connects()
+        assert cut(HOST, port) == 0
 
 
 async def test_what_comes_too_late_is_given_up(links: Links) -> None:
     go, dropped = threading.Event(), list[bool]()
-    waiting = asyncio.create_task(links.connecting(go.wait, 60.0, dropped.append))
+    waiting = asyncio.create_task(links.connecting(go.wait, 60.0, SERVER, dropped.append))
     await asyncio.sleep(0.05)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -85,4 +102,4 @@ async def test_an_error_is_the_callers(links: Links) -> None:
         raise PeerLost("nobody")
 
     with pytest.raises(PeerLost, match="nobody"):
-        await links.connecting(fail, 60.0, Link.close)
+        await links.connecting(fail, 60.0, SERVER, Link.close)

@@ -19,6 +19,7 @@ from turboserve.bench.chaos.people import TROUBLE, Person, patiently
 from turboserve.bench.chaos.plan import WORKER, Fault, Plan
 from turboserve.bench.report import percentile
 from turboserve.cli.stack.background import BackgroundStack
+from turboserve.tasks import stop
 
 FIRST_CHUNK_S = 120.0
 SETTLE_S = 90.0
@@ -121,9 +122,7 @@ async def _play(
         return run
     finally:
         blows.wake_all()
-        for task in watches:
-            task.cancel()
-        await asyncio.gather(*watches, return_exceptions=True)
+        await stop(*watches)
 
 
 async def _strike(run: Run, blows: Blows, fault: Fault, began_s: float) -> None:

@@ -21,6 +21,7 @@ from turboserve.bench.elastic.windows import ScaleIn, Windows
 from turboserve.bench.report import BenchError, percentile
 from turboserve.bench.streaming.viewer import ProblemError, request
 from turboserve.cli.stack.background import BackgroundStack, DidNotStart
+from turboserve.tasks import stop
 
 SETTLE_LIMIT_S = 300.0
 PRICE = 1.0
@@ -87,8 +88,7 @@ async def _measure(
             lasted_s = shares["at"] - began_at
             await ramp.leave_all()
         finally:
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
+            await stop(looking)
             await ramp.leave_all()
     return _report(watch, ramp, shares, most, lasted_s, began_at)
 

@@ -12,6 +12,7 @@ import httpx
 
 from turboserve.bench.stream import prompts
 from turboserve.bench.streaming.viewer import ProblemError, Received, Viewer
+from turboserve.tasks import stop
 
 RECOVERED = "recover"
 """Kind of a placement after a worker's death: what a scale-in must never cause."""
@@ -45,9 +46,9 @@ class Ramp:
         """Its user ends it."""
         viewer.player.tick(time.monotonic())
         task = self._watching.pop(viewer.session)
-        task.cancel()
+        await stop(task)
         with suppress(asyncio.CancelledError, ProblemError):
-            await task
+            task.result()
         await viewer.delete()
 
     async def leave_all(self) -> None:

@@ -38,6 +38,7 @@ from turboserve.subjects import (
     Req,
     Resp,
 )
+from turboserve.tasks import stop
 
 LIMIT_S = 300.0
 PATIENT_S = 60.0
@@ -87,9 +88,9 @@ class Play:
 
     async def end(self) -> None:
         """End it, and forget the viewer."""
-        self._watching.cancel()
+        await stop(self._watching)
         with suppress(asyncio.CancelledError):
-            await self._watching
+            self._watching.result()
         await self._subscription.unsubscribe()
         await self._ask(END_SESSION, EndSession(session=self.session))
 

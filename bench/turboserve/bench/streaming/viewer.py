@@ -20,6 +20,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from turboserve.bench.streaming.player import Player
+from turboserve.tasks import stop
 
 MESSAGE_LIMIT_BYTES = 16 * 2**20
 REPORT_INTERVAL_S = 0.25
@@ -120,9 +121,9 @@ class Viewer:
         try:
             yield self
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await stop(task)
+            if not task.cancelled():
+                task.result()
 
     async def watch(self) -> None:
         """Watch until the session ends, whatever happens to connections. Raises ProblemError if refused."""
