@@ -21,8 +21,8 @@ class Forecast:
 
     N(t + h) ≈ N + trend (φ + … + φ^h) + margin, in sessions. The margin is the `quantile` of what earlier
     forecasts, made h before, fell short by; never below zero. The demand itself is not smoothed: on the
-    profiled traces that only made it late. A learned one, ridge regression on lagged differences, was tried
-    and was about as good as expecting no change (`docs/performance.md`).
+    profiled traces that only made it late. A learned one, ridge regression on lagged differences, saves
+    nothing at the same coverage (`docs/performance.md`).
     OServe (5.1) forecasts rates per class of request with an LSTM and minutes of history; one pool of one
     model has one class, and a horizon of seconds.
     """
