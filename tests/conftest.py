@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,6 +24,11 @@ from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, R
 from turboserve.cli.embedded.postgres import ensure_database
 from turboserve.cli.embedded.running import running
 from turboserve.cli.stack.background import BackgroundStack
+
+# The tests are no package: what several folders share is found by name.
+sys.path.insert(0, str(Path(__file__).with_name("helpers")))
+# Their assertions say as much as those in test files.
+pytest.register_assert_rewrite("scheduler_store", "scheduler_world", "pool_world")
 
 # Torch and its like would otherwise use every core for matrices that fit in a cache.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
+from service_process import Service, connected, eventually, state_store
 
 from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.cli.embedded import NatsServer
-from turboserve.config import Settings
 from turboserve.contracts.errors import NotFoundError, TurboServeError, WorkerGoneError
 from turboserve.contracts.requests import Renew, SessionRef
 from turboserve.contracts.sessions import Phase, SessionRecord
@@ -30,51 +25,15 @@ from turboserve.contracts.workers import (
     WorkerPhase,
 )
 from turboserve.ids import new_id
+from turboserve.tasks import stop
 
 HEARTBEAT_S = 0.2
 WORKER_TIMEOUT_S = 2.0
-LIMIT_S = 90.0
-
-
-class Service:
-    """`python -m MODULE` with the credentials of its user."""
-
-    def __init__(self, name: str, module: str, nats: NatsServer, log: Path, **variables: str) -> None:
-        self._command = [sys.executable, "-m", module]
-        self._log = log
-        self._environment = {
-            **os.environ,
-            "TURBOSERVE_NATS_URL": nats.address,
-            "TURBOSERVE_NATS_USER": name,
-            "TURBOSERVE_NATS_PASSWORD": nats.passwords[name],
-            "TURBOSERVE_HEARTBEAT_S": str(HEARTBEAT_S),
-            "TURBOSERVE_LEASE_S": str(WORKER_TIMEOUT_S / 2),
-            "TURBOSERVE_WORKER_TIMEOUT_S": str(WORKER_TIMEOUT_S),
-            **variables,
-        }
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self, **variables: str) -> None:
-        """Start, unless it runs; `variables` are added to its environment this time only."""
-        if self._process is not None:
-            return
-        with self._log.open("ab") as log:
-            environment = {**self._environment, **variables}
-            self._process = subprocess.Popen(self._command, env=environment, stderr=log)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def logged(self) -> str:
-        return self._log.read_text() if self._log.exists() else ""
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+TIMES = {
+    "TURBOSERVE_HEARTBEAT_S": str(HEARTBEAT_S),
+    "TURBOSERVE_LEASE_S": str(WORKER_TIMEOUT_S / 2),
+    "TURBOSERVE_WORKER_TIMEOUT_S": str(WORKER_TIMEOUT_S),
+}
 
 
 class QuietWorker:
@@ -102,9 +61,7 @@ class QuietWorker:
 
     async def die(self) -> None:
         assert self._task is not None
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await stop(self._task)
 
     @property
     def running(self) -> set[str]:
@@ -175,18 +132,11 @@ def store(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Service]:
     """The state store on empty servers."""
-    service = Service(
-        "state-store",
-        "turboserve.state_store",
-        nats_server,
-        tmp_path_factory.mktemp("store") / "log",
-        TURBOSERVE_POSTGRES_URL=postgres_url,
-        TURBOSERVE_REDIS_URL=redis_url,
-        TURBOSERVE_IDLE_GUARD_S="0",
-    )
+    log = tmp_path_factory.mktemp("store") / "log"
+    service = state_store(nats_server, log, postgres_url, redis_url, TURBOSERVE_IDLE_GUARD_S="0", **TIMES)
     service.start()
     yield service
-    service.kill()
+    service.end()
 
 
 @pytest.fixture(scope="module")
@@ -199,9 +149,10 @@ def scheduler_process(
         nats_server,
         tmp_path_factory.mktemp("scheduler") / "log",
         TURBOSERVE_IDLE_AFTER_S="3600",
+        **TIMES,
     )
     yield service
-    service.kill()
+    service.end()
 
 
 @pytest.fixture
@@ -222,15 +173,15 @@ def start_scheduler(
 
     def start(**variables: str) -> Service:
         log = tmp_path_factory.mktemp("scheduler") / "log"
-        idle = {"TURBOSERVE_IDLE_AFTER_S": "3600"}
-        service = Service("scheduler", "turboserve.scheduler", nats_server, log, **{**idle, **variables})
+        usual = {"TURBOSERVE_IDLE_AFTER_S": "3600", **TIMES}
+        service = Service("scheduler", "turboserve.scheduler", nats_server, log, **{**usual, **variables})
         service.start()
         started.append(service)
         return service
 
     yield start
     for service in started:
-        service.kill()
+        service.end()
         print(service.logged())
 
 
@@ -240,13 +191,7 @@ async def connect(nats_server: NatsServer) -> AsyncIterator[Callable[[str], Awai
     async with AsyncExitStack() as stack:
 
         async def open_bus(name: str) -> Bus:
-            settings = Settings(
-                nats_url=nats_server.address,
-                nats_user=name,
-                nats_password=SecretStr(nats_server.passwords[name]),
-                request_deadline_s=2.0,
-            )
-            bus = await Bus.connect(name, settings)
+            bus = await connected(nats_server, name, request_deadline_s=2.0)
             stack.push_async_callback(bus.close)
             return bus
 
@@ -327,14 +272,6 @@ class Viewers:
 
         await eventually(is_there)
         return found[-1]
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]], limit_s: float = LIMIT_S) -> None:
-    """Look until it holds; fails after `limit_s`."""
-    deadline = asyncio.get_running_loop().time() + limit_s
-    while not await condition():
-        assert asyncio.get_running_loop().time() < deadline, "it never came true"
-        await asyncio.sleep(0.05)
 
 
 @pytest.fixture

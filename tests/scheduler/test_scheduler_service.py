@@ -15,6 +15,7 @@ from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.requests import EndSession, MoveAccepted, MoveSession, SessionRef
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.contracts.workers import Playhead
+from turboserve.tasks import stop
 
 Workers = Callable[..., Awaitable[Any]]
 
@@ -89,7 +90,7 @@ async def test_killed_it_comes_back_with_the_same_view(
     worker = await workers(2)
     first = await viewers.create()
     await viewers.active(first)
-    scheduler.kill()
+    scheduler.end()
     second = await viewers.create()
     assert (await viewers.get(second)).phase is Phase.REQUESTED
     scheduler.start()
@@ -103,7 +104,7 @@ async def test_what_died_while_it_was_away_is_recovered(
     first = await workers(2)
     session = await viewers.create()
     await viewers.active(session)
-    scheduler.kill()
+    scheduler.end()
     await first.die()
     second = await workers(2)
     scheduler.start()
@@ -120,7 +121,7 @@ async def test_killed_in_the_middle_of_a_move_it_finishes_the_move(
     first.gives_state = second.gives_state = True
     begun = await move(viewers, session, second.id)
     assert (begun.record.phase, begun.record.target) == (Phase.MIGRATING, second.id)
-    scheduler.kill()
+    scheduler.end()
     second.verifies = True
     assert (await viewers.get(session)).move == begun.record.move
     scheduler.start()
@@ -210,7 +211,7 @@ async def test_the_autoscaler_is_told_the_load(
 
 
 async def test_nobody_watches(scheduler: Any, workers: Workers, viewers: Any) -> None:
-    scheduler.kill()
+    scheduler.end()
     scheduler.start(TURBOSERVE_IDLE_AFTER_S="2")
     await workers(4)
     watched, forgotten = await viewers.create(), await viewers.create()
@@ -229,5 +230,5 @@ async def test_nobody_watches(scheduler: Any, workers: Workers, viewers: Any) ->
         assert record.activity is Activity.IDLE
         assert (await viewers.get(watched)).phase is Phase.ACTIVE
     finally:
-        watching.cancel()
-        scheduler.kill()
+        await stop(watching)
+        scheduler.end()

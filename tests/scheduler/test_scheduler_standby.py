@@ -81,7 +81,7 @@ async def test_the_standby_takes_over_from_a_killed_leader(
         0,
     )
     before = await row(viewers)
-    leader.service.kill()
+    leader.service.end()
     second = await viewers.create()
     assert (await viewers.active(second)).worker == worker.id
     await standby.becomes("ready, leader")
@@ -125,7 +125,7 @@ async def test_worker_deaths_are_found_by_the_new_leader(
     sessions = [await viewers.create() for _ in range(4)]
     owners = {session: (await viewers.active(session)).worker for session in sessions}
     assert set(owners.values()) == {first.id, second.id}
-    leader.service.kill()
+    leader.service.end()
     await first.die()
     for session, owner in owners.items():
         if owner == first.id:

@@ -1,0 +1,89 @@
+"""Services as processes for tests: `python -m MODULE` with the credentials of its user; a bus as any user."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from turboserve.bus import Bus
+from turboserve.cli.embedded import NatsServer
+from turboserve.config import Settings
+
+LIMIT_S = 90.0
+
+
+class Service:
+    """One service; `log` is where its output goes, `variables` its environment."""
+
+    def __init__(self, name: str, module: str, nats: NatsServer, log: Path, **variables: str) -> None:
+        self.log = log
+        self.variables = {
+            **os.environ,
+            "TURBOSERVE_NATS_URL": nats.address,
+            "TURBOSERVE_NATS_USER": name,
+            "TURBOSERVE_NATS_PASSWORD": nats.passwords[name],
+            **variables,
+        }
+        self._command = [sys.executable, "-m", module]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **variables: str) -> None:
+        """Start, unless it runs; `variables` are added to its environment this time only."""
+        if self._process is not None:
+            return
+        with self.log.open("ab") as log:
+            environment = {**self.variables, **variables}
+            self._process = subprocess.Popen(self._command, env=environment, stderr=log)
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(LIMIT_S)
+            self._process = None
+
+    def logged(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+
+def state_store(nats: NatsServer, log: Path, postgres_url: str, redis_url: str, **variables: str) -> Service:
+    """The state store on these servers; not started yet."""
+    return Service(
+        "state-store",
+        "turboserve.state_store",
+        nats,
+        log,
+        TURBOSERVE_POSTGRES_URL=postgres_url,
+        TURBOSERVE_REDIS_URL=redis_url,
+        **variables,
+    )
+
+
+async def connected(nats: NatsServer, name: str, request_deadline_s: float = 3.0) -> Bus:
+    """A bus as the service `name`, with what that is allowed; whoever asks closes it."""
+    settings = Settings(
+        nats_url=nats.address,
+        nats_user=name,
+        nats_password=SecretStr(nats.passwords[name]),
+        request_deadline_s=request_deadline_s,
+    )
+    return await Bus.connect(name, settings)
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], limit_s: float = LIMIT_S) -> None:
+    """Look until it holds; fails after `limit_s`."""
+    deadline = asyncio.get_running_loop().time() + limit_s
+    while not await condition():
+        assert asyncio.get_running_loop().time() < deadline, "it never came true"
+        await asyncio.sleep(0.05)

@@ -1,0 +1,289 @@
+"""Everything around the scheduler's core, on a virtual clock, under faults.
+
+The model of the store keeps the real one's rules; messages are delayed, lost, doubled and reordered; workers
+die, fall silent, drain and join; sessions move, and their copies take long or fail; the scheduler is
+restarted and held up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scheduler_store import MODEL, NONE, WALL, Faults, Store, Worker
+
+from turboserve.contracts.sessions import Activity, Phase, SessionRecord
+from turboserve.contracts.workers import LoadReport, MoveReport, MoveStage, Refusal, WorkerPhase
+from turboserve.scheduler.core import Scheduler
+from turboserve.scheduler.messages import (
+    Answered,
+    BeginMove,
+    Command,
+    CommitMove,
+    DeclareGone,
+    Event,
+    LoadReported,
+    Note,
+    OfSession,
+    Place,
+    Refused,
+    Report,
+    SessionChanged,
+    Tick,
+)
+from turboserve.scheduler.placement import LeastLoaded, MinMaxRebalancer
+from turboserve.scheduler.policy import Policy
+
+DEADLINE_S = 3.0
+
+
+class World(Store):
+    """Store, workers, users and network; `now` is the virtual time."""
+
+    def __init__(self, seed: int, faults: Faults, workers: int = 3, policy: Policy | None = None) -> None:
+        super().__init__(seed, faults)
+        self.policy = policy or Policy(idle_after_s=1e9)
+        self.paused_until = 0.0
+        self._outstanding: set[str] = set()
+        for _ in range(workers):
+            self.join()
+        self.core = self.scheduler()
+        self.at(0.0, self.tick)
+        self.at(1.0, self.beat)
+
+    def delay(self) -> float:
+        return self.delay_around(self.faults.delay_s)
+
+    # The scheduler and its network
+
+    def scheduler(self) -> Scheduler:
+        rebalancer = MinMaxRebalancer()
+        return Scheduler(LeastLoaded(), self.policy, rebalancer, rebalancer.links)
+
+    def tick(self) -> None:
+        self.feed(Tick(), self.generation)
+        self.at(0.25, self.tick)
+
+    def feed(self, event: Event, generation: int) -> None:
+        if generation != self.generation:
+            return
+        if self.now < self.paused_until:
+            if not isinstance(event, Tick):
+                self.at(self.paused_until - self.now, lambda: self.feed(event, generation))
+            return
+        for command in self.core.handle(event, self.now):
+            self.check(command)
+            self.carry_out(command)
+
+    def check(self, command: Command) -> None:
+        """What has to hold of every command when it is given."""
+        if isinstance(command, Report):
+            # A request that was given up, or made in an earlier life, may take effect after its slot was
+            # promised to another: then both are counted until the store has refused one of them.
+            in_time = not (self.faults.lost_answer or self.faults.restart)
+            assert command.feedback.rho_max <= 1.0 or not in_time
+            return
+        if isinstance(command, Note):
+            return
+        if isinstance(command, Place):
+            worker = self.core.view.workers[command.worker]
+            assert worker.load <= worker.capacity, f"{worker.id} overfilled"
+            assert command.session in worker.reserved
+        if isinstance(command, BeginMove):
+            worker = self.core.view.workers[command.worker]
+            assert worker.load <= worker.capacity, f"{worker.id} overfilled"
+            assert command.decision.reason
+        if isinstance(command, CommitMove):
+            assert self.copies.get((command.session, command.move)) is MoveStage.VERIFIED, "not verified"
+        if isinstance(command, OfSession):
+            assert command.session not in self._outstanding, "two commands for one session"
+            self._outstanding.add(command.session)
+        if isinstance(command, DeclareGone) and command.worker in self.workers:
+            silent_s = self.now - self.workers[command.worker].renewed_at
+            assert silent_s >= self.policy.lease_s, f"taken over within the lease: {silent_s}"
+        self.trace.append(f"{self.now:.3f} {command}")
+
+    def carry_out(self, command: Command) -> None:
+        if isinstance(command, Note | Report):
+            return
+        generation = self.generation
+
+        def answer(event: Event) -> None:
+            if isinstance(command, OfSession) and generation == self.generation:
+                self._outstanding.discard(command.session)
+            self.feed(event, generation)
+
+        def failed(refused: Refused) -> None:
+            answer(Answered(command.ticket, refused=refused))
+
+        if not self.store_up:
+            self.at(self.delay(), lambda: failed(Refused.NOT_SENT))
+            return
+        if self.chance(self.faults.lost_command):
+            self.at(DEADLINE_S, lambda: failed(Refused.UNKNOWN))
+            return
+        lost = self.chance(self.faults.lost_answer)
+
+        def execute() -> None:
+            event = self.serve(command)
+            if lost or self.now - sent > DEADLINE_S:
+                self.at(max(sent + DEADLINE_S - self.now, 0.0), lambda: failed(Refused.UNKNOWN))
+            else:
+                self.at(self.delay(), lambda: answer(event))
+
+        sent = self.now
+        # Now and then a request is so late that it takes effect after its sender has given it up.
+        late_s = 2 * DEADLINE_S if lost and self.chance(0.5) else 0.0
+        if late_s:
+            self.at(DEADLINE_S, lambda: failed(Refused.UNKNOWN))
+            self.at(late_s, lambda: self.serve(command) and None)
+        else:
+            self.at(self.delay(), execute)
+
+    def publish(self, event: Event) -> None:
+        if self.chance(self.faults.lost_event):
+            return
+        for _ in range(1 + self.chance(self.faults.doubled_event)):
+            self.at(self.delay(), lambda: self.feed(event, self.generation))
+
+    def restart(self) -> None:
+        self.generation += 1
+        self._outstanding.clear()
+        self.paused_until = 0.0
+        self.core = self.scheduler()
+
+    # Workers
+
+    def beat(self) -> None:
+        """Once a second: workers renew and report, and the faults of this second happen."""
+        self.at(1.0, self.beat)
+        for worker in list(self.workers.values()):
+            if not worker.alive:
+                continue
+            if self.chance(self.faults.death):
+                worker.alive = False
+                continue
+            if self.chance(self.faults.drain) and worker.phase is WorkerPhase.READY:
+                worker.phase = WorkerPhase.DRAINING
+            if worker.phase is WorkerPhase.DRAINING and not self.named(worker.id):
+                self.bury(worker.id)
+                continue
+            if self.chance(self.faults.silence):
+                worker.heard = not worker.heard
+            if self.store_up:
+                worker.renewed_at = self.now
+            if worker.heard and not self.chance(self.faults.lost_load):
+                self.at(self.delay(), self._report(worker))
+        if self.chance(self.faults.restart):
+            self.restart()
+        if self.chance(self.faults.pause):
+            self.paused_until = self.now + self.random.uniform(1, 40)
+        if self.chance(self.faults.store_down) and self.store_up:
+            self.lose_store(0.5, 10.0)
+
+    def named(self, worker: str) -> bool:
+        """Whether a session is there, or on its way there."""
+        return any(worker in (row.worker, row.target) and not row.phase.ended for row in self.rows.values())
+
+    def _report(self, worker: Worker) -> Callable[[], None]:
+        mine = [r for r in self.rows.values() if r.worker == worker.id and r.phase.holds_slot]
+        coming = [r for r in self.rows.values() if r.target == worker.id]
+        worker.refused |= {(r.id, r.epoch) for r in mine if self.chance(self.faults.refusal)}
+        report = LoadReport(
+            worker=worker.id,
+            model=MODEL,
+            capacity=worker.capacity,
+            phase=worker.phase,
+            transfer=("here",),
+            moves=tuple(
+                MoveReport(
+                    session=r.id,
+                    move=r.move or 0,
+                    stage=self.copies.get((r.id, r.move or 0), MoveStage.COPYING),
+                    bytes_moved=1_000,
+                    seconds=0.5,
+                )
+                for r in coming
+            ),
+            refusals=tuple(
+                Refusal(session=r.id, epoch=r.epoch, reason="full")
+                for r in mine
+                if (r.id, r.epoch) in worker.refused
+            ),
+        )
+        return lambda: self.feed(LoadReported(report), self.generation)
+
+    # Users
+
+    def arrive(self, admit: bool = False) -> str | None:
+        """A new session, if the store admits it or `admit` says so."""
+        room = sum(w.capacity for w in self.workers.values() if w.phase is WorkerPhase.READY)
+        if not admit and sum(self.wants_slot(row) for row in self.rows.values()) >= room:
+            return None
+        row = SessionRecord(
+            id=f"ses_{next(self.names)}",
+            tenant="t",
+            model=MODEL,
+            prompt="a red circle",
+            seed=1,
+            phase=Phase.REQUESTED,
+            version=1,
+            epoch=0,
+            created_at=WALL + self.now,
+            updated_at=WALL + self.now,
+        )
+        self.rows[row.id] = row
+        self.publish(SessionChanged(row))
+        return row.id
+
+    def fiddle(self) -> None:
+        """One thing that users do."""
+        live = [row for row in self.rows.values() if not row.phase.ended]
+        deed = self.random.random()
+        if deed < 0.5 or not live:
+            self.arrive()
+            return
+        row = self.random.choice(live)
+        if deed < 0.7:
+            self.write(row, phase=Phase.TERMINATED)
+        elif deed < 0.85 and row.phase.holds_slot:
+            self.write(row, phase=Phase.SUSPENDED, activity=Activity.PAUSED)
+        elif row.phase is Phase.SUSPENDED and row.activity is not Activity.WATCHING:
+            self.write(row, activity=Activity.WATCHING)
+
+    @staticmethod
+    def wants_slot(row: SessionRecord) -> bool:
+        return not row.phase.ended and row.activity is Activity.WATCHING
+
+    def unserved(self) -> list[SessionRecord]:
+        """Sessions that should run and do not."""
+        return [
+            row
+            for row in self.rows.values()
+            if self.wants_slot(row) and not (row.phase.holds_slot and self.workers[row.worker or ""].alive)
+        ]
+
+    def free(self) -> int:
+        ready = (w for w in self.workers.values() if w.alive and w.phase is WorkerPhase.READY)
+        return sum(w.capacity - self.used(w.id) for w in ready)
+
+    def slow_moves(self) -> dict[str, float]:
+        """Sessions that have been moving for longer than any move may, and for how long."""
+        limit_s = self.policy.move_limit_s + 2 * self.policy.resync_s
+        ages = {name: self.now - since for name, since in self.moving_since.items()}
+        return {name: age_s for name, age_s in ages.items() if age_s > limit_s}
+
+    def calm(self) -> None:
+        """No faults from here on; what is broken stays broken until it is repaired."""
+        self.faults = NONE
+        for worker in self.workers.values():
+            worker.heard = True
+            worker.refused.clear()
+
+
+def play(seed: int, faults: Faults, seconds: int = 60) -> World:
+    world = World(seed, faults)
+    for _ in range(seconds * 2):
+        for _ in range(world.random.choice((0, 0, 1, 1, 4))):
+            world.fiddle()
+        world.run(0.5)
+    return world
