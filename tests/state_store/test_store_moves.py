@@ -21,6 +21,7 @@ from turboserve.contracts.errors import (
     SessionNotFoundError,
     StaleStateError,
     TransitionError,
+    UnavailableError,
     WorkerGoneError,
 )
 from turboserve.contracts.events import SessionMigrating, SessionMoveAbandoned, SessionMoved
@@ -358,7 +359,10 @@ async def test_moves_among_everything_else_leave_rows_and_logs_that_agree(start_
                     lambda: api.prompt(row.id, f"prompt {choose.random()}"),  # noqa: B023
                     lambda: api.renew(choose.choice(workers), "chaos-moves", 2),
                 )
-                with suppress(ConflictError, TransitionError, NoCapacityError, InvalidInputError):
+                # On a busy machine a transaction may be given up: nobody knows then what became of it.
+                with suppress(
+                    ConflictError, TransitionError, NoCapacityError, InvalidInputError, UnavailableError
+                ):
                     await choose.choice(calls)()
                 overfull.extend(await overfull_now(api, "chaos-moves", capacity=2))
 

@@ -50,6 +50,7 @@ async def test_postgres_dies_hangs_and_comes_back(
         postgres_url=server.url(),
         sweep_s=0.2,
         transaction_deadline_s=1.0,
+        request_deadline_s=60.0,
     )
     async with (
         machine(server, tmp_path) as postgres,

@@ -16,6 +16,7 @@ from turboserve.contracts.errors import (
     NoCapacityError,
     SessionNotFoundError,
     TransitionError,
+    UnavailableError,
     WorkerGoneError,
 )
 from turboserve.contracts.requests import DrainWorker, ListWorkers, WorkerGone
@@ -234,8 +235,8 @@ async def test_anything_at_once_leaves_rows_and_logs_that_agree(start_store, set
                     lambda: api.prompt(session, f"prompt {choose.random()}"),  # noqa: B023
                     lambda: api.renew(choose.choice(workers), "chaos", 2),
                 )
-                # Anything but these two refusals ends the test.
-                with suppress(ConflictError, TransitionError, NoCapacityError):
+                # Anything but these refusals ends the test; a busy machine may have a transaction given up.
+                with suppress(ConflictError, TransitionError, NoCapacityError, UnavailableError):
                     await choose.choice(calls)()
 
         await asyncio.gather(*(caller(random_.randrange(10**6)) for _ in range(8)))
