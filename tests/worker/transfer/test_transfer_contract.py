@@ -322,6 +322,19 @@ def test_nobody_at_the_address_is_an_error(pair: Pair) -> None:
     assert failed(target) == "peer_lost"
 
 
+def test_nobody_is_asked_for_as_long_as_a_large_copy_may_take(pair: Pair) -> None:
+    target = pair.target(deadline_s=3_600.0, patience_s=1.0)
+    fetch(target, "tcp://127.0.0.1:1")
+    assert failed(target) == "peer_lost"
+
+
+def test_a_copy_that_broke_in_the_middle_is_tried_again_all_the_same(pair: Pair) -> None:
+    """That it took longer than the patience is no matter: something came."""
+    (_, address), target = pair.source(), pair.target(harm="flip once", patience_s=0.0)
+    fetch(target, address)
+    fetched(target)
+
+
 def test_two_workers_without_a_way_in_common_say_so() -> None:
     pair = Pair("gloo")
     try:

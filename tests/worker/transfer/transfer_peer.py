@@ -143,7 +143,7 @@ def harmed(link: Link, harm: str | None) -> Link:
         if harm == "truncate" and isinstance(source, Memory):
             source = Memory([[part[: part.numel() // 2] for part in page] for page in source.pages])
         moved = move(session, source, target, pages, deadline)
-        if harm == "flip" and isinstance(target, Memory):
+        if harm in ("flip", "flip once") and isinstance(target, Memory):
             target.pages[0][0][5] ^= 4
         return moved
 
@@ -164,7 +164,8 @@ class HarmedLinks(Links):
     harm: str | None = None
 
     async def _make(self, *args: Any) -> Link:
-        return harmed(await super()._make(*args), self.harm)
+        harm, self.harm = self.harm, None if self.harm == "flip once" else self.harm
+        return harmed(await super()._make(*args), harm)
 
 
 def facts(links: Links) -> dict[str, int]:
@@ -225,10 +226,11 @@ async def _target(
     harm: str | None = None,
     model: str = MODEL,
     deadline_s: float = 8.0,
+    patience_s: float = 1e9,
 ) -> None:
     links = HarmedLinks([backend], torch.device("cpu"), model)
     links.harm = harm
-    target = Target(TARGET, links)
+    target = Target(TARGET, links, patience_s)
     task: asyncio.Task[None] | None = None
 
     async def fetch(session: str, move: int, address: str) -> None:

@@ -90,7 +90,7 @@ class Moves:
         )
         self._pace = Pace(limits)
         self._source = Source(self, self.links, limits)
-        self._target = Target(worker, self.links)
+        self._target = Target(worker, self.links, limits.least_s)
         self._server: asyncio.Server | None = None
         self.addresses: tuple[str, ...] = ()
         """Where other workers ask for state; empty before `start`."""

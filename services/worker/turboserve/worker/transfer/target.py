@@ -86,6 +86,36 @@ class Fetched:
 
 
 @dataclass(eq=False)
+class _Tries:
+    """The attempts at one state, and whether another may help."""
+
+    patience_s: float
+    count: int = 0
+    """Those that failed."""
+    heard: bool = False
+    """Of the one under way: something of the state has come, or was about to."""
+    waits_from: float = field(default_factory=time.monotonic)
+    """Since when nothing has."""
+    mismatches: int = 0
+    last: TransferError | None = None
+
+    def failed(self, error: TransferError) -> TransferError:
+        """Take note of it; what explains best why nothing came. Raises that if no other attempt will help."""
+        self.count += 1
+        self.mismatches += isinstance(error, DigestMismatch)
+        if not error.retryable or self.mismatches >= MISMATCHES_LIMIT:
+            raise error
+        # What the other side has said explains more than that it then ran out of time.
+        if self.last is None or not isinstance(error, DeadlinePassed):
+            self.last = error
+        if self.heard:
+            self.heard, self.waits_from = False, time.monotonic()
+        elif time.monotonic() - self.waits_from >= self.patience_s:
+            raise self.last from None
+        return self.last
+
+
+@dataclass(eq=False)
 class _Copy:
     """One attempt."""
 
@@ -94,6 +124,7 @@ class _Copy:
     room: Room
     session: str
     deadline: Deadline
+    tries: _Tries
     prints: dict[str, bytes] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     rounds: int = 0
@@ -118,8 +149,9 @@ def host_of(sources: Sequence[str]) -> str:
 class Target:
     """Fetches for one worker."""
 
-    def __init__(self, worker: str, links: Links) -> None:
-        self._worker, self._links = worker, links
+    def __init__(self, worker: str, links: Links, patience_s: float) -> None:
+        """A source of which nothing comes is asked again for `patience_s`, however long a copy may take."""
+        self._worker, self._links, self._patience_s = worker, links, patience_s
 
     async def fetch(
         self, session: str, move: int, sources: Sequence[str], room: Room, limit_s: float
@@ -128,40 +160,32 @@ class Target:
 
         Raises `TransferError`; then, and when it is cancelled, nothing is written to the room any more.
         """
-        started, mismatches = time.monotonic(), 0
-        deadline = Deadline(limit_s)
+        started, deadline, tries = time.monotonic(), Deadline(limit_s), _Tries(self._patience_s)
         if not sources:
             raise PeerLost(f"session {session}: its source has no address")
-        attempt = 0
-        last: TransferError | None = None
         while True:
-            address = sources[attempt % len(sources)]
-            attempt += 1
+            address = sources[tries.count % len(sources)]
             try:
                 room.begin()
-                fetched = await self._attempt(session, move, address, room, deadline)
+                fetched = await self._attempt(session, move, address, room, deadline, tries)
             except SnapshotRejected as error:
                 metrics.broken.add(1, {"role": "target", "code": WrongLayout.code})
                 raise WrongLayout(str(error)) from error
             except TransferError as error:
                 log.info("transfer broke", session=session, code=error.code, error=str(error))
                 metrics.broken.add(1, {"role": "target", "code": error.code})
-                mismatches += isinstance(error, DigestMismatch)
-                if not error.retryable or mismatches >= MISMATCHES_LIMIT:
-                    raise
-                # What the other side has said explains more than that it then ran out of time.
-                last = last if last is not None and isinstance(error, DeadlinePassed) else error
+                explained = tries.failed(error)
                 try:
                     await asyncio.sleep(deadline.left(RETRY_S))
                     deadline.left()
                 except DeadlinePassed:
-                    raise last from None
+                    raise explained from None
                 continue
             metrics.bytes_moved.add(fetched.bytes_moved, {"backend": fetched.backend})
             return replace(fetched, seconds=time.monotonic() - started)
 
     async def _attempt(
-        self, session: str, move: int, address: str, room: Room, deadline: Deadline
+        self, session: str, move: int, address: str, room: Room, deadline: Deadline, tries: _Tries
     ) -> Fetched:
         host, port = parse_address(address)
         try:
@@ -180,7 +204,7 @@ class Target:
                 raise _unexpected(welcome)
             link = await self._links.take(channel, welcome, address, deadline)
             try:
-                fetched = await self._copy(_Copy(channel, link, room, session, deadline))
+                fetched = await self._copy(_Copy(channel, link, room, session, deadline, tries))
             except BaseException:
                 link.close()
                 raise
@@ -199,6 +223,7 @@ class Target:
                 case Wait():
                     continue
                 case Round() as frame:
+                    copy.tries.heard = True
                     moved += await self._round(copy, frame)
                 case Seal() as seal:
                     return await self._verify(copy, seal, moved)
