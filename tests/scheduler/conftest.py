@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 
 import pytest
 from service_process import Service, connected, eventually, state_store
@@ -26,6 +28,9 @@ from turboserve.contracts.workers import (
 )
 from turboserve.ids import new_id
 from turboserve.tasks import stop
+
+sys.path.insert(0, str(Path(__file__).parent))
+"""Helpers beside this file can be imported."""
 
 HEARTBEAT_S = 0.2
 WORKER_TIMEOUT_S = 2.0

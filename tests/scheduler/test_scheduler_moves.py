@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from typing import TypeVar
 
 import pytest
+from moves_bench import Bench, moving, session, worker
 
 from turboserve.contracts import errors
-from turboserve.contracts.sessions import Activity, Phase, SessionRecord
-from turboserve.contracts.workers import LoadReport, MoveReport, MoveStage, WorkerPhase, WorkerRecord
-from turboserve.scheduler.core import Scheduler
+from turboserve.contracts.sessions import Activity, Phase
+from turboserve.contracts.workers import MoveReport, MoveStage, WorkerPhase
 from turboserve.scheduler.messages import (
     AbandonMove,
-    AllListed,
     Answered,
     BeginMove,
-    Command,
     CommitMove,
-    Event,
-    ListAll,
-    LoadReported,
     MoveAsked,
-    Note,
     Place,
     ReadSession,
     Refused,
@@ -31,138 +24,8 @@ from turboserve.scheduler.messages import (
     Tick,
     WorkerChanged,
 )
-from turboserve.scheduler.placement import Cluster, LeastLoaded, Move, MoveKind
+from turboserve.scheduler.placement import MoveKind
 from turboserve.scheduler.policy import Policy
-
-Kind = TypeVar("Kind")
-ADDRESS = ("tcp://127.0.0.1:1",)
-
-
-def worker(name: str, capacity: int = 4, phase: WorkerPhase = WorkerPhase.READY) -> WorkerRecord:
-    return WorkerRecord(
-        id=name, model="m", phase=phase, capacity=capacity, started_at=1, renewed_at=1, transfer=ADDRESS
-    )
-
-
-def session(name: str = "s", owner: str | None = "a", **more: object) -> SessionRecord:
-    fields: dict[str, object] = {
-        "id": name,
-        "tenant": "t",
-        "model": "m",
-        "prompt": "p",
-        "seed": 1,
-        "phase": Phase.ACTIVE,
-        "worker": owner,
-        "version": 2,
-        "epoch": 1,
-        "created_at": 1,
-        "updated_at": 1,
-    }
-    return SessionRecord.model_validate({**fields, **more})
-
-
-class Wishes:
-    """A rebalancer that proposes what the test says, for as long as the session may be moved."""
-
-    def __init__(self) -> None:
-        self.moves: list[Move] = []
-        self.asked = 0
-        self.seen = Cluster()
-
-    def wish(self, name: str, target: str, kind: MoveKind = MoveKind.BALANCE) -> None:
-        self.moves.append(Move(name, "a", target, 0.2, 0.1, "it gains", kind, {"bytes": 7.0}))
-
-    def propose(self, cluster: Cluster, now: float) -> list[Move]:
-        self.asked += 1
-        self.seen = cluster
-        return [
-            move
-            for move in self.moves
-            if (state := cluster.sessions.get(move.session)) is not None
-            and state.movable
-            and state.target is None
-            and (move.kind is MoveKind.DRAIN or state.rests_until <= now)
-            and move.target not in state.excluded
-            and move.target in cluster.workers
-        ]
-
-
-class Bench:
-    """A core filled with rows, and a store of one's own: `store` does what a command asks."""
-
-    def __init__(self, *known: WorkerRecord | SessionRecord, policy: Policy | None = None) -> None:
-        self.now = 0.0
-        self.wishes = Wishes()
-        self.policy = policy or Policy(idle_after_s=1e9)
-        self.rows: dict[str, SessionRecord] = {}
-        self.workers = tuple(row for row in known if isinstance(row, WorkerRecord))
-        for row in known:
-            if isinstance(row, SessionRecord):
-                self.rows[row.id] = row
-        self.restart()
-
-    def restart(self) -> None:
-        self.core = Scheduler(LeastLoaded(), self.policy, self.wishes)
-        self.out: list[Command] = []
-        self.feed(Tick())
-        self.feed(AllListed(self.take(ListAll).ticket, self.workers, tuple(self.rows.values())))
-
-    def feed(self, event: Event, after: float = 0.0) -> None:
-        self.now += after
-        self.out += self.core.handle(event, self.now)
-
-    def pass_time(self, seconds: float) -> None:
-        for _ in range(int(seconds * 4)):
-            for name in list(self.core.view.workers):
-                arrivals = tuple(self.core.view.workers[name].arrivals.values())
-                self.load(name, *arrivals)
-            self.feed(Tick(), after=0.25)
-
-    def take(self, kind: type[Kind]) -> Kind:
-        found = next(command for command in self.out if isinstance(command, kind))
-        self.out.remove(found)  # type: ignore[arg-type]
-        return found
-
-    def none(self, *kinds: type[Command]) -> bool:
-        return not any(isinstance(command, kinds) for command in self.out)
-
-    def load(self, name: str, *moves: MoveReport) -> None:
-        self.feed(LoadReported(LoadReport(worker=name, model="m", capacity=4, moves=moves, transfer=ADDRESS)))
-
-    def change(self, name: str, **changes: object) -> SessionRecord:
-        row = self.rows[name]
-        after = row.model_copy(update={**changes, "version": row.version + 1})
-        self.rows[name] = after
-        return after
-
-    def do(self, command: BeginMove | CommitMove | AbandonMove) -> SessionRecord:
-        """What the store makes of it."""
-        row = self.rows[command.session]
-        if isinstance(command, BeginMove):
-            phase = Phase.MIGRATING if row.phase is Phase.ACTIVE else row.phase
-            return self.change(row.id, phase=phase, target=command.worker, move=row.version + 1)
-        assert command.move == row.move
-        phase = Phase.ACTIVE if row.phase is Phase.MIGRATING else row.phase
-        over = {"phase": phase, "target": None, "move": None}
-        if isinstance(command, CommitMove):
-            return self.change(row.id, **over, worker=command.worker, epoch=row.epoch + 1)
-        return self.change(row.id, **over)
-
-    def store(self, kind: type[Kind]) -> Kind:
-        """Carry out the command of this kind and answer it."""
-        command = self.take(kind)
-        self.feed(Answered(command.ticket, self.do(command)))  # type: ignore[attr-defined,arg-type]
-        return command
-
-    def verified(self, name: str = "s", at: str = "b", **more: object) -> None:
-        values = {"session": name, "move": self.rows[name].move, "stage": MoveStage.VERIFIED, "next_chunk": 4}
-        self.load(at, MoveReport.model_validate({**values, "digest": "d", **more}))
-
-
-def moving(**more: object) -> Bench:
-    """A bench whose session `s` is on its way from `a` to `b`."""
-    row = session(phase=Phase.MIGRATING, target="b", move=2, **more)
-    return Bench(worker("a"), worker("b"), row)
 
 
 def test_a_move_from_proposal_to_commit() -> None:
@@ -466,91 +329,3 @@ def test_a_session_whose_worker_gives_nothing_away_is_not_moved() -> None:
     assert isinstance(bench.take(Reply).error, errors.TransitionError)
     assert bench.none(BeginMove)
     assert bench.wishes.asked > 0
-
-
-def test_an_operator_moves_a_session_where_he_likes() -> None:
-    bench = Bench(worker("a"), worker("b"), worker("c"), session("s"), session("t", "b"))
-    bench.feed(MoveAsked(5, "s", "b"))
-    begin = bench.take(BeginMove)
-    assert (begin.worker, "operator" in begin.decision.reason) == ("b", True)
-    assert bench.none(Reply)
-    bench.feed(Answered(begin.ticket, bench.do(begin)))
-    reply = bench.take(Reply)
-    assert (reply.request, reply.error, reply.decision) == (5, None, begin.decision)
-    assert reply.record is not None
-    assert reply.record.target == "b"
-    # Where it likes best: not where it is, and where the load grows least.
-    bench.feed(MoveAsked(6, "t"))
-    assert bench.take(BeginMove).worker == "c"
-
-
-@pytest.mark.parametrize(
-    ("name", "to", "error"),
-    [
-        ("never", "b", errors.SessionNotFoundError),
-        ("s", "never", errors.NotFoundError),
-        ("s", "a", errors.InvalidInputError),
-        ("s", "other", errors.InvalidInputError),
-        ("s", "full", errors.NoCapacityError),
-        ("s", "draining", errors.NoCapacityError),
-        ("waits", "b", errors.TransitionError),
-        ("moves", "b", errors.TransitionError),
-        ("huge", None, errors.NoCapacityError),
-    ],
-)
-def test_what_an_operator_cannot_have_is_said_at_once(
-    name: str, to: str | None, error: type[errors.TurboServeError]
-) -> None:
-    bench = Bench(
-        worker("a"),
-        worker("b", capacity=2),
-        worker("full", capacity=1),
-        worker("draining", phase=WorkerPhase.DRAINING),
-        worker("other").model_copy(update={"model": "n"}),
-        session("s"),
-        session("f", "full"),
-        session("waits", None, phase=Phase.REQUESTED, epoch=0, model="nobody-serves-it"),
-        session("moves", phase=Phase.MIGRATING, target="b", move=2),
-        session("huge", "other", model="n"),
-    )
-    bench.feed(MoveAsked(1, name, to))
-    reply = bench.take(Reply)
-    assert type(reply.error) is error
-    assert bench.none(BeginMove)
-    notes = [one.decision for one in bench.out if isinstance(one, Note) and one.decision.kind == "stay"]
-    assert len(notes) == (error is errors.NoCapacityError)
-    for said in notes:
-        assert (said.session, said.worker) == (name, bench.rows[name].worker)
-        assert said.reason == f"an operator wants it moved: {reply.error.detail}"
-
-
-@pytest.mark.parametrize(
-    ("refused", "error"),
-    [
-        (Refused.CONFLICT, errors.ConflictError),
-        (Refused.NO_CAPACITY, errors.NoCapacityError),
-        (Refused.WORKER_GONE, errors.NotFoundError),
-        (Refused.NOT_FOUND, errors.SessionNotFoundError),
-        (Refused.NOT_SENT, errors.UnavailableError),
-        (Refused.UNKNOWN, errors.DeadlineError),
-    ],
-)
-def test_what_the_store_refuses_an_operator_is_said(
-    refused: Refused, error: type[errors.TurboServeError]
-) -> None:
-    bench = Bench(worker("a"), worker("b"), session())
-    bench.feed(MoveAsked(1, "s", "b"))
-    bench.feed(Answered(bench.take(BeginMove).ticket, refused=refused))
-    assert type(bench.take(Reply).error) is error
-    noted = ["stay"] * (refused is Refused.NO_CAPACITY)
-    assert [one.decision.kind for one in bench.out if isinstance(one, Note)] == noted
-    # Nothing stays reserved once the row is known.
-    if refused in (Refused.NO_CAPACITY, Refused.NOT_SENT):
-        assert bench.core.view.workers["b"].load == 0
-    assert not bench.core.view.beginning or refused in (Refused.CONFLICT, Refused.UNKNOWN)
-
-
-def test_before_the_view_is_filled_operators_are_told_to_wait() -> None:
-    core = Scheduler(LeastLoaded())
-    replies = [one for one in core.handle(MoveAsked(1, "s"), 0.0) if isinstance(one, Reply)]
-    assert isinstance(replies[0].error, errors.UnavailableError)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_store import MANY, NONE, Faults
+from scheduler_world import World, play
 
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.scheduler.messages import Watched
 from turboserve.scheduler.policy import Policy
-
-# The tests are no package: what they share is found beside them.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from scheduler_store import MANY, NONE, Faults
-from scheduler_world import World, play
 
 
 @pytest.mark.parametrize("seed", range(40))
