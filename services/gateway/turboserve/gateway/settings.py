@@ -38,7 +38,7 @@ class Settings(Shared):
     body_limit_bytes: int = Field(default=64 * 1024, ge=1024)
     """Of a request's body and of a WebSocket message."""
     stream_limit: int = Field(default=1_000, ge=1)
-    """Video streams that this gateway serves at once."""
+    """Streams (video and events) that this gateway serves at once."""
     bad_message_limit: int = Field(default=32, ge=1)
     """Broken WebSocket messages before the connection is closed."""
     playhead_interval_s: Annotated[float, Field(gt=0, le=SILENT_S / 4)] = 0.25

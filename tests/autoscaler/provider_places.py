@@ -1,0 +1,166 @@
+"""Where providers of workers are tried: in memory, on this machine's processes, on a Ray cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from turboserve.autoscaler.providers.base import (
+    Health,
+    LaunchError,
+    Member,
+    OnExit,
+    PoolProvider,
+)
+from turboserve.autoscaler.providers.local import LocalProvider, pool_id, worker_environment
+from turboserve.autoscaler.providers.process import environment_of, pids
+from turboserve.autoscaler.providers.ray import RayProvider
+from turboserve.autoscaler.providers.ray_cluster import Needs, RayCluster
+from turboserve.ids import new_id
+
+PROGRAM = Path(__file__).with_name("plain_worker.py")
+LIMIT_S = 60.0
+NEEDS = Needs(gpus=0, cpus=1, resources=(("worker", 1),))
+
+
+class MemoryProvider(PoolProvider):
+    """Workers that are entries of a dictionary, which outlives the provider as a cluster does."""
+
+    name: ClassVar[str] = "memory"
+
+    def __init__(self, cluster: dict[str, Member]) -> None:
+        self._cluster = cluster
+        self._known: set[str] = set()
+        self._on_exit: OnExit | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def watch(self, on_exit: OnExit) -> None:
+        self._on_exit = on_exit
+        self._task = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(0.02)
+            for worker in sorted(self._known - self._cluster.keys()):
+                self._known.discard(worker)
+                assert self._on_exit is not None
+                self._on_exit(worker, "it is not there any more")
+
+    async def adopt(self) -> list[Member]:
+        self._known |= self._cluster.keys()
+        return list(self._cluster.values())
+
+    async def reserve(self, slot: str) -> None:
+        pass
+
+    async def launch(self, slot: str, worker: str) -> Member:
+        if worker in self._cluster:
+            return self._cluster[worker]
+        if any(member.slot == slot for member in self._cluster.values()):
+            raise LaunchError("occupied", field=slot)
+        self._cluster[worker] = Member(slot, worker)
+        self._known.add(worker)
+        return self._cluster[worker]
+
+    async def ready(self, worker: str) -> bool:
+        return worker in self._cluster
+
+    async def drain(self, worker: str) -> None:
+        pass
+
+    async def release(self, slot: str, worker: str | None, grace_s: float) -> None:
+        self._cluster.pop(worker or "", None)
+
+    async def health(self) -> Health:
+        return Health(True)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+class Place:
+    """Somewhere that providers come and go, and workers stay."""
+
+    def __init__(self, kind: str, address: str = "") -> None:
+        self.kind, self.address = kind, address
+        self.cluster: dict[str, Member] = {}
+        self.pool = pool_id("test", new_id("scope"))
+        self.providers: list[tuple[PoolProvider, list[tuple[str, str]]]] = []
+
+    def provider(self, mode: str = "good") -> tuple[PoolProvider, list[tuple[str, str]]]:
+        """A new provider as after a restart of the autoscaler, and the exits it tells."""
+        provider: PoolProvider
+        if self.kind == "memory":
+            provider = MemoryProvider(self.cluster)
+        elif self.kind == "ray":
+            command = [sys.executable, "-I", "-S", str(PROGRAM), mode]
+            cluster = RayCluster(self.address, self.pool, call_s=LIMIT_S)
+            provider = RayProvider(self.pool, cluster, command, {}, NEEDS, launch_s=LIMIT_S)
+        else:
+            command = [sys.executable, "-I", "-S", str(PROGRAM), mode]
+            provider = LocalProvider(self.pool, command, worker_environment(1, None, None))
+        exits: list[tuple[str, str]] = []
+        provider.watch(lambda worker, status: exits.append((worker, status)))
+        self.providers.append((provider, exits))
+        return provider, exits
+
+    def kill(self, member: Member) -> None:
+        """The worker dies by itself."""
+        if self.kind == "ray":
+            os.kill(process_of(member.worker), signal.SIGKILL)
+        elif member.pid is not None:
+            os.kill(member.pid, signal.SIGKILL)
+        else:
+            del self.cluster[member.worker]
+
+
+def process_of(worker: str) -> int:
+    """The process id of a worker that some actor holds."""
+    for pid in pids():
+        environment = environment_of(pid)
+        if environment.get("TURBOSERVE_WORKER_ID") == worker and "TURBOSERVE_HEALTH_PORT" in environment:
+            return pid
+    raise AssertionError(f"no process of {worker}")
+
+
+def raylets(node: Any) -> set[int]:
+    return {info.process.pid for info in node.all_processes["raylet"]}
+
+
+def started(start: Callable[[], Any]) -> Any:
+    """Ray gives a node 30 s to start, which is not enough on a machine that is busy with something else."""
+    for _ in range(4):
+        try:
+            return start()
+        except Exception as error:
+            print(f"a node of Ray did not start: {error}")
+    return start()
+
+
+async def clear(place: Place) -> None:
+    sweeper, _ = place.provider()
+    for member in await sweeper.adopt():
+        await sweeper.release(member.slot, member.worker, 0.1)
+    for provider, _ in place.providers:
+        await provider.close()
+
+
+async def spawn(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    return await asyncio.to_thread(subprocess.Popen, command, **options)
+
+
+async def eventually(condition: Callable[[], bool] | Callable[[], Awaitable[bool]]) -> None:
+    deadline = asyncio.get_running_loop().time() + LIMIT_S
+    while True:
+        found = condition()
+        if found if isinstance(found, bool) else await found:
+            return
+        assert asyncio.get_running_loop().time() < deadline, "it never came true"
+        await asyncio.sleep(0.02)

@@ -1,0 +1,174 @@
+"""Providers of real processes: how they end, whose children they are, and what is only looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+from provider_places import (
+    PROGRAM,
+    Place,
+    clear,
+    eventually,
+    spawn,
+)
+
+from turboserve.autoscaler.providers.base import (
+    LaunchError,
+    NoResourcesError,
+)
+from turboserve.autoscaler.providers.external import ExternalProvider
+from turboserve.autoscaler.providers.local import LocalProvider, pool_id
+from turboserve.autoscaler.providers.ray_cluster import node_environment
+
+
+@pytest.fixture
+async def machine() -> AsyncIterator[Place]:
+    """Real processes, for what only they do."""
+    place = Place("local")
+    yield place
+    await clear(place)
+
+
+async def test_exit_statuses_are_said_in_words(machine: Place) -> None:
+    provider, exits = machine.provider("crash")
+    await provider.launch("test-0", "wrk_a")
+    await eventually(lambda: exits == [("wrk_a", "its process ended with status 3")])
+    good, good_exits = machine.provider()
+    member = await good.launch("test-0", "wrk_b")
+    machine.kill(member)
+    await eventually(lambda: good_exits == [("wrk_b", "its process was ended by SIGKILL")])
+
+
+async def test_who_does_not_listen_is_killed(machine: Place) -> None:
+    provider, exits = machine.provider("deaf")
+    await provider.launch("test-0", "wrk_a")
+    await eventually(lambda: provider.ready("wrk_a"))
+    await provider.release("test-0", "wrk_a", 0.3)
+    assert exits == [("wrk_a", "its process was ended by SIGKILL")]
+
+
+async def test_a_stopped_process_is_ended(machine: Place) -> None:
+    provider, exits = machine.provider()
+    member = await provider.launch("test-0", "wrk_a")
+    assert member.pid is not None
+    os.kill(member.pid, signal.SIGSTOP)
+    await provider.release("test-0", "wrk_a", 0.3)
+    assert len(exits) == 1
+
+
+async def test_a_probe_that_fails_is_not_ready(machine: Place) -> None:
+    provider, _ = machine.provider("never")
+    await provider.launch("test-0", "wrk_a")
+    await asyncio.sleep(0.5)
+    assert not await provider.ready("wrk_a")
+
+
+async def test_a_command_that_is_not_there(machine: Place) -> None:
+    provider = LocalProvider("p", ["/nowhere/worker"], {})
+    with pytest.raises(LaunchError, match="/nowhere/worker"):
+        await provider.launch("test-0", "wrk_a")
+    assert await provider.adopt() == []
+
+
+async def test_pools_do_not_see_each_other(machine: Place) -> None:
+    provider, _ = machine.provider()
+    await provider.launch("test-0", "wrk_a")
+    stranger = LocalProvider(pool_id("test", "another broker"), ["x"], {})
+    assert await stranger.adopt() == []
+
+
+async def test_children_of_a_worker_are_not_workers(machine: Place) -> None:
+    """They have its environment."""
+    provider, _ = machine.provider()
+    member = await provider.launch("test-0", "wrk_a")
+    assert member.pid is not None
+    script = "import time; time.sleep(30)"
+    environment = {**os.environ, "TURBOSERVE_POOL_ID": machine.pool, "TURBOSERVE_POOL_SLOT": "test-7"}
+    environment["TURBOSERVE_WORKER_ID"] = "wrk_child"
+    child = await spawn([sys.executable, "-I", "-S", "-c", script], env=environment)
+    try:
+        await asyncio.sleep(0.2)
+        assert [m.worker for m in await provider.adopt()] == ["wrk_a"]
+    finally:
+        child.kill()
+        child.wait()
+
+
+async def test_a_worker_outlives_the_process_that_started_it(machine: Place) -> None:
+    """kill -9 of the autoscaler: its workers go on, and the next one finds them."""
+    script = f"""
+import asyncio, sys
+from turboserve.autoscaler.providers.local import LocalProvider, worker_environment
+async def main():
+    provider = LocalProvider({machine.pool!r}, [sys.executable, "-I", "-S", {str(PROGRAM)!r}],
+                             worker_environment(1, None, None))
+    provider.watch(lambda *_: None)
+    await provider.launch("test-0", "wrk_a")
+    print("started", flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    parent = await spawn([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    assert await asyncio.to_thread(parent.stdout.readline) == b"started\n"
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    provider, exits = machine.provider()
+    [member] = await provider.adopt()
+    assert (member.slot, member.worker) == ("test-0", "wrk_a")
+    machine.kill(member)
+    await eventually(lambda: exits == [("wrk_a", "its process has ended")])
+
+
+async def test_without_pidfds_ends_are_found_by_looking(
+    machine: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(_pid: int) -> int:
+        raise OSError("not on this kernel")
+
+    monkeypatch.setattr(os, "pidfd_open", unsupported)
+    provider, exits = machine.provider()
+    member = await provider.launch("test-0", "wrk_a")
+    other, other_exits = machine.provider()
+    assert await other.adopt() == [member]
+    machine.kill(member)
+    await eventually(lambda: len(exits) == 1)
+    await eventually(lambda: len(other_exits) == 1)
+
+
+async def test_an_external_pool_only_looks_on() -> None:
+    provider = ExternalProvider()
+    provider.watch(lambda *_: None)
+    assert not provider.managed
+    assert (await provider.health()).ok
+    assert await provider.adopt() == []
+    assert not await provider.ready("wrk_a")
+    with pytest.raises(NoResourcesError):
+        await provider.reserve("x-0")
+    with pytest.raises(LaunchError):
+        await provider.launch("x-0", "wrk_a")
+    await provider.drain("wrk_a")
+    await provider.release("x-0", "wrk_a", 1.0)
+    await provider.close()
+
+
+def test_a_node_is_told_only_what_concerns_a_worker() -> None:
+    told = node_environment(
+        {
+            "TURBOSERVE_NATS_URL": "nats://broker",
+            "TURBOSERVE_NATS_PASSWORD": "worker's own",
+            "TURBOSERVE_HEALTH_PORT": "9",
+            "TURBOSERVE_LIFELINE_FD": "3",
+            "TURBOSERVE_DATA_DIR": "/here",
+            "OMP_NUM_THREADS": "1",
+            "PATH": "/here/bin",
+        }
+    )
+    assert set(told) == {"TURBOSERVE_NATS_URL", "TURBOSERVE_NATS_PASSWORD", "OMP_NUM_THREADS"}
