@@ -28,7 +28,9 @@ from turboserve.cli.stack.background import BackgroundStack
 # The tests are no package: what several folders share is found by name.
 sys.path.insert(0, str(Path(__file__).with_name("helpers")))
 # Their assertions say as much as those in test files.
-pytest.register_assert_rewrite("scheduler_store", "scheduler_world", "moves_bench", "pool_world")
+pytest.register_assert_rewrite(
+    "scheduler_store", "scheduler_world", "moves_bench", "pool_world", "table_bench", "table_moves"
+)
 
 # Torch and its like would otherwise use every core for matrices that fit in a cache.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

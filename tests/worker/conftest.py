@@ -1,7 +1,9 @@
 """A tiny model with random weights, stand-ins for its text encoder and decoder, and a driver for engines."""
 
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,9 @@ from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.engine.spec import EngineOptions
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.transformer import CausalWanTransformer
+
+sys.path.insert(0, str(Path(__file__).parent))
+"""Helpers beside this file can be imported."""
 
 
 class HashedText:
