@@ -1,0 +1,49 @@
+"""Copies a session from one engine to another, by hand, and compares what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from turboserve.worker.engine import adoption
+from turboserve.worker.engine.events import ChunkReady, Frozen
+from turboserve.worker.engine.landing import Landing
+from turboserve.worker.engine.moving import Page, fingerprint_of
+from turboserve.worker.engine.spec import SessionSpec
+
+FAR = 1e9
+SPEC = SessionSpec("a", "a red circle", seed=11)
+
+
+def copy(pages: Iterable[Page], landing: Landing) -> None:
+    for page in pages:
+        places = landing.place(page.name, page.size, page.dtype, page.shape)
+        for place, part in zip(places, page.parts, strict=True):
+            place.copy_(part)
+
+
+def prints(pages: Iterable[Page]) -> dict[str, bytes]:
+    return {page.name: fingerprint_of(page.parts) for page in pages}
+
+
+def frozen(driver: Any, session: str = "a") -> int:
+    adoption.freeze(driver.engine, session, driver.now, 0.0, 0.0)
+    events = driver.run(lambda events: any(isinstance(event, Frozen) for event in events))
+    return next(event.next_chunk for event in events if isinstance(event, Frozen))
+
+
+def equal(ours: list[ChunkReady], theirs: list[ChunkReady]) -> bool:
+    return len(ours) == len(theirs) > 0 and all(
+        a.index == b.index and torch.equal(a.latents, b.latents) and torch.equal(a.frames, b.frames)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def stayed(make_driver: Callable[..., Any], chunks: int, **options: Any) -> list[ChunkReady]:
+    """What the session makes where nothing happens to it."""
+    driver = make_driver(max_lead_s=FAR, **options)
+    driver.engine.admit(SPEC, driver.now)
+    found: list[ChunkReady] = driver.chunks("a", chunks)
+    return found
