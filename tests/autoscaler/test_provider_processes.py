@@ -24,6 +24,7 @@ from turboserve.autoscaler.providers.base import (
 )
 from turboserve.autoscaler.providers.external import ExternalProvider
 from turboserve.autoscaler.providers.local import LocalProvider, pool_id
+from turboserve.autoscaler.providers.process import settled_environments
 from turboserve.autoscaler.providers.ray_cluster import node_environment
 
 
@@ -172,3 +173,17 @@ def test_a_node_is_told_only_what_concerns_a_worker() -> None:
         }
     )
     assert set(told) == {"TURBOSERVE_NATS_URL", "TURBOSERVE_NATS_PASSWORD", "OMP_NUM_THREADS"}
+
+
+def test_a_process_is_known_by_its_environment_from_its_first_moment() -> None:
+    for number in range(40):
+        child = subprocess.Popen(["/bin/sleep", "60"], env={"WHO": str(number)}, start_new_session=True)
+        try:
+            assert settled_environments([child.pid]) == {child.pid: {"WHO": str(number)}}
+        finally:
+            child.kill()
+        # A zombie, and then nothing.
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert settled_environments([child.pid]) == {child.pid: {}}
+        child.wait()
+        assert settled_environments([child.pid]) == {child.pid: {}}

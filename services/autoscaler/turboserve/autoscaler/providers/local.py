@@ -20,7 +20,13 @@ from turboserve.autoscaler.providers.base import (
     PoolProvider,
     StuckError,
 )
-from turboserve.autoscaler.providers.process import Watched, environment_of, leads_session, pids
+from turboserve.autoscaler.providers.process import (
+    Watched,
+    environment_of,
+    leads_session,
+    pids,
+    settled_environments,
+)
 
 log = logs.get("pool")
 
@@ -153,11 +159,8 @@ class LocalProvider(PoolProvider):
 
     def _candidates(self) -> list[int]:
         known = {process.pid for _, process in self._processes.values() if process.alive}
-        return [
-            pid
-            for pid in pids()
-            if pid not in known and self._is_ours(environment_of(pid)) and leads_session(pid)
-        ]
+        leaders = [pid for pid in pids() if pid not in known and leads_session(pid)]
+        return [pid for pid, found in settled_environments(leaders).items() if self._is_ours(found)]
 
     def _is_ours(self, environment: Mapping[str, str]) -> bool:
         return environment.get(POOL_VARIABLE) == self._pool

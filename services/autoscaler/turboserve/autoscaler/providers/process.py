@@ -6,12 +6,15 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 POLL_S = 0.25
 """How often to look where the kernel has no pidfd."""
+SETTLE_S = 1.0
+SETTLE_POLL_S = 0.005
 
 
 def environment_of(pid: int) -> dict[str, str]:
@@ -22,6 +25,22 @@ def environment_of(pid: int) -> dict[str, str]:
         return {}
     pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry)
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def settled_environments(numbers: Iterable[int]) -> dict[int, dict[str, str]]:
+    """`environment_of` each, by pid. Blocks for up to `SETTLE_S` where one may just be starting: the kernel
+    tells who starts a process that it runs before it has written down what with."""
+    until = time.monotonic() + SETTLE_S
+    found = {}
+    for pid in numbers:
+        while not (environment := environment_of(pid)) and _may_settle(pid) and time.monotonic() < until:
+            time.sleep(SETTLE_POLL_S)
+        found[pid] = environment
+    return found
+
+
+def _may_settle(pid: int) -> bool:
+    return os.access(f"/proc/{pid}/environ", os.R_OK) and _exists(pid)
 
 
 def leads_session(pid: int) -> bool:
