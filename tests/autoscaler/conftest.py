@@ -70,8 +70,26 @@ class Autoscaler(Service):
     async def rows(self) -> dict[str, WorkerRecord]:
         """The pool's workers that are not gone, by slot."""
         pool = self.variables["TURBOSERVE_POOL_NAME"]
-        page = await self.bus.call(subjects.LIST_WORKERS, ListWorkers())
-        return {row.pool_slot: row for row in page.workers if (row.pool_slot or "").startswith(f"{pool}-")}
+        found: list[WorkerRecord] = []
+
+        async def told() -> bool:
+            # A store on a busy machine may need longer than a request has.
+            with suppress(TurboServeError):
+                found[:] = (await self.bus.call(subjects.LIST_WORKERS, ListWorkers())).workers
+                return True
+            return False
+
+        await eventually(told)
+        return {row.pool_slot: row for row in found if (row.pool_slot or "").startswith(f"{pool}-")}
+
+    async def replaced(self, slot: str, worker: str) -> None:
+        """Wait until the slot has no worker, or another one."""
+
+        async def is_so() -> bool:
+            row = (await self.rows()).get(slot)
+            return row is None or row.id != worker
+
+        await eventually(is_so)
 
     async def reason(self, worker: str) -> str | None:
         """Wait until the worker is gone; why it is."""
@@ -91,11 +109,9 @@ class Autoscaler(Service):
         found: dict[str, WorkerRecord] = {}
 
         async def there() -> bool:
-            with suppress(TurboServeError):
-                found.clear()
-                found.update(await self.rows())
-                return len(found) == count and all(row.phase == "ready" for row in found.values())
-            return False
+            found.clear()
+            found.update(await self.rows())
+            return len(found) == count and all(row.phase == "ready" for row in found.values())
 
         await eventually(there)
         return dict(found)
