@@ -103,10 +103,11 @@ async def test_pages_hold_every_session_once(api, start) -> None:
         cursor = {"after": page["next"]}
     assert len(seen) == len(set(seen))
     assert made <= set(seen)
-    phases = ["requested", "active"]
-    live = (await api.get("/v1/sessions", params={"phase": phases})).json()["sessions"]
-    assert made <= {session["id"] for session in live}
-    assert {session["phase"] for session in live} <= set(phases)
+    # Nobody watches them: on a slow machine they may be asleep by now.
+    for phases, there in ((["requested", "active", "suspended"], made), (["terminated", "failed"], set())):
+        found = (await api.get("/v1/sessions", params={"phase": phases})).json()["sessions"]
+        assert made & {session["id"] for session in found} == there
+        assert {session["phase"] for session in found} <= set(phases)
 
 
 BAD = [
