@@ -19,7 +19,8 @@ from turboserve.state_store.tables import metadata
 
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[Database]:
-    database = Database(Settings(postgres_url=postgres_url))
+    # Comparing takes a busy machine longer than a transaction of the store may.
+    database = Database(Settings(postgres_url=postgres_url, transaction_deadline_s=60.0))
     yield database
     await database.close()
 
