@@ -83,6 +83,20 @@ async def test_joining_a_rendezvous_that_stands_still_leaves_nothing_behind(link
         assert cut(HOST, port) == 0
 
 
+async def test_nor_does_one_that_nobody_waits_for_any_more(links: Links) -> None:
+    """A move is given up, or the worker stops, while the rendezvous is being joined."""
+    with socket.create_server((HOST, 0)) as still:
+        port = still.getsockname()[1]
+        joining = asyncio.create_task(
+            links.connecting(lambda: pair.join_store(HOST, port, 0.2), 60.0, (HOST, port), lambda late: None)
+        )
+        await asyncio.sleep(0.05)
+        joining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await joining
+        await nobody_connects()
+
+
 async def test_what_comes_too_late_is_given_up(links: Links) -> None:
     go, dropped = threading.Event(), list[bool]()
     waiting = asyncio.create_task(links.connecting(go.wait, 60.0, SERVER, dropped.append))

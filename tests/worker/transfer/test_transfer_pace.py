@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from turboserve.worker.transfer.pace import HOSTS_KEPT, SLACK, Limits, Pace
+from turboserve.worker.transfer.target import host_of
 
 LIMITS = Limits(least_s=20.0, most_s=3_600.0, bytes_per_s=10e6)
 GB = 1_000_000_000
@@ -29,12 +32,16 @@ def test_what_was_measured_takes_the_place_of_what_was_assumed_and_the_slowest_c
     assert pace.limit_s("far", GB) == 20.0 + SLACK * 500
 
 
-def test_after_a_failure_nothing_is_believed_of_the_way() -> None:
+def test_after_a_failure_nobody_believes_that_the_way_is_fast_and_its_limit_never_falls() -> None:
     pace = Pace(LIMITS)
-    pace.took("a", GB, 0.1)
-    pace.forget("a")
-    pace.forget("never heard of")
-    assert pace.limit_s("a", GB) == 20.0 + SLACK * 100
+    pace.took("fast", GB, 0.1)
+    pace.took("slow", GB, 0.1)
+    pace.took("slow", GB, 500.0)
+    for host in ("fast", "slow", "never heard of"):
+        pace.forget(host)
+    assert pace.limit_s("fast", GB) == 20.0 + SLACK * 100
+    assert pace.limit_s("slow", GB) == 20.0 + SLACK * 500
+    assert pace.limit_s("never heard of", GB) == 20.0 + SLACK * 100
 
 
 def test_nothing_is_learnt_from_nothing_and_hosts_that_went_are_forgotten() -> None:
@@ -47,3 +54,17 @@ def test_nothing_is_learnt_from_nothing_and_hosts_that_went_are_forgotten() -> N
         pace.took(str(number), GB, 1.0)
     assert pace.limit_s("first", GB) == 20.0 + SLACK * 100
     assert pace.limit_s("0", GB) == 20.0 + SLACK
+
+
+@pytest.mark.parametrize(
+    ("sources", "host"),
+    [
+        (("tcp://near:4711?backend=gloo", "tcp://far:4711"), "near"),
+        (("tcp://[::1]:4711",), "::1"),
+        (("tcp://[::1",), ""),
+        (("nonsense",), ""),
+        ((), ""),
+    ],
+)
+def test_an_address_that_nobody_can_read_names_no_host(sources: tuple[str, ...], host: str) -> None:
+    assert host_of(sources) == host

@@ -82,9 +82,9 @@ class Links:
         self, call: Callable[[], T], seconds: float, server: tuple[str, int], drop: Callable[[T], object]
     ) -> T:
         """Do it on a thread of its own, which is left behind if it is not back soon after `seconds`: torch's
-        store waits without end for a `server` that stands still, until its connection is cut here. No
-        session's memory is in use yet. What comes too late is given to `drop`. Raises `PeerLost`, and what
-        `call` does."""
+        store waits without end for a `server` that stands still, until its connection is cut here, also where
+        nobody waits for it any more. No session's memory is in use yet. What comes too late is given to
+        `drop`. Raises `PeerLost`, and what `call` does."""
         loop = asyncio.get_running_loop()
         coming: asyncio.Future[T] = loop.create_future()
 
@@ -108,13 +108,24 @@ class Links:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle, done)
 
-        threading.Thread(target=run, name="transfer-connect", daemon=True).start()
+        thread = threading.Thread(target=run, name="transfer-connect", daemon=True)
+
+        def end() -> None:
+            # Again and again: it may have had no connection yet, and until its own time-out it makes another.
+            if thread.is_alive():
+                cut(*server)
+                loop.call_later(LATE_S, end)
+
+        thread.start()
         try:
             async with asyncio.timeout(seconds + LATE_S):
                 return await coming
         except TimeoutError:
-            cut(*server)
+            end()
             raise PeerLost(f"no link within {seconds:.3g} s") from None
+        except asyncio.CancelledError:
+            end()
+            raise
 
     def hello(self, session: str, move: int, worker: str, source: str, limit_s: float) -> Hello:
         """What a target says first. `source`: the address that its links are kept under; `limit_s`: how long

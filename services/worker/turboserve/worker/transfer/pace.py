@@ -33,7 +33,7 @@ class Limits:
 
 
 class Pace:
-    """What copies from each host took of late. Failures to keep a limit make the next one longer."""
+    """What copies from each host took of late. No failure makes the next limit shorter."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -54,5 +54,6 @@ class Pace:
                 self._measured.popitem(last=False)
 
     def forget(self, host: str) -> None:
-        """A copy from there failed: what was measured before may be what was wrong."""
-        self._measured.pop(host, None)
+        """A copy from there failed: that it was faster than is assumed of any way may be what was wrong."""
+        if min(self._measured.get(host, ()), default=0.0) > self._limits.bytes_per_s:
+            del self._measured[host]

@@ -143,7 +143,10 @@ def parse_address(address: str) -> tuple[str, int]:
 
 def host_of(sources: Sequence[str]) -> str:
     """Where a source is, by its first address; empty: it has none that can be read."""
-    return (urlsplit(sources[0]).hostname or "") if sources else ""
+    try:
+        return (urlsplit(sources[0]).hostname or "") if sources else ""
+    except ValueError:
+        return ""
 
 
 class Target:
