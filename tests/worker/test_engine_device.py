@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from turboserve.worker.engine.events import SessionFailed
+from turboserve.worker.engine.events import ChunkReady, SessionFailed
 from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.ring import KVRing
 from turboserve.worker.engine.rows import RowsForward
@@ -167,3 +167,30 @@ def test_what_fails_at_a_boundary_ends_its_session_alone(
     assert "12 tokens exceed the model's text_len of 5" in failed.error
     assert set(driver.engine.table.sessions) == {"a"}
     assert driver.engine.free_slots == 3
+
+
+@pytest.mark.parametrize("harm", [torch.OutOfMemoryError, DEVICE_LOST[0]])
+def test_what_fails_after_a_forward_ends_its_session_alone_unless_the_device_is_lost(
+    make_driver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, harm: type[Exception]
+) -> None:
+    driver = make_driver(max_lead_s=1.0)
+    sessions, advance = driver.engine.table.sessions, ChunkWork.advance
+
+    def fails(work: ChunkWork, flow: Tensor) -> None:
+        if "b" in sessions and work is sessions["b"].work:
+            raise harm("no room for noise")
+        advance(work, flow)
+
+    monkeypatch.setattr(ChunkWork, "advance", fails)
+    for name in ("b", "a"):
+        driver.engine.admit(SessionSpec(name, "a red circle"), driver.now)
+    if harm in DEVICE_LOST:
+        with pytest.raises(harm):
+            driver.run()
+        assert set(sessions) == {"a", "b"}
+        return
+    events = driver.run()
+    [failed] = [event for event in events if isinstance(event, SessionFailed)]
+    assert (failed.session, set(sessions)) == ("b", {"a"})
+    assert "no room for noise" in failed.error
+    assert {event.session for event in events if isinstance(event, ChunkReady)} == {"a"}

@@ -229,8 +229,14 @@ class ForwardStage(Stage[Session, Session, Tensor]):
             if outcome.error is not None or outcome.result is None or session.work is None:
                 events.append(fail(session, outcome.error))
                 continue
-            session.work.advance(outcome.result)
-            self._denoised(session)
+            try:
+                session.work.advance(outcome.result)
+                self._denoised(session)
+            except DEVICE_LOST:
+                raise
+            except Exception as error:
+                # What comes after a forward takes memory too: noise, the clean latents.
+                events.append(fail(session, error))
         return events
 
     def observe(self, batch: list[Session], seconds: float) -> None:
