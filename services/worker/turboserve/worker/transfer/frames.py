@@ -92,7 +92,7 @@ class Taken(_Frame):
 
 
 class Wait(_Frame):
-    """source → target: I live, and wait for the chunk boundary."""
+    """source → target: I live, and am not done yet: with waiting for the chunk boundary, or with hashing."""
 
     type: Literal["wait"] = "wait"
 
