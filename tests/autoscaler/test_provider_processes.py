@@ -187,3 +187,26 @@ def test_a_process_is_known_by_its_environment_from_its_first_moment() -> None:
         assert settled_environments([child.pid]) == {child.pid: {}}
         child.wait()
         assert settled_environments([child.pid]) == {child.pid: {}}
+
+
+WIPES = """
+import ctypes, pathlib, time
+fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+begin, end = int(fields[47]), int(fields[48])
+ctypes.memset(begin, 0, end - begin)
+print("wiped", flush=True)
+time.sleep(60)
+"""
+
+
+def test_nobody_waits_for_one_that_has_overwritten_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Postgres does, whose processes each lead a session: each listing waited a second for them."""
+    command, told = [sys.executable, "-c", WIPES], {"WHO": "me"}
+    with subprocess.Popen(command, env=told, stdout=subprocess.PIPE, start_new_session=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"wiped\n"
+            monkeypatch.setattr("time.sleep", lambda _: pytest.fail("waited"))
+            assert settled_environments([child.pid]) == {child.pid: {}}
+        finally:
+            child.kill()

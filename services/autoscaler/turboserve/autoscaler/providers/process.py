@@ -19,12 +19,15 @@ SETTLE_POLL_S = 0.005
 
 def environment_of(pid: int) -> dict[str, str]:
     """The environment a process was started with; empty if it is gone, a zombie, or someone else's."""
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry)
+    pairs = (entry.partition(b"=") for entry in _written(pid).split(b"\0") if entry)
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def _written(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
 
 
 def settled_environments(numbers: Iterable[int]) -> dict[int, dict[str, str]]:
@@ -33,9 +36,10 @@ def settled_environments(numbers: Iterable[int]) -> dict[int, dict[str, str]]:
     until = time.monotonic() + SETTLE_S
     found = {}
     for pid in numbers:
-        while not (environment := environment_of(pid)) and _may_settle(pid) and time.monotonic() < until:
+        # Zeros are settled: servers that write a title (Postgres) do so over where it was.
+        while not _written(pid) and _may_settle(pid) and time.monotonic() < until:
             time.sleep(SETTLE_POLL_S)
-        found[pid] = environment
+        found[pid] = environment_of(pid)
     return found
 
 
