@@ -13,6 +13,7 @@ from autoscaler_bench import Bench, row
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.executor import Executor
 from turboserve.autoscaler.messages import (
+    DeclareGone,
     Drain,
     Exited,
     Failed,
@@ -114,6 +115,20 @@ def test_a_list_without_a_worker_that_speaks_is_not_believed() -> None:
     # Silent for long enough, it is what the list says.
     list_again(bench, after=6.0)
     assert [action.action for action in bench.pool.actions].count("gone") == 1
+
+
+def test_nor_is_one_without_a_worker_that_was_there_before_this_service_and_speaks() -> None:
+    bench = Bench(size=0, policy=Policy(spoke_s=5.0))
+    bench.list_members()
+    bench.list_workers(row("wrk_old"))
+    for _ in range(10):
+        bench.report("wrk_old")
+        list_again(bench)
+    assert not bench.has(DeclareGone)
+    assert "wrk_old" in (bench.pool.doubt or "")
+    list_again(bench, after=6.0)
+    assert bench.take(DeclareGone).worker == "wrk_old"
+    assert bench.pool.doubt is None
 
 
 def test_how_long_a_word_counts_follows_the_heartbeat() -> None:

@@ -6,6 +6,7 @@ said that it holds nothing; silence and failed questions change nothing (the des
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -58,6 +59,7 @@ class Pool:
         self._asked_at: dict[type[ListMembers] | type[ListWorkers], float] = {}
         self._orphans: dict[str, int] = {}
         """Rows that say they are in this pool and have no slot: worker → stamp when first seen."""
+        self._orphan_spoke_at: dict[str, float] = {}
 
     @property
     def actions(self) -> deque[Action]:
@@ -81,6 +83,8 @@ class Pool:
                 if slot is not None:
                     slot.spoke_at = now
                     self._life.heard(slot, report.phase, now)
+                elif report.worker in self._orphans:
+                    self._orphan_spoke_at[report.worker] = now
             case Exited(worker, status):
                 self._exited(worker, status, now)
             case Done() | Failed():
@@ -108,11 +112,11 @@ class Pool:
             return
         self._asked.pop(ListMembers, None)
         living = {member.worker for member in event.members}
-        self.doubt = None
+        self.doubt, lately = None, now - self.policy.spoke_s
         for slot in list(self.slots.values()):
             if slot.worker is None or slot.worker in living or not slot.is_up_since(event.ticket):
                 continue
-            if slot.phase is not SlotPhase.RELEASING and slot.has_spoken(now - self.policy.spoke_s):
+            if slot.phase is not SlotPhase.RELEASING and slot.has_spoken(lately):
                 # A list that leaves out the living would end their sessions. Exits are told by themselves.
                 self.doubt = f"its list has no {slot.worker} in {slot.name}, who speaks: not believed"
                 continue
@@ -124,8 +128,12 @@ class Pool:
             ):
                 self._adopt(member, now)
         for worker, seen in self._orphans.items():
-            if seen < event.ticket and worker not in living:
-                self._obituaries.add(worker, "no such process in the pool", self._desk.stamp())
+            if seen >= event.ticket or worker in living:
+                continue
+            if self._orphan_spoke_at.get(worker, -math.inf) > lately:
+                self.doubt = f"its list has no {worker}, who speaks: not believed"
+                continue
+            self._obituaries.add(worker, "no such process in the pool", self._desk.stamp())
         self.adopted = True
 
     def _adopt(self, member: Living, now: float) -> None:
@@ -178,6 +186,7 @@ class Pool:
             # Their sessions wait: the provider is asked at once whether they live.
             self._asked_at.pop(ListMembers, None)
         self._orphans = {worker: self._orphans.get(worker, self._desk.stamp()) for worker in orphans}
+        self._orphan_spoke_at = {w: at for w, at in self._orphan_spoke_at.items() if w in self._orphans}
 
     def _row_of(self, slot: Slot, row: WorkerRecord, ticket: int, now: float) -> None:
         slot.listed = True
