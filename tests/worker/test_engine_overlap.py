@@ -271,17 +271,18 @@ def test_a_transfer_that_fails_loses_nothing(
 def test_calls_at_any_moment_leave_every_chunk_in_order_and_no_memory_behind(
     make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    chance = random.Random(seed)
+    chance, delays = random.Random(seed), random.Random(seed)
     driver = make_driver(slots=3, max_lead_s=30.0, overlap=True, host_bytes=150_000)
     engine, decoder = driver.engine, driver.engine.decode._decoder
     works = decoder.decode
 
     def slow(latents: Tensor, caches: list[dict[str, Tensor]] | None) -> Any:
-        time.sleep(chance.choice((0, 0, 0.002)))
+        # Not of `chance`: the lane's thread would change which calls are made.
+        time.sleep(delays.choice((0, 0, 0.002)))
         return works(latents, caches)
 
     monkeypatch.setattr(decoder, "decode", slow)
-    following: dict[str, int] = {}
+    made, following = 0, dict[str, int]()
     asleep: set[str] = set()
     for turn in range(400):
         name = chance.choice("abcd")
@@ -308,10 +309,12 @@ def test_calls_at_any_moment_leave_every_chunk_in_order_and_no_memory_behind(
                 if isinstance(event, ChunkReady):
                     assert event.index == following[event.session]
                     following[event.session] += 1
+                    made += 1
                 elif isinstance(event, Suspended):
                     assert event.next_chunk == following[event.session]
                     asleep.add(event.session)
-    assert sum(following.values()) > 0
+    # Of all sessions: those that are left may be new.
+    assert made > 0
     for name in list(following):
         engine.evict(name)
     driver.run()
