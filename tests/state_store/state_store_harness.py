@@ -47,6 +47,8 @@ from turboserve.tasks import stop
 
 LIMIT_S = 20.0
 """A wait that takes longer is a failure of the store, not of the machine."""
+PATIENT = {"transaction_deadline_s": 60.0, "request_deadline_s": 60.0}
+"""Settings with which what is given up was stuck: a busy machine is only slow, and a deadlock is a fault."""
 
 
 class Store:
