@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,10 +30,13 @@ def _shut(descriptor: int, hosts: set[str | int], port: int) -> bool:
         copy = os.dup(descriptor)
     except OSError:
         return False
-    if not stat.S_ISSOCK(os.fstat(copy).st_mode):
+    try:
+        found = socket.socket(fileno=copy)
+    except OSError:
+        # A file, a pipe.
         os.close(copy)
         return False
-    with socket.socket(fileno=copy) as found, suppress(OSError):
+    with found, suppress(OSError):
         if found.type == socket.SOCK_STREAM and found.family in (socket.AF_INET, socket.AF_INET6):
             peer = found.getpeername()
             if peer[1] == port and peer[0].removeprefix("::ffff:") in hosts:
