@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 import redis
 
 from turboserve import subjects
-from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
+from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer, guard
 from turboserve.cli.embedded.postgres import ensure_database
 from turboserve.cli.embedded.running import running
 from turboserve.cli.embedded.server import EmbeddedServer
@@ -132,6 +133,28 @@ def test_a_killed_guard_takes_its_server_with_it(own_servers: list[EmbeddedServe
         guard.wait()
         process.wait(timeout=PATIENCE_S)
         assert not process.is_running()
+
+
+def test_a_killed_guard_takes_a_server_with_it_that_only_starts_in_the_background_of_a_shell(
+    tmp_path: Path,
+) -> None:
+    """There SIGQUIT is ignored, and a server that has no handler yet would go on ignoring it."""
+    pid_file = tmp_path / "pid"
+    command = [sys.executable, "-I", "-S", guard.__file__, "--pid-file", str(pid_file)]
+    command += ["--death-signal", str(int(signal.SIGQUIT)), "--", "/bin/sleep", "600"]
+    before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    try:
+        started = subprocess.Popen(command)
+    finally:
+        signal.signal(signal.SIGQUIT, before)
+    while not pid_file.exists():
+        time.sleep(0.01)
+    process = psutil.Process(int(pid_file.read_text()))
+    while process.name() != "sleep":
+        time.sleep(0.01)
+    started.kill()
+    started.wait()
+    process.wait(timeout=PATIENCE_S)
 
 
 def test_a_guard_ends_with_the_status_of_its_server(own_servers: list[EmbeddedServer]) -> None:

@@ -33,6 +33,7 @@ CAPABILITY_VERSION_3 = 0x20080522
 LOCK_PATIENCE_S = 5.0
 LOCK_LIMIT_S = 15.0
 STATUS_BUSY = 75
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -99,7 +100,7 @@ class Guard:
         self.child = 0
 
     def run(self) -> int:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        for number in HANDLED:
             signal.signal(number, self._note)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         lock = None
@@ -138,7 +139,9 @@ class Guard:
             return pid
         try:
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            # Not only what we have set: a shell has what runs in its background ignore SIGINT and SIGQUIT,
+            # and a server that has not got as far as its own handlers would not end with us.
+            for number in (*HANDLED, signal.SIGQUIT):
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
             if lock is not None:
