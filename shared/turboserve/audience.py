@@ -16,31 +16,41 @@ class Together:
     """What all gateways say of one session, taken together."""
 
     playhead_s: float
-    """Of the viewer who is furthest: nobody needs the next chunk earlier. With no viewer left, where the last
-    one was."""
+    """Of the viewer who is furthest: nobody needs the next chunk earlier. Who has been silent for long counts
+    only where all are. With no viewer left, where the last one was."""
     viewers: int
     heard_at: float
     """When `playhead_s` was heard, in the time that was given."""
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What one gateway said last."""
+
+    playhead_s: float
+    viewers: int
+    live: bool
+    heard_at: float
 
 
 class Audience:
     """One session's viewers, as each gateway last said. Gateways that send no id count as one."""
 
     def __init__(self) -> None:
-        self._gateways: dict[str | None, Together] = {}
+        self._gateways: dict[str | None, _Said] = {}
         self.together: Together | None = None
         """As of the last word; None: there was none yet."""
 
     def heard(self, word: Playhead, now: float) -> Together:
         """A gateway spoke, at monotonic time `now` (seconds)."""
-        said = Together(word.playhead_s, word.viewers, now)
+        said = _Said(word.playhead_s, word.viewers, word.live, now)
         self._gateways[word.gateway] = said
         self._gateways = {
             gateway: last
             for gateway, last in self._gateways.items()
             if last.viewers and now - last.heard_at <= SILENT_S
         }
-        furthest = max(self._gateways.values(), key=lambda last: last.playhead_s, default=said)
+        furthest = max(self._gateways.values(), key=lambda last: (last.live, last.playhead_s), default=said)
         viewers = sum(last.viewers for last in self._gateways.values())
         self.together = Together(furthest.playhead_s, viewers, furthest.heard_at)
         return self.together

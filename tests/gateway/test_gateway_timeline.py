@@ -106,7 +106,7 @@ def test_a_viewer_who_falls_silent_no_longer_moves_the_playhead_but_is_still_cou
     timeline.reported("s", "near", 2.0, 1.0, 6.5)
     assert timeline.tick(6.8) == [Publish("s", 2.0, 2)]
     # When all are silent, it stays where it is: generating on would be for nobody.
-    assert timeline.tick(60.0) == [Publish("s", 2.0, 2)]
+    assert timeline.tick(60.0) == [Publish("s", 2.0, 2, live=False)]
 
 
 def test_a_claim_beyond_what_was_sent_does_not_make_a_worker_run_away() -> None:

@@ -9,8 +9,8 @@ from turboserve.audience import SILENT_S, Audience, Together
 from turboserve.contracts.workers import Playhead
 
 
-def word(gateway: str | None, playhead_s: float, viewers: int) -> Playhead:
-    return Playhead(session="s", gateway=gateway, playhead_s=playhead_s, viewers=viewers)
+def word(gateway: str | None, playhead_s: float, viewers: int, *, live: bool = True) -> Playhead:
+    return Playhead(session="s", gateway=gateway, playhead_s=playhead_s, viewers=viewers, live=live)
 
 
 def test_viewers_add_up_and_the_furthest_of_them_counts() -> None:
@@ -27,6 +27,13 @@ def test_a_gateway_that_has_no_viewer_left_does_not_hide_those_of_another() -> N
     audience.heard(word("b", 6.0, 1), 0.1)
     assert audience.heard(word("b", 6.2, 0), 0.2) == Together(4.0, 1, 0.0)
     assert audience.heard(word("a", 4.3, 0), 0.3) == Together(4.3, 0, 0.3)
+
+
+def test_a_viewer_who_says_nothing_moves_nobody_who_does() -> None:
+    audience = Audience()
+    audience.heard(word("a", 100.0, 1, live=False), 0.0)
+    assert audience.heard(word("b", 20.0, 1), 0.1) == Together(20.0, 2, 0.1)
+    assert audience.heard(word("b", 21.0, 1, live=False), 0.2) == Together(100.0, 2, 0.0)
 
 
 def test_a_gateway_that_fell_silent_is_gone_with_its_viewers() -> None:
@@ -50,18 +57,21 @@ GATEWAYS = ("a", "b", "c", None)
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.floats(0, 4), st.sampled_from(GATEWAYS), st.floats(0, 1e6), st.integers(0, 3)),
+        st.tuples(
+            st.floats(0, 4), st.sampled_from(GATEWAYS), st.floats(0, 1e6), st.integers(0, 3), st.booleans()
+        ),
         min_size=1,
         max_size=40,
     )
 )
 def test_it_is_what_those_with_viewers_said_last_whatever_the_order(words) -> None:
     audience, now = Audience(), 0.0
-    said: dict[str | None, tuple[float, float, int]] = {}
-    for pause_s, gateway, playhead_s, viewers in words:
+    said: dict[str | None, tuple[float, float, int, bool]] = {}
+    for pause_s, gateway, playhead_s, viewers, live in words:
         now += pause_s
-        together = audience.heard(word(gateway, playhead_s, viewers), now)
-        said[gateway] = (now, playhead_s, viewers)
-        live = [one for one in said.values() if one[2] and now - one[0] <= SILENT_S]
-        assert together.viewers == sum(one[2] for one in live)
-        assert together.playhead_s == max((one[1] for one in live), default=playhead_s)
+        together = audience.heard(word(gateway, playhead_s, viewers, live=live), now)
+        said[gateway] = (now, playhead_s, viewers, live)
+        there = [one for one in said.values() if one[2] and now - one[0] <= SILENT_S]
+        speaking = [one for one in there if one[3]] or there
+        assert together.viewers == sum(one[2] for one in there)
+        assert together.playhead_s == max((one[1] for one in speaking), default=playhead_s)

@@ -171,4 +171,7 @@ class Playhead(Contract):
     """Of its viewer who is furthest."""
     viewers: int = Field(ge=0)
     """How many it has; 0, once: the last of them has left."""
+    live: bool = True
+    """Whether one of them has said lately where it is. Else all are silent, and `playhead_s` is where one
+    last was: what another gateway says counts before that."""
     at: UnixSeconds = 0.0

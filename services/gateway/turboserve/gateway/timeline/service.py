@@ -69,12 +69,13 @@ class TimelineService:
     async def _do(self, commands: Sequence[Command]) -> None:
         for command in commands:
             match command:
-                case Publish(session, playhead_s, viewers):
+                case Publish(session, playhead_s, viewers, live):
                     message = Playhead(
                         session=session,
                         gateway=self._gateway,
                         playhead_s=playhead_s,
                         viewers=viewers,
+                        live=live,
                         at=self._clock.wall(),
                     )
                     # Lost while the broker is away: the next one follows in a moment.

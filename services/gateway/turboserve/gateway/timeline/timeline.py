@@ -19,6 +19,8 @@ class Publish:
     session: str
     playhead_s: float
     viewers: int
+    live: bool = True
+    """Whether one of them has said lately where it is; else `playhead_s` is where one last was."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,8 @@ class Timeline:
             return [Recovered(session, now - began)]
         return []
 
-    def _move(self, state: _Session, now: float) -> None:
+    def _move(self, state: _Session, now: float) -> bool:
+        """Whether some viewer moves the playhead."""
         live = [
             one.playhead_s
             for one in state.viewers.values()
@@ -197,8 +200,9 @@ class Timeline:
         ]
         if live:
             state.playhead_s = max(live)
+        return bool(live)
 
     def _publish(self, session: str, state: _Session, now: float) -> Publish:
-        self._move(state, now)
+        live = self._move(state, now)
         state.published_at = now
-        return Publish(session, state.playhead_s, len(state.viewers))
+        return Publish(session, state.playhead_s, len(state.viewers), live)
