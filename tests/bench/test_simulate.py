@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -219,12 +218,17 @@ def test_two_leaders_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "one_leader" in violations(range(40), faults)
 
 
-def test_chance_in_a_core_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tosses(self: MinMax, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]:
-        free = [each.worker for each in cluster.candidates() if each.load < each.capacity]
-        return [Choice(d.session, random.choice(free) if free else None, "chance") for d in demands]
+def test_a_core_that_decides_by_more_than_it_was_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    met = set[str]()
 
-    monkeypatch.setattr(MinMax, "assign", tosses)
+    def remembers(self: MinMax, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]:
+        """Whom it has met, in this run or one before, goes elsewhere."""
+        free = [each.worker for each in cluster.candidates() if each.load < each.capacity]
+        choices = [Choice(d.session, free[-(d.session in met)] if free else None, "met") for d in demands]
+        met.update(demand.session for demand in demands)
+        return choices
+
+    monkeypatch.setattr(MinMax, "assign", remembers)
     monkeypatch.setattr(command, "TWICE_EVERY", 1)
     assert command.run(seeds=4, first=0, seconds=5.0)["violations"]["deterministic"] > 0
 

@@ -37,8 +37,17 @@ async ({codec, parts}) => {
     await new Promise(done => video.addEventListener('seeked', done, {once: true}));
     const canvas = new OffscreenCanvas(video.videoWidth, video.videoHeight);
     const context = canvas.getContext('2d');
-    context.drawImage(video, 0, 0);
-    colours.push([...context.getImageData(32, 32, 1, 1).data.slice(0, 3)]);
+    const look = () => {
+      context.drawImage(video, 0, 0);
+      return [...context.getImageData(32, 32, 1, 1).data.slice(0, 3)];
+    };
+    // A busy machine says that it has sought before it has a picture to draw. None is black.
+    let colour = look();
+    for (let tries = 0; tries < 600 && Math.max(...colour) === 0; tries++) {
+      await new Promise(done => setTimeout(done, 50));
+      colour = look();
+    }
+    colours.push(colour);
   }
   return {ranges, colours};
 }
