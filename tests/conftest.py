@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import hypothesis
 import nats
 import pytest
 import redis
@@ -31,6 +32,11 @@ sys.path.insert(0, str(Path(__file__).with_name("helpers")))
 pytest.register_assert_rewrite(
     "scheduler_store", "scheduler_world", "moves_bench", "pool_world", "table_bench", "table_moves"
 )
+
+# The same commit gets the same verdict. `make test PYTEST_ARGS="--hypothesis-profile explore"` looks further.
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.register_profile("explore", derandomize=False)
+hypothesis.settings.load_profile("repeatable")
 
 # Torch and its like would otherwise use every core for matrices that fit in a cache.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
