@@ -155,6 +155,7 @@ def test_a_killed_guard_takes_a_server_with_it_that_only_starts_in_the_backgroun
     started.kill()
     started.wait()
     process.wait(timeout=PATIENCE_S)
+    assert not process.is_running()
 
 
 def test_a_guard_ends_with_the_status_of_its_server(own_servers: list[EmbeddedServer]) -> None:

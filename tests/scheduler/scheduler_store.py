@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from virtual_world import VirtualWorld
@@ -81,7 +82,7 @@ class Worker:
         )
 
 
-class Store(VirtualWorld):
+class Store(VirtualWorld, ABC):
     """Compare-and-set on the version, capacity by rows. Checks the rows after every change."""
 
     def __init__(self, seed: int, faults: Faults) -> None:
@@ -97,9 +98,9 @@ class Store(VirtualWorld):
         """When which session's move was committed."""
         self.moving_since: dict[str, float] = {}
 
+    @abstractmethod
     def publish(self, event: Event) -> None:
         """Tell the scheduler, by way of the event log."""
-        raise NotImplementedError
 
     def serve(self, command: Command) -> Event:
         match command:
