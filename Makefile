@@ -16,12 +16,13 @@ PYTEST_ARGS ?=
 # Tests wait for servers more than they compute: on 2 cores 3 files at a time keep both busy.
 TEST_PROCESSES ?= 3
 
-.PHONY: help setup up test lint format
+.PHONY: help setup up test soak lint format
 
 help:
 	@echo "make up      set up, start the whole stack, print the address of the player page"
 	@echo "             (options: make up UP_ARGS='--workers 2 --port 9000')"
 	@echo "make test    set up, check style, types and imports, run every test"
+	@echo "make soak    the long tests that make test leaves out"
 	@echo "make setup   only create $(VENV) and install everything into it"
 	@echo "make compose-test  build the images, stream a session through the stack in containers, take it down"
 	@echo "make format  let ruff fix and format the code"
@@ -59,6 +60,9 @@ lint: setup
 test: lint
 	@echo "test: pytest, $(TEST_PROCESSES) files at a time"; \
 		$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+
+soak: setup
+	@echo "soak: pytest, one file at a time"; $(BIN)/python -m pytest -m soak --timeout 1800 $(PYTEST_ARGS)
 
 format: setup
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
