@@ -62,7 +62,6 @@ def nats_server(layout: Layout, ports: Ports) -> Iterator[NatsServer]:
     server = NatsServer(
         layout.server("nats"),
         ports.get("nats"),
-        ports.get("nats_monitor"),
         {user: layout.secret(f"nats.{user}") for user in (*subjects.SERVICES, "admin")},
         subjects.permissions,
     )

@@ -21,12 +21,28 @@ HEAD = """\
 # A value that starts with $ comes from the environment of nats-server.
 server_name: "turboserve"
 port: 4222
-http_port: 8222
 # A chunk at 720p is well below this; latents travel raw.
 max_payload: 8388608
 jetstream {
   store_dir: "/data"
   max_file_store: 17179869184
+}
+# No HTTP monitor, which asks for no password: health is asked in the system account, by a user who may ask
+# $SYS.REQ.SERVER.PING.HEALTHZ and nothing else.
+system_account: SYS
+accounts {
+  SYS {
+    users: [
+      {
+        user: "health"
+        password: $NATS_HEALTH_PASSWORD
+        permissions: {
+          publish: {allow: ["$SYS.REQ.SERVER.PING.HEALTHZ"]}
+          subscribe: {allow: ["_INBOX_health.>"]}
+        }
+      }
+    ]
+  }
 }
 """
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +20,16 @@ import pytest
 import redis
 
 from turboserve import subjects
-from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer, guard
+from turboserve.cli.embedded import (
+    Layout,
+    NatsServer,
+    NotReady,
+    Ports,
+    PostgresServer,
+    RedisServer,
+    guard,
+)
+from turboserve.cli.embedded.nats import ADMIN, HEALTH_USER, server_health
 from turboserve.cli.embedded.postgres import ensure_database
 from turboserve.cli.embedded.running import running
 from turboserve.cli.embedded.server import EmbeddedServer
@@ -61,6 +72,54 @@ async def test_nats_refuses_strangers(nats_server: NatsServer) -> None:
         )
 
 
+async def test_nats_has_no_monitor_and_health_is_asked_with_a_login(nats_server: NatsServer) -> None:
+    listening = {
+        connection.laddr.port
+        for connection in psutil.Process(int(nats_server.pid_file.read_text())).net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening == {nats_server.port}
+    await nats_server.probe()
+    await nats_server.alive()
+    # Services and tools are in another account, which does not hear the system's requests.
+    client = await nats.connect(nats_server.url(ADMIN))
+    for request in ("VARZ", "SUBSZ", "JSZ", "HEALTHZ"):
+        with pytest.raises(nats.errors.NoRespondersError):
+            await client.request(f"$SYS.REQ.SERVER.PING.{request}")
+    await client.close()
+    with pytest.raises(NotReady, match=r"(?i)authorization"):
+        await server_health(nats_server.address, "wrong", {})
+
+
+async def test_the_health_user_may_ask_for_health_and_nothing_else(nats_server: NatsServer) -> None:
+    refused: list[str] = []
+
+    async def note(error: Exception) -> None:
+        refused.append(str(error).lower())
+
+    client = await nats.connect(
+        nats_server.address,
+        user=HEALTH_USER,
+        password=json.loads(
+            re.findall(rf'user: "{HEALTH_USER}", password: (".*?")', nats_server.config())[0]
+        ),
+        error_cb=note,
+    )
+    asked = ["$SYS.REQ.SERVER.PING.CONNZ", "$SYS.REQ.SERVER.PING.VARZ", "chunk.ses_1", "state.session.end"]
+    for subject in asked:
+        await client.publish(subject, b"{}")
+    await client.subscribe("$SYS.>")
+    deadline_s = time.monotonic() + PATIENCE_S
+    while len(refused) < len(asked) + 1 and time.monotonic() < deadline_s:
+        await asyncio.sleep(0.02)
+    await client.close()
+    for subject in (*asked, "$SYS.>"):
+        refusal = (
+            f'permissions violation for {"publish" if subject in asked else "subscription"} to "{subject}"'
+        )
+        assert any(refusal.lower() in text for text in refused), (subject, refused)
+
+
 def test_redis_refuses_strangers(redis_server: RedisServer) -> None:
     with redis.Redis(port=redis_server.port) as client, pytest.raises(redis.AuthenticationError):
         client.ping()
@@ -98,7 +157,6 @@ def own_servers(tmp_path: Path) -> list[EmbeddedServer]:
         NatsServer(
             layout.server("nats"),
             ports.get("nats"),
-            ports.get("nats_monitor"),
             {"admin": layout.secret("nats.admin")},
             subjects.permissions,
         ),

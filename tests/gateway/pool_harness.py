@@ -38,7 +38,6 @@ class Pool:
         self.nats = NatsServer(
             self.layout.server("nats"),
             self._ports.get("nats"),
-            self._ports.get("nats_monitor"),
             {user: self.layout.secret(f"nats.{user}") for user in users},
             subjects.permissions,
         )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import secrets
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import nats
+import nats.errors
 
 from turboserve.cli.embedded import binaries
 from turboserve.cli.embedded.layout import write_private
@@ -17,14 +21,24 @@ MAX_PAYLOAD_BYTES = 8 * 2**20
 """A chunk at 720p is well below this; latents travel raw."""
 MAX_STORE_BYTES = 16 * 2**30
 ADMIN = "admin"
-"""The user of tests and tools, which may do everything."""
+"""The user of tests and tools, which may do everything that services may."""
+SYSTEM_ACCOUNT = "SYS"
+HEALTH_USER = "health"
+"""The supervisor's user in the system account, which may ask for the server's health and nothing else."""
+HEALTH_SUBJECT = "$SYS.REQ.SERVER.PING.HEALTHZ"
+HEALTH_INBOX = "_INBOX_health"
+HEALTH_ANSWER_S = 2.0
 
 Permissions = Callable[[str], Mapping[str, Sequence[str]]]
 """Service name → what it may `publish` and `subscribe` to."""
 
 
 class NatsServer(EmbeddedServer):
-    """`passwords` has one entry per user; every user but `admin` gets `permissions(user)`."""
+    """`passwords` has one entry per user; every user but `admin` gets `permissions(user)`.
+
+    There is no HTTP monitor, which would show connections and subjects to every user of the machine. Health
+    is asked in the system account, with a password that is new in each process that prepares the server.
+    """
 
     name = "nats"
     # nats-server on SIGTERM says goodbye to its clients and closes its files.
@@ -34,14 +48,13 @@ class NatsServer(EmbeddedServer):
         self,
         directory: Path,
         port: int,
-        monitor_port: int,
         passwords: Mapping[str, str],
         permissions: Permissions,
     ) -> None:
         super().__init__(directory, port)
-        self.monitor_port = monitor_port
         self.passwords = passwords
         self.permissions = permissions
+        self._health_password = secrets.token_urlsafe(24)
 
     @property
     def address(self) -> str:
@@ -51,10 +64,6 @@ class NatsServer(EmbeddedServer):
     def url(self, user: str = ADMIN) -> str:
         return f"nats://{user}:{self.passwords[user]}@{HOST}:{self.port}"
 
-    @property
-    def monitor_url(self) -> str:
-        return f"http://{HOST}:{self.monitor_port}"
-
     async def prepare(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(self._config_file, self.config())
@@ -63,11 +72,18 @@ class NatsServer(EmbeddedServer):
         return [str(binaries.nats_server()), "-c", str(self._config_file)]
 
     async def probe(self) -> None:
-        """Ready when JetStream is, which the server says only once it accepts clients."""
-        await _get(self.port, None)
-        status, body = await _get(self.monitor_port, "/healthz")
-        if status != 200:
-            raise NotReady(f"nats: {body.decode(errors='replace')}")
+        """Ready when it serves clients and JetStream has recovered its streams."""
+        await self.healthz()
+
+    async def alive(self) -> None:
+        """Raises NotReady unless it answers and JetStream is enabled: for asking as long as it lives."""
+        await self.healthz(js_enabled_only=True)
+
+    async def healthz(self, *, js_enabled_only: bool = False) -> None:
+        """Ask for the server's health on a connection of its own; raises NotReady with the reason."""
+        await server_health(
+            self.address, self._health_password, {"js-enabled-only": True} if js_enabled_only else {}
+        )
 
     def config(self) -> str:
         """The server's configuration file. Strings are quoted as JSON, which NATS reads as well."""
@@ -76,11 +92,18 @@ class NatsServer(EmbeddedServer):
 server_name: "turboserve"
 host: "{HOST}"
 port: {self.port}
-http: "{HOST}:{self.monitor_port}"
 max_payload: {MAX_PAYLOAD_BYTES}
 jetstream {{
   store_dir: {json.dumps(str(self.directory))}
   max_file_store: {MAX_STORE_BYTES}
+}}
+system_account: {SYSTEM_ACCOUNT}
+accounts {{
+  {SYSTEM_ACCOUNT} {{
+    users = [
+      {self._health_user()}
+    ]
+  }}
 }}
 authorization {{
   users = [
@@ -92,6 +115,13 @@ authorization {{
     @property
     def _config_file(self) -> Path:
         return self.directory / "nats.conf"
+
+    def _health_user(self) -> str:
+        return (
+            f"{{user: {json.dumps(HEALTH_USER)}, password: {json.dumps(self._health_password)}, "
+            f"permissions: {{publish: {{allow: [{json.dumps(HEALTH_SUBJECT)}]}}, "
+            f'subscribe: {{allow: ["{HEALTH_INBOX}.>"]}}}}}}'
+        )
 
     def _user(self, name: str) -> str:
         entry = f"user: {json.dumps(name)}, password: {json.dumps(self.passwords[name])}"
@@ -106,19 +136,35 @@ authorization {{
         )
 
 
-async def _get(port: int, path: str | None) -> tuple[int, bytes]:
-    """GET `path`; with None only look whether somebody listens. Raises NotReady when nobody does."""
+async def server_health(url: str, password: str, options: Mapping[str, Any]) -> None:
+    """Ask the broker at `url` for its health as the health user; raises NotReady with the reason.
+
+    `options` are those of nats-server's `/healthz`, such as `{"js-enabled-only": True}`.
+    """
+
+    async def ignore(_: Exception) -> None:
+        """What fails is raised to the caller as well."""
+
     try:
-        reader, writer = await asyncio.wait_for(asyncio.open_connection(HOST, port), 2.0)
+        client = await nats.connect(
+            url,
+            name=HEALTH_USER,
+            user=HEALTH_USER,
+            password=password,
+            inbox_prefix=HEALTH_INBOX.encode(),
+            allow_reconnect=False,
+            connect_timeout=HEALTH_ANSWER_S,
+            error_cb=ignore,
+        )
         try:
-            if path is None:
-                return 0, b""
-            writer.write(f"GET {path} HTTP/1.0\r\nHost: {HOST}\r\n\r\n".encode())
-            answer = await asyncio.wait_for(reader.read(), 2.0)
+            answer = await client.request(
+                HEALTH_SUBJECT, json.dumps(dict(options)).encode(), timeout=HEALTH_ANSWER_S
+            )
         finally:
-            writer.close()
-    except (OSError, TimeoutError) as error:
-        raise NotReady(f"nats: {error}") from error
-    head, _, body = answer.partition(b"\r\n\r\n")
-    parts = head.split(b" ", 2)
-    return (int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0), body
+            await client.close()
+        health = json.loads(answer.data)
+    except (OSError, TimeoutError, nats.errors.Error, ValueError) as error:
+        raise NotReady(f"nats: {error!r}") from error
+    data = health.get("data", {})
+    if data.get("status") != "ok":
+        raise NotReady(f"nats: {data.get('error') or health.get('error') or data.get('status')}")

@@ -59,7 +59,6 @@ class Plan:
         return NatsServer(
             self.layout.server("nats"),
             self._ports.get("nats"),
-            self._ports.get("nats_monitor"),
             passwords,
             subjects.permissions,
         )

@@ -14,7 +14,7 @@ from turboserve.cli.embedded import Layout
 from turboserve.cli.embedded.layout import write_private_json
 from turboserve.cli.stack.plan import Plan
 
-VERSION = 1
+VERSION = 2
 
 
 class NoStack(Exception):
@@ -30,7 +30,6 @@ class StackRecord:
 
     url: str
     nats_url: str
-    nats_monitor_url: str | None
     redis_url: str
     postgres_url: str
     supervisor_pid: int
@@ -67,7 +66,6 @@ def write(plan: Plan, processes: dict[str, dict[str, Any]], ready: bool) -> None
             "version": VERSION,
             "url": plan.url,
             "nats_url": plan.nats_url,
-            "nats_monitor_url": plan.nats.monitor_url if plan.nats is not None else None,
             "redis_url": plan.redis_url,
             "postgres_url": plan.postgres_url,
             "supervisor_pid": os.getpid(),
