@@ -43,6 +43,7 @@ class Autoscaler(Service):
             nats,
             directory / "log",
             RENEWING_MODE=str(self._mode),
+            TURBOSERVE_POOL_WORKER_VARIABLES="RENEWING_*",
             TURBOSERVE_POOL_WORKER_COMMAND=json.dumps([sys.executable, str(WORKER)]),
             # Each test has a pool of its own, so that one does not see the other's rows as orphans.
             TURBOSERVE_POOL_NAME=new_id("p").replace("_", "")[:20],

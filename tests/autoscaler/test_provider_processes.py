@@ -167,7 +167,6 @@ def test_a_node_is_told_only_what_concerns_a_worker() -> None:
             "TURBOSERVE_NATS_PASSWORD": "worker's own",
             "TURBOSERVE_HEALTH_PORT": "9",
             "TURBOSERVE_LIFELINE_FD": "3",
-            "TURBOSERVE_DATA_DIR": "/here",
             "OMP_NUM_THREADS": "1",
             "PATH": "/here/bin",
         }

@@ -11,6 +11,8 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from turboserve.environment import settings_of
+
 SOURCES = {
     "every service": ("turboserve.config", "Settings"),
     "gateway": ("turboserve.gateway.settings", "Settings"),
@@ -37,6 +39,12 @@ def rows() -> list[tuple[str, str, str, str]]:
         if reader == "every service":
             shared = set(fields)
     return found
+
+
+def names(reader: str) -> frozenset[str]:
+    """The variables that `reader`, a service of `SOURCES`, declares; those that all share included."""
+    module, name = SOURCES[reader]
+    return settings_of(getattr(importlib.import_module(module), name).model_fields)
 
 
 def _default(info: FieldInfo) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from turboserve import environment
 from turboserve.cli.stack import options
 from turboserve.cli.supervisor import probe, shell
 from turboserve.cli.up import up
@@ -15,6 +16,7 @@ from turboserve.cli.up import up
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     options.MODULES.update(dict.fromkeys(options.MODULES, "dummy_service"))
+    environment.SERVICE = (*environment.SERVICE, "DUMMY_*")
     if "DUMMY_IMPATIENCE" in os.environ:
         shell.ASK_EVERY_S = probe.ANSWER_S = float(os.environ["DUMMY_IMPATIENCE"])
     typer.run(up)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from turboserve.cli.embedded.server import EmbeddedServer, wait_ready
+from turboserve.environment import SYSTEM, child
 from turboserve.lifeline import FD_VARIABLE, PARENT_VARIABLE
 
 START_LIMIT_S = 60.0
@@ -23,7 +24,8 @@ def running(servers: Sequence[EmbeddedServer], log: Path) -> Iterator[None]:
     Raises NotReady with the end of the log when a server does not start.
     """
     lifeline_read, lifeline_write = os.pipe()
-    environment = {**os.environ, FD_VARIABLE: str(lifeline_read), PARENT_VARIABLE: str(os.getpid())}
+    lifeline = {FD_VARIABLE: str(lifeline_read), PARENT_VARIABLE: str(os.getpid())}
+    environment = child(os.environ, SYSTEM) | lifeline
     guards: list[subprocess.Popen[bytes]] = []
     try:
         asyncio.run(_prepare(servers))

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from functools import cached_property
 
-from turboserve import subjects
+from turboserve import environment, subjects
 from turboserve.cli.embedded import (
     EmbeddedServer,
     Layout,
@@ -19,6 +19,7 @@ from turboserve.cli.embedded import (
 )
 from turboserve.cli.embedded.nats import ADMIN
 from turboserve.cli.embedded.ports import HOST, is_free, next_free
+from turboserve.cli.settings import names
 from turboserve.cli.stack.options import DEFAULT_PORT, Options
 from turboserve.cli.supervisor.core import Member
 from turboserve.cli.supervisor.probe import healthz, readyz
@@ -27,6 +28,8 @@ from turboserve.cli.supervisor.spec import ProcessSpec
 SERVER_WAVE, STORE_WAVE, SERVICE_WAVE = range(3)
 SILENT_LIMIT = 6
 """Questions without an answer, each of them seconds apart: whoever is silent for so long hangs."""
+PER_WORKER = frozenset({"TURBOSERVE_WORKER_ID", "TURBOSERVE_POOL_SLOT"})
+"""What the autoscaler gives each worker itself."""
 STOP_ORDER = ("gateway", "autoscaler", "workers", "scheduler", "state-store", "servers")
 
 
@@ -131,6 +134,7 @@ class Plan:
             command=server.command(),
             probe=server.probe,
             prepare=server.prepare,
+            environment=environment.child(os.environ, environment.SYSTEM),
             port=server.port,
             pid_file=server.pid_file,
         )
@@ -149,7 +153,12 @@ class Plan:
             command=[sys.executable, "-m", module],
             probe=readyz(health_port),
             alive=healthz(health_port),
-            environment={**self._common(name), **self._own(name), "TURBOSERVE_HEALTH_PORT": str(health_port)},
+            environment={
+                **inherited(name),
+                **self._common(name),
+                **self._own(name),
+                "TURBOSERVE_HEALTH_PORT": str(health_port),
+            },
             port=health_port,
         )
 
@@ -158,7 +167,6 @@ class Plan:
             "PYTHONUNBUFFERED": "1",
             # The supervisor renders text itself: it knows which worker a line came from.
             "TURBOSERVE_LOG_FORMAT": "json",
-            "TURBOSERVE_DATA_DIR": str(self.layout.data),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
         if self.nats is not None:
@@ -185,3 +193,15 @@ class Plan:
                 own["TURBOSERVE_WORKER_NATS_PASSWORD"] = self.nats.passwords["worker"]
             return own
         return {}
+
+
+def inherited(service: str) -> dict[str, str]:
+    """Of this process's environment what `service` is given: a base, and the settings that it declares."""
+    base: tuple[str, ...] = environment.SERVICE
+    settings = names(service)
+    if service == "autoscaler":
+        # Workers get their part of this from the autoscaler.
+        further = environment.listed(os.environ.get("TURBOSERVE_POOL_WORKER_VARIABLES", ""))
+        base = (*base, *environment.DEVICE, *environment.CLUSTER, *further)
+        settings |= environment.WORKER_SETTINGS - PER_WORKER
+    return environment.child(os.environ, base, settings)

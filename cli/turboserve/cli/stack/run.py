@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
+from turboserve import environment, lifeline
 from turboserve.cli.embedded import Layout
+from turboserve.cli.settings import SOURCES, names
 from turboserve.cli.stack import record
 from turboserve.cli.stack.options import Options, Workers
 from turboserve.cli.stack.plan import Plan
 from turboserve.cli.supervisor.core import Policy
 from turboserve.cli.supervisor.logs import LogHub
 from turboserve.cli.supervisor.shell import Supervisor
+
+OWN_VARIABLES = ("TURBOSERVE_DATA", lifeline.FD_VARIABLE, lifeline.PARENT_VARIABLE)
+"""Read by the command itself."""
 
 
 class AlreadyRunning(Exception):
@@ -51,6 +56,8 @@ def run(options: Options, policy: Policy | None = None) -> int:
                 on_ready=lambda ready: _announce(hub, url, ready, options.workers),
             )
             hub.say("starting", data=str(layout.data), workers=str(options.workers))
+            for name in unread_variables(os.environ):
+                hub.say("no service reads this variable: is it misspelt?", "warning", variable=name)
             status = asyncio.run(supervisor.run())
             hub.say("stopped")
             if status:
@@ -59,6 +66,12 @@ def run(options: Options, policy: Policy | None = None) -> int:
         finally:
             layout.stack.unlink(missing_ok=True)
             hub.close()
+
+
+def unread_variables(given: Iterable[str]) -> list[str]:
+    """`TURBOSERVE_` variables among `given` that no process of a stack reads."""
+    known = frozenset(OWN_VARIABLES).union(*(names(reader) for reader in SOURCES))
+    return environment.unknown(given, known)
 
 
 def _announce(hub: LogHub, url: str, ready: int, workers: Workers) -> None:

@@ -173,9 +173,9 @@ class Supervisor:
             return False
         return True
 
-    def _environment(self, added: Mapping[str, str]) -> dict[str, str]:
+    def _environment(self, given: Mapping[str, str]) -> dict[str, str]:
         lifeline = {FD_VARIABLE: str(self._lifeline[0]), PARENT_VARIABLE: str(os.getpid())}
-        return {**os.environ, **added, **lifeline}
+        return {**given, **lifeline}
 
     def _end(self, name: str, number: signal.Signals) -> None:
         process = self._processes.get(name)

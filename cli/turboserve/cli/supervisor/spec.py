@@ -25,7 +25,7 @@ class ProcessSpec:
     alive: Callable[[], Awaitable[None]] | None = None
     """Raises NotReady if nobody answers at all; asked while it is ready. None: not asked."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to the stack's own."""
+    """All of it, but for the lifeline: nothing of the supervisor's own is inherited."""
     prepare: Callable[[], Awaitable[None]] | None = None
     """Done before every start; an exception counts as a crash."""
     port: int | None = None

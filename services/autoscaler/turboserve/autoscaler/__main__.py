@@ -26,6 +26,7 @@ def provider_of(settings: AutoscalerSettings) -> PoolProvider:
         settings.pool_worker_threads,
         settings.worker_nats_user,
         None if password is None else password.get_secret_value(),
+        settings.pool_worker_variables,
     )
     if settings.provider == "local":
         return LocalProvider(pool, settings.pool_worker_command, environment, settings.health_host)

@@ -6,7 +6,8 @@ import os
 import sys
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import NoDecode
 
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.policy import Policy
@@ -14,6 +15,7 @@ from turboserve.autoscaler.sizing import LARGEST
 from turboserve.config import Seconds, Settings
 from turboserve.contracts.autoscale import ProfileTable
 from turboserve.contracts.base import Id
+from turboserve.environment import listed
 
 
 class AutoscalerSettings(Settings):
@@ -59,6 +61,9 @@ class AutoscalerSettings(Settings):
     """
     pool_worker_command: tuple[str, ...] = (sys.executable, "-m", "turboserve.worker")
     """As a JSON list."""
+    pool_worker_variables: Annotated[tuple[str, ...], NoDecode] = ()
+    """Further variables of this service's environment that workers get, separated by commas; `*` at the end
+    of a name stands for any rest of it. Settings of other services cannot be passed on."""
     pool_worker_threads: int = Field(default=1, ge=1)
     """Threads of one worker's matrix library (its OMP_NUM_THREADS)."""
     worker_nats_user: str | None = None
@@ -88,6 +93,11 @@ class AutoscalerSettings(Settings):
     volatility for which profiling found that it pays, which the table says."""
     scale_horizon_s: Seconds = 10.0
     """How far ahead the forecast looks: about what a worker takes from its launch to being ready."""
+
+    @field_validator("pool_worker_variables", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return listed(value) if isinstance(value, str) else value
 
     @property
     def limits(self) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from turboserve import environment as variables
 from turboserve import lifeline, logs
 from turboserve.autoscaler.providers.base import (
     Health,
@@ -27,14 +28,21 @@ from turboserve.autoscaler.providers.process import (
     pids,
     settled_environments,
 )
+from turboserve.config import Settings
 
 log = logs.get("pool")
+
+WORKER_BASE = (*variables.SERVICE, *variables.DEVICE)
 
 POOL_VARIABLE = "TURBOSERVE_POOL_ID"
 """Which pool a process belongs to; the processes of another stack on this machine have another."""
 SLOT_VARIABLE = "TURBOSERVE_POOL_SLOT"
 WORKER_VARIABLE = "TURBOSERVE_WORKER_ID"
 HEALTH_VARIABLE = "TURBOSERVE_HEALTH_PORT"
+WORKER_VARIABLES = (
+    variables.WORKER_SETTINGS | variables.settings_of(Settings.model_fields) | {lifeline.FD_VARIABLE}
+) - {SLOT_VARIABLE, WORKER_VARIABLE, HEALTH_VARIABLE}
+"""What a worker is given of the autoscaler's settings; those of its slot come beside them."""
 KILL_S = 5.0
 """A process that lives this long after SIGKILL is stuck in the kernel."""
 PROBE_S = 1.0
@@ -196,11 +204,16 @@ class LocalProvider(PoolProvider):
             self._on_exit(member.worker, status)
 
 
-def worker_environment(threads: int, user: str | None, password: str | None) -> dict[str, str]:
-    """This process's environment without what is only its own; `user` and `password` are the worker's."""
-    environment = dict(os.environ)
-    # The worker is not the supervisor's child: were it to ask to die with its parent, it would die with us.
-    environment.pop(lifeline.PARENT_VARIABLE, None)
+def worker_environment(
+    threads: int, user: str | None, password: str | None, further: Sequence[str] = ()
+) -> dict[str, str]:
+    """Of this process's environment what a worker needs; `user` and `password` are the worker's own;
+    `further` names variables beside the base.
+
+    The variables of the slot are left out, and so is `lifeline.PARENT_VARIABLE`: the worker is not the
+    supervisor's child, and were it to ask to die with its parent, it would die with this process.
+    """
+    environment = variables.child(os.environ, (*WORKER_BASE, *further), WORKER_VARIABLES)
     environment["OMP_NUM_THREADS"] = str(threads)
     if password is not None:
         environment["TURBOSERVE_NATS_PASSWORD"] = password

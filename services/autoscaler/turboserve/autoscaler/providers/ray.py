@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from turboserve import logs
+from turboserve import lifeline, logs
 from turboserve.autoscaler.providers import ray_host
 from turboserve.autoscaler.providers.base import (
     Health,
@@ -19,8 +19,10 @@ from turboserve.autoscaler.providers.base import (
     ProviderError,
     StuckError,
 )
+from turboserve.autoscaler.providers.local import WORKER_BASE, WORKER_VARIABLES
 from turboserve.autoscaler.providers.process import status_text
 from turboserve.autoscaler.providers.ray_cluster import RETRY_S, Needs, RayCluster
+from turboserve.environment import CLUSTER
 from turboserve.tasks import stop
 
 log = logs.get("pool")
@@ -31,6 +33,8 @@ LAUNCH_S = 25.0
 PROBE_S = 5.0
 FAREWELL_S = 5.0
 SEPARATOR = "/"
+INHERITED = [*WORKER_BASE, *CLUSTER, *sorted(WORKER_VARIABLES - {lifeline.FD_VARIABLE})]
+"""What a worker gets of its node's environment."""
 
 
 class RayProvider(PoolProvider):
@@ -174,7 +178,9 @@ class RayProvider(PoolProvider):
                 .remote()
             )
             try:
-                return actor, ray.get(actor.start.remote(self._command, environment), timeout=self._launch_s)
+                return actor, ray.get(
+                    actor.start.remote(self._command, environment, INHERITED), timeout=self._launch_s
+                )
             except Exception as error:
                 # Whatever became of it, it must not come up later as somebody nobody asked for.
                 ray.kill(actor, no_restart=True)

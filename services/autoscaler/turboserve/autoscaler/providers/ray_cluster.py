@@ -102,7 +102,7 @@ def _brief(error: BaseException) -> str:
 
 def node_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Of the autoscaler's environment what a worker on another machine is told."""
-    only_here = ("TURBOSERVE_HEALTH_", "TURBOSERVE_LIFELINE_", "TURBOSERVE_DATA")
+    only_here = ("TURBOSERVE_HEALTH_", "TURBOSERVE_LIFELINE_")
     return {
         name: value
         for name, value in environment.items()

@@ -26,9 +26,11 @@ class WorkerHost:
         self._process: asyncio.subprocess.Process | None = None
         self._port = 0
 
-    async def start(self, command: list[str | None], environment: dict[str, str]) -> str | None:
+    async def start(
+        self, command: list[str | None], environment: dict[str, str], inherited: list[str]
+    ) -> str | None:
         """Start the worker, once; what is wrong, or None. A part of `command` that is None is this node's
-        Python."""
+        Python. Of this node's environment the worker gets what `inherited` names: see `of_node`."""
         if self._process is not None:
             return None
         with socket.socket() as probe:
@@ -38,7 +40,7 @@ class WorkerHost:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable if part is None else part for part in command),
-                env={**os.environ, **environment, HEALTH_VARIABLE: str(self._port)},
+                env={**of_node(inherited), **environment, HEALTH_VARIABLE: str(self._port)},
                 stdin=asyncio.subprocess.DEVNULL,
                 preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
             )
@@ -83,3 +85,14 @@ class WorkerHost:
             except TimeoutError:
                 continue
         return self._process is None or self._process.returncode is not None
+
+
+def of_node(names: list[str]) -> dict[str, str]:
+    """Of this node's environment the variables that `names` stand for; `*` at the end stands for any rest."""
+    exact = {name for name in names if not name.endswith("*")}
+    prefixes = tuple(name[:-1] for name in names if name.endswith("*"))
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.upper() in exact or name.upper().startswith(prefixes)
+    }
