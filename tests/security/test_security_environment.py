@@ -46,7 +46,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]
 def environments(stack: BackgroundStack) -> Mapping[str, list[dict[str, str]]]:
     """Name of a service or server → environment of each of its processes, its guard's and children's too."""
     record = stack.record
-    roots = {pid: "worker" for pid in record.worker_pids()}
+    roots = dict.fromkeys(record.worker_pids(), "worker")
     for name, process in record.processes.items():
         roots |= {process[key]: name for key in ("pid", "guard_pid") if process.get(key)}
     found: dict[str, list[dict[str, str]]] = {}
