@@ -22,7 +22,6 @@ from nats.js.errors import NotFoundError
 
 from turboserve import subjects
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
-from turboserve.cli.embedded.postgres import ensure_database
 from turboserve.cli.embedded.running import running
 from turboserve.cli.stack.background import BackgroundStack
 
@@ -79,7 +78,11 @@ def redis_server(layout: Layout, ports: Ports) -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def postgres_server(layout: Layout, ports: Ports) -> Iterator[PostgresServer]:
     server = PostgresServer(
-        layout.server("postgres"), ports.get("postgres"), layout.secret("postgres"), NO_DURABILITY
+        layout.server("postgres"),
+        ports.get("postgres"),
+        layout.secret("postgres"),
+        layout.secret("postgres.services"),
+        NO_DURABILITY,
     )
     with running([server], layout.logs / "postgres.log"):
         yield server
@@ -104,7 +107,7 @@ def redis_url(redis_server: RedisServer) -> str:
 def postgres_url(postgres_server: PostgresServer) -> str:
     """A database of the module's own, with nothing in it."""
     database = f"test_{uuid.uuid4().hex[:12]}"
-    asyncio.run(ensure_database(postgres_server.url("postgres"), database))
+    asyncio.run(postgres_server.ensure_database(database))
     return postgres_server.url(database)
 
 

@@ -30,7 +30,6 @@ from turboserve.cli.embedded import (
     guard,
 )
 from turboserve.cli.embedded.nats import ADMIN, HEALTH_USER, server_health
-from turboserve.cli.embedded.postgres import ensure_database
 from turboserve.cli.embedded.running import running
 from turboserve.cli.embedded.server import EmbeddedServer
 
@@ -142,7 +141,7 @@ async def test_a_database_that_exists_is_left_alone(
     connection = await asyncpg.connect(postgres_url)
     await connection.execute("create table kept (x int)")
     await connection.close()
-    await ensure_database(postgres_server.url("postgres"), postgres_url.rsplit("/", 1)[1])
+    await postgres_server.ensure_database(postgres_url.rsplit("/", 1)[1])
     connection = await asyncpg.connect(postgres_url)
     assert await connection.fetchval("select count(*) from kept") == 0
     await connection.close()
@@ -161,7 +160,12 @@ def own_servers(tmp_path: Path) -> list[EmbeddedServer]:
             subjects.permissions,
         ),
         RedisServer(layout.server("redis"), ports.get("redis"), layout.secret("redis")),
-        PostgresServer(layout.server("postgres"), ports.get("postgres"), layout.secret("postgres")),
+        PostgresServer(
+            layout.server("postgres"),
+            ports.get("postgres"),
+            layout.secret("postgres"),
+            layout.secret("postgres.services"),
+        ),
     ]
 
 

@@ -20,7 +20,6 @@ import httpx
 
 from turboserve import subjects
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
-from turboserve.cli.embedded.postgres import ensure_database
 from turboserve.cli.embedded.running import running
 
 START_LIMIT_S = 60.0
@@ -42,21 +41,20 @@ class Pool:
             subjects.permissions,
         )
         redis, postgres = self.layout.secret("redis"), self.layout.secret("postgres")
+        services = self.layout.secret("postgres.services")
         self.redis = RedisServer(self.layout.server("redis"), self._ports.get("redis"), redis)
         self.postgres = PostgresServer(
-            self.layout.server("postgres"), self._ports.get("postgres"), postgres, ("fsync=off",)
+            self.layout.server("postgres"), self._ports.get("postgres"), postgres, services, ("fsync=off",)
         )
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @contextmanager
     def running(self) -> Iterator[Pool]:
-        import asyncio
 
         with (
             running([self.nats, self.redis, self.postgres], self.layout.logs / "servers.log"),
             ExitStack() as stack,
         ):
-            asyncio.run(ensure_database(self.postgres.url("postgres"), "turboserve"))
             stack.callback(self.stop_all)
             self.start_store()
             self.start_scheduler()

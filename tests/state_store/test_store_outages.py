@@ -43,7 +43,9 @@ async def machine(server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[Machi
 async def test_postgres_dies_hangs_and_comes_back(
     nats_url: str, redis_url: str, layout: Layout, ports: Ports, tmp_path: Path
 ) -> None:
-    server = PostgresServer(layout.server("mortal-postgres"), ports.get("mortal"), "secret", WITHOUT_DISK)
+    server = PostgresServer(
+        layout.server("mortal-postgres"), ports.get("mortal"), "admin", "secret", WITHOUT_DISK
+    )
     settings = Settings(
         nats_url=nats_url,
         redis_url=redis_url,
@@ -186,9 +188,7 @@ async def test_without_redis_sessions_go_on(
 
 def broker(layout: Layout, ports: Ports, name: str) -> NatsServer:
     users = {user: f"secret-{user}" for user in (*subjects.SERVICES, "admin")}
-    return NatsServer(
-        layout.server(name), ports.get(name), ports.get(f"{name}_monitor"), users, subjects.permissions
-    )
+    return NatsServer(layout.server(name), ports.get(name), users, subjects.permissions)
 
 
 async def test_the_broker_dies_while_sessions_change(
@@ -264,7 +264,7 @@ async def test_the_store_waits_for_servers_that_are_not_there_yet(
 ) -> None:
     nats_server = broker(layout, ports, "late-nats")
     postgres_server = PostgresServer(
-        layout.server("late-postgres"), ports.get("late_postgres"), "secret", WITHOUT_DISK
+        layout.server("late-postgres"), ports.get("late_postgres"), "admin", "secret", WITHOUT_DISK
     )
     settings = Settings(
         nats_url=nats_server.url(), redis_url=redis_url, postgres_url=postgres_server.url(), sweep_s=0.2

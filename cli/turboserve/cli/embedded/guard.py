@@ -5,6 +5,8 @@ of milliseconds. It ends the server when the lifeline closes or on SIGTERM, firs
 the guard itself is killed, the kernel signals the server (PR_SET_PDEATHSIG). When the server ends, the guard
 ends with the server's status.
 
+A server has no capability, and under root an unprivileged user; the guard keeps what it was started with.
+
 A lock file is held by guard *and* server (they share the open file), so a successor starts only when the last
 process of its predecessor is gone, whatever was killed.
 """
@@ -24,12 +26,11 @@ import time
 from types import FrameType
 
 PR_SET_PDEATHSIG = 1
-PR_SET_SECUREBITS = 28
-PR_CAP_AMBIENT = 47
-PR_CAP_AMBIENT_RAISE = 2
-SECBIT_NO_SETUID_FIXUP = 1 << 2
-CAP_DAC_OVERRIDE = 1
+PR_CAPBSET_DROP = 24
+PR_SET_NO_NEW_PRIVS = 38
 CAPABILITY_VERSION_3 = 0x20080522
+FOLDER_FD = 100
+UMASK = 0o077
 LOCK_PATIENCE_S = 5.0
 LOCK_LIMIT_S = 15.0
 STATUS_BUSY = 75
@@ -38,28 +39,33 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def become(uid: int, gid: int) -> None:
-    """Give up root for `uid`, keeping only the right to reach files below directories closed to others.
+def enter(folder: str) -> None:
+    """Open `folder` as descriptor FOLDER_FD, by which the server reaches it as /proc/self/fd/FOLDER_FD.
 
-    Postgres refuses to run as root, yet root's data directory usually lies below a closed home. Keeping
-    CAP_DAC_OVERRIDE avoids opening those directories. Where it cannot be kept, file permissions decide.
+    So neither the folder nor those above it need to be open to the server's user: a path that begins at a
+    descriptor does not pass them.
     """
-    os.setgroups([])
-    os.setresgid(gid, gid, gid)
-    # Without this bit access(2) ignores the capability, and Postgres uses access(2) to find its own binary.
-    _libc.prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
-    os.setresuid(uid, uid, uid)
-    header = struct.pack("Ii", CAPABILITY_VERSION_3, 0)
-    mask = 1 << CAP_DAC_OVERRIDE
-    if _libc.capset(header, struct.pack("6I", mask, mask, mask, 0, 0, 0)) != 0:
-        _libc.capset(header, struct.pack("6I", 0, 0, 0, 0, 0, 0))
-        return
-    _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_DAC_OVERRIDE, 0, 0)
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    os.dup2(descriptor, FOLDER_FD, inheritable=True)
+
+
+def give_up_privileges(uid: int | None, gid: int | None) -> None:
+    """Become `uid`, if one is given, without any capability, and with no way to get one back."""
+    for capability in range(64):
+        if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            # Not root, or beyond the last capability that this kernel knows.
+            break
+    if uid is not None and gid is not None:
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    _libc.capset(struct.pack("Ii", CAPABILITY_VERSION_3, 0), struct.pack("6I", 0, 0, 0, 0, 0, 0))
+    _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def take_lock(path: str, pid_file: str | None, program: str) -> int:
     """Wait until no process of an earlier run is left; later kill what `pid_file` names."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     started = time.monotonic()
     killed = False
     while True:
@@ -148,8 +154,10 @@ class Guard:
                 os.set_inheritable(lock, True)
             if self.lifeline is not None:
                 os.close(self.lifeline)
-            if self.options.uid is not None:
-                become(self.options.uid, self.options.gid)
+            if self.options.folder is not None:
+                enter(self.options.folder)
+            os.umask(UMASK)
+            give_up_privileges(self.options.uid, self.options.gid)
             # After the change of user, which would clear it.
             _libc.prctl(PR_SET_PDEATHSIG, self.options.death_signal, 0, 0, 0)
             if os.getppid() != guard:
@@ -184,9 +192,16 @@ class Guard:
 
 def write_pid(path: str, pid: int) -> None:
     """Write the pid file in one piece: a reader sees the old one or the new one."""
-    with open(f"{path}.new", "w", encoding="ascii") as file:
+    new = f"{path}.new"
+    try:
+        os.unlink(new)
+    except FileNotFoundError:
+        pass
+    # The folder is the server's, who may put a link in our way.
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(f"{pid}\n")
-    os.replace(f"{path}.new", path)
+    os.replace(new, path)
 
 
 def lifeline() -> int | None:
@@ -208,6 +223,7 @@ def main() -> int:
     parser.add_argument(
         "--grace", type=float, default=5.0, help="seconds between the stop signal and SIGKILL"
     )
+    parser.add_argument("--folder", help="the server's folder, given to it as an open descriptor")
     parser.add_argument("--uid", type=int)
     parser.add_argument("--gid", type=int)
     parser.add_argument("command", nargs="+")

@@ -7,6 +7,8 @@ import os
 import secrets
 from pathlib import Path
 
+from turboserve.cli.embedded.folder import close_files, secure
+
 
 class Layout:
     """The data directory of one stack. Everything in it is private to its owner."""
@@ -19,10 +21,16 @@ class Layout:
         self.ports = self.data / "ports.json"
         self.secrets = self.data / "secrets.json"
 
-    def create(self) -> None:
-        """Make the directories; raises OSError naming the path when that is impossible."""
-        self.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.logs.mkdir(exist_ok=True)
+    def create(self) -> list[str]:
+        """Make the directories, or make sure that existing ones are private.
+
+        Returns what is worth telling, one sentence each. Raises OSError naming the path, UnsafeFolderError.
+        """
+        remarks = secure(self.data)
+        self.logs.mkdir(exist_ok=True, mode=0o700)
+        self.logs.chmod(0o700)
+        close_files(self.logs, ["*.log*"], 0o640)
+        return remarks
 
     def server(self, name: str) -> Path:
         """The directory of one server, made when missing."""
@@ -48,12 +56,16 @@ def read_json(path: Path) -> dict[str, str]:
     return value if isinstance(value, dict) else {}
 
 
-def write_private(path: Path, text: str) -> None:
-    """Replace `path` in one step with a file that only its owner may read."""
+def write_private(path: Path, text: str, owner: tuple[int, int] | None = None) -> None:
+    """Replace `path` in one step with a file that only its owner may read; None: who runs this process."""
     new = path.with_name(f"{path.name}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    new.unlink(missing_ok=True)
+    # The folder may be a server's, who could put a link in our way.
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
+        if owner is not None:
+            os.fchown(file.fileno(), *owner)
     new.replace(path)
 
 

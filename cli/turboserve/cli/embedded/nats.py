@@ -13,13 +13,13 @@ import nats
 import nats.errors
 
 from turboserve.cli.embedded import binaries
-from turboserve.cli.embedded.layout import write_private
 from turboserve.cli.embedded.ports import HOST
 from turboserve.cli.embedded.server import EmbeddedServer, NotReady
 
 MAX_PAYLOAD_BYTES = 8 * 2**20
 """A chunk at 720p is well below this; latents travel raw."""
 MAX_STORE_BYTES = 16 * 2**30
+CONFIG_FILE = "nats.conf"
 ADMIN = "admin"
 """The user of tests and tools, which may do everything that services may."""
 SYSTEM_ACCOUNT = "SYS"
@@ -65,11 +65,11 @@ class NatsServer(EmbeddedServer):
         return f"nats://{user}:{self.passwords[user]}@{HOST}:{self.port}"
 
     async def prepare(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_private(self._config_file, self.config())
+        self.make_directory()
+        self.write_config(CONFIG_FILE, self.config())
 
     def program(self) -> list[str]:
-        return [str(binaries.nats_server()), "-c", str(self._config_file)]
+        return [str(binaries.nats_server()), "-c", f"{self.home}/{CONFIG_FILE}"]
 
     async def probe(self) -> None:
         """Ready when it serves clients and JetStream has recovered its streams."""
@@ -94,7 +94,7 @@ host: "{HOST}"
 port: {self.port}
 max_payload: {MAX_PAYLOAD_BYTES}
 jetstream {{
-  store_dir: {json.dumps(str(self.directory))}
+  store_dir: {json.dumps(self.home)}
   max_file_store: {MAX_STORE_BYTES}
 }}
 system_account: {SYSTEM_ACCOUNT}
@@ -111,10 +111,6 @@ authorization {{
   ]
 }}
 """
-
-    @property
-    def _config_file(self) -> Path:
-        return self.directory / "nats.conf"
 
     def _health_user(self) -> str:
         return (

@@ -1,53 +1,109 @@
-"""Postgres on a loopback TCP port with a password, also when the stack is run by root."""
+"""Postgres on a loopback TCP port for the services' role, and on a socket file for the supervisor."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import pwd
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import asyncpg
 
 from turboserve.cli.embedded import binaries
-from turboserve.cli.embedded.layout import write_private
 from turboserve.cli.embedded.ports import HOST
 from turboserve.cli.embedded.server import EmbeddedServer, NotReady, ServerFailed
+from turboserve.environment import SYSTEM, child
 
-USER = "turboserve"
+SUPERUSER = "turboserve"
+"""Who made the cluster. Logs in over the socket file in the server's folder and in no other way."""
+ROLE = "turboserve_services"
+"""Who the services log in as: owns its databases, and may nothing beyond them."""
 DATABASE = "turboserve"
-UNPRIVILEGED = "nobody"
-"""Postgres refuses to run as root. This user exists on every Linux, so none has to be made."""
+HBA_FILE = "pg_hba.conf"
+HBA = f"""\
+# Written before every start.
+local all {SUPERUSER} scram-sha-256
+host all {SUPERUSER} all reject
+host all {ROLE} {HOST}/32 scram-sha-256
+"""
+
+PROVISION_ROLE = """
+do $$ begin
+  if not exists (select from pg_roles where rolname = '{role}') then
+    create role {role};
+  end if;
+end $$;
+alter role {role} with login nosuperuser nocreatedb nocreaterole noreplication nobypassrls
+  password {password};
+revoke connect on database postgres from public;
+revoke connect on database template1 from public;
+"""
+
+ADOPT_OBJECTS = f"""
+do $$ declare made record; begin
+  for made in
+    select format('alter %s %s owner to {ROLE}',
+                  case c.relkind when 'v' then 'view' when 'm' then 'materialized view'
+                                 when 'S' then 'sequence' else 'table' end,
+                  c.oid::regclass) as change
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = 'public' and pg_get_userbyid(c.relowner) = '{SUPERUSER}'
+      and c.relkind in ('r', 'p', 'v', 'm', 'S')
+      -- The sequence of a column goes with its table.
+      and not exists (select from pg_depend d where d.objid = c.oid and d.deptype in ('a', 'i')
+                                                and d.classid = 'pg_class'::regclass and c.relkind = 'S')
+    union all
+    select format('alter type %s owner to {ROLE}', t.oid::regtype)
+    from pg_type t join pg_namespace n on n.oid = t.typnamespace
+    where n.nspname = 'public' and pg_get_userbyid(t.typowner) = '{SUPERUSER}' and t.typtype in ('e', 'd')
+    union all
+    select format('alter routine %s owner to {ROLE}', p.oid::regprocedure)
+    from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+    where n.nspname = 'public' and pg_get_userbyid(p.proowner) = '{SUPERUSER}'
+  loop
+    execute made.change;
+  end loop;
+end $$;
+"""
+"""What the superuser made in a database, before there was a role for the services, becomes theirs."""
 
 
 class PostgresServer(EmbeddedServer):
-    """`settings` are further server settings, such as `fsync=off` for data nobody will miss."""
+    """`settings` are further server settings, such as `fsync=off` for data nobody will miss.
+
+    `password` is that of the services' role, `superuser_password` that of the supervisor. A cluster that was
+    made when the services still were superuser is taken over at its next start.
+    """
 
     name = "postgres"
     stop_signal = signal.SIGINT  # Fast shutdown: SIGTERM would wait for every client to leave.
     death_signal = signal.SIGQUIT  # Immediate shutdown: the postmaster takes its children with it.
     stop_grace_s = 10.0
 
-    def __init__(self, directory: Path, port: int, password: str, settings: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        port: int,
+        superuser_password: str,
+        password: str,
+        settings: Sequence[str] = (),
+    ) -> None:
         super().__init__(directory, port)
+        self.superuser_password = superuser_password
         self.password = password
         self.settings = settings
+        self._provisioned = False
 
     def url(self, database: str = DATABASE) -> str:
-        return f"postgresql://{USER}:{self.password}@{HOST}:{self.port}/{database}"
+        """For the services' role."""
+        return f"postgresql://{ROLE}:{self.password}@{HOST}:{self.port}/{database}"
 
     @property
     def cluster(self) -> Path:
         return self.directory / "data"
-
-    def owner(self) -> tuple[int, int] | None:
-        if os.geteuid() != 0:
-            return None
-        entry = pwd.getpwnam(UNPRIVILEGED)
-        return entry.pw_uid, entry.pw_gid
 
     def stale_files(self) -> Sequence[Path]:
         # Its process id may by now be somebody else's, which Postgres would take for itself still running.
@@ -57,8 +113,10 @@ class PostgresServer(EmbeddedServer):
         settings = [
             f"listen_addresses={HOST}",
             f"port={self.port}",
-            # No socket file: its path would be limited to 107 bytes, and the data directory's is not ours.
-            "unix_socket_directories=",
+            # By the server's own short path: that of a socket file is limited to 107 bytes.
+            f"unix_socket_directories={self.home}",
+            "unix_socket_permissions=0700",
+            f"hba_file={self.home}/{HBA_FILE}",
             "shared_buffers=32MB",
             "max_connections=60",
             "log_line_prefix=",
@@ -66,50 +124,105 @@ class PostgresServer(EmbeddedServer):
             "recovery_init_sync_method=syncfs",
             *self.settings,
         ]
-        command = [str(binaries.postgres("postgres")), "-D", str(self.cluster)]
+        command = [str(binaries.postgres("postgres")), "-D", f"{self.home}/{self.cluster.name}"]
         return command + [part for setting in settings for part in ("-c", setting)]
 
     async def prepare(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.make_directory()
+        self.write_config(HBA_FILE, HBA)
+        self._provisioned = False
         if (self.cluster / "PG_VERSION").exists():
             return
         # In a place of its own first: half a cluster must not be taken for a whole one.
         fresh = self.directory / "initdb"
         shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir()
-        password_file = fresh / "password"
-        write_private(password_file, self.password)
+        fresh.mkdir(mode=0o700)
         owner = self.owner()
         if owner is not None:
             os.chown(fresh, *owner)
-            os.chown(password_file, *owner)
-            os.chown(self.directory, *owner)
-        await self._initdb(fresh / "data", password_file)
+        self.write_config("initdb/password", self.superuser_password)
+        await self._initdb(f"{self.home}/initdb")
         (fresh / "data").rename(self.cluster)
         shutil.rmtree(fresh)
 
-    async def _initdb(self, cluster: Path, password_file: Path) -> None:
+    async def _initdb(self, fresh: str) -> None:
         command = self.guarded(
             [
                 str(binaries.postgres("initdb")),
-                *("-D", str(cluster), "-U", USER, f"--pwfile={password_file}"),
+                *("-D", f"{fresh}/data", "-U", SUPERUSER, f"--pwfile={fresh}/password"),
                 *("--auth=scram-sha-256", "--encoding=UTF8", "--no-locale", "--no-instructions"),
                 "--no-sync",
             ]
         )
         process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+            *command,
+            env=child(os.environ, SYSTEM),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
         )
         output, _ = await process.communicate()
         if process.returncode != 0:
             raise ServerFailed(f"postgres: initdb ended with status {process.returncode}: {output.decode()}")
 
     async def probe(self) -> None:
-        """Connects, and makes the stack's database if it is not there yet."""
+        """Connects as the services do; makes their role and database if they are not there yet."""
         # Asked first, since every connection refused during recovery would be logged as FATAL.
         if self._status() != "ready":
             raise NotReady("postgres: still starting")
-        await ensure_database(self.url("postgres"), DATABASE)
+        if not self._provisioned:
+            await self.provision()
+            self._provisioned = True
+        try:
+            connection = await asyncpg.connect(self.url(), timeout=5.0)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise NotReady(f"postgres: {error}") from error
+        await connection.close()
+
+    async def provision(self) -> None:
+        """Make the services' role and database, and give them what earlier versions made as superuser.
+
+        May be repeated. Raises NotReady while nobody answers.
+        """
+        async with self.superuser() as connection:
+            password = await connection.fetchval("select quote_literal($1)", self.password)
+            await connection.execute(PROVISION_ROLE.format(role=ROLE, password=password))
+        await self.ensure_database(DATABASE)
+        async with self.superuser(DATABASE) as connection:
+            await connection.execute(ADOPT_OBJECTS)
+
+    async def ensure_database(self, database: str) -> None:
+        """Make `database` unless it exists, owned by the services' role; raises NotReady."""
+        async with self.superuser() as connection:
+            owner = await connection.fetchval(
+                "select pg_get_userbyid(datdba) from pg_database where datname = $1", database
+            )
+            if owner is None:
+                await connection.execute(f'create database "{database}" owner {ROLE}')
+            elif owner != ROLE:
+                await connection.execute(f'alter database "{database}" owner to {ROLE}')
+
+    @asynccontextmanager
+    async def superuser(self, database: str = "postgres") -> AsyncIterator[asyncpg.Connection]:
+        """A connection as superuser, over the socket file. Raises NotReady while nobody answers."""
+        # By a descriptor of the folder: the path of a socket file is limited to 107 bytes.
+        folder = os.open(self.directory, os.O_PATH | os.O_DIRECTORY)
+        try:
+            connection = await asyncpg.connect(
+                host=f"/proc/self/fd/{folder}",
+                port=self.port,
+                user=SUPERUSER,
+                password=self.superuser_password,
+                database=database,
+                timeout=5.0,
+            )
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise NotReady(f"postgres: {error}") from error
+        finally:
+            os.close(folder)
+        try:
+            yield connection
+        finally:
+            await connection.close()
 
     def _status(self) -> str:
         try:
@@ -117,17 +230,3 @@ class PostgresServer(EmbeddedServer):
         except FileNotFoundError:
             return ""
         return lines[7].strip() if len(lines) > 7 else ""
-
-
-async def ensure_database(admin_url: str, database: str, template: str | None = None) -> None:
-    """Make `database` (as a copy of `template`) unless it exists; raises NotReady while nobody answers."""
-    try:
-        connection = await asyncpg.connect(admin_url, timeout=5.0)
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise NotReady(f"postgres: {error}") from error
-    try:
-        if not await connection.fetchval("select 1 from pg_database where datname = $1", database):
-            source = f' template "{template}"' if template else ""
-            await connection.execute(f'create database "{database}"{source}')
-    finally:
-        await connection.close()

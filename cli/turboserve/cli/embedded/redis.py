@@ -8,10 +8,10 @@ import redis.asyncio
 import redis.exceptions
 
 from turboserve.cli.embedded import binaries
-from turboserve.cli.embedded.layout import write_private
 from turboserve.cli.embedded.ports import HOST
 from turboserve.cli.embedded.server import EmbeddedServer, NotReady
 
+CONFIG_FILE = "redis.conf"
 MAX_MEMORY_BYTES = 2**30
 
 
@@ -30,15 +30,15 @@ class RedisServer(EmbeddedServer):
         return f"redis://:{self.password}@{HOST}:{self.port}/0"
 
     async def prepare(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.make_directory()
         # A file and not arguments: a password on a command line is everybody's.
-        write_private(
-            self.directory / "redis.conf",
+        self.write_config(
+            CONFIG_FILE,
             f"""\
 bind {HOST}
 port {self.port}
 requirepass {self.password}
-dir "{self.directory}"
+dir "{self.home}"
 save ""
 appendonly no
 maxmemory {MAX_MEMORY_BYTES}
@@ -47,7 +47,7 @@ maxmemory-policy volatile-ttl
         )
 
     def program(self) -> list[str]:
-        return [str(binaries.redis_server()), str(self.directory / "redis.conf")]
+        return [str(binaries.redis_server()), f"{self.home}/{CONFIG_FILE}"]
 
     async def probe(self) -> None:
         client = redis.asyncio.Redis.from_url(self.url, socket_timeout=2.0, socket_connect_timeout=2.0)

@@ -14,6 +14,7 @@ from turboserve.environment import SYSTEM, child
 from turboserve.lifeline import FD_VARIABLE, PARENT_VARIABLE
 
 START_LIMIT_S = 60.0
+UMASK = 0o027
 
 
 @contextmanager
@@ -39,6 +40,7 @@ def running(servers: Sequence[EmbeddedServer], log: Path) -> Iterator[None]:
                     env=environment,
                     pass_fds=(lifeline_read,),
                     start_new_session=True,
+                    umask=UMASK,
                 )
                 for server in servers
             ]

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import os
+import pwd
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from turboserve.cli.embedded import binaries
+from turboserve.cli.embedded.guard import FOLDER_FD
+from turboserve.cli.embedded.layout import write_private
+
+UNPRIVILEGED = "nobody"
+"""Whom servers run as under root. This user exists on every Linux, so none has to be made."""
 
 
 class NotReady(Exception):
@@ -57,9 +64,29 @@ class EmbeddedServer(abc.ABC):
         """Files of an earlier run that may keep the server from starting; removed once nobody holds them."""
         return ()
 
+    @property
+    def home(self) -> str:
+        """The path by which the server itself reaches `directory`: see `guard.enter`."""
+        return f"/proc/self/fd/{FOLDER_FD}"
+
     def owner(self) -> tuple[int, int] | None:
-        """User and group ids to run as, when the current ones will not do."""
-        return None
+        """User and group ids to run as: under root those of an unprivileged user, else the current ones."""
+        if os.geteuid() != 0:
+            return None
+        entry = pwd.getpwnam(UNPRIVILEGED)
+        return entry.pw_uid, entry.pw_gid
+
+    def make_directory(self) -> None:
+        """Make the server's folder if it is missing, for its owner alone; its files become the owner's."""
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.directory.chmod(0o700)
+        owner = self.owner()
+        if owner is not None and self.directory.stat().st_uid != owner[0]:
+            give_to(self.directory, owner)
+
+    def write_config(self, name: str, text: str) -> None:
+        """Replace a file of the server's folder, readable by the server alone."""
+        write_private(self.directory / name, text, self.owner())
 
     def command(self) -> list[str]:
         return self.guarded(
@@ -79,10 +106,12 @@ class EmbeddedServer(abc.ABC):
             *(sys.executable, "-I", "-S", str(binaries.GUARD)),
             *("--stop-signal", str(int(self.stop_signal)), "--death-signal", str(int(self.death_signal))),
             *("--grace", str(self.stop_grace_s)),
+            *("--folder", str(self.directory)),
             *as_owner,
             *options,
             "--",
-            *program,
+            str(binaries.reachable(Path(program[0]), owner)),
+            *program[1:],
         ]
 
 
@@ -97,3 +126,12 @@ async def wait_ready(server: EmbeddedServer, limit_s: float) -> None:
             if loop.time() > deadline:
                 raise
         await asyncio.sleep(0.03)
+
+
+def give_to(folder: Path, owner: tuple[int, int]) -> None:
+    """Make `owner` the owner of `folder` and of all below it, following no link."""
+    for _, folders, files, descriptor in os.fwalk(folder, topdown=False):
+        for name in (*folders, *files):
+            os.chown(name, *owner, dir_fd=descriptor, follow_symlinks=False)
+    # Last: its owner tells whether all of it was given.
+    os.chown(folder, *owner, follow_symlinks=False)

@@ -77,7 +77,10 @@ class Plan:
         if self.options.external.postgres_url is not None:
             return None
         return PostgresServer(
-            self.layout.server("postgres"), self._ports.get("postgres"), self.layout.secret("postgres")
+            self.layout.server("postgres"),
+            self._ports.get("postgres"),
+            self.layout.secret("postgres"),
+            self.layout.secret("postgres.services"),
         )
 
     @property

@@ -18,6 +18,7 @@ from turboserve.cli.supervisor.core import Policy
 from turboserve.cli.supervisor.logs import LogHub
 from turboserve.cli.supervisor.shell import Supervisor
 
+UMASK = 0o027
 OWN_VARIABLES = ("TURBOSERVE_DATA", lifeline.FD_VARIABLE, lifeline.PARENT_VARIABLE)
 """Read by the command itself."""
 
@@ -38,8 +39,10 @@ class AlreadyRunning(Exception):
 
 def run(options: Options, policy: Policy | None = None) -> int:
     """Returns the exit status. Raises AlreadyRunning, PortTaken, BinaryMissing, OSError before any start."""
+    # Inherited by every process of the stack: nobody but the owner and the group gets at what they write.
+    os.umask(UMASK)
     layout = Layout(options.data)
-    layout.create()
+    remarks = layout.create()
     with _only_one(layout):
         plan = Plan(options, layout)
         # Chosen now, so that a port that is taken is told before anything is started.
@@ -56,6 +59,8 @@ def run(options: Options, policy: Policy | None = None) -> int:
                 on_ready=lambda ready: _announce(hub, url, ready, options.workers),
             )
             hub.say("starting", data=str(layout.data), workers=str(options.workers))
+            for remark in remarks:
+                hub.say("data folder", "warning", remark=remark)
             for name in unread_variables(os.environ):
                 hub.say("no service reads this variable: is it misspelt?", "warning", variable=name)
             status = asyncio.run(supervisor.run())
