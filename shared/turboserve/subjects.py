@@ -152,6 +152,7 @@ LIST_WORKERS = Endpoint(
 REPORT_POOL = Endpoint("state.pool.report", pool.PoolReport, pool.PoolOrders, _STORE, ("autoscaler",))
 ORDER_POOL = Endpoint("state.pool.order", pool.OrderPool, pool.PoolOrders, _STORE, ("gateway",))
 GET_COST = Endpoint("state.cost.get", cost.GetCost, cost.CostReport, _STORE, ("gateway",))
+CORRECT_COST = Endpoint("state.cost.correct", cost.CorrectCost, cost.Correction, _STORE, ("gateway",))
 GET_LATENTS = Endpoint("state.latents.get", requests.GetLatents, chunks.LatentsHeader, _STORE, ("worker",))
 """The answer's body is the raw latents: see `Bus.call_raw`."""
 MOVE_SESSION = Endpoint(
@@ -187,6 +188,7 @@ ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignme
     REPORT_POOL,
     ORDER_POOL,
     GET_COST,
+    CORRECT_COST,
     GET_LATENTS,
     MOVE_SESSION,
     GET_LEADER,

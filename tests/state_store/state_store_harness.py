@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from turboserve import subjects
 from turboserve.bus import Ack, Bus, append
 from turboserve.cli.embedded import EmbeddedServer
 from turboserve.cli.embedded.server import wait_ready
-from turboserve.clock import SystemClock
+from turboserve.clock import Clock, SystemClock
 from turboserve.config import Settings as Shared
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import UnavailableError
@@ -59,10 +59,10 @@ class Store:
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, settings: Settings) -> AsyncIterator[Store]:
+    async def running(cls, settings: Settings, clock: Clock | None = None) -> AsyncIterator[Store]:
         bus = await Bus.connect("state-store", settings)
         runtime = Runtime("state-store", settings, bus)
-        runtime.clock = SystemClock()
+        runtime.clock = clock or SystemClock()
         try:
             await start(runtime, settings)
             runtime._started = True
@@ -275,11 +275,15 @@ class Process:
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, settings: Settings, point: str | None = None) -> AsyncIterator[Process]:
-        """Start it and wait until it serves; with `point`, one that dies there."""
+    async def running(
+        cls, settings: Settings, point: str | None = None, variables: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Process]:
+        """Start it, with further environment `variables`, and wait until it serves; with `point`, one that
+        dies there."""
         script = [str(Path(__file__).with_name("crashing_store.py")), point] if point else []
         command = [sys.executable, *(script or ["-m", "turboserve.state_store"])]
-        process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **_environment(settings)})
+        environment = {**os.environ, **_environment(settings), **(variables or {})}
+        process = await asyncio.create_subprocess_exec(*command, env=environment)
         try:
             async with Harness.connected(settings) as harness:
                 await until(harness.answered)

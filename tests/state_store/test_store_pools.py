@@ -31,9 +31,9 @@ def settings(settings: Settings) -> Settings:
 
 
 async def report(
-    api: Harness, pool: str, *rentals: Rental, model: str = "paid", maximum: int = 0
+    api: Harness, pool: str, *rentals: Rental, model: str = "paid", maximum: int = 0, process: str = "asc_1"
 ) -> PoolOrders:
-    body = PoolReport(pool=pool, model=model, maximum=maximum, rentals=rentals)
+    body = PoolReport(pool=pool, model=model, maximum=maximum, process=process, rentals=rentals)
     return await api.bus.call(subjects.REPORT_POOL, body)
 
 
@@ -56,12 +56,17 @@ async def share(api: Harness, session: str) -> float:
 async def test_two_sessions_share_their_workers_time_and_the_rest_is_idle(api: Harness) -> None:
     pool, worker = new_id("p"), new_id("wk")
     # A hundred GPUs, so that a moment is worth many seconds.
-    await report(api, pool, paid(worker, 10.0, ready_ago_s=4.0, gpus=100.0))
+    launched = time.monotonic() - 10.0
+
+    async def told(**more: Any) -> None:
+        await report(api, pool, paid(worker, time.monotonic() - launched, gpus=100.0, **more))
+
+    await told(ready_ago_s=4.0)
     await api.renew(worker, "paid")
     one, two = [await api.place(await api.create("paid"), worker) for _ in range(2)]
 
     async def reaches(session: str, gpu_seconds: float) -> bool:
-        await report(api, pool, paid(worker, 10.0, gpus=100.0))
+        await told()
         return await share(api, session) >= gpu_seconds
 
     await until(lambda: reaches(two.id, 60.0))
@@ -72,13 +77,14 @@ async def test_two_sessions_share_their_workers_time_and_the_rest_is_idle(api: H
     await until(lambda: reaches(one.id, before + 120.0))
     assert await share(api, two.id) <= before + 30.0
 
-    await report(api, pool, paid(worker, 10.0, gpus=100.0, ended_ago_s=0.0))
+    await told(ended_ago_s=0.0)
     await api.gone(worker)
     total = await of_pool(api, pool)
     await report(api, pool)
     assert await of_pool(api, pool) == total
     found = await cost(api)
-    assert found.total.gpu_seconds == pytest.approx(found.used.gpu_seconds + found.idle.gpu_seconds)
+    parts = (found.used, found.idle, found.corrected)
+    assert found.total.gpu_seconds == pytest.approx(sum(part.gpu_seconds for part in parts))
     # Before anyone held a slot it was idle, and the time until it was ready is told apart.
     assert found.idle.gpu_seconds >= 900.0
     [kind] = [kind for kind in found.kinds if kind.kind == "test"]

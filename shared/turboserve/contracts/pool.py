@@ -117,6 +117,8 @@ class PoolReport(Contract):
     maximum: int = Field(default=0, ge=0)
     """Workers that the pool may grow to by itself: a session is admitted to wait for one of them. 0: the pool
     does not grow, and who finds it full is refused."""
+    process: Id | None = None
+    """Which process reports: the ages of its rentals are by its own clock. None: an earlier version's."""
     rentals: tuple[Rental, ...] | None = None
     """Every worker that is there, and those whose end no answer has acknowledged yet; None: not known yet."""
 

@@ -14,6 +14,7 @@ from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.pool import PoolReport
+from turboserve.ids import new_id
 
 REPORT_S = 1.0
 
@@ -26,6 +27,8 @@ class StoreLink:
     def __init__(self, bus: Bus, clock: Clock, pool: Pool, rents: Rents, loop: ControlLoop) -> None:
         self._bus, self._clock = bus, clock
         self._pool, self._rents, self._loop = pool, rents, loop
+        self._process = new_id("asc")
+        """The ages of rentals are by the clock of this process."""
         self.trouble: str | None = None
         """Why the pool's orders are not known as of now; None: they are."""
 
@@ -40,7 +43,11 @@ class StoreLink:
         # Before the provider has said what lives, who is not listed here might well be there.
         rentals = self._rents.rentals(self._clock.monotonic()) if self._pool.adopted else None
         report = PoolReport(
-            pool=self._pool.name, model=self._loop.model, maximum=self._loop.maximum, rentals=rentals
+            pool=self._pool.name,
+            model=self._loop.model,
+            maximum=self._loop.maximum,
+            process=self._process,
+            rentals=rentals,
         )
         try:
             orders = await self._bus.call(subjects.REPORT_POOL, report)

@@ -35,6 +35,7 @@ from turboserve.state_store.streams import Streams
 from turboserve.subjects import LATENTS, PLAYHEAD
 
 ACCOUNTING_LOCK = 0x7475_7262_0004
+COST_LOCK = 0x7475_7262_0011
 QUEUE = "state-store"
 NO_DATABASE = "3D000"
 """SQLSTATE of a server that has just been set up: its database is made a moment after it answers."""
@@ -74,7 +75,7 @@ async def start(runtime: Runtime, settings: Settings) -> None:
     sessions = Sessions(database, aftermath, playheads, latents, clock, settings)
     runtime.spawn(Retention(database, sessions, bus, clock, settings).run(), "retention")
     pools = Pools(database, clock, settings)
-    runtime.spawn(pools.accrue_forever(), "cost")
+    runtime.spawn(lead(database, COST_LOCK, pools.accrue_forever), "cost")
     leases = Leases(settings.lease_s, settings.worker_timeout_s, clock.monotonic())
     await serve_pools(bus, pools)
     await bus.subscribe(PLAYHEAD, "*", playheads.report, queue=QUEUE)

@@ -10,13 +10,17 @@ from turboserve import logs
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TurboServeError
+from turboserve.state_store.core import aging
 from turboserve.state_store.database import Database
-from turboserve.state_store.repository import progress, workers
+from turboserve.state_store.repository import clocks, progress, workers
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 
 BATCH = 100
+RETENTION = "retention"
+BEHIND_S = 3_600.0
+"""Time that lies further behind the wall clock is worth a warning."""
 
 log = logs.get("retention")
 
@@ -29,6 +33,9 @@ class Retention:
     ) -> None:
         self._database, self._sessions = database, sessions
         self._bus, self._clock, self._settings = bus, clock, settings
+        self._last: tuple[aging.Aging, float] | None = None
+        """What this instance wrote last, and when by its monotonic clock."""
+        self._told_s = 0.0
 
     async def run(self) -> None:
         while True:
@@ -45,9 +52,9 @@ class Retention:
 
         Returns how many sessions were purged.
         """
-        if ended := await self._sessions.end_abandoned():
+        now = await self._aged_to()
+        if ended := await self._sessions.end_abandoned(now):
             log.info("abandoned sessions ended", sessions=ended)
-        now = self._clock.wall()
         async with self._database.transaction() as db:
             due = await progress.unpurged(db, now - self._settings.chunk_retention_s, BATCH)
         jetstream = self._bus.jetstream(3.0)
@@ -61,3 +68,34 @@ class Retention:
             await progress.delete_ended(db, now - self._settings.session_retention_s)
             await workers.delete_gone(db, now - self._settings.session_retention_s)
         return len(due)
+
+    async def _aged_to(self) -> float:
+        """How far time has come for what ages, Unix seconds: see `core.aging`.
+
+        Each instance moves it on by what it has measured itself since somebody last did, at most.
+        """
+        async with self._database.transaction() as db:
+            before = await clocks.get(db, RETENTION)
+            monotonic, wall = self._clock.monotonic(), self._clock.wall()
+            if before is None:
+                after = aging.first(wall)
+            else:
+                after = aging.went_on(before, wall, self._elapsed_s(before, monotonic))
+            await clocks.put(db, RETENTION, after)
+        self._last = (after, monotonic)
+        behind_s = wall - after.aged_to
+        if behind_s > BEHIND_S and behind_s > self._told_s * 1.5:
+            log.warning(
+                "the wall clock has stepped forward, or nobody was here: nothing ages", behind_s=behind_s
+            )
+        self._told_s = max(behind_s, 0.0)
+        return after.aged_to
+
+    def _elapsed_s(self, before: aging.Aging, monotonic: float) -> float | None:
+        if self._last is None:
+            return None
+        mine, at = self._last
+        if mine == before:
+            return monotonic - at
+        # Another instance has moved it on meanwhile: what is left of this one's own measure.
+        return max(monotonic - at - max(before.aged_to - mine.aged_to, 0.0), 0.0)

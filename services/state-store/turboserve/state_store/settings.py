@@ -18,7 +18,7 @@ class Settings(Shared):
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     """What is hot and may be lost: playheads, heartbeats, latents."""
     postgres_pool: int = Field(default=12, ge=4)
-    """Connections at most; one of them is kept for the leader's lock."""
+    """Connections at most; two of them are kept for locks of those who count chunks and cost."""
     transaction_deadline_s: Seconds = 2.5
     """A transaction that takes longer is given up with `unavailable`: below `request_deadline_s`."""
 

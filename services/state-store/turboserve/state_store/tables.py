@@ -149,11 +149,18 @@ rentals = Table(
     Column("gpus", Double, nullable=False),
     Column("price_hour", Double, nullable=False),
     Column("started_at", Double, nullable=False),
-    Column("ready_at", Double),
     Column("seen_at", Double, nullable=False),
     Column("ended_at", Double),
-    Column("accrued_until", Double, nullable=False),
-    Index("rentals_open", "pool", postgresql_where=text("ended_at is null or accrued_until < ended_at")),
+    Column("ready", Boolean, nullable=False),
+    Column("paid_s", Double, nullable=False),
+    Column("starting_s", Double, nullable=False),
+    Column("estimated_s", Double, nullable=False),
+    Column("accrued_s", Double, nullable=False),
+    Column("source", Text),
+    Column("source_s", Double, nullable=False),
+    Column("meter", Text, nullable=False),
+    Column("meter_s", Double, nullable=False),
+    Index("rentals_open", "pool", postgresql_where=text("ended_at is null or accrued_s < paid_s")),
 )
 
 session_costs = Table(
@@ -163,6 +170,30 @@ session_costs = Table(
     Column("session", Text, primary_key=True),
     Column("gpu_seconds", Double, nullable=False),
     Column("money", Double, nullable=False),
+)
+
+cost_corrections = Table(
+    "cost_corrections",
+    metadata,
+    # Rows are only ever added: what was corrected wrongly is corrected by another one.
+    Column("id", Text, primary_key=True),
+    Column("number", BigInteger, Identity(always=True), nullable=False),
+    Column("session", Text),
+    Column("gpu_seconds", Double, nullable=False),
+    Column("money", Double, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Index("cost_corrections_session", "session"),
+)
+
+clocks = Table(
+    "clocks",
+    metadata,
+    # How far time has come for what ages: see `core.aging`.
+    Column("name", Text, primary_key=True),
+    Column("aged_to", Double, nullable=False),
+    Column("wall", Double, nullable=False),
 )
 
 pools = Table(
@@ -178,6 +209,9 @@ pools = Table(
     Column("model", Text, nullable=False),
     Column("maximum", Integer, nullable=False),
     Column("reported_at", Double, nullable=False),
+    # The process that reports, and those that it has replaced.
+    Column("process", Text),
+    Column("former", JSONB, nullable=False, server_default=text("'[]'")),
 )
 
 outbox = Table(

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query
 
 from turboserve.contracts.autoscale import ProfileTable
 from turboserve.contracts.base import Id
-from turboserve.contracts.cost import CostReport, GetCost
+from turboserve.contracts.cost import CorrectCost, Correction, CostReport, GetCost
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.pool import OrderPool
 from turboserve.gateway.auth.dependency import Tenant
@@ -16,8 +16,9 @@ from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.problems.schemas import BODY, problems
 from turboserve.gateway.scaling.errors import NotAnOperatorError, PoolNotManagedError
 from turboserve.gateway.scaling.heard import Word
-from turboserve.gateway.scaling.schemas import DryRun, Orders, Override, Pool
-from turboserve.subjects import GET_COST, ORDER_POOL
+from turboserve.gateway.scaling.schemas import CostCorrection, DryRun, Orders, Override, Pool
+from turboserve.ids import new_id
+from turboserve.subjects import CORRECT_COST, GET_COST, ORDER_POOL
 
 router = APIRouter(prefix="/v1", tags=["pool"])
 
@@ -81,7 +82,24 @@ async def cost(
     session: Annotated[Id | None, Query(description="Only this session.")] = None,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> CostReport:
-    return await gateway.bus.call(GET_COST, GetCost(tenant=tenant, session=session, limit=limit))
+    everybody = gateway.settings.may_order(tenant)
+    request = GetCost(tenant=tenant, session=session, limit=limit, every_correction=everybody)
+    return await gateway.bus.call(GET_COST, request)
+
+
+@router.post(
+    "/cost/corrections",
+    status_code=201,
+    summary="Add to the cost, or take from it",
+    description="For operators. It is kept with its reason and shown in the report; nothing that was "
+    "measured is changed. A request that is sent again with the same `id` makes no second one.",
+    responses=problems(*BODY, 401, 403, 404, 409),
+)
+async def correct(body: CostCorrection, tenant: Tenant, gateway: Context) -> Correction:
+    if not gateway.settings.may_order(tenant):
+        raise NotAnOperatorError(f"tenant {tenant} is no operator", field="tenant")
+    request = CorrectCost(**{**body.model_dump(), "id": body.id or new_id("cor"), "by": tenant})
+    return await gateway.bus.call(CORRECT_COST, request)
 
 
 def _managed(gateway: Gateway, pool: str | None, tenant: str | None = None) -> Word:

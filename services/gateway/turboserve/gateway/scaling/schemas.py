@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from turboserve.contracts.autoscale import ProfileTable
+from turboserve.contracts.base import Id
+from turboserve.contracts.cost import LARGEST
 from turboserve.contracts.pool import PoolOrders, PoolStatus, SlotPhase
 from turboserve.gateway.scaling.heard import SILENT_S, Word
 
@@ -36,6 +38,31 @@ class DryRun(_Order):
     """Whether the controller only says what it would do."""
 
     dry_run: bool | None = Field(description="null: as the autoscaler's settings say.")
+
+
+def _said(text: str) -> str:
+    if not text.strip() or "\0" in text:
+        raise ValueError("must not be blank, nor contain the character NUL")
+    return text
+
+
+Reason = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_said)]
+
+
+class CostCorrection(_Order):
+    """What an operator adds to the cost, or, below 0, takes from it."""
+
+    gpu_seconds: float = Field(default=0.0, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)
+    money: float = Field(default=0.0, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)
+    session: Id | None = Field(default=None, description="Whose share is corrected; null: nobody's.")
+    reason: Reason
+    id: Id | None = Field(default=None, description="Chosen by the client, so that it may send again.")
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if not self.gpu_seconds and not self.money:
+            raise ValueError("gpu_seconds and money: one of them must not be 0")
+        return self
 
 
 class Orders(BaseModel):

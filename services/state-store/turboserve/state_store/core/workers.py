@@ -97,6 +97,10 @@ def of_an_earlier_life(record: WorkerRecord | None, load: LoadReport) -> bool:
     return record is not None and 0 < load.started_at < record.started_at
 
 
+TICK_S = 0.001
+"""A renewal is at least so much later than the one before."""
+
+
 def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> WorkerRecord:
     """The row after a renewal. A process that was started again under its old id, before that was declared
     gone, takes the row over with its first word, and starts.
@@ -107,6 +111,9 @@ def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> Worker
         raise gone(load.worker)
     if of_an_earlier_life(record, load):
         raise WorkerGoneError(f"worker {load.worker} has been started again since", field="worker")
+    if record is not None:
+        # Others tell a renewal by its time having risen, also after the wall clock was set back.
+        now = max(now, record.renewed_at + TICK_S)
     again = record is not None and load.started_at > record.started_at
     if record is not None and load.phase is WorkerPhase.STARTING is not record.phase and not again:
         # Said before it was ready, and carried out after.

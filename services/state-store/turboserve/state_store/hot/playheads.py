@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis.asyncio import Redis
@@ -18,6 +18,8 @@ from turboserve.state_store.hot.redis import Hot
 FLUSH_S = 0.1
 TTL_S = 86_400
 SINCE = "watching_since"
+STEP_S = 1.0
+"""A wall clock that moves this much more or less than time has stepped."""
 MEMORY = 20_000
 """Sessions remembered here, for while Redis is down; the longest unheard of are dropped first."""
 
@@ -41,9 +43,10 @@ class Playheads:
         self._seen: dict[str, Seen] = {}
         self._audiences: dict[str, Audience] = {}
         self._dirty: set[str] = set()
+        self._offset_s = clock.wall() - clock.monotonic()
 
     async def report(self, message: Playhead, _: bytes) -> None:
-        now = self._clock.wall()
+        now = self._wall()
         before = self._seen.pop(message.session, None)
         watched_at = now if message.viewers else (before.watched_at if before else 0.0)
         audience = self._audiences.setdefault(message.session, Audience())
@@ -53,6 +56,24 @@ class Playheads:
         if len(self._seen) > MEMORY:
             oldest = next(iter(self._seen))
             del self._seen[oldest], self._audiences[oldest]
+
+    def _wall(self) -> float:
+        """The wall clock. Where it has stepped, what is remembered here steps with it: nobody stopped
+        watching because a clock was set."""
+        wall, monotonic = self._clock.wall(), self._clock.monotonic()
+        step_s = wall - monotonic - self._offset_s
+        if abs(step_s) > STEP_S:
+            self._offset_s = wall - monotonic
+            self._seen = {
+                session: replace(
+                    seen,
+                    watched_at=max(seen.watched_at + step_s, 1.0) if seen.watched_at else 0.0,
+                    at=seen.at + step_s,
+                )
+                for session, seen in self._seen.items()
+            }
+            self._dirty |= set(self._seen)
+        return wall
 
     def known(self, session: str) -> float | None:
         """The playhead that this instance has heard of, seconds."""
@@ -112,16 +133,18 @@ class Playheads:
             found[session] = Seen(newest.playhead_s, watched_at, newest.at)
         return found
 
-    async def onto(self, records: Iterable[SessionRecord]) -> list[SessionRecord]:
-        """The records with the freshest playhead, and with how long nobody has watched.
+    async def onto(self, records: Iterable[SessionRecord], wall: float | None = None) -> list[SessionRecord]:
+        """The records with the freshest playhead, and with how long nobody has watched until `wall` (None:
+        now).
 
         `unwatched_s` counts from the last viewer or the row's last change, whichever is later; it is None
         while Redis is down, since then nobody knows.
         """
         rows = list(records)
+        self._wall()
         seen = await self._read([row.id for row in rows if not row.phase.ended])
         known = not self._hot.resting
-        now = self._clock.wall()
+        now = self._wall() if wall is None else wall
         out: list[SessionRecord] = []
         for row in rows:
             last = seen.get(row.id)
@@ -135,6 +158,7 @@ class Playheads:
 
     async def watched_s(self, session: str) -> float | None:
         """For how long nobody has watched, as far as reports say; None: no report of a viewer is known."""
+        self._wall()
         seen = (await self._read([session])).get(session)
         return max(0.0, self._clock.wall() - seen.watched_at) if seen and seen.watched_at else None
 

@@ -21,6 +21,20 @@ async def reported(db: AsyncConnection, report: PoolReport, now: float) -> PoolO
     return _orders((await db.execute(query.returning(pools))).mappings().one())
 
 
+async def processes(db: AsyncConnection, pool: str) -> tuple[str | None, tuple[str, ...]]:
+    """The process that reports for the pool, and those that it has replaced. Locks the row, if there is
+    one."""
+    query = select(pools.c.process, pools.c.former).where(pools.c.id == pool).with_for_update()
+    row = (await db.execute(query)).first()
+    return (None, ()) if row is None else (row.process, tuple(row.former))
+
+
+async def replaced(db: AsyncConnection, pool: str, process: str, former: tuple[str, ...]) -> None:
+    """Note which process reports for the pool now."""
+    values = {"process": process, "former": list(former)}
+    await db.execute(update(pools).where(pools.c.id == pool).values(values))
+
+
 async def get(db: AsyncConnection, pool: str, *, lock: bool = False) -> PoolOrders | None:
     query = select(pools).where(pools.c.id == pool)
     row = (await db.execute(query.with_for_update() if lock else query)).mappings().first()

@@ -16,20 +16,28 @@ from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.state_store.core.rentals import Row
 from turboserve.state_store.repository import workers as worker_rows
-from turboserve.state_store.tables import rentals, session_costs, sessions, workers
+from turboserve.state_store.tables import cost_corrections, rentals, session_costs, sessions, workers
 
 LOCK = 0x7475_7262_0010
 """Of the transaction that counts, so that reports and accruals take turns."""
 
 _OPEN = rentals.c.ended_at.is_(None)
 _COLUMNS = tuple(field.name for field in fields(Row))
-_UNTIL = func.greatest(rentals.c.started_at, func.coalesce(rentals.c.ended_at, rentals.c.seen_at))
-_GPU_SECONDS = (_UNTIL - rentals.c.started_at) * rentals.c.gpus
-_STARTING = (
-    func.greatest(func.least(func.coalesce(rentals.c.ready_at, _UNTIL), _UNTIL) - rentals.c.started_at, 0.0)
-    * rentals.c.gpus
-)
+_GPU_SECONDS = rentals.c.paid_s * rentals.c.gpus
+_STARTING = rentals.c.starting_s * rentals.c.gpus
+_ESTIMATED = rentals.c.estimated_s * rentals.c.gpus
 _MONEY = _GPU_SECONDS * rentals.c.price_hour / 3_600.0
+
+_CORRECTED = (
+    select(
+        cost_corrections.c.session,
+        func.sum(cost_corrections.c.gpu_seconds).label("gpu_seconds"),
+        func.sum(cost_corrections.c.money).label("money"),
+    )
+    .where(cost_corrections.c.session.is_not(None))
+    .group_by(cost_corrections.c.session)
+    .subquery("corrected")
+)
 
 
 async def lock(db: AsyncConnection) -> None:
@@ -69,7 +77,7 @@ async def put(db: AsyncConnection, rows: Iterable[Row]) -> None:
     if not values:
         return
     query = pg_insert(rentals).values(values)
-    kept = {"worker", "accrued_until"}
+    kept = {"worker", "accrued_s"}
     news = {name: query.excluded[name] for name in _COLUMNS if name not in kept}
     await db.execute(query.on_conflict_do_update(index_elements=[rentals.c.worker], set_=news))
 
@@ -77,8 +85,8 @@ async def put(db: AsyncConnection, rows: Iterable[Row]) -> None:
 async def accrue(db: AsyncConnection) -> None:
     """Give the sessions that hold a slot now their shares of what has been paid since the last time."""
     due = (
-        select(rentals.c.worker, (_UNTIL - rentals.c.accrued_until).label("seconds"))
-        .where(rentals.c.accrued_until < _UNTIL, or_(_OPEN, rentals.c.accrued_until < rentals.c.ended_at))
+        select(rentals.c.worker, (rentals.c.paid_s - rentals.c.accrued_s).label("seconds"))
+        .where(rentals.c.accrued_s < rentals.c.paid_s)
         .with_for_update()
         .cte("due")
     )
@@ -103,7 +111,7 @@ async def accrue(db: AsyncConnection) -> None:
     moved = (
         update(rentals)
         .where(rentals.c.worker == due.c.worker)
-        .values(accrued_until=rentals.c.accrued_until + due.c.seconds)
+        .values(accrued_s=rentals.c.accrued_s + due.c.seconds)
     )
     await db.execute(moved.add_cte(given.cte("given")))
 
@@ -117,6 +125,7 @@ async def by_kind(db: AsyncConnection) -> list[dict[str, Any]]:
             func.count().filter(_OPEN).label("running"),
             func.sum(_GPU_SECONDS).label("gpu_seconds"),
             func.sum(_STARTING).label("starting_gpu_seconds"),
+            func.sum(_ESTIMATED).label("estimated_gpu_seconds"),
             func.sum(_MONEY).label("money"),
             func.min(rentals.c.started_at).label("since"),
         )
@@ -155,8 +164,11 @@ async def of_sessions(
             sessions.c.phase,
             func.coalesce(session_costs.c.gpu_seconds, 0.0).label("gpu_seconds"),
             func.coalesce(session_costs.c.money, 0.0).label("money"),
+            func.coalesce(_CORRECTED.c.gpu_seconds, 0.0).label("corrected_gpu_seconds"),
+            func.coalesce(_CORRECTED.c.money, 0.0).label("corrected_money"),
         )
         .join(session_costs, session_costs.c.session == sessions.c.id, isouter=True)
+        .join(_CORRECTED, _CORRECTED.c.session == sessions.c.id, isouter=True)
         .order_by(sessions.c.number.desc())
         .limit(limit)
     )

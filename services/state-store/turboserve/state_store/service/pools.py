@@ -8,13 +8,23 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve import logs
 from turboserve.clock import Clock
-from turboserve.contracts.cost import Cost, CostReport, GetCost, KindCost
-from turboserve.contracts.errors import NotFoundError, SessionNotFoundError, TurboServeError
+from turboserve.contracts.cost import CorrectCost, Correction, Cost, CostReport, GetCost, KindCost
+from turboserve.contracts.errors import (
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    SessionNotFoundError,
+    TurboServeError,
+)
 from turboserve.contracts.pool import OrderPool, PoolOrders, PoolReport
+from turboserve.ids import new_id
 from turboserve.state_store.core import rentals as rules
 from turboserve.state_store.database import Database
-from turboserve.state_store.repository import pools, rentals
+from turboserve.state_store.repository import corrections, pools, rentals
 from turboserve.state_store.settings import Settings
+
+UNNAMED = "unnamed"
+"""The process of an autoscaler that does not say which it is."""
 
 log = logs.get("cost")
 
@@ -24,25 +34,41 @@ class Pools:
 
     def __init__(self, database: Database, clock: Clock, settings: Settings) -> None:
         self._database, self._clock, self._settings = database, clock, settings
+        self._process = new_id("sto")
 
     async def report(self, report: PoolReport) -> PoolOrders:
         """Note who is paid for; the pool's orders."""
-        now = self._clock.wall()
+        now = self._now()
         async with self._database.transaction(durable=False) as db:
             if report.rentals is not None:
+                await rentals.lock(db)
+            orders = await pools.reported(db, report, now.wall)
+            if report.rentals is not None:
                 await self._rentals(db, report, now)
-            return await pools.reported(db, report, now)
+            return orders
 
-    async def _rentals(self, db: AsyncConnection, report: PoolReport, now: float) -> None:
-        await rentals.lock(db)
+    async def _rentals(self, db: AsyncConnection, report: PoolReport, now: rules.Moment) -> None:
+        """Under the lock."""
+        process = report.process or UNNAMED
+        taken = rules.take_over(*await pools.processes(db, report.pool), process)
+        if taken is None:
+            log.warning("a report of a replaced autoscaler is not counted", pool=report.pool, process=process)
+            return
+        await pools.replaced(db, report.pool, *taken)
         said = {rental.worker: rental for rental in report.rentals or ()}
         known = await rentals.of_pool(db, report.pool, said)
         prices = self._settings.prices
-        after = [rules.reported(known.get(w), report.pool, rental, prices, now) for w, rental in said.items()]
+        after = [
+            rules.reported(known.get(worker), report.pool, process, rental, prices, now)
+            for worker, rental in said.items()
+        ]
         after += [rules.unmentioned(row) for worker, row in known.items() if worker not in said]
         await rentals.put(db, after)
         # What was paid before anyone knew of the worker must not fall to who comes a moment later.
-        await self._account(db, now)
+        await self._account(db, None)
+
+    def _now(self) -> rules.Moment:
+        return rules.Moment(self._process, self._clock.monotonic(), self._clock.wall())
 
     async def order(self, order: OrderPool) -> PoolOrders:
         """Change what is ordered, if anything; answered when it is on disk. Raises NotFoundError."""
@@ -65,19 +91,32 @@ class Pools:
             by_pool = await rentals.by_pool(db)
             used = await rentals.used(db)
             sessions = await rentals.of_sessions(db, request.tenant, request.session, request.limit)
+            corrected = await corrections.total(db)
+            listed = await corrections.newest(
+                db, None if request.every_correction else request.tenant, request.limit
+            )
         if request.session is not None and not sessions:
             raise SessionNotFoundError(f"there is no session {request.session}", field="session")
-        total = Cost(
+        measured = Cost(
             gpu_seconds=sum(kind["gpu_seconds"] for kind in kinds),
             money=sum(kind["money"] for kind in kinds),
         )
         return CostReport(
             currency=self._settings.currency,
             since=min((kind["since"] for kind in kinds), default=None),
-            total=total,
+            total=Cost(
+                gpu_seconds=measured.gpu_seconds + corrected.gpu_seconds,
+                money=measured.money + corrected.money,
+            ),
             used=used,
             # Shares are given out a little later than the time they are of.
-            idle=Cost(gpu_seconds=total.gpu_seconds - used.gpu_seconds, money=total.money - used.money),
+            idle=Cost(
+                gpu_seconds=max(measured.gpu_seconds - used.gpu_seconds, 0.0),
+                money=max(measured.money - used.money, 0.0),
+            ),
+            corrected=corrected,
+            corrections=tuple(listed),
+            estimated_gpu_seconds=sum(kind["estimated_gpu_seconds"] for kind in kinds),
             kinds=tuple(
                 KindCost(
                     price_per_gpu_hour=rules.price_of(kind["kind"], self._settings.prices),
@@ -90,25 +129,72 @@ class Pools:
             at=self._clock.wall(),
         )
 
+    async def correct(self, request: CorrectCost) -> Correction:
+        """Add to the cost or take from it; a request that comes twice is answered with what the first made.
+
+        Raises InvalidInputError if less than nothing would be left, SessionNotFoundError.
+        """
+        wanted = Correction(at=self._clock.wall(), **request.model_dump())
+        async with self._database.transaction() as db:
+            # Two at once must not take the same time away together.
+            await rentals.lock(db)
+            share = await corrections.share(db, request.session) if request.session is not None else None
+            if request.session is not None and share is None:
+                raise SessionNotFoundError(f"there is no session {request.session}", field="session")
+            made = await corrections.add(db, wanted)
+            if made.model_copy(update={"at": wanted.at}) != wanted:
+                raise ConflictError(f"the correction id {request.id} is taken", field="id")
+            kinds = await rentals.by_kind(db)
+            everything = Cost(
+                gpu_seconds=sum(kind["gpu_seconds"] for kind in kinds),
+                money=sum(kind["money"] for kind in kinds),
+            )
+            _check_left("the total", everything, await corrections.total(db), request)
+            if share is not None:
+                _check_left(
+                    "the session's share", share, await corrections.total(db, request.session), request
+                )
+        log.info("cost corrected", **made.model_dump(exclude={"at"}))
+        return made
+
     async def accrue(self) -> None:
         """Look at the workers once, and give sessions their shares of what has been paid since."""
-        now = self._clock.wall()
+        now = self._now()
         async with self._database.transaction(durable=False) as db:
             await rentals.lock(db)
             await self._account(db, now)
 
-    async def _account(self, db: AsyncConnection, now: float) -> None:
-        """Under the lock. Workers' own word comes first: no share is given at an unknown kind's price."""
-        pairs = await rentals.beside_workers(db)
-        after = [rules.followed(row, record, self._settings.prices, now) for row, record in pairs]
-        await rentals.put(db, [row for row in after if row is not None])
+    async def _account(self, db: AsyncConnection, now: rules.Moment | None) -> None:
+        """Under the lock. Workers' own word comes first: no share is given at an unknown kind's price.
+
+        None: those that no pool reports are left to the instance that measures them.
+        """
+        prices, after = self._settings.prices, []
+        for row, record in await rentals.beside_workers(db):
+            if row is not None and row.pool is not None:
+                after.append(rules.described(row, record, prices))
+            elif now is not None and (seen := rules.followed(row, record, prices, now)) is not None:
+                after.append(seen)
+        await rentals.put(db, after)
         await rentals.accrue(db)
 
     async def accrue_forever(self) -> None:
-        """By however many instances at once: what one has given out, the next finds given."""
+        """By one instance at a time: it measures workers that no pool reports by its own clock."""
         while True:
             try:
                 await self.accrue()
             except TurboServeError as error:
                 log.warning("accounting of cost waits", error=error.detail)
             await asyncio.sleep(self._settings.cost_sample_s)
+
+
+def _check_left(what: str, measured: Cost, corrected: Cost, request: CorrectCost) -> None:
+    """Raises InvalidInputError if less than nothing is left of `measured` with all corrections of it."""
+    for field in ("gpu_seconds", "money"):
+        left, change = getattr(measured, field) + getattr(corrected, field), getattr(request, field)
+        if left < 0.0 and change < 0.0:
+            raise InvalidInputError(
+                f"{field}: {change:g} would leave {left:g} of {what}; no less than {change - left:g}",
+                field=field,
+                limit=f"{change - left:g}",
+            )

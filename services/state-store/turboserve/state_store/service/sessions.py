@@ -148,20 +148,23 @@ class Sessions:
 
     # By nobody
 
-    async def end_abandoned(self) -> int:
-        """End what has been asleep, unchanged and unwatched for `abandoned_after_s`; how many."""
+    async def end_abandoned(self, now: float) -> int:
+        """End what has been asleep, unchanged and unwatched for `abandoned_after_s`; how many.
+
+        `now`: how far time has come for what ages, Unix seconds.
+        """
         limit_s = self._settings.abandoned_after_s
         if not limit_s:
             return 0
         since = await self._playheads.watching_since()
-        if since is None or self._clock.wall() - since < limit_s:
+        if since is None or now - since < limit_s:
             # Who watched before that, nobody knows.
             return 0
         async with self._database.transaction() as db:
-            rows = await sessions.asleep_since(db, self._clock.wall() - limit_s, ABANDONED)
+            rows = await sessions.asleep_since(db, now - limit_s, ABANDONED)
         reason = f"nobody has watched it for {limit_s:g} s"
         ended = 0
-        for row in await self._playheads.onto(rows):
+        for row in await self._playheads.onto(rows, now):
             # None: while Redis is down nobody knows who watches.
             if row.unwatched_s is not None and row.unwatched_s >= limit_s:
                 after = await self._abandon(row, reason)
