@@ -173,6 +173,13 @@ async def test_only_operators_give_orders_where_there_are_keys(pool: Any, autosc
         problem(await api.put("/v1/pool/override", **order), 401, "unauthorized", "Authorization")
         refused = await api.put("/v1/pool/override", headers=acme, **order)
         problem(refused, 403, "not_an_operator", "tenant")
+        correction = {"json": {"money": 1.0, "reason": "x"}}
+        refused = await api.post("/v1/cost/corrections", headers=acme, **correction)
+        problem(refused, 403, "not_an_operator", "tenant")
+        made = await api.post("/v1/cost/corrections", headers=boss, **correction)
+        assert (made.status_code, made.json()["by"]) == (201, "boss")
+        listed = [(await api.get("/v1/cost", headers=who)).json()["corrections"] for who in (acme, boss)]
+        assert [len(one) > 0 for one in listed] == [False, True]
         assert (await api.get("/v1/pool?pool=keys", headers=acme)).status_code == 200
         assert (await api.put("/v1/pool/override", headers=boss, **order)).status_code == 200
     pool.stop("gateway-operators")
@@ -193,3 +200,42 @@ async def test_a_session_costs_its_share_of_its_workers_time(api, start) -> None
     assert session["id"] in [one["session"] for one in whole["sessions"]]
     problem(await api.get("/v1/cost?session=ses_none"), 404, "session_not_found", "session")
     problem(await api.get("/v1/cost?limit=0"), 422, "invalid_input", "limit")
+
+
+async def test_operators_correct_the_cost_and_nobody_else(  # type: ignore[no-untyped-def]
+    api, start, autoscaler: Autoscaler
+) -> None:
+    session = await start()
+    await autoscaler.reports("paid", Rental(worker="wk_paid", age_s=500.0))
+    body = {"gpu_seconds": -100.5, "reason": "the clock was wrong", "id": "cor_edge"}
+    made = await api.post("/v1/cost/corrections", json=body)
+    assert made.status_code == 201
+    assert (made.json()["gpu_seconds"], made.json()["by"]) == (-100.5, "default")
+    assert (await api.post("/v1/cost/corrections", json=body)).json() == made.json()
+    gift = {"money": 2, "reason": "a gift", "session": session["id"]}
+    assert (await api.post("/v1/cost/corrections", json=gift)).status_code == 201
+    report = (await api.get("/v1/cost", params={"session": session["id"]})).json()
+    assert report["corrected"] == {"gpu_seconds": -100.5, "money": 2.0}
+    assert [one["reason"] for one in report["corrections"]] == ["a gift", "the clock was wrong"]
+    assert report["sessions"][0]["corrected_money"] == 2.0
+    for wrong, field in (
+        ({"gpu_seconds": 1.0}, "reason"),
+        ({"gpu_seconds": 1.0, "reason": " "}, "reason"),
+        ({"gpu_seconds": 1.0, "reason": "a\0b"}, "reason"),
+        ({"gpu_seconds": 1.0, "reason": "x" * 501}, "reason"),
+        ({"gpu_seconds": 1e13, "reason": "x"}, "gpu_seconds"),
+        ({"gpu_seconds": "1", "reason": "x"}, "gpu_seconds"),
+        ({"money": -1e9, "reason": "x"}, "money"),
+        ({"money": 1.0, "reason": "x", "session": "a b"}, "session"),
+    ):
+        problem(await api.post("/v1/cost/corrections", json=wrong), 422, "invalid_input", field)
+    nothing = await api.post("/v1/cost/corrections", json={"reason": "x"})
+    assert nothing.status_code == 422
+    lone = await api.post(
+        "/v1/cost/corrections",
+        content=b'{"money": 1, "reason": "\\ud800"}',
+        headers={"content-type": "application/json"},
+    )
+    assert lone.status_code == 422
+    other = {"money": 3, "reason": "x", "id": "cor_edge"}
+    problem(await api.post("/v1/cost/corrections", json=other), 409, "conflict", "id")

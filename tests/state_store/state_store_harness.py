@@ -47,6 +47,8 @@ from turboserve.tasks import stop
 
 LIMIT_S = 20.0
 """A wait that takes longer is a failure of the store, not of the machine."""
+START_LIMIT_S = 90.0
+"""A process has to read its packages first, which a busy machine may take long for."""
 PATIENT = {"transaction_deadline_s": 60.0, "request_deadline_s": 60.0}
 """Settings with which what is given up was stuck: a busy machine is only slow, and a deadlock is a fault."""
 
@@ -286,7 +288,7 @@ class Process:
         process = await asyncio.create_subprocess_exec(*command, env=environment)
         try:
             async with Harness.connected(settings) as harness:
-                await until(harness.answered)
+                await until(harness.answered, START_LIMIT_S)
             yield cls(process)
         finally:
             if process.returncode is None:

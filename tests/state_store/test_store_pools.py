@@ -193,12 +193,12 @@ async def test_kill_9_while_counting_neither_loses_nor_doubles(settings: Setting
                 return await share(api, record.id) > 502.0
 
             await until(counts)
-            ended = time.time()
-            await report(api, pool, rental(ended_ago_s=0.0), model=model)
-            assert await of_pool(api, pool) == pytest.approx(502.0 * (ended - launched), rel=0.05)
+            last = rental(ended_ago_s=0.0)
+            await report(api, pool, last, model=model)
+            assert await of_pool(api, pool) == pytest.approx(502.0 * last.age_s)
             await asyncio.sleep(3 * settings.cost_sample_s)
             given = await share(api, record.id)
             # All that was paid since it has its slot is its own; a sample that counted twice would be more.
-            assert 502.0 < given <= 502.0 * (ended - launched)
+            assert 502.0 < given <= 502.0 * last.age_s * (1 + 1e-9)
             await asyncio.sleep(3 * settings.cost_sample_s)
             assert await share(api, record.id) == given
