@@ -207,6 +207,7 @@ async def test_operators_correct_the_cost_and_nobody_else(  # type: ignore[no-un
 ) -> None:
     session = await start()
     await autoscaler.reports("paid", Rental(worker="wk_paid", age_s=500.0))
+    before = (await api.get("/v1/cost")).json()["corrected"]
     body = {"gpu_seconds": -100.5, "reason": "the clock was wrong", "id": "cor_edge"}
     made = await api.post("/v1/cost/corrections", json=body)
     assert made.status_code == 201
@@ -215,8 +216,9 @@ async def test_operators_correct_the_cost_and_nobody_else(  # type: ignore[no-un
     gift = {"money": 2, "reason": "a gift", "session": session["id"]}
     assert (await api.post("/v1/cost/corrections", json=gift)).status_code == 201
     report = (await api.get("/v1/cost", params={"session": session["id"]})).json()
-    assert report["corrected"] == {"gpu_seconds": -100.5, "money": 2.0}
-    assert [one["reason"] for one in report["corrections"]] == ["a gift", "the clock was wrong"]
+    assert report["corrected"]["gpu_seconds"] == before["gpu_seconds"] - 100.5
+    assert report["corrected"]["money"] == before["money"] + 2.0
+    assert [one["reason"] for one in report["corrections"][:2]] == ["a gift", "the clock was wrong"]
     assert report["sessions"][0]["corrected_money"] == 2.0
     for wrong, field in (
         ({"gpu_seconds": 1.0}, "reason"),
