@@ -71,6 +71,25 @@ def test_what_was_asked_before_the_drain_was_accepted_is_no_evidence() -> None:
     assert bench.take(DeclareGone).worker == worker
 
 
+def test_a_drain_is_repeated_where_the_worker_was_started_again_under_its_id() -> None:
+    """The drain ended with the process; the next one takes sessions, and the pool would wait for ever."""
+    bench = Bench()
+    worker = bench.start()
+    bench.list_workers(row(worker))
+    bench.feed(SizeWanted(0, "test"))
+    bench.do(Drain)
+    # Asked for before the drain was accepted: no evidence.
+    bench.list_workers(row(worker))
+    assert not bench.has(Drain)
+    bench.list_workers(row(worker))
+    assert not bench.has(Release)
+    bench.feed(Tick(), after=2.0)
+    assert bench.do(Drain).worker == worker
+    for _ in range(2):
+        bench.list_workers(row(worker, WorkerPhase.DRAINING))
+    bench.do(Release)
+
+
 def test_a_drain_that_fails_is_repeated() -> None:
     bench = Bench()
     bench.start()

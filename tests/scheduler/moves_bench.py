@@ -134,6 +134,8 @@ class Bench:
         over = {"phase": phase, "target": None, "move": None}
         if isinstance(command, CommitMove):
             return self.change(row.id, **over, worker=command.worker, epoch=row.epoch + 1)
+        if command.release and phase is Phase.SUSPENDED:
+            return self.change(row.id, **over, worker=None, epoch=row.epoch + 1)
         return self.change(row.id, **over)
 
     def store(self, kind: type[Kind]) -> Kind:

@@ -207,6 +207,17 @@ def test_a_worker_that_says_it_drains_stays_draining() -> None:
     assert not bench.all(Place)
 
 
+def test_a_worker_started_again_under_its_id_serves_again() -> None:
+    bench = Bench(worker("a").model_copy(update={"started_at": 10.0}))
+    bench.load("a", WorkerPhase.DRAINING)
+    bench.feed(WorkerChanged(worker("a").model_copy(update={"started_at": 20.0})))
+    # Of the process before, late: it says nothing of this one.
+    late = worker("a", phase=WorkerPhase.DRAINING).model_copy(update={"started_at": 10.0})
+    bench.core.view.put_worker(late, 0.0)
+    bench.feed(SessionChanged(session()))
+    assert not bench.core.view.workers["a"].draining
+
+
 def test_waiting_is_noted_once_per_reason() -> None:
     bench = Bench(session())
     bench.pass_time(3.0)

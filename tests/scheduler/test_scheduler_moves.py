@@ -9,7 +9,7 @@ from moves_bench import Bench, moving, session, worker
 
 from turboserve.contracts import errors
 from turboserve.contracts.sessions import Activity, Phase
-from turboserve.contracts.workers import MoveReport, MoveStage, WorkerPhase
+from turboserve.contracts.workers import NO_STATE, MoveReport, MoveStage, WorkerPhase
 from turboserve.scheduler.messages import (
     AbandonMove,
     Answered,
@@ -276,6 +276,29 @@ def test_the_state_of_a_suspended_session_dies_with_its_holder() -> None:
     bench = Bench(worker("a"), worker("b"), session(**asleep))
     bench.feed(WorkerChanged(worker("a", phase=WorkerPhase.GONE)))
     assert "a is gone" in bench.store(AbandonMove).reason
+
+
+def test_a_suspended_session_of_which_its_worker_has_nothing_does_not_keep_a_drain_waiting() -> None:
+    """It was offered to one worker after the other without end, and its worker never left the pool."""
+    asleep = {"phase": Phase.SUSPENDED, "activity": Activity.PAUSED}
+    bench = Bench(worker("a", phase=WorkerPhase.DRAINING), worker("b"), worker("c"), session(**asleep))
+    bench.wishes.wish("s", "b", MoveKind.DRAIN)
+    bench.pass_time(1.0)
+    move = bench.store(BeginMove)
+    record = bench.core.view.sessions["s"].record
+    assert record.move is not None
+    failed = MoveReport(
+        session="s", move=record.move, stage=MoveStage.FAILED, reason="no_state: gone", code=NO_STATE
+    )
+    bench.load("b", failed)
+    assert bench.store(AbandonMove).release
+    assert move.session == "s"
+    assert bench.core.view.sessions["s"].record.worker is None
+    bench.pass_time(60.0)
+    assert bench.none(BeginMove, Place)
+    # Its user comes back: it begins elsewhere, from the latents that are kept.
+    bench.feed(SessionChanged(bench.change("s", activity=Activity.WATCHING)))
+    assert bench.take(Place).worker in ("b", "c")
 
 
 def test_moves_at_once_are_bounded_over_all_and_per_worker() -> None:

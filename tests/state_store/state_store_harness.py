@@ -161,8 +161,10 @@ class Harness:
         )
         return await self.bus.call(subjects.COMMIT_MOVE, request)
 
-    async def abandon_move(self, record: SessionRecord, reason: str = "took too long") -> SessionRecord:
-        request = AbandonMove(session=record.id, move=record.move or 0, reason=reason)
+    async def abandon_move(
+        self, record: SessionRecord, reason: str = "took too long", *, release: bool = False
+    ) -> SessionRecord:
+        request = AbandonMove(session=record.id, move=record.move or 0, reason=reason, release=release)
         return await self.bus.call(subjects.ABANDON_MOVE, request)
 
     async def decisions(self, session: str) -> list[Decision]:

@@ -293,6 +293,16 @@ def test_a_process_that_is_started_again_under_its_id_takes_the_row_over() -> No
     assert not workers.of_an_earlier_life(row, ready.model_copy(update={"started_at": 0.0}))
 
 
+def test_a_drain_ends_with_the_process_that_drained() -> None:
+    """A goodbye was lost, the process was started again under its id, and never got a session."""
+    load = LoadReport(worker="w", model="m", capacity=2, started_at=10.0)
+    row = workers.draining(workers.renewed(None, load, 11.0))
+    assert row is not None
+    assert workers.renewed(row, load, 12.0).phase is WorkerPhase.DRAINING
+    again = load.model_copy(update={"started_at": 20.0})
+    assert workers.renewed(row, again, 21.0).phase is WorkerPhase.READY
+
+
 def test_a_worker_that_says_it_drains_is_draining() -> None:
     load = LoadReport(worker="w", model="m", capacity=2)
     joined = workers.renewed(None, load, 1.0)

@@ -61,6 +61,33 @@ def test_a_suspended_session_moves_asleep_and_needs_no_slot() -> None:
     )
 
 
+def test_a_suspended_session_without_state_is_released_under_the_next_epoch() -> None:
+    paused = rules.pause(active(), 3.0).record
+    begun = moves.begin(paused, begin_request(paused), FREE, 4.0, 5.0).record
+    assert begun.move is not None
+    change = moves.abandon(begun, begun.move, "no state", 5.0, release=True)
+    assert change is not None
+    after = change.record
+    assert (after.phase, after.worker, after.target, after.move) == (Phase.SUSPENDED, None, None, None)
+    assert (after.epoch, after.own_revision) == (begun.epoch + 1, None)
+    assert change.decision is not None
+    assert (change.decision.kind, change.decision.worker) == ("release", None)
+    assert moves.abandon(after, begun.move, "again", 6.0, release=True) is None
+
+
+def test_a_running_session_is_never_released_by_the_end_of_a_move() -> None:
+    record = active()
+    begun = moves.begin(record, begin_request(record), FREE, 4.0, 5.0).record
+    assert begun.move is not None
+    change = moves.abandon(begun, begun.move, "no state", 5.0, release=True)
+    assert change is not None
+    assert (change.record.phase, change.record.worker, change.record.epoch) == (
+        Phase.ACTIVE,
+        begun.worker,
+        begun.epoch,
+    )
+
+
 @pytest.mark.parametrize("how", ["pause", "idle", "end", "fail", "place", "abandon"])
 def test_whatever_ends_a_move_makes_its_commit_too_late(how: str) -> None:
     begun = moving()

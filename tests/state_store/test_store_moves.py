@@ -237,6 +237,26 @@ async def test_a_suspended_session_moves_with_its_state_and_stays_suspended(api:
     assert (await api.renew(str(placed.worker), "asleep", held=held)).assigned == ()
 
 
+async def test_a_source_without_the_state_hears_of_the_move_and_is_released(api: Harness) -> None:
+    """Nothing told its worker of the session, which always answered "not known", and never left the pool."""
+    placed = await api.running("empty")
+    source, target = str(placed.worker), await api.worker("empty")
+    paused = await api.pause(placed.id)
+    assert (await api.renew(source, "empty")).assigned == ()
+    begun = await api.begin_move(paused, target)
+    assert [row.id for row in (await api.renew(source, "empty")).assigned] == [placed.id]
+    released = await api.abandon_move(begun, "no_state: not here", release=True)
+    assert (released.phase, released.worker, released.epoch) == (Phase.SUSPENDED, None, begun.epoch + 1)
+    assert (await api.abandon_move(begun, release=True)).version == released.version
+    assert (await listed(api, source)).suspended == 0
+    assert "release" in {decision.kind for decision in await api.decisions(placed.id)}
+    # The fence follows: an old owner cannot append any more.
+    with pytest.raises(FencedError):
+        await api.chunk(placed, 0)
+    back = await api.place(await api.resume(placed.id), target)
+    assert (back.worker, back.epoch) == (target, released.epoch + 1)
+
+
 async def test_a_place_that_is_being_moved_to_is_taken(api: Harness) -> None:
     first, second = await api.running("slots", capacity=1), await api.running("slots", capacity=1)
     free = await api.worker("slots", capacity=1)

@@ -9,9 +9,11 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from sqlalchemy import select, update
 from state_store_harness import Harness, Process, Store, until
 
 from turboserve import subjects
+from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
 from turboserve.contracts.cost import CostReport, GetCost, Rental
 from turboserve.contracts.errors import (
     NoCapacityError,
@@ -22,7 +24,9 @@ from turboserve.contracts.errors import (
 )
 from turboserve.contracts.pool import OrderPool, PoolOrders, PoolReport
 from turboserve.ids import new_id
+from turboserve.state_store.database import Database
 from turboserve.state_store.settings import Settings
+from turboserve.state_store.tables import pools
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +130,31 @@ async def test_orders_are_kept_and_every_change_has_a_number(api: Harness) -> No
     await api.bus.call(subjects.ORDER_POOL, OrderPool(pool=pool, change=("override",)))
     told = await report(api, pool)
     assert (told.version, told.override, told.dry_run) == (3, None, True)
+
+
+async def test_a_stored_table_outside_of_todays_limits_costs_nothing_but_itself(
+    api: Harness, settings: Settings
+) -> None:
+    """An earlier version had stored it; since then the reports of the pool failed, and no order was taken."""
+    pool = new_id("p")
+    await report(api, pool)
+    row = LevelParameters(level=1, volatility_from=0, latency_weight=0.2, target_utilization=0.8)
+    table = ProfileTable(levels=(row,), provenance=Provenance(source="a test"))
+    await api.bus.call(subjects.ORDER_POOL, OrderPool(pool=pool, change=("table",), table=table))
+    database = Database(settings)
+    stored = table.model_dump(mode="json")
+    stored["levels"][0]["target_utilization"] = 7.0
+    async with database.transaction() as db:
+        await db.execute(update(pools).where(pools.c.id == pool).values(table=stored))
+    told = await report(api, pool)
+    assert (told.version, told.table) == (1, None)
+    order = OrderPool(pool=pool, change=("override",), override=3)
+    assert (await api.bus.call(subjects.ORDER_POOL, order)).override == 3
+    # What is stored stays: a version that can read it may still want it.
+    async with database.transaction() as db:
+        assert (await db.execute(select(pools.c.table).where(pools.c.id == pool))).scalar_one() == stored
+    await database.close()
+    assert (await report(api, pool)).version == 2
 
 
 async def test_a_pool_that_may_grow_lets_sessions_wait_and_one_that_may_not_refuses(api: Harness) -> None:

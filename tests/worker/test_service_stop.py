@@ -10,9 +10,8 @@ from turboserve.clock import SystemClock
 from turboserve.worker.service.worker import Worker
 
 
-async def test_the_goodbye_does_not_wait_for_a_copy_that_takes_long_to_end() -> None:
-    """Its sessions moved only when its silence was taken for death: hashing a large state ended too late."""
-    said: list[str] = []
+def stopping(said: list[str], *, engine_ends: bool) -> Worker:
+    """A worker of which only the order of its end is real; `said` gets what happens."""
     left = asyncio.Event()
 
     async def leave() -> None:
@@ -20,12 +19,15 @@ async def test_the_goodbye_does_not_wait_for_a_copy_that_takes_long_to_end() -> 
         left.set()
 
     async def copies_end() -> None:
-        await left.wait()
+        if engine_ends:
+            await left.wait()
         said.append("copies have ended")
 
     parts: dict[str, Any] = {
         "_engine": SimpleNamespace(
-            submit=lambda _: said.append("stop"), stop=lambda _: said.append("engine")
+            submit=lambda _: said.append("stop"),
+            stop=lambda _: said.append("engine"),
+            alive=not engine_ends,
         ),
         "_packager": SimpleNamespace(stop=lambda _: said.append("packager")),
         "_moves": SimpleNamespace(fetch_no_more=lambda: said.append("no more"), stop=copies_end),
@@ -37,6 +39,20 @@ async def test_the_goodbye_does_not_wait_for_a_copy_that_takes_long_to_end() -> 
     worker = object.__new__(Worker)
     for name, part in parts.items():
         setattr(worker, name, part)
+    return worker
+
+
+async def test_the_goodbye_does_not_wait_for_a_copy_that_takes_long_to_end() -> None:
+    """Its sessions moved only when its silence was taken for death: hashing a large state ended too late."""
+    said: list[str] = []
     async with asyncio.timeout(30.0):
-        await worker.stop()
+        await stopping(said, engine_ends=True).stop()
     assert said == ["no more", "stop", "engine", "packager", "goodbye", "copies have ended"]
+
+
+async def test_there_is_no_goodbye_while_the_engine_may_still_make_chunks() -> None:
+    """The goodbye gives its sessions to others, whatever the lease says."""
+    said: list[str] = []
+    async with asyncio.timeout(30.0):
+        await stopping(said, engine_ends=False).stop()
+    assert said == ["no more", "stop", "engine", "packager", "copies have ended"]

@@ -7,7 +7,7 @@ from table_bench import Bench
 from table_moves import FROM, A, B, expecting, moving, row, running, sealed, verified
 
 from turboserve.contracts.sessions import Phase
-from turboserve.contracts.workers import Incoming, MoveStage
+from turboserve.contracts.workers import NO_STATE, Incoming, MoveStage
 from turboserve.worker.service import commands as do
 from turboserve.worker.service import inputs as told
 from turboserve.worker.service.departures import ASK_S
@@ -161,12 +161,24 @@ def test_a_suspended_session_is_given_from_the_host() -> None:
 
 
 def test_a_state_that_is_not_here_cannot_be_given() -> None:
+    """Also where the log was not read for it, as for every suspended session without state: the answer was
+    "not ready", its target tried to the end, and a worker that drained waited for the session without end."""
     bench = Bench(worker=A)
     record = moving(phase=Phase.SUSPENDED)
     bench.tell(told.Assigned(record))
-    bench.table.entries["s1"].checked = (1, 10)
+    assert bench.table.entries["s1"].checked is None
     with pytest.raises(NoState):
         bench.table.offer("s1", 5, B)
+
+
+def test_a_target_reports_the_code_of_what_failed() -> None:
+    bench = Bench(worker=B)
+    bench.tell(told.Assigned(moving(phase=Phase.SUSPENDED), Incoming(record=moving(phase=Phase.SUSPENDED))))
+    run = bench.last(do.Fetch).run
+    bench.tell(told.ArrivalFailed("s1", run, "no_state: gone", NO_STATE))
+    assert [(report.stage, report.code) for report in bench.table.arrivals.reports()] == [
+        (MoveStage.FAILED, NO_STATE)
+    ]
 
 
 # The target

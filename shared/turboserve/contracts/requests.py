@@ -125,6 +125,9 @@ class AbandonMove(Led):
     session: Id
     move: int
     reason: str
+    release: bool = False
+    """The source has no state of a suspended session: it stops being the owner, and no worker is one until
+    the session is placed again. Ignored unless the session is suspended."""
 
 
 class MoveSession(SessionRef):

@@ -117,7 +117,8 @@ class Decision(Contract):
     epoch: int
     worker: Id | None = None
     kind: str
-    """place, resume, recover, wait; migrate (a move begins), moved (it is done), stay (it was given up)."""
+    """place, resume, recover, wait; migrate (a move begins), moved (it is done), stay (it was given up),
+    release (given up, and its worker had no state of the suspended session: no worker owns it now)."""
     reason: str
     numbers: dict[str, float] = {}
     at: UnixSeconds = 0.0

@@ -49,6 +49,10 @@ class MoveStage(StrEnum):
     FAILED = "failed"
 
 
+NO_STATE = "no_state"
+"""The source has no state of the session: there is nothing to copy, now or later."""
+
+
 class MoveReport(Contract):
     """What the target of a move says of it: in every report while its row says so, at once on a change."""
 
@@ -68,6 +72,8 @@ class MoveReport(Contract):
     """So long after the copy has begun it is given up, if it is not here by then; 0: it has not begun."""
     reason: str | None = None
     """Why it failed."""
+    code: str | None = None
+    """Code of the error that it failed with, for example `NO_STATE`."""
 
 
 class LoadReport(Contract):

@@ -138,7 +138,7 @@ class Target:
             except TransferError as error:
                 if not error.retryable or kernel.now - began >= limit_s:
                     engine.unreserve(session, run)
-                    self._failed(command, f"{error.code}: {error}")
+                    self._failed(command, f"{error.code}: {error}", error.code)
                     return
                 await sleep(0.3)
                 continue
@@ -158,9 +158,9 @@ class Target:
                 )
             )
 
-    def _failed(self, command: do.Fetch, reason: str) -> None:
+    def _failed(self, command: do.Fetch, reason: str, code: str | None = None) -> None:
         if self.under_way.pop((command.session, command.run), None) is not None:
-            self._worker.tell(told.ArrivalFailed(command.session, command.run, reason))
+            self._worker.tell(told.ArrivalFailed(command.session, command.run, reason, code))
 
     async def _attempt(self, command: do.Fetch) -> State:
         peer = self._peer(command.source[0]) if command.source else None

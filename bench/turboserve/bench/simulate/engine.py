@@ -107,6 +107,7 @@ class Engine:
         self.slabs, self.host_slots = slabs, host_slots
         self.states: dict[str, State] = {}
         self._generate_until = -math.inf
+        self._ended = False
         self.landings: dict[tuple[str, int], bool] = {}
         """Memory kept for states on their way here, by session and run: whether on the host."""
         self.on_chunk: Callable[[str], None] = lambda _session: None
@@ -125,7 +126,11 @@ class Engine:
     @property
     def generating(self) -> bool:
         """Whether the lease holds, by the engine's own look at the clock."""
-        return self._program.kernel.now < self._generate_until
+        return not self._ended and self._program.kernel.now < self._generate_until
+
+    def end(self) -> None:
+        """As `EngineThread.stop`: no step begins after it, whatever commands are still queued."""
+        self._ended = True
 
     # Commands
 

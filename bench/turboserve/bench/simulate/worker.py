@@ -92,9 +92,8 @@ class Worker:
         deadline = self._now + FAREWELL_S
         while self.table.unpublished and self._now < deadline:
             await sleep(0.05)
-        # As the shell waits for the engine's thread to end: after the goodbye its sessions are others'.
-        while self.engine.generating:
-            await sleep(0.01)
+        # As the shell ends the engine's thread: after the goodbye its sessions are others'.
+        self.engine.end()
         load = self.load().model_copy(update={"phase": WorkerPhase.GONE})
         with suppress(TurboServeError):
             await self._call(subjects.RENEW.subject, requests.Renew(load=load), GOODBYE_S)

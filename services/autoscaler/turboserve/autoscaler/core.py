@@ -33,7 +33,7 @@ from turboserve.autoscaler.policy import Policy
 from turboserve.autoscaler.sizing import LARGEST, fit
 from turboserve.autoscaler.slots import Slot
 from turboserve.contracts.pool import SlotPhase
-from turboserve.contracts.workers import WorkerRecord
+from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 
 
 class Pool:
@@ -193,7 +193,10 @@ class Pool:
         slot.sessions, slot.suspended, slot.incoming = row.sessions, row.suspended, row.incoming
         self._life.heard(slot, row.phase, now)
         drained = slot.drained_since is not None and ticket > slot.drained_since
-        if slot.phase is SlotPhase.DRAINING and drained and slot.held == 0:
+        if slot.phase is SlotPhase.DRAINING and drained and row.phase is not WorkerPhase.DRAINING:
+            # Its process was started again under its id, and the drain ended with the one before.
+            slot.drained_since = None
+        elif slot.phase is SlotPhase.DRAINING and drained and slot.held == 0:
             self._life.release(slot, "drained", now)
 
     # What became of commands, and what is next

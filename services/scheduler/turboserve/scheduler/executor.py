@@ -119,8 +119,8 @@ class Executor:
                     numbers=command.numbers,
                 )
                 return Answered(ticket, await call(subjects.COMMIT_MOVE, commit))
-            case AbandonMove(ticket, session, move, reason):
-                abandon = requests.AbandonMove(session=session, move=move, reason=reason)
+            case AbandonMove(ticket, session, move, reason, release):
+                abandon = requests.AbandonMove(session=session, move=move, reason=reason, release=release)
                 return Answered(ticket, await call(subjects.ABANDON_MOVE, abandon))
             case SuspendIdle(ticket, session, version):
                 idle = requests.SuspendIdle(session=session, expected_version=version)

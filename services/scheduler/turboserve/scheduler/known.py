@@ -51,6 +51,8 @@ class WorkerView(Pictured):
     known_since: int = 0
     """Stamp of its creation here."""
     draining: bool = False
+    started_at: float = 0.0
+    """When its process started, wall-clock seconds; only ever compared with itself."""
     gone: bool = False
     host: str = ""
     gives_state: bool = False

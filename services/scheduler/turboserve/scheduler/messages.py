@@ -175,6 +175,8 @@ class AbandonMove:
     session: str
     move: int
     reason: str
+    release: bool = False
+    """Its worker has no state of it: a suspended session has no owner from then on."""
 
 
 @dataclass(frozen=True)

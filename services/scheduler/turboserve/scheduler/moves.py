@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
-from turboserve.contracts.workers import MoveReport, MoveStage
+from turboserve.contracts.workers import NO_STATE, MoveReport, MoveStage
 from turboserve.scheduler.known import SessionView
 from turboserve.scheduler.messages import AbandonMove, BeginMove, CommitMove
 from turboserve.scheduler.placement import Cluster, Links, Move, MoveKind, Rebalancer
@@ -73,7 +73,10 @@ class Moves:
                 {"bytes_moved": report.bytes_moved, "seconds": report.seconds},
             )
         reason = self._why_not(view, session, report, listened)
-        return None if reason is None else AbandonMove(take(session), session.id, record.move, reason)
+        if reason is None:
+            return None
+        empty = report is not None and report.stage is MoveStage.FAILED and report.code == NO_STATE
+        return AbandonMove(take(session), session.id, record.move, reason, release=empty)
 
     def _why_not(
         self, view: View, session: SessionView, report: MoveReport | None, listened: float

@@ -76,7 +76,7 @@ class View:
             for session in self.sessions.values():
                 if record.id in (session.record.worker, session.record.target):
                     self._count(session.record)
-        worker.draining = worker.draining or record.phase is WorkerPhase.DRAINING
+        self._drains(worker, record.phase, record.started_at)
         worker.phase, worker.capacity = record.phase, record.capacity
         worker.host, worker.gives_state = record.host, bool(record.transfer)
         worker.measured(record.chunk_latency_s)
@@ -88,12 +88,20 @@ class View:
         if worker is None:
             return None
         worker.heard_at = heard_at
-        worker.draining = worker.draining or report.phase is WorkerPhase.DRAINING
+        self._drains(worker, report.phase, report.started_at)
         worker.phase, worker.capacity = report.phase, report.capacity
         worker.host, worker.gives_state = report.host, bool(report.transfer)
         worker.arrivals = {move.session: move for move in report.moves}
         worker.measured(report.chunk_latency_s)
         return worker
+
+    @staticmethod
+    def _drains(worker: WorkerView, phase: WorkerPhase, started_at: float) -> None:
+        """A drain is for good, but it ends with its process: the next one under the same id serves again."""
+        if started_at > worker.started_at:
+            worker.started_at, worker.draining = started_at, phase is WorkerPhase.DRAINING
+        elif phase is WorkerPhase.DRAINING and started_at in (0.0, worker.started_at):
+            worker.draining = True
 
     def drop_worker(self, worker: str) -> None:
         """It is gone for good; its sessions come to want another."""

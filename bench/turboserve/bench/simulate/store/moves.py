@@ -60,8 +60,22 @@ class Moves:
         return await self._rows.aftermath.owned_anew(change.record, row.fence_revision, row.record.worker)
 
     async def abandon(self, request: requests.AbandonMove) -> SessionRecord:
-        return await self._rows.change(
-            request.session,
-            lambda record: rules.abandon(record, request.move, request.reason, self._rows.now),
-            request.term,
-        )
+        await self._rows.pause()
+
+        def work() -> tuple[Row, Change | None]:
+            self._rows.in_term(request.term)
+            row = self._rows.row(request.session)
+            reason, now = request.reason, self._rows.now
+            change = rules.abandon(row.record, request.move, reason, now, release=request.release)
+            if change is not None:
+                self._rows.write(change)
+            return row, change
+
+        row, change = self._rows.database.transaction(work)
+        before = row.record
+        if change is None:
+            return self._rows.playheads.onto(before, self._rows.now)
+        if change.record.epoch == before.epoch:
+            return self._rows.aftermath.changed(change.record, before.target)
+        named = (before.worker, before.target)
+        return await self._rows.aftermath.owned_anew(change.record, row.fence_revision, *named)

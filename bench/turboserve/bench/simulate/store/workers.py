@@ -48,7 +48,7 @@ class Workers:
                 for row in self._rows.database.rows()
                 if row.worker == record.id
                 and not row.phase.ended
-                and (row.phase is not Phase.SUSPENDED or row.id in held)
+                and (row.phase is not Phase.SUSPENDED or row.id in held or row.target is not None)
             ]
             return before is None, record, mine, self._rows.moving_to(record.id)
 

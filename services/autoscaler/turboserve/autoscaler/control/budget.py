@@ -32,9 +32,10 @@ def budget(
     lone chunk's): a worker more is taken while it lowers λ L by more than the one it costs. At the paper's
     λ = 0.2 that never happens for K up to 5 (its observation O2).
     """
-    if required <= 0:
+    if required <= EPSILON:
         return 0
-    base = math.ceil(required / (capacity * row.target_utilization) - EPSILON)
+    # One at least: a forecast far below one session needs a worker, though the rounding hides it.
+    base = max(math.ceil(required / (capacity * row.target_utilization) - EPSILON), 1)
     weight = row.latency_weight / max(latency(1), EPSILON)
     worst = latency(fullest(required, base))
     # No number of workers brings the latency below a lone chunk's.
@@ -48,8 +49,8 @@ def budget(
 
 
 def fullest(required: float, workers: int) -> int:
-    """Sessions on the fullest worker when they are spread evenly."""
-    return math.ceil(required / workers - EPSILON)
+    """Sessions on the fullest worker when they are spread evenly; one at least where there are any."""
+    return max(math.ceil(required / workers - EPSILON), 1 if required > 0 else 0)
 
 
 def would_hold(required: int, capacity: int, workers: int, limit: float) -> bool:

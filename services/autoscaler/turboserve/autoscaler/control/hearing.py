@@ -7,6 +7,8 @@ from collections import Counter
 
 from turboserve.contracts.pool import LoadFeedback
 
+MOST_SESSIONS = 10**9
+"""Counts above this are no counts of sessions or workers."""
 CONVINCED = 5
 """Messages in a row, each newer than the one before but all older than what was heard first: the sender's
 clock was set back."""
@@ -72,8 +74,11 @@ def _fault(feedback: LoadFeedback) -> str | None:
         return "rho_max_not_a_number"
     if not math.isfinite(feedback.at):
         return "time_not_a_number"
-    if min(feedback.required, feedback.waiting, feedback.capacity, feedback.workers) < 0:
+    counts = feedback.required, feedback.waiting, feedback.capacity, feedback.workers
+    if min(counts) < 0:
         return "below_zero"
+    if max(counts) > MOST_SESSIONS:
+        return "too_large"
     if feedback.waiting > feedback.required:
         return "more_wait_than_are_required"
     if (feedback.workers > 0) != (feedback.capacity > 0):

@@ -92,17 +92,25 @@ def commit(record: SessionRecord, request: CommitMove, now: float) -> Change:
     return Change(after, (event,), decision)
 
 
-def abandon(record: SessionRecord, move: int, reason: str, now: float) -> Change | None:
-    """It stays where it is, under the same epoch. None: this move is over already."""
+def abandon(
+    record: SessionRecord, move: int, reason: str, now: float, *, release: bool = False
+) -> Change | None:
+    """It stays where it is, under the same epoch. None: this move is over already.
+
+    With `release` a suspended session, of which its worker has no state, has no owner from now on: else a
+    worker that drains would wait for it without end.
+    """
     if record.move != move or record.target is None:
         return None
     reason = reason.replace("\x00", "")[:REASON_LIMIT]
-    after = step(record, now, to=_at_rest(record), **NO_MOVE)
+    released = release and record.phase is Phase.SUSPENDED
+    owned = own_anew(record, None) if released else {}
+    after = step(record, now, to=_at_rest(record), **NO_MOVE, **owned)
     decision = Decision(
         session=record.id,
-        epoch=record.epoch,
-        worker=record.worker,
-        kind="stay",
+        epoch=after.epoch,
+        worker=after.worker,
+        kind="release" if released else "stay",
         reason=f"not moved to {record.target}: {reason}",
         numbers={"move": move},
         at=now,

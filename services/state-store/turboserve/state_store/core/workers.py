@@ -121,7 +121,8 @@ def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> Worker
     return WorkerRecord(
         id=load.worker,
         model=load.model,
-        phase=load.phase if record is None else phase_after(record.phase, load.phase),
+        # The drain was the process's before this one: that has gone, and with it what it held.
+        phase=load.phase if record is None or again else phase_after(record.phase, load.phase),
         capacity=load.capacity,
         device=load.device,
         pid=load.pid,

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from turboserve import logs
+from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.pool import PoolOrders, PoolReport
 from turboserve.state_store.tables import pools
+
+log = logs.get("pools")
+
+_warned: set[tuple[str, int]] = set()
 
 
 async def reported(db: AsyncConnection, report: PoolReport, now: float) -> PoolOrders:
@@ -41,12 +49,27 @@ async def get(db: AsyncConnection, pool: str, *, lock: bool = False) -> PoolOrde
     return None if row is None else _orders(row)
 
 
-async def write(db: AsyncConnection, orders: PoolOrders) -> None:
-    """Replace the orders; the caller holds the row's lock."""
-    values: dict[str, Any] = orders.model_dump(mode="json", exclude={"pool"})
+async def write(db: AsyncConnection, orders: PoolOrders, changed: Collection[str]) -> None:
+    """Write the orders named in `changed`, and the version; the caller holds the row's lock."""
+    values: dict[str, Any] = orders.model_dump(mode="json", include={*changed, "version"})
     await db.execute(update(pools).where(pools.c.id == orders.pool).values(values))
 
 
 def _orders(row: RowMapping) -> PoolOrders:
     values = {name: row[name] for name in PoolOrders.model_fields if name != "pool"}
-    return PoolOrders.model_validate({"pool": row["id"], **values})
+    try:
+        return PoolOrders.model_validate({"pool": row["id"], **values})
+    except (ValidationError, InvalidInputError) as error:
+        if values["table"] is None:
+            raise
+        orders = PoolOrders.model_validate({"pool": row["id"], **values, "table": None})
+        if (orders.pool, orders.version) not in _warned:
+            # A report a second reads the row: one line for each table is enough.
+            _warned.add((orders.pool, orders.version))
+            log.warning(
+                "the stored profile table cannot be read: the shipped one is in force",
+                pool=orders.pool,
+                version=orders.version,
+                error=str(error)[:500],
+            )
+        return orders

@@ -81,8 +81,16 @@ async def asleep_since(db: AsyncConnection, before: float, limit: int) -> list[S
 
 
 async def assigned(db: AsyncConnection, worker: str, held: Collection[str]) -> list[SessionRecord]:
-    """All that have not ended and name this worker, oldest first; of those asleep, the ones in `held`."""
-    concerns = or_(sessions.c.phase != Phase.SUSPENDED.value, sessions.c.id.in_(held))
+    """All that have not ended and name this worker, oldest first.
+
+    Suspended sessions are listed if they are in `held`, or if they migrate: their target asks this worker for
+    the state, and this worker has to answer if there is none.
+    """
+    concerns = or_(
+        sessions.c.phase != Phase.SUSPENDED.value,
+        sessions.c.id.in_(held),
+        sessions.c.target.is_not(None),
+    )
     query = select(*COLUMNS).where(sessions.c.worker == worker, LIVE, concerns).order_by(sessions.c.number)
     return [record_of(row) for row in (await db.execute(query)).mappings()]
 

@@ -59,10 +59,15 @@ class Moves:
     async def abandon(self, request: AbandonMove) -> SessionRecord:
         async with self._database.transaction() as db:
             await fenced(db, request)
-            record = (await locked(db, SessionRef(session=request.session))).record
-            change = rules.abandon(record, request.move, request.reason, self._clock.wall())
+            row = await locked(db, SessionRef(session=request.session))
+            record = row.record
+            now = self._clock.wall()
+            change = rules.abandon(record, request.move, request.reason, now, release=request.release)
             if change is None:
                 return await self._aftermath.fresh(record)
             await changes.write(db, change)
         metrics.moves.add(1, {"step": "abandon"})
+        if change.record.epoch != record.epoch:
+            named = (record.worker, record.target)
+            return await self._aftermath.owned_anew(change.record, row.fence_revision, *named)
         return await self._aftermath.changed(change.record, record.target)

@@ -81,7 +81,7 @@ class Pools:
             after = before.model_copy(
                 update={name: getattr(order, name) for name in order.change} | {"version": before.version + 1}
             )
-            await pools.write(db, after)
+            await pools.write(db, after, order.change)
         return after
 
     async def cost(self, request: GetCost) -> CostReport:

@@ -33,6 +33,7 @@ class Arrival:
     limit_s: float = 0.0
     """The copy is given up so long after it has begun; 0: it has not."""
     reason: str | None = None
+    code: str | None = None
     playhead_s: float = 0.0
     playhead_at: float = 0.0
     """When that was told."""
@@ -63,6 +64,7 @@ class Arrival:
             seconds=self.seconds,
             limit_s=self.limit_s,
             reason=self.reason,
+            code=self.code,
         )
 
 
@@ -140,7 +142,7 @@ class Arrivals:
         if isinstance(message, told.CopyBegins):
             arrival.limit_s = message.limit_s
         elif isinstance(message, told.ArrivalFailed):
-            self._fail(arrival, message.reason)
+            self._fail(arrival, message.reason, message.code)
         else:
             arrival.stage = MoveStage.VERIFIED
             arrival.next_chunk, arrival.control_seq = message.next_chunk, message.control_seq
@@ -148,6 +150,6 @@ class Arrivals:
             arrival.seconds, arrival.state_bytes = message.seconds, message.state_bytes
         self._out.append(do.Report())
 
-    def _fail(self, arrival: Arrival, reason: str) -> None:
+    def _fail(self, arrival: Arrival, reason: str, code: str | None = None) -> None:
         """What was copied is gone already; the failure is said again until the row hears it."""
-        arrival.stage, arrival.reason = MoveStage.FAILED, reason
+        arrival.stage, arrival.reason, arrival.code = MoveStage.FAILED, reason, code

@@ -36,10 +36,12 @@ class Departures:
         """
         if entry is None or not _moves(entry.record, move) or entry.record.target != target:
             raise NotOffered(f"session {session}: no move {move} to {target} is known here")
-        if entry.is_fenced or entry.failure is not None or entry.checked != entry.ownership:
-            raise NotReady(f"session {session}: its ownership is not settled")
+        # Before the next check: the log is not read for a suspended session without state, so that its
+        # ownership would never be settled.
         if entry.place is Place.NOWHERE and not entry.takes_slot:
             raise NoState(f"session {session}: its state is not here")
+        if entry.is_fenced or entry.failure is not None or entry.checked != entry.ownership:
+            raise NotReady(f"session {session}: its ownership is not settled")
         if entry.place is not (Place.HOST if entry.wanted is Wanted.HOST else Place.SLAB):
             raise NotReady(f"session {session}: its state is on its way to where it belongs")
         return entry

@@ -187,6 +187,8 @@ class ArrivalFailed:
     session: str
     run: int
     reason: str
+    code: str | None = None
+    """Code of the error."""
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,7 @@ class Moves:
                 seconds=round(fetched.seconds, 3),
             )
         except (TransferError, EngineError) as error:
-            answer = told.ArrivalFailed(session, run, f"{error.code}: {error}"[:500])
+            answer = told.ArrivalFailed(session, run, f"{error.code}: {error}"[:500], error.code)
             if isinstance(error, EngineError):
                 # No room, or not a state of this model; what went wrong on the way is counted there.
                 metrics.broken.add(1, {"role": "target", "code": error.code})

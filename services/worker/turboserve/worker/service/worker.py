@@ -123,8 +123,12 @@ class Worker:
             await asyncio.sleep(0.02)
         await asyncio.to_thread(self._engine.stop, FAREWELL_S)
         await asyncio.to_thread(self._packager.stop, 0.5)
-        # A large copy may take a moment to end, and that nothing is made here any more is known now.
-        await self.heartbeat.leave()
+        if self._engine.alive:
+            # A forward that takes long: chunks may still be made here, so that nobody may take over yet.
+            log.warning("the engine has not ended: no goodbye", waited_s=FAREWELL_S)
+        else:
+            # A large copy may take a moment to end, and that nothing is made here any more is known now.
+            await self.heartbeat.leave()
         await self._moves.stop()
         for task in list(self._tasks):
             task.cancel()

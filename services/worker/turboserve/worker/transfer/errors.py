@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from turboserve.contracts.workers import NO_STATE
+
 
 class TransferError(Exception):
     """Root. `code` is stable: for metrics, for the wire, for the reason of a move that failed."""
@@ -72,7 +74,7 @@ class NotReady(TransferError):
 class NoState(TransferError):
     """The source does not have the session's state: there is nothing to move."""
 
-    code = "no_state"
+    code = NO_STATE
     retryable = False
 
 
