@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -10,10 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from turboserve.cli.supervisor.core import (
+    Alarm,
+    AlarmOver,
     AllReady,
+    Answer,
     Command,
     Crashed,
     Done,
+    Failing,
     GaveUp,
     Hangs,
     Kill,
@@ -95,17 +100,144 @@ def test_what_hangs_at_the_start_is_killed_and_restarted() -> None:
     assert supervision.exited("server", SERVER.start_limit_s) == [Crashed("server", 0.1)]
 
 
+def answers(supervision: Supervision, name: str, *given: Answer, room: bool = True) -> list[Command]:
+    """What follows from the last of several answers, of which the others lead to nothing."""
+    for answer in given[:-1]:
+        assert supervision.asked(name, answer, 1.0, reason="why", room=room) == []
+    return supervision.asked(name, given[-1], 1.0, reason="why", room=room)
+
+
+SERVES, SILENT, FAILS = Answer.SERVES, Answer.SILENT, Answer.FAILS
+
+
 def test_what_falls_silent_is_killed_and_restarted() -> None:
     supervision = up(Member("edge", silent_limit=3), SERVER)
-    assert [supervision.asked("edge", lives) for lives in (False, False, True, False, False)] == [[]] * 5
-    assert supervision.asked("edge", False) == [Hangs("edge", 3), Kill("edge")]
+    assert answers(supervision, "edge", SILENT, SILENT, SERVES, SILENT, SILENT) == []
+    assert answers(supervision, "edge", SILENT) == [Hangs("edge", 3), Kill("edge")]
     # Its silence is over with it: neither while it waits for its restart nor after is anything counted.
     assert supervision.exited("edge", 5.0) == [Crashed("edge", 0.1)]
-    assert supervision.asked("edge", False) == []
+    assert answers(supervision, "edge", SILENT) == []
     assert supervision.tick(5.1) == [Launch("edge")]
     supervision.ready("edge", 6.0)
-    assert [supervision.asked("edge", False) for _ in range(2)] == [[]] * 2
-    assert [supervision.asked("server", False) for _ in range(9)] == [[]] * 9
+    assert answers(supervision, "edge", SILENT, SILENT) == []
+    assert answers(supervision, "server", *[SILENT] * 9) == []
+
+
+BROKER = Member("broker", silent_limit=4, failing_limit=3, grace_s=7.0)
+
+
+def test_what_fails_with_room_on_the_disk_is_ended_and_restarted() -> None:
+    supervision = up(BROKER)
+    # It answers, so it is not silent; a failure between two answers that it serves is nothing.
+    assert answers(supervision, "broker", SILENT, SILENT, SILENT, FAILS, FAILS, SERVES, FAILS, FAILS) == []
+    assert answers(supervision, "broker", FAILS) == [Failing("broker", 3, "why"), Terminate("broker")]
+    assert supervision.state("broker") is State.ENDING
+    # It may hang while it ends.
+    assert supervision.tick(1.0 + BROKER.grace_s) == [Kill("broker")]
+    assert supervision.exited("broker", 8.5) == [Crashed("broker", 0.1)]
+    assert supervision.tick(8.6) == [Launch("broker")]
+
+
+def test_what_fails_on_a_full_disk_is_left_alone_and_restarted_once_there_is_room() -> None:
+    supervision = up(BROKER)
+    assert answers(supervision, "broker", FAILS, room=False) == [Alarm("broker", "why")]
+    assert answers(supervision, "broker", *[FAILS] * 100, room=False) == []
+    assert supervision.alarm("broker") == "why"
+    assert supervision.state("broker") is State.READY
+    assert answers(supervision, "broker", FAILS, FAILS, FAILS)[1:] == [Terminate("broker")]
+    supervision.exited("broker", 2.0)
+    supervision.tick(3.0)
+    supervision.ready("broker", 3.0)
+    assert supervision.alarm("broker") == "why", "nobody has seen it write yet"
+    assert answers(supervision, "broker", SERVES) == [AlarmOver("broker")]
+    assert supervision.alarm("broker") is None
+
+
+def test_what_recovers_by_itself_when_there_is_room_is_not_restarted() -> None:
+    supervision = up(BROKER)
+    supervision.asked("broker", FAILS, 1.0, reason="why", room=False)
+    assert answers(supervision, "broker", FAILS, SERVES) == [AlarmOver("broker")]
+    assert supervision.restarts("broker") == 0
+
+
+def test_a_restart_that_does_not_help_is_repeated_ever_later_and_raises_the_alarm() -> None:
+    supervision = up(BROKER)
+    now, restarted = 1.0, [0.0]
+    alarms = 0
+    while now < 2_000.0:
+        now += 1.0
+        commands = supervision.asked("broker", FAILS, now, reason="why")
+        alarms += sum(isinstance(command, Alarm) for command in commands)
+        if Terminate("broker") in commands:
+            restarted.append(now)
+            supervision.exited("broker", now)
+            supervision.tick(supervision.next_deadline() or now)
+            supervision.ready("broker", now)
+    waits = [after - before for before, after in itertools.pairwise(restarted[1:])]
+    assert waits[0] == pytest.approx(POLICY.first_repair_delay_s, abs=2.0)
+    assert waits == sorted(waits)
+    assert waits[-1] == pytest.approx(POLICY.longest_repair_delay_s, abs=2.0)
+    assert alarms == 1
+
+
+def test_what_ended_on_a_full_disk_is_started_the_moment_there_is_room() -> None:
+    supervision = up(BROKER)
+    now = 10.0
+    for _ in range(9):
+        supervision.exited("broker", now)
+        supervision.room_checked("broker", False, now)
+        assert supervision.watches_room("broker")
+        now = supervision.next_deadline() or now
+        supervision.tick(now)
+    supervision.exited("broker", now)
+    assert supervision.alarm("broker") == "its disk is full"
+    assert (supervision.next_deadline() or 0.0) > now + 5.0
+    assert supervision.room_checked("broker", False, now + 1.0) == []
+    supervision.room_checked("broker", True, now + 2.0)
+    assert supervision.tick(now + 2.0) == [Launch("broker")]
+    # Room that was there before hastens nothing.
+    supervision.exited("broker", now + 3.0)
+    due = supervision.next_deadline()
+    supervision.room_checked("broker", True, now + 3.0)
+    assert supervision.next_deadline() == due
+
+
+def test_a_start_that_the_full_disk_held_up_is_repeated_when_there_is_room() -> None:
+    supervision = up(BROKER)
+    supervision.exited("broker", 10.0)
+    supervision.tick(10.1)
+    supervision.room_checked("broker", False, 11.0)
+    supervision.room_checked("broker", True, 60.0)
+    assert supervision.tick(60.0 + POLICY.start_with_room_s) == [Kill("broker")]
+
+
+@given(st.lists(st.tuples(st.sampled_from(Answer), st.booleans(), st.floats(0.1, 20.0)), max_size=60))
+def test_a_process_that_answers_is_never_ended_while_its_disk_is_full(
+    told: Sequence[tuple[Answer, bool, float]],
+) -> None:
+    """Nor without as many failures, or as much silence, as there have to be; and an alarm says what is so."""
+    supervision = up(BROKER)
+    now, silent, failing = 1.0, 0, 0
+    for answer, room, pause_s in told:
+        now += pause_s
+        commands = supervision.asked("broker", answer, now, reason="why", room=room)
+        silent = silent + 1 if answer is SILENT else 0
+        failing = 0 if answer is SERVES or (answer is FAILS and not room) else failing + (answer is FAILS)
+        if Kill("broker") in commands:
+            assert silent >= BROKER.silent_limit
+        if Terminate("broker") in commands:
+            assert answer is FAILS
+            assert room
+            assert failing >= BROKER.failing_limit
+        if Kill("broker") in commands or Terminate("broker") in commands:
+            silent = failing = 0
+            supervision.exited("broker", now)
+            supervision.tick(supervision.next_deadline() or now)
+            supervision.ready("broker", now)
+        elif answer is FAILS and not room:
+            assert supervision.alarm("broker") == "why"
+        elif answer is SERVES:
+            assert supervision.alarm("broker") is None
 
 
 def test_stop_goes_rank_by_rank_and_kills_what_lingers() -> None:
@@ -155,7 +287,7 @@ def test_delays_stay_within_bounds_and_never_shrink_between_quick_crashes(lives_
 
 
 MEMBERS = (
-    Member("nats", wave=0, rank=3),
+    Member("nats", wave=0, rank=3, silent_limit=2, failing_limit=2),
     Member("redis", wave=0, rank=3),
     Member("store", wave=1, rank=2),
     Member("gateway", wave=2, rank=0, silent_limit=2),
@@ -190,6 +322,9 @@ class SupervisionMachine(RuleBasedStateMachine):
                     assert not self.supervision.stopping
                     self.alive.add(name)
                 case Terminate(name):
+                    if self.supervision.state(name) is State.ENDING:
+                        assert name in self.alive
+                        continue
                     assert self.supervision.stopping
                     if not self.hurried:
                         lower = {n for n in self.alive if self.rank[n] < self.rank[name]}
@@ -208,11 +343,17 @@ class SupervisionMachine(RuleBasedStateMachine):
         if which in self.alive:
             self.obey(self.supervision.ready(which, self.now))
 
-    @rule(which=st.sampled_from([m.name for m in MEMBERS]), lives=st.booleans())
-    def asked(self, which: str, lives: bool) -> None:
-        commands = self.supervision.asked(which, lives)
+    @rule(
+        which=st.sampled_from([m.name for m in MEMBERS]), answer=st.sampled_from(Answer), room=st.booleans()
+    )
+    def asked(self, which: str, answer: Answer, room: bool) -> None:
+        commands = self.supervision.asked(which, answer, self.now, room=room)
         assert not commands or which in self.alive
         self.obey(commands)
+
+    @rule(which=st.sampled_from([m.name for m in MEMBERS]), room=st.booleans())
+    def room_checked(self, which: str, room: bool) -> None:
+        self.obey(self.supervision.room_checked(which, room, self.now))
 
     @rule(which=st.sampled_from([m.name for m in MEMBERS]))
     def exit(self, which: str) -> None:

@@ -53,6 +53,7 @@ def status(
 ) -> None:
     """Show the running stack: its address and its processes."""
     from turboserve.cli.stack import record
+    from turboserve.cli.supervisor.room import room
 
     try:
         stack = record.read(data)
@@ -64,6 +65,7 @@ def status(
     from rich.console import Console
     from rich.table import Table
 
+    alarms = {name: process["alarm"] for name, process in stack.processes.items() if process.get("alarm")}
     table = Table("process", "state", "pid", "port", "restarts", title=stack.url, title_justify="left")
     for name, process in stack.processes.items():
         table.add_row(
@@ -71,4 +73,11 @@ def status(
         )
     for pid in stack.worker_pids():
         table.add_row("worker", "running", str(pid), "–", "–")
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for name, reason in alarms.items():
+        console.print(f"ALARM {name}: {reason}", style="bold red", markup=False, soft_wrap=True)
+    found = room(Path(stack.data))
+    if found.low:
+        state = "low" if found.enough else "full"
+        console.print(f"The disk of {stack.data} is {state}: {found}", style="bold red", markup=False)

@@ -10,7 +10,7 @@ import typer
 
 from turboserve import environment
 from turboserve.cli.stack import options
-from turboserve.cli.supervisor import probe, shell
+from turboserve.cli.supervisor import asking, probe
 from turboserve.cli.up import up
 
 if __name__ == "__main__":
@@ -18,5 +18,5 @@ if __name__ == "__main__":
     options.MODULES.update(dict.fromkeys(options.MODULES, "dummy_service"))
     environment.SERVICE = (*environment.SERVICE, "DUMMY_*")
     if "DUMMY_IMPATIENCE" in os.environ:
-        shell.ASK_EVERY_S = probe.ANSWER_S = float(os.environ["DUMMY_IMPATIENCE"])
+        asking.ASK_EVERY_S = probe.ANSWER_S = float(os.environ["DUMMY_IMPATIENCE"])
     typer.run(up)

@@ -5,7 +5,13 @@ from turboserve.cli.embedded.nats import NatsServer
 from turboserve.cli.embedded.ports import Ports, PortTaken
 from turboserve.cli.embedded.postgres import PostgresServer
 from turboserve.cli.embedded.redis import RedisServer
-from turboserve.cli.embedded.server import EmbeddedServer, NotReady, ServerFailed
+from turboserve.cli.embedded.server import (
+    EmbeddedServer,
+    NotReady,
+    RefusesError,
+    ServerFailed,
+    UnhealthyError,
+)
 
 __all__ = [
     "EmbeddedServer",
@@ -16,5 +22,7 @@ __all__ = [
     "Ports",
     "PostgresServer",
     "RedisServer",
+    "RefusesError",
     "ServerFailed",
+    "UnhealthyError",
 ]

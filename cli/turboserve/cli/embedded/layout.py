@@ -60,13 +60,18 @@ def write_private(path: Path, text: str, owner: tuple[int, int] | None = None) -
     """Replace `path` in one step with a file that only its owner may read; None: who runs this process."""
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)
-    # The folder may be a server's, who could put a link in our way.
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        if owner is not None:
-            os.fchown(file.fileno(), *owner)
-    new.replace(path)
+    try:
+        # The folder may be a server's, who could put a link in our way.
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            if owner is not None:
+                os.fchown(file.fileno(), *owner)
+        new.replace(path)
+    except OSError:
+        # Half a file is of no use, and takes room on a full disk.
+        new.unlink(missing_ok=True)
+        raise
 
 
 def write_private_json(path: Path, value: object) -> None:

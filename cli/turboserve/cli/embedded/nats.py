@@ -11,10 +11,12 @@ from typing import Any
 
 import nats
 import nats.errors
+from nats.js import api
+from nats.js.errors import APIError, NoStreamResponseError
 
 from turboserve.cli.embedded import binaries
 from turboserve.cli.embedded.ports import HOST
-from turboserve.cli.embedded.server import EmbeddedServer, NotReady
+from turboserve.cli.embedded.server import EmbeddedServer, NotReady, RefusesError, UnhealthyError
 
 MAX_PAYLOAD_BYTES = 8 * 2**20
 """A chunk at 720p is well below this; latents travel raw."""
@@ -28,6 +30,15 @@ HEALTH_USER = "health"
 HEALTH_SUBJECT = "$SYS.REQ.SERVER.PING.HEALTHZ"
 HEALTH_INBOX = "_INBOX_health"
 HEALTH_ANSWER_S = 2.0
+PROBE_STREAM = api.StreamConfig(
+    name="SUPERVISOR",
+    description="What the supervisor appends to see that appends are stored",
+    subjects=["supervisor.probe"],
+    storage=api.StorageType.FILE,
+    max_msgs=1,
+    max_bytes=2**16,
+)
+APPEND_ANSWER_S = 2.0
 
 Permissions = Callable[[str], Mapping[str, Sequence[str]]]
 """Service name → what it may `publish` and `subscribe` to."""
@@ -43,6 +54,8 @@ class NatsServer(EmbeddedServer):
     name = "nats"
     # nats-server on SIGTERM says goodbye to its clients and closes its files.
     stop_signal = signal.SIGTERM
+    # Health and the append are two connections, each with limits of its own.
+    answer_s = 2 * HEALTH_ANSWER_S + 2 * APPEND_ANSWER_S
 
     def __init__(
         self,
@@ -76,8 +89,13 @@ class NatsServer(EmbeddedServer):
         await self.healthz()
 
     async def alive(self) -> None:
-        """Raises NotReady unless it answers and JetStream is enabled: for asking as long as it lives."""
-        await self.healthz(js_enabled_only=True)
+        """Asks for health, then appends to a stream of the supervisor's own.
+
+        A stream whose file could not be written takes nothing any more, while others do: health names it. An
+        append shows what health does not, such as a store that has reached its limit.
+        """
+        await self.healthz()
+        await append(self.url())
 
     async def healthz(self, *, js_enabled_only: bool = False) -> None:
         """Ask for the server's health on a connection of its own; raises NotReady with the reason."""
@@ -133,7 +151,9 @@ authorization {{
 
 
 async def server_health(url: str, password: str, options: Mapping[str, Any]) -> None:
-    """Ask the broker at `url` for its health as the health user; raises NotReady with the reason.
+    """Ask the broker at `url` for its health as the health user.
+
+    Raises UnhealthyError with the reason that it answers, NotReady if it does not answer.
 
     `options` are those of nats-server's `/healthz`, such as `{"js-enabled-only": True}`.
     """
@@ -163,4 +183,38 @@ async def server_health(url: str, password: str, options: Mapping[str, Any]) -> 
         raise NotReady(f"nats: {error!r}") from error
     data = health.get("data", {})
     if data.get("status") != "ok":
-        raise NotReady(f"nats: {data.get('error') or health.get('error') or data.get('status')}")
+        raise UnhealthyError(f"nats: {data.get('error') or health.get('error') or data.get('status')}")
+
+
+async def append(url: str) -> None:
+    """Append to the supervisor's stream at the broker `url`, with a user who may make that stream.
+
+    Raises UnhealthyError if the append is not acknowledged, RefusesError if the broker refuses it, NotReady
+    if the broker does not answer at all.
+    """
+
+    async def ignore(_: Exception) -> None:
+        """What fails is raised to the caller as well."""
+
+    try:
+        client = await nats.connect(
+            url, name="supervisor", allow_reconnect=False, connect_timeout=APPEND_ANSWER_S, error_cb=ignore
+        )
+    except (OSError, TimeoutError, nats.errors.Error) as error:
+        raise NotReady(f"nats: {error!r}") from error
+    try:
+        jetstream = client.jetstream(timeout=APPEND_ANSWER_S)
+        subject = PROBE_STREAM.subjects[0] if PROBE_STREAM.subjects else ""
+        try:
+            await jetstream.publish(subject)
+        except NoStreamResponseError:
+            await jetstream.add_stream(PROBE_STREAM)
+            await jetstream.publish(subject)
+    except APIError as error:
+        raise RefusesError(f"nats: it refuses to append: {error.description}") from error
+    except (TimeoutError, nats.errors.TimeoutError) as error:
+        raise UnhealthyError(f"nats: an append was not acknowledged in {APPEND_ANSWER_S:.0f} s") from error
+    except (OSError, nats.errors.Error) as error:
+        raise NotReady(f"nats: {error!r}") from error
+    finally:
+        await client.close()

@@ -14,7 +14,7 @@ import asyncpg
 
 from turboserve.cli.embedded import binaries
 from turboserve.cli.embedded.ports import HOST
-from turboserve.cli.embedded.server import EmbeddedServer, NotReady, ServerFailed
+from turboserve.cli.embedded.server import EmbeddedServer, NotReady, ServerFailed, UnhealthyError
 from turboserve.environment import SYSTEM, child
 
 SUPERUSER = "turboserve"
@@ -22,6 +22,10 @@ SUPERUSER = "turboserve"
 ROLE = "turboserve_services"
 """Who the services log in as: owns its databases, and may nothing beyond them."""
 DATABASE = "turboserve"
+PROBE_TABLE = "create table if not exists supervisor_probe (id int primary key, written timestamptz not null)"
+PROBE_WRITE = (
+    "insert into supervisor_probe values (1, now()) on conflict (id) do update set written = excluded.written"
+)
 HBA_FILE = "pg_hba.conf"
 HBA = f"""\
 # Written before every start.
@@ -82,6 +86,7 @@ class PostgresServer(EmbeddedServer):
     stop_signal = signal.SIGINT  # Fast shutdown: SIGTERM would wait for every client to leave.
     death_signal = signal.SIGQUIT  # Immediate shutdown: the postmaster takes its children with it.
     stop_grace_s = 10.0
+    answer_s = 4.0
 
     def __init__(
         self,
@@ -224,9 +229,39 @@ class PostgresServer(EmbeddedServer):
         finally:
             await connection.close()
 
+    async def alive(self) -> None:
+        """Updates a row in a table of the supervisor's own, committed to disk."""
+        try:
+            async with self.superuser() as connection:
+                try:
+                    await _write_probe(connection)
+                except BaseException:
+                    # Else to leave would wait for an answer once more.
+                    connection.terminate()
+                    raise
+        except NotReady as error:
+            if isinstance(error.__cause__, asyncpg.CannotConnectNowError):
+                # It recovers from the crash of one of its processes, which takes as long as it takes.
+                return
+            if isinstance(error.__cause__, asyncpg.PostgresError):
+                raise UnhealthyError(str(error)) from error
+            raise
+        except asyncpg.PostgresError as error:
+            raise UnhealthyError(f"postgres: {error}") from error
+        except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
+            raise NotReady(f"postgres: {error!r}") from error
+
     def _status(self) -> str:
         try:
             lines = (self.cluster / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
             return ""
         return lines[7].strip() if len(lines) > 7 else ""
+
+
+async def _write_probe(connection: asyncpg.Connection) -> None:
+    try:
+        await connection.execute(PROBE_WRITE)
+    except asyncpg.UndefinedTableError:
+        await connection.execute(PROBE_TABLE)
+        await connection.execute(PROBE_WRITE)

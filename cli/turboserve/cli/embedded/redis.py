@@ -9,10 +9,12 @@ import redis.exceptions
 
 from turboserve.cli.embedded import binaries
 from turboserve.cli.embedded.ports import HOST
-from turboserve.cli.embedded.server import EmbeddedServer, NotReady
+from turboserve.cli.embedded.server import EmbeddedServer, NotReady, UnhealthyError
 
 CONFIG_FILE = "redis.conf"
 MAX_MEMORY_BYTES = 2**30
+PROBE_KEY = "turboserve:supervisor"
+PROBE_TTL_S = 60
 
 
 class RedisServer(EmbeddedServer):
@@ -50,10 +52,25 @@ maxmemory-policy volatile-ttl
         return [str(binaries.redis_server()), f"{self.home}/{CONFIG_FILE}"]
 
     async def probe(self) -> None:
-        client = redis.asyncio.Redis.from_url(self.url, socket_timeout=2.0, socket_connect_timeout=2.0)
+        client = self._client()
         try:
             await client.ping()
         except (redis.exceptions.RedisError, OSError) as error:
             raise NotReady(f"redis: {error}") from error
         finally:
             await client.aclose()
+
+    async def alive(self) -> None:
+        """Sets a key that expires."""
+        client = self._client()
+        try:
+            await client.set(PROBE_KEY, 1, ex=PROBE_TTL_S)
+        except redis.exceptions.ResponseError as error:
+            raise UnhealthyError(f"redis: {error}") from error
+        except (redis.exceptions.RedisError, OSError) as error:
+            raise NotReady(f"redis: {error}") from error
+        finally:
+            await client.aclose()
+
+    def _client(self) -> redis.asyncio.Redis:
+        return redis.asyncio.Redis.from_url(self.url, socket_timeout=2.0, socket_connect_timeout=2.0)

@@ -23,6 +23,14 @@ class NotReady(Exception):
     """The server does not answer yet."""
 
 
+class UnhealthyError(NotReady):
+    """The server answers that it cannot do its work; a restart may help."""
+
+
+class RefusesError(UnhealthyError):
+    """The server is well and has no room for what it is given by its own limits: a restart does not help."""
+
+
 class ServerFailed(Exception):
     """A server's files could not be prepared; the message carries what its tool said."""
 
@@ -32,12 +40,15 @@ class EmbeddedServer(abc.ABC):
 
     `prepare` is repeated before every start and leaves existing data alone. `command` is the whole command
     line, guard included. `probe` makes a real connection and raises NotReady until the server does its work.
+    `alive` is for as long as the server runs after that.
     """
 
     name: str
     stop_signal: signal.Signals = signal.SIGTERM
     death_signal: signal.Signals = signal.SIGKILL
     stop_grace_s: float = 5.0
+    answer_s: float = 3.0
+    """Seconds within which `alive` has an answer from a server that is well."""
 
     def __init__(self, directory: Path, port: int) -> None:
         self.directory = directory
@@ -59,6 +70,14 @@ class EmbeddedServer(abc.ABC):
     @abc.abstractmethod
     async def probe(self) -> None:
         """Connect and ask for something real; raises NotReady."""
+
+    @abc.abstractmethod
+    async def alive(self) -> None:
+        """Write something and see it acknowledged.
+
+        Raises NotReady if the server does not answer, UnhealthyError if it answers that it cannot write,
+        RefusesError if it is full by its own limits.
+        """
 
     def stale_files(self) -> Sequence[Path]:
         """Files of an earlier run that may keep the server from starting; removed once nobody holds them."""

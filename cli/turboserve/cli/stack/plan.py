@@ -28,6 +28,10 @@ from turboserve.cli.supervisor.spec import ProcessSpec
 SERVER_WAVE, STORE_WAVE, SERVICE_WAVE = range(3)
 SILENT_LIMIT = 6
 """Questions without an answer, each of them seconds apart: whoever is silent for so long hangs."""
+SERVER_SILENT_LIMIT = 4
+"""Fewer, for everyone waits for a server: one that hangs is replaced within 20 to 25 s."""
+SERVER_FAILING_LIMIT = 3
+SERVER_ASK_EVERY_S = 1.5
 PER_WORKER = frozenset({"TURBOSERVE_WORKER_ID", "TURBOSERVE_POOL_SLOT"})
 """What the autoscaler gives each worker itself."""
 STOP_ORDER = ("gateway", "autoscaler", "workers", "scheduler", "state-store", "servers")
@@ -132,10 +136,16 @@ class Plan:
                 wave=SERVER_WAVE,
                 rank=STOP_ORDER.index("servers"),
                 grace_s=server.stop_grace_s + 2.0,
+                silent_limit=SERVER_SILENT_LIMIT,
+                failing_limit=SERVER_FAILING_LIMIT,
             ),
             kind="server",
             command=server.command(),
             probe=server.probe,
+            alive=server.alive,
+            ask_every_s=SERVER_ASK_EVERY_S,
+            answer_s=server.answer_s,
+            directory=server.directory,
             prepare=server.prepare,
             environment=environment.child(os.environ, environment.SYSTEM),
             port=server.port,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from typing import Any
 import psutil
 
 from turboserve.cli.embedded import Layout
-from turboserve.cli.embedded.layout import write_private_json
+from turboserve.cli.embedded.layout import write_private
 from turboserve.cli.stack.plan import Plan
 
 VERSION = 2
+BLOCK_BYTES = 4096
+SPARE_BYTES = 1024
+"""Blanks at the end of the record at least: a later one fits into its place when the disk is full."""
 
 
 class NoStack(Exception):
@@ -35,7 +39,7 @@ class StackRecord:
     supervisor_pid: int
     data: str
     processes: dict[str, dict[str, Any]]
-    """Name → kind, state, restarts, port, pid; for servers also guard_pid."""
+    """Name → kind, state, restarts, port, pid, alarm; for servers also guard_pid."""
     ready: bool
     """Everything has been ready once."""
 
@@ -59,9 +63,12 @@ class StackRecord:
 
 
 def write(plan: Plan, processes: dict[str, dict[str, Any]], ready: bool) -> None:
-    """Write the record, readable by its owner only: it carries passwords."""
-    write_private_json(
-        plan.layout.stack,
+    """Write the record, readable by its owner only: it carries passwords.
+
+    On a full disk the old one is overwritten where it lies, which needs no room. Raises OSError if that is
+    not possible either.
+    """
+    text = json.dumps(
         {
             "version": VERSION,
             "url": plan.url,
@@ -73,16 +80,36 @@ def write(plan: Plan, processes: dict[str, dict[str, Any]], ready: bool) -> None
             "processes": processes,
             "ready": ready,
         },
+        indent=2,
     )
+    blocks = -(-(len(text) + SPARE_BYTES) // BLOCK_BYTES)
+    try:
+        write_private(plan.layout.stack, text.ljust(blocks * BLOCK_BYTES - 1) + "\n")
+    except OSError:
+        size = plan.layout.stack.stat().st_size
+        if len(text) > size:
+            raise
+        with plan.layout.stack.open("r+") as file:
+            file.write(text.ljust(size))
 
 
 def read(data: Path) -> StackRecord:
     """The record of the stack running on `data`. Raises NoStack, also for what a killed stack left behind."""
     layout = Layout(data)
-    try:
-        value = json.loads(layout.stack.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        raise NoStack(layout.data) from None
+    value = _load(layout)
     if value.pop("version", None) != VERSION or not psutil.pid_exists(value["supervisor_pid"]):
         raise NoStack(layout.data)
     return StackRecord(**value)
+
+
+def _load(layout: Layout) -> dict[str, Any]:
+    for pause_s in (0.01, 0.05, 0.0):
+        try:
+            value: dict[str, Any] = json.loads(layout.stack.read_text())
+            return value
+        except FileNotFoundError:
+            break
+        except json.JSONDecodeError:
+            # On a full disk it is overwritten in place: another look sees it whole.
+            time.sleep(pause_s)
+    raise NoStack(layout.data)

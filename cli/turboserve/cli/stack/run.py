@@ -54,7 +54,7 @@ def run(options: Options, policy: Policy | None = None) -> int:
                 hub,
                 workers_rank=plan.workers_rank,
                 policy=policy,
-                on_change=lambda: record.write(plan, supervisor.describe(), supervisor.ready),
+                on_change=lambda: _write_record(hub, plan, supervisor),
                 workers_wanted=options.workers.low,
                 on_ready=lambda ready: _announce(hub, url, ready, options.workers),
             )
@@ -77,6 +77,14 @@ def unread_variables(given: Iterable[str]) -> list[str]:
     """`TURBOSERVE_` variables among `given` that no process of a stack reads."""
     known = frozenset(OWN_VARIABLES).union(*(names(reader) for reader in SOURCES))
     return environment.unknown(given, known)
+
+
+def _write_record(hub: LogHub, plan: Plan, supervisor: Supervisor) -> None:
+    """Without a record the supervisor does its work as well; the next change writes one."""
+    try:
+        record.write(plan, supervisor.describe(), supervisor.ready)
+    except OSError as error:
+        hub.say("record not written", "warning", file=str(plan.layout.stack), error=str(error))
 
 
 def _announce(hub: LogHub, url: str, ready: int, workers: Workers) -> None:

@@ -6,6 +6,41 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from turboserve.cli.supervisor.commands import (
+    Alarm,
+    AlarmOver,
+    AllReady,
+    Command,
+    Crashed,
+    Done,
+    Failing,
+    GaveUp,
+    Hangs,
+    Kill,
+    Launch,
+    Terminate,
+)
+
+__all__ = [
+    "Alarm",
+    "AlarmOver",
+    "AllReady",
+    "Answer",
+    "Command",
+    "Crashed",
+    "Done",
+    "Failing",
+    "GaveUp",
+    "Hangs",
+    "Kill",
+    "Launch",
+    "Member",
+    "Policy",
+    "State",
+    "Supervision",
+    "Terminate",
+]
+
 
 @dataclass(frozen=True)
 class Member:
@@ -22,6 +57,8 @@ class Member:
     """Killed, and so restarted, when not ready by then."""
     silent_limit: int = 0
     """Killed, and so restarted, when so many questions in a row whether it lives got no answer; 0: never."""
+    failing_limit: int = 0
+    """Ended, and so restarted, after so many failing answers in a row with room on the disk; 0: never."""
     launched: bool = True
     """False for processes that others start (the workers): they are only stopped here."""
 
@@ -37,67 +74,32 @@ class Policy:
     """Up for this long: its earlier crashes no longer count."""
     attempts_to_start: int = 5
     """A member that was never ready and failed this often will not come up by trying again."""
+    first_repair_delay_s: float = 15.0
+    """Between a restart because of failing answers and the next one, where the first did not help."""
+    longest_repair_delay_s: float = 600.0
+    start_with_room_s: float = 10.0
+    """A start that began on a full disk is repeated unless it succeeds this soon after there is room."""
 
 
 class State(enum.Enum):
     WAITING = "waiting"
     STARTING = "starting"
     READY = "ready"
+    ENDING = "ending"
+    """Asked to end because it fails; started again afterwards."""
     BACKOFF = "restarting"
     STOPPING = "stopping"
     STOPPED = "stopped"
 
 
-@dataclass(frozen=True)
-class Launch:
-    name: str
+class Answer(enum.Enum):
+    """What came of asking a process whether it serves."""
 
-
-@dataclass(frozen=True)
-class Terminate:
-    name: str
-
-
-@dataclass(frozen=True)
-class Kill:
-    name: str
-
-
-@dataclass(frozen=True)
-class AllReady:
-    """Everything has been ready; said once."""
-
-
-@dataclass(frozen=True)
-class Crashed:
-    """For the log: `name` ended by itself and is started again after `delay_s`."""
-
-    name: str
-    delay_s: float
-
-
-@dataclass(frozen=True)
-class Hangs:
-    """For the log: `name` is there and has not answered `unanswered` times in a row; it is killed."""
-
-    name: str
-    unanswered: int
-
-
-@dataclass(frozen=True)
-class GaveUp:
-    """`name` never came up; the stack stops."""
-
-    name: str
-    attempts: int
-
-
-@dataclass(frozen=True)
-class Done:
-    """Everything has ended; said once, last."""
-
-
-Command = Launch | Terminate | Kill | AllReady | Crashed | Hangs | GaveUp | Done
+    SERVES = "serves"
+    SILENT = "silent"
+    """No answer within the limit."""
+    FAILS = "fails"
+    """It answered that it cannot do its work."""
 
 
 @dataclass
@@ -108,6 +110,16 @@ class _Life:
     crashes: int = 0
     restarts: int = 0
     unanswered: int = 0
+    failures: int = 0
+    """Failing answers in a row with room on the disk."""
+    repairs: int = 0
+    """Restarts because of failing answers that did not help yet."""
+    repair_due_s: float = 0.0
+    """Not restarted because of failing answers before this time."""
+    room: bool = True
+    """Whether its disk had room when last looked at."""
+    alarm: str | None = None
+    """Why it does not serve, while restarting it does not help."""
     since_s: float = 0.0
     """When the current state began."""
     due_s: float | None = None
@@ -135,6 +147,16 @@ class Supervision:
         """How often `name` was started again."""
         return self._lives[name].restarts
 
+    def alarm(self, name: str) -> str | None:
+        """Why `name` does not serve, while restarting it does not help; None: no alarm."""
+        return self._lives[name].alarm
+
+    def watches_room(self, name: str) -> bool:
+        """Whether `room_checked` matters for `name` now."""
+        life = self._lives[name]
+        starting = life.ever_ready and life.state in (State.STARTING, State.BACKOFF)
+        return starting or life.alarm is not None
+
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, if nothing else happens before."""
         return min((life.due_s for life in self._lives.values() if life.due_s is not None), default=None)
@@ -154,7 +176,7 @@ class Supervision:
     def exited(self, name: str, now_s: float) -> list[Command]:
         """The process of `name` has ended, for whatever reason."""
         life = self._lives[name]
-        if life.state not in (State.STARTING, State.READY, State.STOPPING):
+        if life.state not in (State.STARTING, State.READY, State.ENDING, State.STOPPING):
             return []
         if self._stopping:
             # Also what ends by itself before its turn comes.
@@ -170,17 +192,73 @@ class Supervision:
         self._enter(life, State.BACKOFF, now_s, now_s + delay_s)
         return [Crashed(name, delay_s)]
 
-    def asked(self, name: str, lives: bool) -> list[Command]:
-        """`name` was asked whether it lives. Questions are counted, not time: while the one who asks stood
-        still, or the machine slept, nobody was silent."""
+    def asked(
+        self, name: str, answer: Answer, now_s: float, *, reason: str = "", room: bool = True
+    ) -> list[Command]:
+        """`name` was asked whether it serves. Questions are counted, not time: while the one who asks stood
+        still, or the machine slept, nobody was silent.
+
+        `reason` is what a failing answer said; `room` is whether its disk has room, without which a restart
+        does not help.
+        """
         life = self._lives[name]
         if life.state is not State.READY:
             return []
-        life.unanswered = 0 if lives else life.unanswered + 1
-        if not 0 < life.member.silent_limit <= life.unanswered:
+        if answer is Answer.SILENT:
+            life.unanswered += 1
+            if not 0 < life.member.silent_limit <= life.unanswered:
+                return []
+            unanswered, life.unanswered = life.unanswered, 0
+            return [Hangs(name, unanswered), Kill(name)]
+        life.unanswered = 0
+        if answer is Answer.FAILS:
+            return self._failed(life, now_s, reason, room)
+        life.failures = 0
+        if now_s - life.since_s >= self.policy.settled_after_s:
+            life.repairs, life.repair_due_s = 0, now_s
+        if life.alarm is None:
             return []
-        unanswered, life.unanswered = life.unanswered, 0
-        return [Hangs(name, unanswered), Kill(name)]
+        life.alarm = None
+        return [AlarmOver(name)]
+
+    def room_checked(self, name: str, room: bool, now_s: float) -> list[Command]:
+        """The disk of `name` was looked at. What could not start without room starts once there is room."""
+        life = self._lives[name]
+        before, life.room = life.room, room
+        if self._stopping or life.state not in (State.STARTING, State.BACKOFF):
+            return []
+        if not room:
+            return self._raise_alarm(life, "its disk is full")
+        if not before:
+            # What failed so far failed because of the disk.
+            life.crashes = 0
+            limit_s = now_s if life.state is State.BACKOFF else now_s + self.policy.start_with_room_s
+            life.due_s = limit_s if life.due_s is None else min(life.due_s, limit_s)
+        return []
+
+    def _failed(self, life: _Life, now_s: float, reason: str, room: bool) -> list[Command]:
+        life.room = room
+        name, limit = life.member.name, life.member.failing_limit
+        if not room:
+            # A restart may help once there is room, whatever earlier ones did.
+            life.failures, life.repairs, life.repair_due_s = 0, 0, now_s
+            return self._raise_alarm(life, reason)
+        life.failures += 1
+        if not 0 < limit <= life.failures:
+            return []
+        if now_s < life.repair_due_s:
+            return self._raise_alarm(life, reason)
+        failures = life.failures
+        delay_s = self.policy.first_repair_delay_s * self.policy.factor ** min(life.repairs, 32)
+        life.repair_due_s = now_s + min(delay_s, self.policy.longest_repair_delay_s)
+        life.repairs += 1
+        self._enter(life, State.ENDING, now_s, now_s + life.member.grace_s)
+        return [Failing(name, failures, reason), Terminate(name)]
+
+    @staticmethod
+    def _raise_alarm(life: _Life, reason: str) -> list[Command]:
+        raised, life.alarm = life.alarm is None, reason
+        return [Alarm(life.member.name, reason)] if raised else []
 
     def tick(self, now_s: float) -> list[Command]:
         """Do what is due."""
@@ -194,7 +272,7 @@ class Supervision:
             elif life.state is State.STARTING:
                 life.due_s = None
                 commands.append(Kill(life.member.name))
-            elif life.state is State.STOPPING:
+            elif life.state in (State.STOPPING, State.ENDING):
                 # Again and again: whoever may have started meanwhile below it is killed too.
                 life.due_s = now_s + 1.0
                 commands.append(Kill(life.member.name))
@@ -256,4 +334,5 @@ class Supervision:
 
     @staticmethod
     def _enter(life: _Life, state: State, now_s: float, due_s: float | None = None) -> None:
-        life.state, life.since_s, life.due_s, life.unanswered = state, now_s, due_s, 0
+        life.state, life.since_s, life.due_s = state, now_s, due_s
+        life.unanswered = life.failures = 0

@@ -30,6 +30,16 @@ def strangers(known: Iterable[int], guards: Iterable[int]) -> list[psutil.Proces
     return [process for process in processes.values() if _alive(process)]
 
 
+def kill_tree(pid: int) -> None:
+    """Kill the process and everything below it, whatever signals they ignore or are stopped for."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        # Looked for first: what is below a dead process is not found any more.
+        for each in [process, *process.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+
+
 class Reaper:
     """Collects the exit status of adopted orphans, so that they do not stay as zombies."""
 

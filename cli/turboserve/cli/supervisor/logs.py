@@ -112,7 +112,11 @@ class LogHub:
         handler = self._files.get(name)
         if handler is None:
             handler = _File(
-                self._directory / f"{Path(name).name}.log", maxBytes=FILE_BYTES, backupCount=FILES_KEPT
+                self._directory / f"{Path(name).name}.log",
+                maxBytes=FILE_BYTES,
+                backupCount=FILES_KEPT,
+                # Opened by the first line: an error then is one of writing.
+                delay=True,
             )
             self._files[name] = handler
         handler.emit(logging.LogRecord(name, logging.INFO, "", 0, text, None, None))

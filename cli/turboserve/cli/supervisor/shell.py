@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from turboserve.cli.supervisor import core, kernel
+from turboserve.cli.supervisor.asking import Questions
 from turboserve.cli.supervisor.logs import LogHub
 from turboserve.cli.supervisor.process import Process
 from turboserve.cli.supervisor.spec import NotReady, ProcessSpec
@@ -25,7 +26,6 @@ ANNOUNCEMENT = "announcement"
 WORKERS_LIMIT_S = 120.0
 PROBE_EVERY_S = 0.05
 LOOK_AROUND_EVERY_S = 1.0
-ASK_EVERY_S = 5.0
 
 
 class Supervisor:
@@ -79,7 +79,8 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._loop.add_signal_handler(number, self.stop)
         self._loop.add_signal_handler(signal.SIGCHLD, self._look_for_exits)
-        watching = [asyncio.create_task(self._look_around()), asyncio.create_task(self._ask_around())]
+        questions = Questions(self._specs.values(), self._core, self._hub, self._processes.get, self._obey)
+        watching = [asyncio.create_task(self._look_around()), asyncio.create_task(questions.run())]
         self._obey(self._core.start(self._loop.time()))
         await self._finished.wait()
         await stop(*watching)
@@ -113,6 +114,12 @@ class Supervisor:
                     self._hub.say("restarting", "warning", process=name, in_s=round(delay_s, 1))
                 case core.Hangs(name, unanswered):
                     self._hub.say("does not answer", "error", process=name, unanswered=unanswered)
+                case core.Failing(name, failures, reason):
+                    self._hub.say("fails", "error", process=name, failures=failures, reason=reason)
+                case core.Alarm(name, reason):
+                    self._hub.say("alarm", "error", process=name, reason=reason)
+                case core.AlarmOver(name):
+                    self._hub.say("alarm is over", process=name)
                 case core.GaveUp(name, attempts):
                     self._status = 1
                     self._hub.say("giving up", "error", process=name, failed_starts=attempts)
@@ -179,7 +186,10 @@ class Supervisor:
 
     def _end(self, name: str, number: signal.Signals) -> None:
         process = self._processes.get(name)
-        if process is not None:
+        if process is not None and number is signal.SIGKILL and self._specs[name].kind == "server":
+            # A stopped server does not notice that its guard is gone, and a guard may be stopped as well.
+            kernel.kill_tree(process.pid)
+        elif process is not None:
             process.send(number)
         elif name in self._tasks:
             # Still being prepared: there is nothing to signal.
@@ -203,29 +213,6 @@ class Supervisor:
             await asyncio.sleep(LOOK_AROUND_EVERY_S)
             self._reaper.reap(self._known())
             self._look_for_exits()
-
-    async def _ask_around(self) -> None:
-        """See whether what is ready still answers: a process that hangs does not end by itself."""
-        while True:
-            await asyncio.sleep(ASK_EVERY_S)
-            ready = [name for name in self._specs if self._core.state(name) is core.State.READY]
-            await asyncio.gather(*(self._ask(self._specs[name]) for name in ready))
-
-    async def _ask(self, spec: ProcessSpec) -> None:
-        process = self._processes.get(spec.name)
-        if spec.alive is None or process is None:
-            return
-        try:
-            await spec.alive()
-            lives = True
-        except NotReady:
-            lives = False
-        except Exception as error:
-            self._hub.say("question failed", "error", process=spec.name, error=repr(error))
-            return
-        # The answer is one of this process, and not of the next.
-        if self._processes.get(spec.name) is process:
-            self._obey(self._core.asked(spec.name, lives))
 
     async def _announce(self) -> None:
         deadline_s = self._loop.time() + WORKERS_LIMIT_S
@@ -269,6 +256,7 @@ class Supervisor:
             "kind": spec.kind,
             "state": self._core.state(spec.name).value,
             "restarts": self._core.restarts(spec.name),
+            "alarm": self._core.alarm(spec.name),
             "port": spec.port,
             "pid": pid,
         }

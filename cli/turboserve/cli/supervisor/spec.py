@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turboserve.cli.embedded import NotReady
+from turboserve.cli.embedded import NotReady, RefusesError, UnhealthyError
 from turboserve.cli.supervisor.core import Member
 
-__all__ = ["NotReady", "ProcessSpec"]
+__all__ = ["NotReady", "ProcessSpec", "RefusesError", "UnhealthyError"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,14 @@ class ProcessSpec:
     probe: Callable[[], Awaitable[None]]
     """Raises NotReady until the process does its work."""
     alive: Callable[[], Awaitable[None]] | None = None
-    """Raises NotReady if nobody answers at all; asked while it is ready. None: not asked."""
+    """Asked while it is ready. Raises NotReady if nobody answers, UnhealthyError if the answer is that the
+    process cannot do its work. None: not asked."""
+    ask_every_s: float | None = None
+    """Between an answer and the next question; None: as `asking.ASK_EVERY_S`."""
+    answer_s: float = 10.0
+    """No answer within this is none."""
+    directory: Path | None = None
+    """Where it keeps its data: without room there, a restart does not help."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """All of it, but for the lifeline: nothing of the supervisor's own is inherited."""
     prepare: Callable[[], Awaitable[None]] | None = None
