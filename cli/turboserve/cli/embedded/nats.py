@@ -11,6 +11,8 @@ from typing import Any
 
 import nats
 import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.js import api
 from nats.js.errors import APIError, NoStreamResponseError
 
@@ -173,9 +175,7 @@ async def server_health(url: str, password: str, options: Mapping[str, Any]) -> 
             error_cb=ignore,
         )
         try:
-            answer = await client.request(
-                HEALTH_SUBJECT, json.dumps(dict(options)).encode(), timeout=HEALTH_ANSWER_S
-            )
+            answer = await _request(client, HEALTH_SUBJECT, json.dumps(dict(options)).encode())
         finally:
             await client.close()
         health = json.loads(answer.data)
@@ -184,6 +184,20 @@ async def server_health(url: str, password: str, options: Mapping[str, Any]) -> 
     data = health.get("data", {})
     if data.get("status") != "ok":
         raise UnhealthyError(f"nats: {data.get('error') or health.get('error') or data.get('status')}")
+
+
+async def _request(client: Client, subject: str, data: bytes) -> Msg:
+    """Asked again where no answer comes: a server that has just started accepts clients before it listens to
+    its own subjects. Raises TimeoutError after HEALTH_ANSWER_S."""
+    timeout_s, left_s = 0.1, HEALTH_ANSWER_S
+    while True:
+        try:
+            return await client.request(subject, data, timeout=min(timeout_s, left_s))
+        except TimeoutError:
+            left_s -= timeout_s
+            timeout_s *= 2
+            if left_s <= 0:
+                raise
 
 
 async def append(url: str) -> None:
