@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from turboserve.bench.chaos import small_disk, surroundings
+from turboserve.bench.chaos.idle_sockets import IdleSockets
 from turboserve.bench.chaos.invariants import (
     INVARIANTS,
     Logged,
@@ -15,7 +20,7 @@ from turboserve.bench.chaos.invariants import (
     check_log,
     takeovers,
 )
-from turboserve.bench.chaos.plan import SERVERS, SERVICES, WORKER, Act, Blow, plan
+from turboserve.bench.chaos.plan import AFTERWARDS_S, SERVERS, SERVICES, WORKER, Act, Blow, FaultGroup, plan
 
 MANY = [plan(seed, 300.0, sessions=3, schedulers=2, gap_s=6.0) for seed in range(60)]
 
@@ -37,6 +42,76 @@ def test_everything_is_hit_in_every_way_and_within_the_time() -> None:
     assert max(fault.seconds for fault in faults if fault.target == WORKER) > 15.0
     deeds = Counter((deed.session, deed.act) for one in MANY for deed in one.deeds)
     assert set(deeds) == {(session, act) for session in range(3) for act in Act}
+
+
+ALL_GROUPS = tuple(FaultGroup)
+LASTING = [
+    plan(seed, 900.0, sessions=3, schedulers=2, gap_s=6.0, groups=ALL_GROUPS[1:]) for seed in range(40)
+]
+
+
+def test_faults_with_an_end_of_their_own_come_one_after_the_other_and_all_of_them_come() -> None:
+    for one in LASTING:
+        assert {fault.blow.value for fault in one.faults} == {group.value for group in ALL_GROUPS[1:]}
+        for before, after in itertools.pairwise(one.faults):
+            assert after.at_s > before.at_s + before.seconds + AFTERWARDS_S
+        assert one.faults[-1].at_s < 900.0
+    steps = {fault.step_s for one in LASTING for fault in one.faults if fault.blow is Blow.CLOCK_STEP}
+    assert steps == {3600.0, -3600.0}
+    # The supervisor replaces a broker that is frozen; some faults last for longer than that takes.
+    assert max(f.seconds for one in LASTING for f in one.faults if f.blow is Blow.BROKER_FROZEN) > 100.0
+
+
+def test_faults_of_processes_may_be_among_them() -> None:
+    mixed = [plan(seed, 900.0, 3, 2, 6.0, ALL_GROUPS) for seed in range(20)]
+    blows = {fault.blow for one in mixed for fault in one.faults}
+    assert blows == set(Blow)
+    for one in mixed:
+        for before, after in itertools.pairwise(one.faults):
+            assert not before.lasts or after.at_s > before.at_s + before.seconds + AFTERWARDS_S
+
+
+def test_what_this_machine_cannot_do_is_left_out_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(surroundings, "faketime_library", lambda: None)
+    monkeypatch.setattr(surroundings.small_disk, "why_not", lambda: "mounting needs root")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reasons = surroundings.left_out(ALL_GROUPS)
+    assert set(reasons) == {FaultGroup.DISK_FULL, FaultGroup.DESCRIPTORS, FaultGroup.CLOCK_STEP}
+    assert "root" in reasons[FaultGroup.DISK_FULL]
+    assert "libfaketime" in reasons[FaultGroup.CLOCK_STEP]
+
+
+@pytest.mark.skipif(small_disk.why_not() is not None, reason=str(small_disk.why_not()))
+def test_a_small_disk_is_full_until_it_is_freed(tmp_path: Path) -> None:
+    with small_disk.SmallDisk(tmp_path / "disk", 2**20) as disk:
+        disk.fill()
+        with pytest.raises(OSError, match="No space left"), (disk.path / "more").open("wb") as file:
+            file.write(b"x")
+        disk.free()
+        (disk.path / "more").write_bytes(b"x" * 4096)
+    assert not (disk.path / "more").exists(), "it is unmounted"
+
+
+async def test_idle_sockets_take_every_descriptor_that_a_server_has_and_give_them_back() -> None:
+    taken = 0
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal taken
+        taken += 1
+        await reader.read()
+        taken -= 1
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    async with server:
+        attack = asyncio.create_task(IdleSockets(server.sockets[0].getsockname()[1], 40).hold(60.0))
+        while taken < 40:
+            await asyncio.sleep(0.01)
+        attack.cancel()
+        while taken:
+            await asyncio.sleep(0.01)
 
 
 GOOD = [

@@ -5,21 +5,40 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from contextlib import suppress
+from urllib.parse import urlsplit
 
+from turboserve.bench.chaos.idle_sockets import IdleSockets
 from turboserve.bench.chaos.plan import WORKER, Blow, Fault
+from turboserve.bench.chaos.surroundings import Surroundings
 from turboserve.cli.stack.background import BackgroundStack
+
+REFILL_S = 0.5
+"""A full disk is filled again this often: servers give room back."""
+MORE_SOCKETS = 32
+"""Beyond what the gateway may open."""
 
 
 class Blows:
     """Carries out faults; remembers what stands still, so that everything is woken at the end."""
 
-    def __init__(self, stack: BackgroundStack) -> None:
-        self._stack = stack
+    def __init__(self, stack: BackgroundStack, surroundings: Surroundings) -> None:
+        self._stack, self._surroundings = stack, surroundings
         self._stopped: set[int] = set()
 
     async def hit(self, fault: Fault) -> bool:
-        """Whether there was somebody to hit. A stop returns once the process runs again."""
+        """Whether there was somebody to hit. Returns once a fault that lasts is over."""
+        match fault.blow:
+            case Blow.DISK_FULL:
+                await self._fill_disk(fault.seconds)
+                return True
+            case Blow.DESCRIPTORS:
+                await self._take_descriptors(fault.seconds)
+                return True
+            case Blow.CLOCK_STEP:
+                await self._step_clock(fault.step_s, fault.seconds)
+                return True
         pid = await asyncio.to_thread(self._pid, fault)
         if pid is None:
             return False
@@ -36,6 +55,33 @@ class Blows:
             self._stopped.discard(pid)
             _send(pid, signal.SIGCONT)
         return True
+
+    async def _fill_disk(self, seconds: float) -> None:
+        disk = self._surroundings.disk
+        assert disk is not None
+        deadline_s = time.monotonic() + seconds
+        try:
+            while time.monotonic() < deadline_s:
+                await asyncio.to_thread(disk.fill)
+                await asyncio.sleep(REFILL_S)
+        finally:
+            disk.free()
+
+    async def _take_descriptors(self, seconds: float) -> None:
+        limit = self._surroundings.gateway_descriptors
+        assert limit is not None
+        port = urlsplit(self._stack.url).port
+        assert port is not None
+        await IdleSockets(port, limit + MORE_SOCKETS).hold(seconds)
+
+    async def _step_clock(self, step_s: float, seconds: float) -> None:
+        clock = self._surroundings.clock
+        assert clock is not None
+        clock.step(step_s)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            clock.step(0.0)
 
     def wake_all(self) -> None:
         for pid in self._stopped:

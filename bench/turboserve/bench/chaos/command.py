@@ -14,8 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from turboserve.bench.chaos.invariants import INVARIANTS
-from turboserve.bench.chaos.plan import plan
+from turboserve.bench.chaos.plan import FaultGroup, plan
 from turboserve.bench.chaos.play import play
+from turboserve.bench.chaos.small_disk import SmallDiskError
+from turboserve.bench.chaos.surroundings import left_out, prepared
 from turboserve.bench.report import BenchError
 from turboserve.cli.stack.background import DidNotStart
 
@@ -27,23 +29,39 @@ async def run(
     schedulers: Annotated[int, typer.Option(min=1, max=4)] = 2,
     sessions: Annotated[int, typer.Option(min=1, max=32)] = 3,
     gap: Annotated[float, typer.Option(min=1.0, help="Seconds between two faults, on average.")] = 8.0,
+    fault: Annotated[
+        list[FaultGroup] | None,
+        typer.Option(
+            help="Which faults; several times for several. Without it, process.", show_default=False
+        ),
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Keep the stack's data and logs here; without it, nowhere.")
     ] = None,
 ) -> dict[str, Any]:
     """kill -9, SIGSTOP and SIGCONT of any service and worker, and restarts of NATS, Redis and Postgres, while
-    sessions play on real clients, change their prompts, pause, resume and move: the design's invariants."""
+    sessions play on real clients, change their prompts, pause, resume and move: the design's invariants.
+    With --fault also a full disk, a gateway without descriptors, steps of the clock, a frozen broker."""
     seconds = minutes * 60.0
-    planned = plan(seed, seconds, sessions, schedulers, gap)
+    wanted = list(dict.fromkeys(fault or [FaultGroup.PROCESS]))
+    omitted = left_out(wanted)
+    groups = [group for group in wanted if group not in omitted]
+    if not groups:
+        raise BenchError("; ".join(f"{group.value}: {reason}" for group, reason in omitted.items()))
+    planned = plan(seed, seconds, sessions, schedulers, gap, groups)
     with tempfile.TemporaryDirectory(prefix="turboserve-chaos-") as folder:
         place = (data or Path(folder) / "data").absolute()
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
-            found = await play(planned, seconds, place, workers, schedulers, sessions)
+            with prepared(groups, Path(folder), place) as surroundings:
+                found = await play(planned, seconds, surroundings, workers, schedulers, sessions)
+        except SmallDiskError as error:
+            raise BenchError(str(error)) from None
         except DidNotStart as error:
             raise BenchError(f"the stack did not start: {error}") from None
         except TimeoutError as error:
             raise BenchError(f"no video before the first fault: {error}") from None
+    found.left_out = {group.value: reason for group, reason in omitted.items()}
     return found.report()
 
 
@@ -53,7 +71,7 @@ def table(result: Mapping[str, Any]) -> RenderableType:
     for name, count in result["violations"].items():
         held.add_row(name, str(count), INVARIANTS[name])
     figures = Table(show_header=False, box=None, pad_edge=False)
-    for name in ("recovery_s", "worker_recovery_s", "takeover_s"):
+    for name in ("recovery_s", "playing_again_s", "worker_recovery_s", "takeover_s"):
         spread = result[name]
         if spread["max"] is not None:
             figures.add_row(name, f"p50 {spread['p50']:.2f}, max {spread['max']:.2f}")
@@ -63,4 +81,5 @@ def table(result: Mapping[str, Any]) -> RenderableType:
     for name in ("faults", "deeds"):
         figures.add_row(name, ", ".join(f"{key} {count}" for key, count in result[name].items()))
     lines = [Text(message, style="red") for message in result["messages"]]
+    lines += [Text(f"left out: {name}: {reason}") for name, reason in result["left_out"].items()]
     return Group(held, figures, *lines)

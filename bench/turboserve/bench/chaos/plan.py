@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -25,6 +26,45 @@ class Blow(StrEnum):
     """SIGSTOP, and SIGCONT after `Fault.seconds`."""
     RESTART = "restart"
     """SIGTERM to a server, which its supervisor starts again."""
+    DISK_FULL = "disk_full"
+    """The disk of the stack's data has no block left."""
+    DESCRIPTORS = "descriptors"
+    """Idle connections take every descriptor that the gateway may open."""
+    CLOCK_STEP = "clock_step"
+    """The wall clock of services and workers jumps by `Fault.step_s`, and back at the end."""
+    BROKER_FROZEN = "broker_frozen"
+    """SIGSTOP to NATS for longer than its supervisor waits for answers."""
+
+
+class FaultGroup(StrEnum):
+    """Which faults a run has."""
+
+    PROCESS = "process"
+    """Processes are killed, stopped and restarted."""
+    DISK_FULL = Blow.DISK_FULL.value
+    DESCRIPTORS = Blow.DESCRIPTORS.value
+    CLOCK_STEP = Blow.CLOCK_STEP.value
+    BROKER_FROZEN = Blow.BROKER_FROZEN.value
+
+
+TARGETS = {
+    FaultGroup.DISK_FULL: "disk",
+    FaultGroup.DESCRIPTORS: "gateway",
+    FaultGroup.CLOCK_STEP: "services",
+    FaultGroup.BROKER_FROZEN: "nats",
+}
+LASTING_S = {
+    FaultGroup.DISK_FULL: (40.0, 56.0),
+    FaultGroup.DESCRIPTORS: (15.0, 40.0),
+    FaultGroup.CLOCK_STEP: (10.0, 20.0),
+    FaultGroup.BROKER_FROZEN: (30.0, 120.0),
+}
+"""Shortest and longest, seconds."""
+CLOCK_STEP_S = 3600.0
+LASTING_SHARE = 0.3
+"""Of the faults of a run that has process faults as well."""
+AFTERWARDS_S = 12.0
+"""Between the end of such a fault and the next one, so that each recovery is from one fault."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +76,21 @@ class Fault:
     """A process of the stack, or `worker`."""
     blow: Blow
     seconds: float = 0.0
-    """For a stop: how long it stands still."""
+    """How long a stop lasts, or the fault of a group of its own."""
     which: int = 0
     """For workers: the number among those alive, modulo their count."""
+    step_s: float = 0.0
+    """For a step of the clock: by how much."""
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it has an end of its own, from which recovery counts."""
+        return self.blow not in (Blow.KILL, Blow.STOP, Blow.RESTART)
 
     def describe(self) -> str:
-        lasting = f" for {self.seconds:.1f} s" if self.blow is Blow.STOP else ""
+        lasting = f" for {self.seconds:.1f} s" if self.lasts or self.blow is Blow.STOP else ""
+        if self.step_s:
+            lasting = f" by {self.step_s:+.0f} s{lasting}"
         return f"{self.at_s:.1f} s: {self.blow.value} {self.target}{lasting}"
 
 
@@ -70,16 +119,45 @@ class Plan:
     deeds: tuple[Deed, ...]
 
 
-def plan(seed: int, seconds: float, sessions: int, schedulers: int, gap_s: float) -> Plan:
-    """Faults about `gap_s` apart and deeds of every session, within `seconds`; the same for the same seed."""
+def plan(
+    seed: int,
+    seconds: float,
+    sessions: int,
+    schedulers: int,
+    gap_s: float,
+    groups: Sequence[FaultGroup] = (FaultGroup.PROCESS,),
+) -> Plan:
+    """Faults about `gap_s` apart and deeds of every session, within `seconds`; the same for the same seed.
+
+    While a fault with a group of its own lasts, and shortly after it, there is no other.
+    """
     chance = random.Random(f"chaos {seed}")
     targets = [*SERVICES, *SERVERS, *(f"scheduler-{n}" for n in range(2, schedulers + 1)), *[WORKER] * 3]
     faults: list[Fault] = []
     at = QUIET_S
+    lasting = [group for group in groups if group is not FaultGroup.PROCESS]
+    # Each in its turn, in an order of the seed's: a short run has as many kinds as it has time for.
+    chance_of_groups = random.Random(f"chaos groups {seed}")
+    chance_of_groups.shuffle(lasting)
+    turn = 0
     while (at := at + chance.uniform(0.5, 1.5) * gap_s) < seconds:
-        faults.append(_fault(chance, round(at, 2), chance.choice(targets)))
+        if lasting and (FaultGroup.PROCESS not in groups or chance_of_groups.random() < LASTING_SHARE):
+            fault = _lasting(chance_of_groups, round(at, 2), lasting[turn % len(lasting)])
+            turn += 1
+            at += fault.seconds + AFTERWARDS_S
+            if faults and at > seconds + AFTERWARDS_S:
+                break
+        else:
+            fault = _fault(chance, round(at, 2), chance.choice(targets))
+        faults.append(fault)
     deeds = [deed for session in range(sessions) for deed in _deeds(chance, session, seconds)]
     return Plan(tuple(faults), tuple(sorted(deeds, key=lambda deed: (deed.at_s, deed.session))))
+
+
+def _lasting(chance: random.Random, at_s: float, group: FaultGroup) -> Fault:
+    step_s = chance.choice((CLOCK_STEP_S, -CLOCK_STEP_S)) if group is FaultGroup.CLOCK_STEP else 0.0
+    seconds = round(chance.uniform(*LASTING_S[group]), 2)
+    return Fault(at_s, TARGETS[group], Blow(group.value), seconds, step_s=step_s)
 
 
 def _fault(chance: random.Random, at_s: float, target: str) -> Fault:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,10 +17,12 @@ from turboserve.bench.chaos.blows import Blows
 from turboserve.bench.chaos.invariants import Owned, Violations, check_capacity, check_log, takeovers
 from turboserve.bench.chaos.people import TROUBLE, Person, patiently
 from turboserve.bench.chaos.plan import WORKER, Fault, Plan
+from turboserve.bench.chaos.surroundings import Surroundings
 from turboserve.bench.report import percentile
 from turboserve.cli.stack.background import BackgroundStack
 from turboserve.tasks import stop
 
+UP = (sys.executable, "-m", "turboserve.bench.chaos.up")
 FIRST_CHUNK_S = 120.0
 SETTLE_S = 90.0
 """Once faults stop, every session has to play on within this."""
@@ -32,13 +34,29 @@ SLOTS = 4
 """Sessions per worker: the others must hold those of one that dies."""
 
 
+@dataclass(frozen=True)
+class Hit:
+    """A fault and when it was, monotonic."""
+
+    fault: Fault
+    began_s: float
+    ended_s: float
+
+    @property
+    def recovers_from_s(self) -> float:
+        """Recovery counts from the end of a fault that has one, else from its beginning."""
+        return self.ended_s if self.fault.lasts else self.began_s
+
+
 @dataclass
 class Run:
     """What one run found."""
 
     violations: Violations = field(default_factory=Violations)
-    hits: list[tuple[Fault, float]] = field(default_factory=list)
-    """Faults that found somebody to hit, and when they did (monotonic)."""
+    hits: list[Hit] = field(default_factory=list)
+    """Faults that found somebody to hit."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Groups of faults that are not possible on this machine, and why."""
     missed: int = 0
     people: list[Person] = field(default_factory=list)
     chunks: int = 0
@@ -48,13 +66,14 @@ class Run:
     settle_s: float | None = None
 
     def report(self) -> dict[str, Any]:
-        waits = [(fault, self._recovery(at)) for fault, at in self.hits]
+        waits = [(hit.fault, self._recovery(hit.recovers_from_s)) for hit in self.hits]
         known = [(fault, wait) for fault, wait in waits if wait is not None]
         deeds: Counter[str] = sum((person.done for person in self.people), Counter())
         return {
             "violations": dict(self.violations.counts),
             "messages": self.violations.messages,
-            "recovery_s": _spread([wait for _, wait in known]),
+            "recovery_s": _spread([wait for fault, wait in known if not fault.lasts]),
+            "playing_again_s": _spread([wait for fault, wait in known if fault.lasts]),
             "worker_recovery_s": _spread([wait for fault, wait in known if fault.target == WORKER]),
             "takeover_s": _spread(self.takeovers),
             "settle_s": self.settle_s,
@@ -64,8 +83,9 @@ class Run:
             "owner_changes": self.owners,
             "reconnects": sum(person.viewer.connections for person in self.people) - len(self.people),
             "stall_s": sum(person.viewer.player.stall_s for person in self.people),
-            "faults": dict(sorted(Counter(f"{f.blow.value} {f.target}" for f, _ in self.hits).items())),
+            "faults": dict(sorted(Counter(_name(hit.fault) for hit in self.hits).items())),
             "faults_missed": self.missed,
+            "left_out": self.left_out,
             "deeds": dict(sorted(deeds.items())),
             "timeline": [
                 {"fault": fault.describe(), "recovery_s": None if wait is None else round(wait, 3)}
@@ -79,25 +99,37 @@ class Run:
         return max(waits, default=None)
 
 
-async def play(plan: Plan, seconds: float, data: Path, workers: int, schedulers: int, sessions: int) -> Run:
-    """Start a stack on `data`, play the plan, check. Raises DidNotStart; leaves nothing running."""
+async def play(
+    plan: Plan, seconds: float, surroundings: Surroundings, workers: int, schedulers: int, sessions: int
+) -> Run:
+    """Start a stack in `surroundings`, play the plan, check. Raises DidNotStart; leaves nothing running."""
     stack = BackgroundStack(
-        data,
+        surroundings.data,
         *("--workers", str(workers), "--schedulers", str(schedulers)),
-        environment={"TURBOSERVE_WORKER_MAX_SESSIONS": str(SLOTS), "TURBOSERVE_CHUNKS_KEPT": "100000"},
+        environment={
+            "TURBOSERVE_WORKER_MAX_SESSIONS": str(SLOTS),
+            "TURBOSERVE_CHUNKS_KEPT": "100000",
+            **surroundings.environment,
+        },
+        command=UP,
     )
     await asyncio.to_thread(stack.start)
     try:
         async with httpx.AsyncClient(base_url=stack.url) as api:
-            return await _play(plan, seconds, stack, api, sessions)
+            return await _play(plan, seconds, stack, Blows(stack, surroundings), api, sessions)
     finally:
         await asyncio.to_thread(stack.stop)
 
 
 async def _play(
-    plan: Plan, seconds: float, stack: BackgroundStack, api: httpx.AsyncClient, sessions: int
+    plan: Plan,
+    seconds: float,
+    stack: BackgroundStack,
+    blows: Blows,
+    api: httpx.AsyncClient,
+    sessions: int,
 ) -> Run:
-    run, blows = Run(), Blows(stack)
+    run = Run()
     watches: list[asyncio.Task[None]] = []
     try:
         for number in range(sessions):
@@ -129,8 +161,8 @@ async def _strike(run: Run, blows: Blows, fault: Fault, began_s: float) -> None:
     await asyncio.sleep(max(began_s + fault.at_s - time.monotonic(), 0.0))
     at_s = time.monotonic()
     if await blows.hit(fault):
-        run.hits.append((fault, at_s))
-        run.hits.sort(key=lambda hit: hit[1])
+        run.hits.append(Hit(fault, at_s, time.monotonic()))
+        run.hits.sort(key=lambda hit: hit.began_s)
     else:
         run.missed += 1
 
@@ -175,6 +207,10 @@ async def _watch_capacity(api: httpx.AsyncClient, found: Violations) -> None:
             if answer.is_success:
                 check_capacity(answer.json()["workers"], found)
         await asyncio.sleep(LOOK_S)
+
+
+def _name(fault: Fault) -> str:
+    return fault.blow.value if fault.lasts else f"{fault.blow.value} {fault.target}"
 
 
 def _spread(values: list[float]) -> dict[str, float | None]:

@@ -18,6 +18,8 @@ MODULES = {
     "gateway": "turboserve.gateway",
 }
 """Service → the module that `python -m` runs. Workers are started by the autoscaler."""
+PREFIXES: dict[str, list[str]] = {}
+"""Service → words before its command, such as those of `prlimit` or `env`; for tests and benchmarks."""
 
 MOST_WORKERS = 256
 
@@ -72,3 +74,4 @@ class Options:
     log_format: Literal["text", "json"] = "text"
     external: External = field(default_factory=External)
     modules: dict[str, str] = field(default_factory=lambda: dict(MODULES))
+    prefixes: dict[str, list[str]] = field(default_factory=lambda: dict(PREFIXES))
