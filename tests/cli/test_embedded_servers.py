@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import asyncpg
@@ -18,6 +19,7 @@ import nats.errors
 import psutil
 import pytest
 import redis
+from nats.js.errors import APIError
 
 from turboserve import subjects
 from turboserve.cli.embedded import (
@@ -27,6 +29,7 @@ from turboserve.cli.embedded import (
     Ports,
     PostgresServer,
     RedisServer,
+    RefusesError,
     guard,
 )
 from turboserve.cli.embedded.nats import ADMIN, HEALTH_USER, server_health
@@ -145,6 +148,40 @@ async def test_a_database_that_exists_is_left_alone(
     connection = await asyncpg.connect(postgres_url)
     assert await connection.fetchval("select count(*) from kept") == 0
     await connection.close()
+
+
+async def test_servers_that_are_well_take_what_the_supervisor_writes(
+    nats_server: NatsServer, redis_server: RedisServer, postgres_server: PostgresServer
+) -> None:
+    for _ in range(2):
+        for server in (nats_server, redis_server, postgres_server):
+            await server.alive()
+
+
+def test_a_broker_whose_store_is_full_by_its_own_limit_refuses_and_is_not_called_unhealthy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart would not help: its data are still there afterwards."""
+    monkeypatch.setattr("turboserve.cli.embedded.nats.MAX_STORE_BYTES", 2**20)
+    layout = Layout(tmp_path / "data")
+    layout.create()
+    port = Ports(layout.ports).get("nats")
+    server = NatsServer(layout.server("nats"), port, {"admin": "secret"}, subjects.permissions)
+
+    async def fill() -> None:
+        client = await nats.connect(server.url())
+        jetstream = client.jetstream()
+        await jetstream.add_stream(name="BIG", subjects=["big"])
+        with suppress(APIError):
+            for _ in range(30):
+                await jetstream.publish("big", bytes(2**16))
+        await client.close()
+        await server.healthz()
+        with pytest.raises(RefusesError):
+            await server.alive()
+
+    with running([server], tmp_path / "log"):
+        asyncio.run(fill())
 
 
 @pytest.fixture

@@ -112,6 +112,21 @@ def test_a_service_that_hangs_is_killed_and_comes_back(data_dir: Path) -> None:
         assert all(stack.record.processes[name]["restarts"] == 0 for name in SERVICES if name != "gateway")
 
 
+def test_servers_that_are_frozen_are_killed_and_come_back_with_their_data(data_dir: Path) -> None:
+    """A stopped server does not notice either that its guard is gone: it is killed by itself."""
+    with dummy_stack(data_dir, "--workers", "0", DUMMY_SERVER_IMPATIENCE="0.3") as stack:
+        record = stack.record
+        asyncio.run(_write(record.nats_url, record.postgres_url))
+        for name in SERVERS:
+            os.kill(record.pid(name), signal.SIGSTOP)
+        for name in SERVERS:
+            stack.wait_until_back(name, record.pid(name))
+            assert gone(record.pid(name))
+            assert stack.record.processes[name]["port"] == record.processes[name]["port"]
+        assert stack.output.count("does not answer") >= len(SERVERS)
+        assert asyncio.run(_read(record.nats_url, record.postgres_url)) == (1, 7)
+
+
 def test_a_second_up_on_the_same_data_says_so(dummies: BackgroundStack) -> None:
     second = up(dummies.data)
     assert second.returncode == 1

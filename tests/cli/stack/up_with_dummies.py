@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from turboserve import environment
-from turboserve.cli.stack import options
+from turboserve.cli.stack import options, plan
 from turboserve.cli.supervisor import asking, probe
 from turboserve.cli.up import up
 
@@ -19,4 +19,7 @@ if __name__ == "__main__":
     environment.SERVICE = (*environment.SERVICE, "DUMMY_*")
     if "DUMMY_IMPATIENCE" in os.environ:
         asking.ASK_EVERY_S = probe.ANSWER_S = float(os.environ["DUMMY_IMPATIENCE"])
+    if "DUMMY_SERVER_IMPATIENCE" in os.environ:
+        plan.SERVER_SILENT_LIMIT = 2
+        plan.SERVER_ASK_EVERY_S = float(os.environ["DUMMY_SERVER_IMPATIENCE"])
     typer.run(up)

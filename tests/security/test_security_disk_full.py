@@ -1,0 +1,139 @@
+"""A disk that was full for a while, and servers that are frozen: video goes on without a hand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from turboserve.bench.chaos.small_disk import SmallDisk, why_not
+from turboserve.bench.streaming.viewer import Viewer
+from turboserve.cli.stack.background import BackgroundStack
+
+UP = (sys.executable, str(Path(__file__).with_name("up_impatient.py")))
+DISK_BYTES = 512 * 2**20
+FIRST_CHUNK_S = 120.0
+PATIENCE_S = 90.0
+"""For a busy machine. Without a restart of the broker the stream never goes on."""
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallDisk]:
+    with SmallDisk(tmp_path_factory.mktemp("small") / "disk", DISK_BYTES) as disk:
+        yield disk
+
+
+@pytest.fixture(scope="module")
+def stack(disk: SmallDisk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]:
+    """A whole stack whose data lie on the small disk."""
+    stack = BackgroundStack(
+        disk.path / "data", "--workers", "1", environment={"TURBOSERVE_WORKER_MAX_SESSIONS": "4"}, command=UP
+    )
+    stack.log = tmp_path_factory.mktemp("log") / "stack.log"
+    with stack:
+        try:
+            yield stack
+        finally:
+            disk.free()
+
+
+@pytest.fixture
+async def viewer(stack: BackgroundStack) -> AsyncIterator[Viewer]:
+    """Watches a session that plays."""
+    async with httpx.AsyncClient(base_url=stack.url, timeout=10.0) as api:
+        viewer = await Viewer.create(api, "a red circle moving left", seed=1)
+        async with viewer.watching():
+            await viewer.more_chunks(2, FIRST_CHUNK_S)
+            yield viewer
+        await viewer.delete()
+
+
+def status(stack: BackgroundStack) -> str:
+    """What `turboserve status` prints."""
+    command = [sys.executable, "-m", "turboserve.cli.main", "status", "--data", str(stack.data)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+async def wait_for(stack: BackgroundStack, **alarms: bool) -> None:
+    """Until servers have an alarm, or have none."""
+
+    def so() -> bool:
+        processes = stack.record.processes
+        return all((processes[name]["alarm"] is not None) == wanted for name, wanted in alarms.items())
+
+    await asyncio.to_thread(stack.wait, so, PATIENCE_S)
+
+
+async def fill(disk: SmallDisk, seconds: float) -> None:
+    """Keep it full for so long: servers give room back."""
+    deadline_s = time.monotonic() + seconds
+    while time.monotonic() < deadline_s:
+        disk.fill()
+        await asyncio.sleep(0.2)
+
+
+async def play_on(viewer: Viewer) -> None:
+    """The next chunks come, in order and once each."""
+    await viewer.more_chunks(3, PATIENCE_S)
+    assert [chunk.index for chunk in viewer.chunks] == list(range(len(viewer.chunks)))
+    assert viewer.player.repeated == 0
+
+
+async def go_through_a_full_disk(
+    stack: BackgroundStack, disk: SmallDisk, viewer: Viewer, seconds: float
+) -> None:
+    restarts = stack.record.processes["nats"]["restarts"]
+    filling = asyncio.create_task(fill(disk, 3600.0))
+    try:
+        await wait_for(stack, nats=True)
+        told = await asyncio.to_thread(status, stack)
+        assert "ALARM nats" in told
+        assert "is full" in told
+        # More failing answers than lead to a restart where there is room.
+        await asyncio.sleep(seconds)
+        assert stack.record.processes["nats"]["restarts"] == restarts, "a restart does not make room"
+    finally:
+        filling.cancel()
+        await asyncio.wait([filling])
+        disk.free()
+    await play_on(viewer)
+    await wait_for(stack, nats=False)
+    assert stack.record.processes["nats"]["restarts"] == restarts + 1
+    assert "ALARM" not in await asyncio.to_thread(status, stack)
+
+
+async def test_video_goes_on_after_the_disk_was_full(
+    stack: BackgroundStack, disk: SmallDisk, viewer: Viewer
+) -> None:
+    await go_through_a_full_disk(stack, disk, viewer, 5.0)
+
+
+@pytest.mark.soak
+async def test_video_goes_on_after_the_disk_was_full_for_as_long_as_in_the_attack(
+    stack: BackgroundStack, disk: SmallDisk, viewer: Viewer
+) -> None:
+    await go_through_a_full_disk(stack, disk, viewer, 48.0)
+
+
+@pytest.mark.parametrize(
+    "name", ["nats", *(pytest.param(name, marks=pytest.mark.soak) for name in ("postgres", "redis"))]
+)
+async def test_a_frozen_server_is_replaced_and_video_goes_on(
+    stack: BackgroundStack, viewer: Viewer, name: str
+) -> None:
+    """Nobody wakes it up: what stands still for two minutes is not waited for."""
+    pid = stack.record.pid(name)
+    os.kill(pid, signal.SIGSTOP)
+    await asyncio.to_thread(stack.wait_until_back, name, pid, PATIENCE_S)
+    assert "does not answer" in stack.output
+    await play_on(viewer)
