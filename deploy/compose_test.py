@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 from containers import Engine, EngineError, prepare_network, run
 
+from turboserve.bench.chaos.people import patiently
 from turboserve.bench.streaming.decode import decode
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.bench.toyworld.judge import has_colours
@@ -27,6 +28,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = "turboserve-test"
 READY_LIMIT_S = 300.0
 CHUNK_LIMIT_S = 120.0
+BACK_LIMIT_S = 120.0
+"""From freezing a server until video goes on: its watchdog takes 20 to 30 s, the rest is the machine."""
+STARTED = "echo started $(cut -d' ' -f22 /proc/1/stat)"
+FREEZE = """
+for each in /proc/[0-9]*; do
+    case $(cat "$each/comm" 2>/dev/null) in "$1"*) kill -STOP "${each#/proc/}"; echo frozen ;; esac
+done
+"""
 UNPRIVILEGED = "import os; print('root' if os.getuid() == 0 else 'unprivileged')"
 FIRST_PROMPT, FIRST_COLOUR = "a red circle moving left", "red"
 SECOND_PROMPT, SECOND_COLOUR = "a blue square moving up", "blue"
@@ -37,16 +46,20 @@ def say(text: str) -> None:
 
 
 def build(engine: Engine, tag: str) -> None:
-    """One image per service, `turboserve-<service>:<tag>`."""
+    """One image per service and one of the broker, `turboserve-<name>:<tag>`."""
     torch_index = os.environ.get("TORCH_INDEX")
+    _build(engine, f"turboserve-nats:{tag}", "deploy/nats/Dockerfile")
     for service in SERVICES:
-        started_s = time.monotonic()
         arguments = ["--build-arg", f"SERVICE={service}"]
         if torch_index and service == "worker":
             arguments += ["--build-arg", f"TORCH_INDEX={torch_index}"]
-        image = f"turboserve-{service}:{tag}"
-        run([*engine.build, "-f", "deploy/Dockerfile", *arguments, "-t", image, "."], {}, quiet=True)
-        say(f"built {image} in {time.monotonic() - started_s:.0f} s")
+        _build(engine, f"turboserve-{service}:{tag}", "deploy/Dockerfile", *arguments)
+
+
+def _build(engine: Engine, image: str, dockerfile: str, *arguments: str) -> None:
+    started_s = time.monotonic()
+    run([*engine.build, "-f", dockerfile, *arguments, "-t", image, "."], {}, quiet=True)
+    say(f"built {image} in {time.monotonic() - started_s:.0f} s")
 
 
 class Stack:
@@ -85,6 +98,17 @@ class Stack:
         for service in SERVICES:
             self._expect(service, "ready", "probe")
             self._expect(service, "unprivileged", "python", "-c", UNPRIVILEGED)
+
+    def freeze(self, server: str, program: str) -> None:
+        """SIGSTOP to every process of `program` in the container of `server`, which its watchdog is not."""
+        # Without pkill, which not every image has.
+        self._expect(server, "frozen", "sh", "-c", FREEZE, "-", program)
+
+    def started(self, server: str) -> str:
+        """When the first process in the container of `server` began; empty while there is none."""
+        command = [*self._compose, "exec", "-T", server, "sh", "-c", STARTED]
+        done = run(command, self._environment, quiet=True, check=False)
+        return next((line for line in done.stdout.splitlines() if line.startswith("started ")), "")
 
     def _expect(self, service: str, word: str, *command: str) -> None:
         # By what is printed: not every compose passes on the exit status.
@@ -141,6 +165,35 @@ async def stream_a_session(url: str) -> str:
     return f"{len(chunks)} chunks, {len(video.frames)} frames; the prompt was applied after {waited_s:.1f} s"
 
 
+async def survive_frozen_servers(stack: Stack) -> str:
+    """Each server stands still and is never woken; video has to go on, and all that needs the server."""
+    took: list[str] = []
+    async with httpx.AsyncClient(base_url=stack.url) as api:
+        viewer = await Viewer.create(api, FIRST_PROMPT, seed=2)
+        async with viewer.watching():
+            await viewer.more_chunks(2, CHUNK_LIMIT_S)
+            for server, program in (
+                ("nats", "nats-server"),
+                ("redis", "redis-server"),
+                ("postgres", "postgres"),
+            ):
+                began_s, started = time.monotonic(), await asyncio.to_thread(stack.started, server)
+                await asyncio.to_thread(stack.freeze, server, program)
+                while await asyncio.to_thread(stack.started, server) in ("", started):
+                    if time.monotonic() > began_s + BACK_LIMIT_S:
+                        raise TimeoutError(
+                            f"{server} stands still and was not restarted in {BACK_LIMIT_S:.0f} s"
+                        )
+                    await asyncio.sleep(1.0)
+                await viewer.more_chunks(2, BACK_LIMIT_S)
+                await patiently(lambda: viewer.submit(SECOND_PROMPT), BACK_LIMIT_S)
+                took.append(f"{server} {time.monotonic() - began_s:.0f} s")
+            await viewer.delete()
+        if [chunk.index for chunk in viewer.chunks] != list(range(len(viewer.chunks))):
+            raise AssertionError("chunks are not contiguous after servers stood still")
+    return f"frozen and replaced, until video went on: {', '.join(took)}"
+
+
 def test(engine: Engine, tag: str) -> None:
     """One stack from up to down. What fails is raised after its logs were shown and all was taken down."""
     stack = Stack(engine, tag)
@@ -153,6 +206,7 @@ def test(engine: Engine, tag: str) -> None:
         stack.check_services()
         say("every service's health check passes, and none runs as root")
         say(asyncio.run(stream_a_session(stack.url)))
+        say(asyncio.run(survive_frozen_servers(stack)))
     except BaseException:
         print(stack.logs(), flush=True)
         raise

@@ -45,6 +45,22 @@ accounts {
   }
 }
 """
+# The watchdog appends to a stream of its own, which it may make and not read.
+WATCHDOG = """\
+    {
+      user: "watchdog"
+      password: $NATS_WATCHDOG_PASSWORD
+      permissions: {
+        publish: {allow: [
+          "$JS.API.STREAM.CREATE.WATCHDOG"
+          "watchdog.probe"
+        ]}
+        subscribe: {allow: [
+          "_INBOX_watchdog.>"
+        ]}
+      }
+    }
+"""
 
 
 def password_variable(service: str) -> str:
@@ -54,7 +70,8 @@ def password_variable(service: str) -> str:
 
 def config() -> str:
     """The configuration file's text. Strings are quoted as JSON, which NATS reads as well."""
-    return HEAD + "authorization {\n  users = [\n" + "".join(_user(name) for name in SERVICES) + "  ]\n}\n"
+    users = "".join(_user(name) for name in SERVICES) + WATCHDOG
+    return f"{HEAD}authorization {{\n  users = [\n{users}  ]\n}}\n"
 
 
 def _user(service: str) -> str:

@@ -33,6 +33,10 @@ def test_nats_server_takes_the_configuration_with_composes_passwords() -> None:
     given = compose["services"]["nats"]["environment"]
     # ${NAME:-default} → default
     passwords = {name: value.split(":-", 1)[1].rstrip("}") for name, value in given.items()}
+    # Made where the broker starts, for its watchdog alone.
+    own = ("NATS_HEALTH_PASSWORD", "NATS_WATCHDOG_PASSWORD")
+    assert all(f"\n{name}=$(password)\n" in (ROOT / "deploy/nats/entrypoint.sh").read_text() for name in own)
+    passwords |= dict.fromkeys(own, "p0123456789abcdef")
     command = [str(nats_server()), "-t", "-c", str(ROOT / "deploy/nats/nats.conf")]
     done = subprocess.run(
         command, env={**os.environ, **passwords}, capture_output=True, text=True, check=False

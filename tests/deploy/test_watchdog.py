@@ -1,0 +1,137 @@
+"""The watchdog that servers in containers run under, here around a real broker without a container."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import nats
+import nats.errors
+import psutil
+import pytest
+from nats.js.errors import ServerError
+
+from turboserve.bench.chaos.small_disk import SmallDisk, why_not
+from turboserve.cli.embedded.binaries import nats_server
+from turboserve.cli.embedded.ports import any_free
+from turboserve.subjects import CHUNKS, OWN, SERVICES
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+PATIENCE_S = 60.0
+
+
+class Watched:
+    """nats-server under the watchdog with compose's configuration, but for its folder and its port."""
+
+    def __init__(self, folder: Path, work: Path) -> None:
+        self.folder, self.port, self.log = folder, any_free(), work / "log"
+        text = (DEPLOY / "nats/nats.conf").read_text()
+        for old, new in (('"/data"', f'"{folder}"'), ("port: 4222", f"port: {self.port}")):
+            assert old in text
+            text = text.replace(old, new)
+        config = work / "nats.conf"
+        config.write_text(text)
+        probe = f"exec {sys.executable} -I -S {DEPLOY / 'nats/probe.py'}"
+        users = [service.upper().replace("-", "_") for service in (*SERVICES, "health", "watchdog")]
+        self._command = [
+            *("sh", str(DEPLOY / "watchdog.sh"), str(folder), probe),
+            *(str(nats_server()), "-c", str(config)),
+        ]
+        self._environment = {
+            **os.environ,
+            **{f"NATS_{user}_PASSWORD": "secret" for user in users},
+            "NATS_PORT": str(self.port),
+            "WATCHDOG_EVERY_S": "1",
+            "WATCHDOG_SILENT_LIMIT": "2",
+        }
+
+    @contextmanager
+    def running(self) -> Iterator[subprocess.Popen[bytes]]:
+        """The watchdog, once it has had the broker append something."""
+        with self.log.open("wb") as output:
+            process = subprocess.Popen(
+                self._command, env=self._environment, stdout=subprocess.DEVNULL, stderr=output
+            )
+        try:
+            wait_for(lambda: any(file.stat().st_size for file in self.folder.rglob("WATCHDOG/msgs/*.blk")))
+            yield process
+        finally:
+            for each in [*psutil.Process(process.pid).children(), process] if process.poll() is None else []:
+                each.kill()
+            process.wait()
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+
+def server_of(watchdog: subprocess.Popen[bytes]) -> psutil.Process:
+    children = psutil.Process(watchdog.pid).children()
+    return next(child for child in children if child.name() == "nats-server")
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it never came true"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path / "data", tmp_path)
+
+
+def test_it_ends_when_the_broker_is_frozen_and_leaves_nothing_of_it(watched: Watched) -> None:
+    with watched.running() as watchdog:
+        server = server_of(watchdog)
+        server.suspend()
+        assert watchdog.wait(PATIENCE_S) == 1
+        server.wait(PATIENCE_S)
+    assert "no answer 2 times in a row" in watched.said()
+
+
+def test_it_passes_a_request_to_end_on_and_ends_with_the_broker(watched: Watched) -> None:
+    with watched.running() as watchdog:
+        server = server_of(watchdog)
+        watchdog.send_signal(signal.SIGTERM)
+        assert watchdog.wait(PATIENCE_S) in (0, 1, 128 + signal.SIGTERM)
+        server.wait(PATIENCE_S)
+    assert "is killed" not in watched.said()
+    assert "Server Exiting" in watched.said()
+
+
+def test_it_ends_when_the_broker_ends(watched: Watched) -> None:
+    with watched.running() as watchdog:
+        server_of(watchdog).kill()
+        assert watchdog.wait(PATIENCE_S) == 128 + signal.SIGKILL
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+async def test_it_waits_while_the_disk_is_full_and_ends_when_there_is_room_and_nothing_is_stored(
+    tmp_path: Path,
+) -> None:
+    with SmallDisk(tmp_path / "disk", 96 * 2**20) as disk:
+        watched = Watched(disk.path / "data", tmp_path)
+        with watched.running() as watchdog:
+            client = await nats.connect(
+                f"nats://state-store:secret@127.0.0.1:{watched.port}", inbox_prefix=b"_INBOX_state_store"
+            )
+            jetstream = client.jetstream(timeout=1.0)
+            await jetstream.add_stream(name=CHUNKS, subjects=[OWN.every])
+            disk.fill()
+            with pytest.raises((nats.errors.TimeoutError, ServerError)):
+                await jetstream.publish(OWN.of("s1"), bytes(2**18))
+            await client.close()
+            wait_for(lambda: "its disk is full" in watched.said())
+            # More failing answers than end it where there is room.
+            wait_for(lambda: watched.said().count("unhealthy") > 5)
+            assert watchdog.poll() is None
+            disk.free()
+            assert watchdog.wait(PATIENCE_S) == 1
+    assert "it failed 3 times in a row" in watched.said()
