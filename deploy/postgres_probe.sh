@@ -8,7 +8,8 @@ case $? in
 *) exit 2 ;;
 esac
 export PGPASSWORD="$POSTGRES_PASSWORD" PGCONNECT_TIMEOUT=3
-psql -qX -h 127.0.0.1 -U "$POSTGRES_USER" -d postgres -v ON_ERROR_STOP=1 -o /dev/null <<'SQL' || exit 1
+# Over the socket: by address the superuser is not let in.
+psql -qX -U "$POSTGRES_USER" -d postgres -v ON_ERROR_STOP=1 -o /dev/null <<'SQL' || exit 1
 set client_min_messages = warning;
 create table if not exists watchdog (id int primary key, written timestamptz not null);
 insert into watchdog values (1, now()) on conflict (id) do update set written = excluded.written;
