@@ -25,7 +25,6 @@ CONFIG = {
     "retention": "limits",
     "discard": "old",
     "max_msgs": 1,
-    "max_bytes": 65536,
     "num_replicas": 1,
 }
 WRITTEN, FAILS, SILENT, FULL = 0, 1, 2, 3

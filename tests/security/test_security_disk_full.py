@@ -118,6 +118,23 @@ async def test_video_goes_on_after_the_disk_was_full(
     await go_through_a_full_disk(stack, disk, viewer, 5.0)
 
 
+async def test_servers_that_are_killed_on_a_full_disk_start_on_it(
+    stack: BackgroundStack, disk: SmallDisk
+) -> None:
+    """Without them nobody could even watch what there is."""
+    filling = asyncio.create_task(fill(disk, 3600.0))
+    try:
+        for name in ("nats", "redis"):
+            await asyncio.sleep(0.5)
+            pid = await asyncio.to_thread(stack.kill, name)
+            await asyncio.to_thread(stack.wait_until_back, name, pid, PATIENCE_S)
+            assert disk.free_bytes < 2**20
+    finally:
+        filling.cancel()
+        await asyncio.wait([filling])
+        disk.free()
+
+
 @pytest.mark.soak
 async def test_video_goes_on_after_the_disk_was_full_for_as_long_as_in_the_attack(
     stack: BackgroundStack, disk: SmallDisk, viewer: Viewer

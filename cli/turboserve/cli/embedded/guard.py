@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import errno
 import fcntl
 import os
 import select
@@ -34,6 +35,7 @@ UMASK = 0o077
 LOCK_PATIENCE_S = 5.0
 LOCK_LIMIT_S = 15.0
 STATUS_BUSY = 75
+PID_DIGITS = 10
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -198,10 +200,23 @@ def write_pid(path: str, pid: int) -> None:
     except FileNotFoundError:
         pass
     # The folder is the server's, who may put a link in our way.
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(f"{pid}\n")
-    os.replace(new, path)
+    # Always as long as the one before it.
+    text = f"{pid:<{PID_DIGITS}}\n"
+    try:
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(text)
+        os.replace(new, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # On a full disk the one of an earlier start is overwritten where it lies, which needs no room.
+        try:
+            os.unlink(new)
+        except FileNotFoundError:
+            pass
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOFOLLOW), "w", encoding="ascii") as file:
+            file.write(text)
 
 
 def lifeline() -> int | None:

@@ -37,8 +37,8 @@ PROBE_STREAM = api.StreamConfig(
     description="What the supervisor appends to see that appends are stored",
     subjects=["supervisor.probe"],
     storage=api.StorageType.FILE,
+    # No `max_bytes`, which would be reserved, where other streams may have reserved everything.
     max_msgs=1,
-    max_bytes=2**16,
 )
 APPEND_ANSWER_S = 2.0
 

@@ -104,8 +104,13 @@ class EmbeddedServer(abc.ABC):
             give_to(self.directory, owner)
 
     def write_config(self, name: str, text: str) -> None:
-        """Replace a file of the server's folder, readable by the server alone."""
-        write_private(self.directory / name, text, self.owner())
+        """Replace a file of the server's folder, readable by the server alone.
+
+        One that has this text already is left alone: on a full disk the server must start all the same.
+        """
+        path = self.directory / name
+        if path.is_symlink() or not path.exists() or path.read_text() != text:
+            write_private(path, text, self.owner())
 
     def command(self) -> list[str]:
         return self.guarded(
