@@ -35,6 +35,8 @@ class Settings(BaseSettings):
     """Port for /healthz, /readyz and /metrics; 0: none."""
     request_deadline_s: Seconds = 3.0
     """How long a service waits for another's answer."""
+    canary_timeout_s: Seconds = 5.0
+    """A service is not ready when a stream that it uses has stored no canary for this long."""
     heartbeat_s: Seconds = 1.0
     """A worker reports and renews this often."""
     lease_s: Seconds = 8.0

@@ -7,12 +7,14 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import nats.errors
 
 from turboserve import lifeline, logs, telemetry
 from turboserve.bus import Bus
+from turboserve.bus.canary import CanaryMonitor, canaries_of, subscribe_canaries, watch_canaries
 from turboserve.clock import Clock, SystemClock
 from turboserve.config import Settings
 from turboserve.contracts.errors import UnavailableError
@@ -38,6 +40,16 @@ class Runtime:
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._failed: BaseException | None = None
         self._started = False
+
+    async def watch_streams(self) -> None:
+        """Be ready only while the streams that this service uses take appends: `log_chunks`, `log_events`."""
+        streams = [log.stream for log in canaries_of(self.name)]
+        monotonic = self.clock.monotonic
+        monitor = CanaryMonitor(streams, self.settings.canary_timeout_s, monotonic())
+        for stream in streams:
+            self.check(f"log_{stream.lower()}", partial(_takes, monitor, stream, monotonic))
+        await subscribe_canaries(self.bus, monitor, monotonic)
+        self.spawn(watch_canaries(self.bus, monitor, monotonic), "canaries")
 
     def check(self, name: str, condition: Callable[[], bool]) -> None:
         """Add a condition of readiness."""
@@ -66,6 +78,10 @@ class Runtime:
         self._closers.append(close)
 
 
+def _takes(monitor: CanaryMonitor, stream: str, monotonic: Callable[[], float]) -> bool:
+    return monitor.takes(stream, monotonic())
+
+
 async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Awaitable[None]]) -> int:
     bus = await Bus.connect(name, settings)
     runtime = Runtime(name, settings, bus)
@@ -76,6 +92,7 @@ async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Await
     if settings.health_port:
         await health.start()
     try:
+        await runtime.watch_streams()
         await start(runtime)
         # Ready means that requests arrive: the broker has seen every subscription.
         with suppress(nats.errors.Error):

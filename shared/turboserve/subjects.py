@@ -53,7 +53,10 @@ class Topic(Generic[Msg]):
 
 @dataclass(frozen=True)
 class Log:
-    """One subject per session or worker in a stream; accepted messages are republished on `live`."""
+    """One subject per session or worker in a stream; accepted messages are republished on `live`.
+
+    A canary's pattern has no `{id}`: it is one subject.
+    """
 
     stream: str
     pattern: str
@@ -79,7 +82,20 @@ EVENT = Log(EVENTS, "event.{id}", "live.event.{id}", ("state-store",), ("gateway
 WORKER_EVENT = Log(
     EVENTS, "worker-event.{id}", "live.worker-event.{id}", ("state-store",), ("scheduler", "autoscaler")
 )
-LOGS = (OWN, CHUNK, EVENT, WORKER_EVENT)
+CANARY_CHUNKS = Log(
+    CHUNKS, "canary.CHUNKS", "live.canary.CHUNKS", ("state-store",), ("gateway", "worker", "state-store")
+)
+"""Appended again and again: whoever hears it knows that the stream takes what is appended."""
+CANARY_EVENTS = Log(
+    EVENTS,
+    "canary.EVENTS",
+    "live.canary.EVENTS",
+    ("state-store",),
+    ("gateway", "scheduler", "autoscaler", "state-store"),
+)
+"""As `CANARY_CHUNKS`, for the other stream."""
+CANARIES = (CANARY_CHUNKS, CANARY_EVENTS)
+LOGS = (OWN, CHUNK, EVENT, WORKER_EVENT, *CANARIES)
 
 LOAD = Topic("load.{id}", workers.LoadReport, ("worker",), ("scheduler", "autoscaler"))
 ASSIGN = Topic("assign.{id}", workers.Assignment, ("state-store",), ("worker",))

@@ -66,6 +66,7 @@ class Store:
         runtime = Runtime("state-store", settings, bus)
         runtime.clock = clock or SystemClock()
         try:
+            await runtime.watch_streams()
             await start(runtime, settings)
             runtime._started = True
             await bus.flush()

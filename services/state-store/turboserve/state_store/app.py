@@ -1,4 +1,4 @@
-"""Putting it together: the databases first, then the streams, then repair, then service."""
+"""Putting it together: the streams first, then the databases, then repair, then service."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from turboserve.state_store.leader import lead
 from turboserve.state_store.migrate import migrate
 from turboserve.state_store.pool_endpoints import serve_pools
 from turboserve.state_store.publish.assignments import Assignments
+from turboserve.state_store.publish.canaries import Canaries
 from turboserve.state_store.publish.fence import Fence
 from turboserve.state_store.publish.outbox import Outbox
 from turboserve.state_store.retention import Retention
@@ -54,8 +55,12 @@ async def start(runtime: Runtime, settings: Settings) -> None:
     runtime.check("postgres", lambda: database.reachable)
     runtime.check("streams", lambda: streams.ready)
 
-    await migrate_patiently(database)
     await streams.ensure_patiently()
+    runtime.spawn(streams.keep(), "streams")
+    # Before the database: the log works without it, and so does the video.
+    canaries = Canaries(bus, clock, settings)
+    runtime.spawn(canaries.run(), "canary appends")
+    await migrate_patiently(database)
 
     playheads = Playheads(hot, clock, TTL_S + math.ceil(settings.abandoned_after_s))
     latents = Latents(hot, kept=settings.latents_kept, ttl_s=settings.latents_ttl_s)
@@ -66,7 +71,6 @@ async def start(runtime: Runtime, settings: Settings) -> None:
     accounting = Accounting(database, bus, playheads, clock, outbox.wake)
 
     runtime.spawn(database.watch(), "postgres")
-    runtime.spawn(streams.keep(), "streams")
     runtime.spawn(outbox.run(), "outbox")
     runtime.spawn(outbox.measure(), "outbox gauges")
     runtime.spawn(fence.sweep_forever(settings.sweep_s), "fence")

@@ -58,6 +58,8 @@ class Settings(Shared):
     cost_sample_s: Seconds = 2.0
     """How often workers' time is divided among the sessions that hold their slots."""
 
+    canary_interval_s: Seconds = 2.0
+    """A canary is appended to each stream this often; below `canary_timeout_s`, by a margin."""
     sweep_s: Seconds = 1.0
     """How often to look for what another instance, or an earlier life of this one, left undone."""
     purge_s: Seconds = 30.0

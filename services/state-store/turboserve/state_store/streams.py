@@ -13,7 +13,7 @@ from nats.js.errors import NotFoundError
 from turboserve import logs
 from turboserve.bus import Bus
 from turboserve.state_store.settings import Settings
-from turboserve.subjects import CHUNK, CHUNKS, EVENT, EVENTS, OWN, WORKER_EVENT
+from turboserve.subjects import CANARY_CHUNKS, CANARY_EVENTS, CHUNK, CHUNKS, EVENT, EVENTS, OWN, WORKER_EVENT
 
 LOOK_S = 0.5
 CHECK_S = 5.0
@@ -28,22 +28,24 @@ def wanted(settings: Settings) -> tuple[api.StreamConfig, ...]:
         api.StreamConfig(
             name=CHUNKS,
             description="The fence (own.*) and the chunk log (chunk.*): one order for both",
-            subjects=[OWN.every, CHUNK.every],
+            subjects=[OWN.every, CHUNK.every, CANARY_CHUNKS.every],
             storage=api.StorageType.FILE,
             max_msgs_per_subject=settings.chunks_kept,
             duplicate_window=settings.duplicate_window_s,
             allow_direct=True,
             allow_msg_ttl=True,
-            republish=api.RePublish(src=CHUNK.every, dest="live.chunk.{{wildcard(1)}}"),
+            # Of the fence too, which no service may listen to: a stream republishes by one pattern only.
+            republish=api.RePublish(src=">", dest="live.>"),
         ),
         api.StreamConfig(
             name=EVENTS,
             description="Session and worker events, in the order of their commits",
-            subjects=[EVENT.every, WORKER_EVENT.every],
+            subjects=[EVENT.every, WORKER_EVENT.every, CANARY_EVENTS.every],
             storage=api.StorageType.FILE,
             max_age=settings.events_retention_s,
             duplicate_window=settings.duplicate_window_s,
             allow_direct=True,
+            allow_msg_ttl=True,
             republish=api.RePublish(src=">", dest="live.>"),
         ),
     )
@@ -108,5 +110,8 @@ class Streams:
 
 
 def _differs(current: api.StreamConfig, want: api.StreamConfig) -> bool:
-    names = ("subjects", "max_msgs_per_subject", "max_age", "duplicate_window", "allow_direct", "republish")
+    names = (
+        *("subjects", "max_msgs_per_subject", "max_age", "duplicate_window"),
+        *("allow_direct", "allow_msg_ttl", "republish"),
+    )
     return any((getattr(current, name) or None) != (getattr(want, name) or None) for name in names)

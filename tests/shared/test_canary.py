@@ -1,0 +1,123 @@
+"""When a service knows that a stream takes appends: rules by themselves, and on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from nats.js import api
+
+from turboserve.bus import Bus, append
+from turboserve.bus.canary import STALL_S, CanaryMonitor, canaries_of, subscribe_canaries, watch_canaries
+from turboserve.subjects import CANARY_CHUNKS, CANARY_EVENTS, CHUNKS, EVENTS, SERVICES, permissions
+from turboserve.tasks import stop
+
+Connect = Callable[[str], Awaitable[Bus]]
+TIMEOUT_S = 5.0
+
+
+def monitor() -> CanaryMonitor:
+    return CanaryMonitor((CHUNKS, EVENTS), TIMEOUT_S, 0.0)
+
+
+def run_until(watched: CanaryMonitor, start: float, end: float) -> None:
+    """The process runs from `start` to `end`, without a stop."""
+    while start < end:
+        start = min(end, start + 0.5)
+        watched.ran(start)
+
+
+def test_a_stream_counts_from_its_first_canary_until_the_time_out() -> None:
+    watched = monitor()
+    assert not watched.takes(CHUNKS, 0.0)
+    watched.heard(CHUNKS, 1.0)
+    assert watched.takes(CHUNKS, 1.0 + TIMEOUT_S)
+    assert not watched.takes(CHUNKS, 1.1 + TIMEOUT_S)
+    assert not watched.takes(EVENTS, 1.0)
+
+
+def test_canaries_that_waited_while_the_process_was_stopped_do_not_count_as_new() -> None:
+    watched = monitor()
+    run_until(watched, 0.0, 10.0)
+    watched.heard(CHUNKS, 10.0)
+    # Stopped for a minute; the socket holds canaries of that minute, and they come before or after a tick.
+    watched.heard(CHUNKS, 70.0)
+    assert not watched.takes(CHUNKS, 70.0)
+    assert watched.ran(70.1)
+    watched.heard(CHUNKS, 70.2)
+    assert not watched.takes(CHUNKS, 70.2)
+    watched.settled(70.3)
+    assert not watched.takes(CHUNKS, 70.3)
+    watched.heard(CHUNKS, 71.0)
+    assert watched.takes(CHUNKS, 71.0)
+
+
+def test_a_short_stop_does_not_make_a_service_unready() -> None:
+    watched = monitor()
+    run_until(watched, 0.0, 10.0)
+    watched.heard(CHUNKS, 10.0)
+    stopped_s = STALL_S + 1.0
+    assert watched.ran(10.0 + stopped_s)
+    watched.heard(CHUNKS, 10.0 + stopped_s)
+    assert watched.takes(CHUNKS, 10.0 + stopped_s)
+
+
+def test_a_process_that_was_stopped_again_while_it_settled_is_not_settled() -> None:
+    watched = monitor()
+    watched.ran(60.0)
+    watched.settled(120.0)
+    watched.heard(CHUNKS, 120.0)
+    assert not watched.takes(CHUNKS, 120.0)
+
+
+def test_only_the_state_store_appends_canaries_and_a_service_hears_those_of_its_streams() -> None:
+    for service in SERVICES:
+        rights = permissions(service)
+        for log in (CANARY_CHUNKS, CANARY_EVENTS):
+            assert (log.every in rights["publish"]) == (service == "state-store")
+            assert (log.live_pattern in rights["subscribe"]) == (log in canaries_of(service))
+    assert canaries_of("worker") == (CANARY_CHUNKS,)
+    assert canaries_of("scheduler") == (CANARY_EVENTS,)
+    assert canaries_of("gateway") == (CANARY_CHUNKS, CANARY_EVENTS)
+
+
+async def test_a_canary_reaches_a_service_only_once_it_is_stored(
+    connect: Callable[[str], Awaitable[Bus]],
+) -> None:
+    store, worker = await connect("state-store"), await connect("worker")
+    await store.jetstream().add_stream(
+        api.StreamConfig(
+            name=CHUNKS,
+            subjects=["own.*", "chunk.*", CANARY_CHUNKS.every],
+            storage=api.StorageType.FILE,
+            allow_msg_ttl=True,
+            max_bytes=4_000,
+            discard=api.DiscardPolicy.NEW,
+            republish=api.RePublish(src=">", dest="live.>"),
+        )
+    )
+    now = asyncio.get_running_loop().time
+    watched = CanaryMonitor((CHUNKS,), TIMEOUT_S, now())
+    await subscribe_canaries(worker, watched, now)
+    await worker.flush()
+    watch = asyncio.create_task(watch_canaries(worker, watched, now))
+    try:
+        assert not watched.takes(CHUNKS, now())
+        await append(store, CANARY_CHUNKS.every, b"{}", message_id="1", ttl_s=20)
+        async with asyncio.timeout(10):
+            while not watched.takes(CHUNKS, now()):
+                await asyncio.sleep(0.01)
+        await store.jetstream().publish("own.s", b"x" * 3_700)
+        # Refused by the stream: the broker passes it to nobody.
+        heard_s = watched.silent_s(CHUNKS, now())
+        with pytest.raises(Exception, match="maximum bytes"):
+            await append(store, CANARY_CHUNKS.every, b"{}" * 300, message_id="2", ttl_s=20)
+        await worker.flush()
+        silent_s = watched.silent_s(CHUNKS, now())
+        assert heard_s is not None
+        assert silent_s is not None
+        assert silent_s >= heard_s
+    finally:
+        await stop(watch)
+        await store.jetstream().delete_stream(CHUNKS)
