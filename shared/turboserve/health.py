@@ -17,10 +17,19 @@ class HealthServer:
     """Serves on `host:port` until closed."""
 
     def __init__(
-        self, host: str, port: int, check: Check, role: Callable[[], str | None] = lambda: None
+        self,
+        host: str,
+        port: int,
+        check: Check,
+        role: Callable[[], str | None] = lambda: None,
+        warnings: Callable[[], dict[str, str]] = dict,
     ) -> None:
-        """`role` is added to the status of a service of which one instance differs from the others."""
+        """`role` is added to the status of a service of which one instance differs from the others.
+
+        `warnings` are what an operator should know of a service that can still be used, by name.
+        """
         self._host, self._port, self._check, self._role = host, port, check, role
+        self._warnings = warnings
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -50,7 +59,7 @@ class HealthServer:
             checks = self._check()
             good = all(checks.values())
             status = ", ".join(filter(None, ("ready" if good else "not ready", self._role())))
-            body = json.dumps({"status": status, "checks": checks}).encode()
+            body = json.dumps({"status": status, "checks": checks, "warnings": self._warnings()}).encode()
             return ("200 OK" if good else "503 Service Unavailable"), "application/json", body
         if path == "/metrics":
             return "200 OK", "text/plain; version=0.0.4", telemetry.prometheus_text()

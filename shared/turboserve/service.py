@@ -17,6 +17,7 @@ from turboserve.bus import Bus
 from turboserve.bus.canary import CanaryMonitor, canaries_of, subscribe_canaries, watch_canaries
 from turboserve.clock import Clock, SystemClock
 from turboserve.config import Settings
+from turboserve.contracts.canaries import SpaceLevel
 from turboserve.contracts.errors import UnavailableError
 from turboserve.health import HealthServer
 from turboserve.tasks import stop
@@ -36,6 +37,7 @@ class Runtime:
         """What this instance is among several of its service, for /readyz; None: one like the others."""
         self.stopping = asyncio.Event()
         self._checks: dict[str, Callable[[], bool]] = {"broker": lambda: bus.connected}
+        self._warnings: dict[str, Callable[[], str | None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._failed: BaseException | None = None
@@ -48,6 +50,7 @@ class Runtime:
         monitor = CanaryMonitor(streams, self.settings.canary_timeout_s, monotonic())
         for stream in streams:
             self.check(f"log_{stream.lower()}", partial(_takes, monitor, stream, monotonic))
+        self.warn("log_space", partial(_space, monitor))
         await subscribe_canaries(self.bus, monitor, monotonic)
         self.spawn(watch_canaries(self.bus, monitor, monotonic), "canaries")
 
@@ -57,6 +60,13 @@ class Runtime:
 
     def checks(self) -> dict[str, bool]:
         return {"started": self._started, **{name: bool(test()) for name, test in self._checks.items()}}
+
+    def warn(self, name: str, reason: Callable[[], str | None]) -> None:
+        """Add a warning of /readyz: what `reason` returns while the service can be used all the same."""
+        self._warnings[name] = reason
+
+    def warnings(self) -> dict[str, str]:
+        return {name: reason for name, ask in self._warnings.items() if (reason := ask()) is not None}
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Run `work` until the service stops. If it raises, the process ends and is started again."""
@@ -82,13 +92,23 @@ def _takes(monitor: CanaryMonitor, stream: str, monotonic: Callable[[], float]) 
     return monitor.takes(stream, monotonic())
 
 
+def _space(monitor: CanaryMonitor) -> str | None:
+    return None if monitor.space is SpaceLevel.ENOUGH else monitor.space.value
+
+
 async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Awaitable[None]]) -> int:
     bus = await Bus.connect(name, settings)
     runtime = Runtime(name, settings, bus)
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, runtime.stopping.set)
-    health = HealthServer(settings.health_host, settings.health_port, runtime.checks, lambda: runtime.role())
+    health = HealthServer(
+        settings.health_host,
+        settings.health_port,
+        runtime.checks,
+        lambda: runtime.role(),
+        runtime.warnings,
+    )
     if settings.health_port:
         await health.start()
     try:

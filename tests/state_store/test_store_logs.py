@@ -18,7 +18,9 @@ from turboserve.state_store.database import Database
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.hot.redis import Hot
+from turboserve.state_store.log_status import LogStatus
 from turboserve.state_store.publish.assignments import Assignments
+from turboserve.state_store.publish.canaries import Canaries
 from turboserve.state_store.publish.fence import Fence
 from turboserve.state_store.publish.outbox import Outbox
 from turboserve.state_store.repository import outbox as outbox_rows
@@ -48,7 +50,8 @@ class Parts:
         self.outbox = Outbox(self.database, api.bus, clock, settings)
         latents = Latents(self.hot, kept=settings.latents_kept, ttl_s=settings.latents_ttl_s)
         aftermath = Aftermath(self.outbox, self.fence, assignments, playheads)
-        sessions = Sessions(self.database, aftermath, playheads, latents, clock, settings)
+        status = LogStatus(Canaries(api.bus, clock, settings), settings)
+        sessions = Sessions(self.database, aftermath, playheads, latents, status, clock, settings)
         self.retention = Retention(self.database, sessions, api.bus, clock, settings)
 
     async def sql(self, statement: str, **values: object) -> list[tuple[object, ...]]:

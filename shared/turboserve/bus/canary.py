@@ -7,13 +7,16 @@ nothing. Only a message that was stored and republished tells that a stream work
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 
 import nats
 from nats.aio.msg import Msg as NatsMsg
+from pydantic import ValidationError
 
 from turboserve.bus.client import Bus
+from turboserve.contracts.canaries import Canary, SpaceLevel
 from turboserve.subjects import CANARIES, Log
 
 TICK_S = 0.5
@@ -34,6 +37,8 @@ class CanaryMonitor:
     """
 
     def __init__(self, streams: Iterable[str], timeout_s: float, now: float) -> None:
+        self.space = SpaceLevel.ENOUGH
+        """What the newest canary said of the room that is left in the log."""
         self._timeout_s = timeout_s
         self._heard_at: dict[str, float | None] = dict.fromkeys(streams)
         self._ran_at = now
@@ -84,8 +89,10 @@ async def subscribe_canaries(
         if log.stream not in monitor.streams:
             continue
 
-        async def receive(_raw: NatsMsg, stream: str = log.stream) -> None:
+        async def receive(raw: NatsMsg, stream: str = log.stream) -> None:
             monitor.heard(stream, monotonic())
+            with contextlib.suppress(ValidationError):
+                monitor.space = Canary.from_bytes(raw.data).space
 
         assert log.live_pattern is not None
         await bus.client.subscribe(log.live_pattern, cb=receive)

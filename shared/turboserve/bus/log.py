@@ -18,12 +18,20 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError, Servi
 from turboserve import logs
 from turboserve.bus.client import Bus
 from turboserve.bus.lives import Place
-from turboserve.contracts.errors import DeadlineError, FencedError, UnavailableError
+from turboserve.contracts.errors import (
+    DeadlineError,
+    FencedError,
+    LogFullError,
+    LogUnavailableError,
+    UnavailableError,
+)
 from turboserve.telemetry import inject_context
 
 log = logs.get("bus")
 
 WRONG_LAST_SEQUENCE = 10071
+NO_ROOM = frozenset({10023, 10047, 10077})
+"""Errors of a broker without room: its storage is at its limit (10023, 10047), or the stream is (10077)."""
 QUIET_S = 1.0
 """After this much silence a follower asks whether it missed something."""
 BACKLOG = 4
@@ -62,8 +70,9 @@ async def append(
     """Append to the log; a repeat under the same `message_id` is answered with the first one's sequence.
 
     `expect` is the fence: (subject, sequence of its newest message). Raises `FencedError` if that is no
-    longer so, `DeadlineError` if the outcome is unknown (append again), `UnavailableError` if the stream is
-    not there.
+    longer so, `DeadlineError` if the outcome is unknown (append again), `LogFullError` if the broker has no
+    room for it, `LogUnavailableError` if its storage is off or the stream is not there, and
+    `UnavailableError` for everything else.
     """
     all_headers = inject_context({**(headers or {}), "Nats-Msg-Id": message_id})
     if expect is not None:
@@ -74,13 +83,18 @@ async def append(
         all_headers["Nats-TTL"] = f"{ttl_s}s"
     try:
         ack = await bus.jetstream(deadline_s).publish(subject, data, timeout=deadline_s, headers=all_headers)
-    except (NoStreamResponseError, ServiceUnavailableError) as error:
-        raise UnavailableError(f"no stream takes {subject}: {error}", retry_after_s=0.5) from None
+    except NoStreamResponseError as error:
+        # What a broker with its storage switched off answers too.
+        raise LogUnavailableError(f"no stream takes {subject}: {error}", retry_after_s=0.5) from None
     except APIError as error:
         if error.err_code == WRONG_LAST_SEQUENCE:
             raise FencedError(
                 f"{subject}: {error.description}", field=expect[0] if expect else None
             ) from None
+        if error.err_code in NO_ROOM:
+            raise LogFullError(f"{subject}: {error.description}", retry_after_s=1.0) from None
+        if isinstance(error, ServiceUnavailableError):
+            raise LogUnavailableError(f"{subject}: {error}", retry_after_s=0.5) from None
         raise UnavailableError(f"{subject}: {error}", retry_after_s=0.5) from None
     except (TimeoutError, nats.errors.TimeoutError):
         raise DeadlineError(

@@ -153,6 +153,18 @@ class UnavailableError(TurboServeError):
     code, status, title = "unavailable", 503, "Unavailable"
 
 
+class LogUnavailableError(UnavailableError):
+    """The log stores nothing at the moment: its disk or its limit is full, or the broker's storage is off."""
+
+    code, title = "log_unavailable", "Log unavailable"
+
+
+class LogFullError(LogUnavailableError):
+    """The broker has no room left for this message, by the limit of the stream or of its storage."""
+
+    code, title = "log_full", "Log full"
+
+
 class DeadlineError(UnavailableError):
     """No answer within the deadline. Whether the call took effect is not known: read before you repeat."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,8 +23,13 @@ from turboserve.cli.embedded.server import EmbeddedServer, NotReady, RefusesErro
 
 MAX_PAYLOAD_BYTES = 8 * 2**20
 """A chunk at 720p is well below this; latents travel raw."""
-MAX_STORE_BYTES = 16 * 2**30
 CONFIG_FILE = "nats.conf"
+LIMIT_FILE = "max_file_store"
+STORE_SHARE = 0.5
+"""Of what the disk has free, or holds for the log already. A log of which parts were removed may take twice
+its size on disk, until the broker has compacted it."""
+MAX_STORE_BYTES = 64 * 2**30
+MIN_STORE_BYTES = 64 * 2**20
 ADMIN = "admin"
 """The user of tests and tools, which may do everything that services may."""
 SYSTEM_ACCOUNT = "SYS"
@@ -65,8 +71,11 @@ class NatsServer(EmbeddedServer):
         port: int,
         passwords: Mapping[str, str],
         permissions: Permissions,
+        max_store_bytes: int | None = None,
     ) -> None:
+        """`max_store_bytes` is what JetStream may store; None: a share of the disk."""
         super().__init__(directory, port)
+        self._max_store_bytes = max_store_bytes
         self.passwords = passwords
         self.permissions = permissions
         self._health_password = secrets.token_urlsafe(24)
@@ -105,6 +114,21 @@ class NatsServer(EmbeddedServer):
             self.address, self._health_password, {"js-enabled-only": True} if js_enabled_only else {}
         )
 
+    def store_limit(self) -> int:
+        """What JetStream may store, bytes: never less than before, since streams have reserved it.
+
+        A broker with less than that would refuse every change of a stream.
+        """
+        if self._max_store_bytes is not None:
+            return self._max_store_bytes
+        known = self.directory / LIMIT_FILE
+        before = int(known.read_text()) if known.exists() else 0
+        held = sum(path.stat().st_size for path in (self.directory / "jetstream").rglob("*.blk"))
+        share = int(STORE_SHARE * (shutil.disk_usage(self.directory).free + held))
+        limit = max(before, min(MAX_STORE_BYTES, max(MIN_STORE_BYTES, share)))
+        self.write_config(LIMIT_FILE, str(limit))
+        return limit
+
     def config(self) -> str:
         """The server's configuration file. Strings are quoted as JSON, which NATS reads as well."""
         users = ",\n    ".join(self._user(name) for name in self.passwords)
@@ -115,7 +139,7 @@ port: {self.port}
 max_payload: {MAX_PAYLOAD_BYTES}
 jetstream {{
   store_dir: {json.dumps(self.home)}
-  max_file_store: {MAX_STORE_BYTES}
+  max_file_store: {self.store_limit()}
 }}
 system_account: {SYSTEM_ACCOUNT}
 accounts {{

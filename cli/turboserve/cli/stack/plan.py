@@ -193,7 +193,10 @@ class Plan:
         if name == "gateway":
             return {"TURBOSERVE_GATEWAY_HOST": HOST, "TURBOSERVE_GATEWAY_PORT": str(self.port)}
         if name == "state-store":
-            return {"TURBOSERVE_POSTGRES_URL": self.postgres_url, "TURBOSERVE_REDIS_URL": self.redis_url}
+            own = {"TURBOSERVE_POSTGRES_URL": self.postgres_url, "TURBOSERVE_REDIS_URL": self.redis_url}
+            if self.nats is not None:
+                own["TURBOSERVE_LOG_DIRECTORY"] = str(self.nats.directory)
+            return own
         if name == "autoscaler":
             workers = self.options.workers
             own = {

@@ -13,7 +13,7 @@ log = logs.get("gateway")
 async def start(runtime: service.Runtime) -> None:
     assert isinstance(runtime.settings, Settings)
     settings = runtime.settings
-    gateway = create_gateway(settings, runtime.bus, runtime.clock, runtime.checks)
+    gateway = create_gateway(settings, runtime.bus, runtime.clock, runtime.checks, runtime.warnings)
     server = Server(create_app(gateway), settings.gateway_host, settings.gateway_port)
     runtime.check("http", lambda: server.started and not server.should_exit)
     await gateway.pools.start()

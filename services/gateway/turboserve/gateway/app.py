@@ -35,7 +35,11 @@ VERSION = "1"
 
 
 def create_gateway(
-    settings: Settings, bus: Bus, clock: Clock, checks: Callable[[], dict[str, bool]]
+    settings: Settings,
+    bus: Bus,
+    clock: Clock,
+    checks: Callable[[], dict[str, bool]],
+    warnings: Callable[[], dict[str, str]] = dict,
 ) -> Gateway:
     """The process's services. The caller runs `pools.start()`, `timeline.run()`, and `streams.close()` at the
     end."""
@@ -44,6 +48,7 @@ def create_gateway(
         bus=bus,
         clock=clock,
         checks=checks,
+        warnings=warnings,
         keys=Keys(tenants_by_key(settings.api_keys)),
         sessions=Sessions(bus, clock, settings.default_model),
         chunks=ChunkLog(bus),

@@ -26,6 +26,7 @@ class Gateway:
     bus: Bus
     clock: Clock
     checks: Callable[[], dict[str, bool]]
+    warnings: Callable[[], dict[str, str]]
     keys: Keys
     sessions: Sessions
     chunks: ChunkLog

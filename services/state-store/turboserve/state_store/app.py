@@ -18,6 +18,8 @@ from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import TTL_S, Playheads
 from turboserve.state_store.hot.redis import Hot
 from turboserve.state_store.leader import lead
+from turboserve.state_store.log_space import LogSpace
+from turboserve.state_store.log_status import LogStatus
 from turboserve.state_store.migrate import migrate
 from turboserve.state_store.pool_endpoints import serve_pools
 from turboserve.state_store.publish.assignments import Assignments
@@ -59,6 +61,7 @@ async def start(runtime: Runtime, settings: Settings) -> None:
     runtime.spawn(streams.keep(), "streams")
     # Before the database: the log works without it, and so does the video.
     canaries = Canaries(bus, clock, settings)
+    await canaries.append_all()
     runtime.spawn(canaries.run(), "canary appends")
     await migrate_patiently(database)
 
@@ -71,12 +74,19 @@ async def start(runtime: Runtime, settings: Settings) -> None:
     accounting = Accounting(database, bus, playheads, clock, outbox.wake)
 
     runtime.spawn(database.watch(), "postgres")
+    # What Redis holds may be lost, and the store goes on without: that does not make it unready.
+    runtime.warn("redis", hot.warning)
+    runtime.spawn(hot.watch(), "redis")
     runtime.spawn(outbox.run(), "outbox")
     runtime.spawn(outbox.measure(), "outbox gauges")
     runtime.spawn(fence.sweep_forever(settings.sweep_s), "fence")
     runtime.spawn(playheads.flush_forever(), "playheads")
     runtime.spawn(lead(database, ACCOUNTING_LOCK, accounting.run), "accounting")
-    sessions = Sessions(database, aftermath, playheads, latents, clock, settings)
+    space = LogSpace(database, bus, clock, canaries, settings)
+    runtime.warn("log_space", space.warning)
+    runtime.spawn(space.run(), "log space")
+    status = LogStatus(canaries, settings)
+    sessions = Sessions(database, aftermath, playheads, latents, status, clock, settings)
     runtime.spawn(Retention(database, sessions, bus, clock, settings).run(), "retention")
     pools = Pools(database, clock, settings)
     runtime.spawn(lead(database, COST_LOCK, pools.accrue_forever), "cost")

@@ -20,6 +20,14 @@ RETRY_AFTER_S = 1.0
 TRANSIENT = ("08", "40", "53", "57", "58", "55P03", "25P0", "XX")
 """Beginnings of SQL states that time heals: connection, rollback, resources, operator, system, timeouts."""
 
+_PROBE_ROW = text(
+    "insert into cursors (name, sequence) values ('write-probe', 1) "
+    "on conflict (name) do update set sequence = cursors.sequence + 1"
+)
+_PROBE_SPILL = text(
+    "select count(*) from (select md5(n::text) as m from generate_series(1, 4000) as n order by m) as spilled"
+)
+
 log = logs.get("postgres")
 
 
@@ -116,10 +124,17 @@ class Database:
             log.warning("transaction given up", error=_brief(error))
 
     async def ping(self) -> bool:
-        """Ask for something trivial; the answer is also kept in `reachable`."""
+        """Write something; whether that worked is also kept in `reachable`.
+
+        A server whose disk is full still answers what it only has to read, and may still change a row in a
+        page that it has. So the probe lets a sort spill to a new file of its disk, and commits a row.
+        """
         try:
-            async with self.statement() as connection:
-                await connection.execute(text("select 1"))
+            async with self.transaction() as connection:
+                await connection.execute(text("set local work_mem = '64kB'"))
+                await connection.execute(_PROBE_SPILL)
+                # Last: other instances write the same row.
+                await connection.execute(_PROBE_ROW)
             self.reachable = True
         except UnavailableError:
             self.reachable = False

@@ -39,3 +39,18 @@ fenced = _meter.create_counter(
 moves = _meter.create_counter("turboserve.store.moves", description="Steps of moves that were committed")
 chunks = _meter.create_counter("turboserve.store.chunks", description="Chunks counted from the log")
 latents = _meter.create_counter("turboserve.store.latents", description="Latents kept")
+log_fill = _meter.create_gauge(
+    "turboserve.store.log.fill", description="Share of a stream's `max_bytes` that is taken, by stream"
+)
+log_disk_free = _meter.create_gauge(
+    "turboserve.store.log.disk.free", unit="By", description="Free space of the disk of the broker's store"
+)
+log_level = _meter.create_gauge(
+    "turboserve.store.log.space", description="Room for the log: 0 enough, 1 low, 2 scarce, 3 full"
+)
+log_purged = _meter.create_counter(
+    "turboserve.store.log.purged", description="Finished sessions removed from the log for room"
+)
+log_accepts = _meter.create_gauge(
+    "turboserve.store.log.accepts", description="1 while a stream takes appends, else 0, by stream"
+)

@@ -12,10 +12,10 @@ from turboserve.clock import Clock
 from turboserve.contracts.errors import TurboServeError
 from turboserve.state_store.core import aging
 from turboserve.state_store.database import Database
+from turboserve.state_store.log_purge import LogPurge
 from turboserve.state_store.repository import clocks, progress, workers
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.settings import Settings
-from turboserve.subjects import CHUNK, CHUNKS, OWN
 
 BATCH = 100
 RETENTION = "retention"
@@ -32,7 +32,8 @@ class Retention:
         self, database: Database, sessions: Sessions, bus: Bus, clock: Clock, settings: Settings
     ) -> None:
         self._database, self._sessions = database, sessions
-        self._bus, self._clock, self._settings = bus, clock, settings
+        self._log = LogPurge(bus)
+        self._clock, self._settings = clock, settings
         self._last: tuple[aging.Aging, float] | None = None
         """What this instance wrote last, and when by its monotonic clock."""
         self._told_s = 0.0
@@ -57,11 +58,7 @@ class Retention:
             log.info("abandoned sessions ended", sessions=ended)
         async with self._database.transaction() as db:
             due = await progress.unpurged(db, now - self._settings.chunk_retention_s, BATCH)
-        jetstream = self._bus.jetstream(3.0)
-        for session in due:
-            # The fence's absence refuses as well: an old owner names a revision that is not there.
-            await jetstream.purge_stream(CHUNKS, subject=CHUNK.of(session))
-            await jetstream.purge_stream(CHUNKS, subject=OWN.of(session))
+        await self._log.sessions(due)
         async with self._database.transaction() as db:
             if due:
                 await progress.mark_purged(db, due, now)

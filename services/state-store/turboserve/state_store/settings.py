@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from turboserve.config import Seconds
 from turboserve.config import Settings as Shared
@@ -44,6 +45,29 @@ class Settings(Shared):
     """The event log keeps an event this long."""
     duplicate_window_s: Seconds = 120.0
     """For this long the broker itself recognises a repeated message."""
+    log_max_bytes: int | None = Field(default=None, ge=2**20)
+    """Bytes that both streams together may reserve at the broker; none: as much as its account, or its
+    storage, lets them reserve. Keep it below half of the broker's disk."""
+    log_chunks_share: float = Field(default=0.85, gt=0, lt=1)
+    """Share of these bytes that the chunk log may take."""
+    log_events_share: float = Field(default=0.1, gt=0, lt=1)
+    """Share of these bytes that the event log may take."""
+    log_low_share: float = Field(default=0.8, gt=0, lt=1)
+    """Fill of a stream at which finished sessions are removed from it before their retention is over."""
+    log_scarce_share: float = Field(default=0.9, gt=0, lt=1)
+    """Fill at which the old chunks of live sessions are removed too, longest histories first."""
+    log_full_share: float = Field(default=0.95, gt=0, le=1)
+    """Fill at which no session is admitted or resumed."""
+    log_chunks_floor: int = Field(default=40, ge=8)
+    """Newest chunks that each live session keeps in any case."""
+    log_guard_s: Seconds = 30.0
+    """A finished session keeps its chunks for this long in any case: its viewers are still there."""
+    log_directory: Path | None = None
+    """The broker's storage, if it is on this machine: the free space of its disk counts too. None: only the
+    limits of the streams do."""
+    log_disk_reserve_bytes: int = Field(default=2 * 2**30, ge=2**20)
+    """Free bytes of that disk below which room is low, scarce below a half of it, full below a quarter; a
+    tenth of the disk if that is less."""
     latents_kept: int = Field(default=8, ge=1)
     """Newest chunks whose latents are kept, beside the first one's (the window and its sink)."""
     latents_ttl_s: Seconds = 6 * 3_600.0
@@ -64,6 +88,18 @@ class Settings(Shared):
     """How often to look for what another instance, or an earlier life of this one, left undone."""
     purge_s: Seconds = 30.0
     """How often to look for what is past its retention."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Settings:
+        if self.log_chunks_share + self.log_events_share > 1:
+            raise ValueError("log_chunks_share and log_events_share: together at most 1")
+        if not self.log_low_share < self.log_scarce_share < self.log_full_share:
+            raise ValueError("log_low_share, log_scarce_share and log_full_share: each above the one before")
+        if self.log_chunks_floor > self.chunks_kept:
+            raise ValueError(f"log_chunks_floor: at most chunks_kept, {self.chunks_kept}")
+        if self.canary_interval_s >= self.canary_timeout_s:
+            raise ValueError(f"canary_interval_s: below canary_timeout_s, {self.canary_timeout_s}")
+        return self
 
     @property
     def sqlalchemy_url(self) -> str:

@@ -1,14 +1,15 @@
-"""The two streams: made at start, brought to the configuration that this version wants."""
+"""The two streams: made at start, brought to the configuration and size that this version wants."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 import nats
-from nats.js import api
-from nats.js.errors import NotFoundError
+from nats.js import JetStreamContext, api
+from nats.js.errors import APIError, NotFoundError
 
 from turboserve import logs
 from turboserve.bus import Bus
@@ -19,17 +20,29 @@ LOOK_S = 0.5
 CHECK_S = 5.0
 RETIRED = ((EVENTS, "scheduler"), (CHUNKS, "accounting"))
 """Durable consumers of earlier versions: nobody reads them, and a broker keeps count for them for ever."""
+LARGEST_BYTES = 64 * 2**30
+SMALLEST_BYTES = 2**20
+STEP = 0.8
+"""A broker does not say how much it can reserve, only whether what it is asked for is too much."""
+TOO_LARGE = 10047
 
 log = logs.get("streams")
 
 
 def wanted(settings: Settings) -> tuple[api.StreamConfig, ...]:
+    """The configurations without `max_bytes`.
+
+    With `discard: new` no limit on bytes ever removes anything, such as the fence of a live session: what
+    has to go, the state store chooses. `discard_new_per_subject` stays off, so that the oldest chunk of a
+    session still makes room for its newest.
+    """
     return (
         api.StreamConfig(
             name=CHUNKS,
             description="The fence (own.*) and the chunk log (chunk.*): one order for both",
             subjects=[OWN.every, CHUNK.every, CANARY_CHUNKS.every],
             storage=api.StorageType.FILE,
+            discard=api.DiscardPolicy.NEW,
             max_msgs_per_subject=settings.chunks_kept,
             duplicate_window=settings.duplicate_window_s,
             allow_direct=True,
@@ -42,6 +55,7 @@ def wanted(settings: Settings) -> tuple[api.StreamConfig, ...]:
             description="Session and worker events, in the order of their commits",
             subjects=[EVENT.every, WORKER_EVENT.every, CANARY_EVENTS.every],
             storage=api.StorageType.FILE,
+            discard=api.DiscardPolicy.NEW,
             max_age=settings.events_retention_s,
             duplicate_window=settings.duplicate_window_s,
             allow_direct=True,
@@ -56,19 +70,32 @@ class Streams:
 
     def __init__(self, bus: Bus, settings: Settings) -> None:
         self._bus, self._wanted = bus, wanted(settings)
+        self._total = settings.log_max_bytes
+        self._shares: Mapping[str, float] = {
+            CHUNKS: settings.log_chunks_share,
+            EVENTS: settings.log_events_share,
+        }
         self.ready = False
 
-    async def ensure(self) -> None:
-        """Raises nats' errors while the broker does not answer."""
-        for config in self._wanted:
-            await self._ensure(config)
+    async def ensure(self, *, resize: bool) -> None:
+        """Make what is missing and change what differs; with `resize` also as large as they may be.
+
+        Raises nats' errors while the broker does not answer.
+        """
+        jetstream = self._bus.jetstream(3.0)
+        current = {name: await _config(jetstream, name) for name in self._shares}
+        bounded = {name: _bound(config) for name, config in current.items()}
+        if resize or not all(bounded.values()):
+            await self._resize(jetstream, bounded)
+        else:
+            await self._apply(jetstream, bounded)
         self.ready = True
 
     async def ensure_patiently(self) -> None:
         """Until it is done, as long as that takes."""
         while True:
             try:
-                await self.ensure()
+                await self.ensure(resize=True)
                 return await self._retire()
             except (TimeoutError, OSError, nats.errors.Error) as error:
                 log.warning("streams cannot be made yet", error=repr(error))
@@ -76,15 +103,18 @@ class Streams:
 
     async def keep(self) -> None:
         """Look again now and then, and after every reconnect; never returns."""
-        seen, checked_at = -1, 0.0
+        seen, checked_at = int(self._bus.client.stats["reconnects"]), time.monotonic()
         while True:
             await asyncio.sleep(LOOK_S)
             connects, now = int(self._bus.client.stats["reconnects"]), time.monotonic()
             if connects == seen and self.ready and now < checked_at + CHECK_S:
                 continue
-            seen, checked_at = connects, now
+            resize = connects != seen
+            checked_at = now
             try:
-                await self.ensure()
+                # A broker that was started again may have got another disk.
+                await self.ensure(resize=resize)
+                seen = connects
             except (TimeoutError, OSError, nats.errors.Error) as error:
                 self.ready = False
                 log.warning("streams cannot be checked", error=repr(error))
@@ -95,23 +125,68 @@ class Streams:
                 await self._bus.jetstream(3.0).delete_consumer(stream, consumer)
                 log.info("old consumer removed", stream=stream, consumer=consumer)
 
-    async def _ensure(self, config: api.StreamConfig) -> None:
-        jetstream = self._bus.jetstream(3.0)
-        assert config.name is not None
-        try:
-            current = (await jetstream.stream_info(config.name)).config
-        except NotFoundError:
-            await jetstream.add_stream(config)
-            log.info("stream made", stream=config.name)
+    async def _resize(self, jetstream: JetStreamContext, before: Mapping[str, int]) -> None:
+        """The largest sizes that the broker reserves; not below `before`, except by the setting."""
+        refusal: APIError | None = None
+        asked = self._total or await _account_limit(jetstream)
+        for total in _totals(asked):
+            sizes = {name: int(share * total) for name, share in self._shares.items()}
+            if total != self._total:
+                sizes = {name: max(size, before[name]) for name, size in sizes.items()}
+            try:
+                await self._apply(jetstream, sizes)
+            except APIError as error:
+                if error.err_code != TOO_LARGE:
+                    raise
+                refusal = error
+                continue
+            if self._total and total != self._total:
+                log.warning("the broker reserves less than asked for", asked=self._total, bytes=total)
             return
-        if _differs(current, config):
-            await jetstream.update_stream(config)
-            log.info("stream updated", stream=config.name)
+        assert refusal is not None
+        raise refusal
+
+    async def _apply(self, jetstream: JetStreamContext, sizes: Mapping[str, int]) -> None:
+        for config in self._wanted:
+            assert config.name is not None
+            want = config.evolve(max_bytes=sizes[config.name])
+            current = await _config(jetstream, config.name)
+            if current is None:
+                await jetstream.add_stream(want)
+                log.info("stream made", stream=want.name, max_bytes=want.max_bytes)
+            elif _differs(current, want):
+                await jetstream.update_stream(want)
+                log.info("stream updated", stream=want.name, max_bytes=want.max_bytes)
+
+
+def _totals(asked: int | None) -> Iterator[int]:
+    """What to try, largest first."""
+    total = asked or LARGEST_BYTES
+    while total >= SMALLEST_BYTES or total == asked:
+        yield total
+        total = int(total * STEP)
+
+
+async def _account_limit(jetstream: JetStreamContext) -> int | None:
+    """What the account may store; None: it has no limit of its own."""
+    limit = (await jetstream.account_info()).limits.max_storage
+    return limit if limit > 0 else None
+
+
+async def _config(jetstream: JetStreamContext, stream: str) -> api.StreamConfig | None:
+    try:
+        return (await jetstream.stream_info(stream)).config
+    except NotFoundError:
+        return None
+
+
+def _bound(config: api.StreamConfig | None) -> int:
+    return max(0, config.max_bytes or 0) if config is not None else 0
 
 
 def _differs(current: api.StreamConfig, want: api.StreamConfig) -> bool:
     names = (
-        *("subjects", "max_msgs_per_subject", "max_age", "duplicate_window"),
+        *("subjects", "max_msgs_per_subject", "max_age", "max_bytes", "discard", "duplicate_window"),
         *("allow_direct", "allow_msg_ttl", "republish"),
     )
     return any((getattr(current, name) or None) != (getattr(want, name) or None) for name in names)

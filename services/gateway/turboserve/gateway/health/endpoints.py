@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from turboserve import telemetry
 from turboserve.gateway.context import Gateway, gateway_of
@@ -20,6 +20,9 @@ class Health(BaseModel):
 class Readiness(BaseModel):
     status: Literal["ready", "not ready"]
     checks: dict[str, bool]
+    warnings: dict[str, str] = Field(
+        {}, description="What an operator should know of a service that can still be used."
+    )
 
 
 @router.get("/healthz", summary="Whether the process lives")
@@ -36,7 +39,7 @@ async def readyz(response: Response, gateway: Annotated[Gateway, Depends(gateway
     checks = gateway.checks()
     good = all(checks.values())
     response.status_code = 200 if good else 503
-    return Readiness(status="ready" if good else "not ready", checks=checks)
+    return Readiness(status="ready" if good else "not ready", checks=checks, warnings=gateway.warnings())
 
 
 class PrometheusText(Response):

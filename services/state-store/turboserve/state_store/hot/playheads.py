@@ -109,7 +109,8 @@ class Playheads:
                 await pipe.execute()
             return True
 
-        await self._hot.attempt(run)
+        if await self._hot.attempt(run) is None:
+            self._dirty |= batch.keys()
 
     async def _read(self, sessions: Sequence[str]) -> dict[str, Seen]:
         async def run(redis: Redis) -> list[list[bytes | None]]:

@@ -21,6 +21,9 @@ DEADLINE_S = 0.25
 """For one command; an attempt, which may be several, takes at most twice that."""
 REST_S = 1.0
 CONNECTIONS = 16
+PROBE_KEY = "write-probe"
+PROBE_S = 1.0
+PROBE_TTL_S = 60
 
 T = TypeVar("T")
 log = logs.get("redis")
@@ -41,6 +44,8 @@ class Hot:
         )
         self._redis: Redis = Redis.from_pool(pool)
         self._rest_until = 0.0
+        self._quiet_until = 0.0
+        self._trouble: str | None = None
 
     async def attempt(self, work: Callable[[Redis], Awaitable[T]]) -> T | None:
         """What `work` returns, or None if Redis does not answer (now, or a moment ago) or refuses."""
@@ -55,7 +60,10 @@ class Hot:
             self._rest_until = time.monotonic() + REST_S
             return None
         except RedisError as error:
-            log.warning("Redis refuses", error=repr(error))
+            # Out of memory, or of disk (MISCONF): it may take it later, and what is only read is still there.
+            if time.monotonic() >= self._quiet_until:
+                self._quiet_until = time.monotonic() + REST_S
+                log.warning("Redis refuses", error=repr(error))
             return None
         if self._rest_until:
             log.info("Redis answers again")
@@ -64,7 +72,30 @@ class Hot:
 
     @property
     def resting(self) -> bool:
-        return self._rest_until > 0.0
+        """Whether what it holds may be old: it does not answer, or it takes no writes."""
+        return self._rest_until > 0.0 or self._trouble is not None
+
+    def warning(self) -> str | None:
+        """Why nothing can be written at the moment; None while it can."""
+        return self._trouble
+
+    async def watch(self, every_s: float = PROBE_S) -> None:
+        """Write a probe now and then, for readiness; never returns."""
+        while True:
+            try:
+                async with asyncio.timeout(2 * DEADLINE_S):
+                    await self._redis.set(PROBE_KEY, 1, ex=PROBE_TTL_S)
+                self._note(None)
+            except (RedisError, OSError) as error:
+                self._note(f"{type(error).__name__}: {error}"[:200])
+            await asyncio.sleep(every_s)
+
+    def _note(self, trouble: str | None) -> None:
+        if trouble is None and self._trouble is not None:
+            log.info("Redis takes writes again")
+        elif trouble is not None and self._trouble is None:
+            log.warning("Redis takes no writes; going on without", error=trouble)
+        self._trouble = trouble
 
     async def close(self) -> None:
         await self._redis.aclose()

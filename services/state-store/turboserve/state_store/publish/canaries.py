@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 from turboserve import ids, logs
 from turboserve.bus import Bus, append
 from turboserve.clock import Clock
-from turboserve.contracts.errors import TurboServeError
+from turboserve.contracts.canaries import Canary, SpaceLevel
+from turboserve.contracts.errors import DeadlineError, LogFullError, TurboServeError
+from turboserve.state_store import metrics
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import CANARIES, Log
 
@@ -23,22 +24,30 @@ class Canaries:
     """Each instance of the state store appends its own."""
 
     def __init__(self, bus: Bus, clock: Clock, settings: Settings) -> None:
+        self.space = SpaceLevel.ENOUGH
+        """Told with every canary."""
+        self.without_room: set[str] = set()
+        """Streams that refused the newest canary because they are full."""
         self._bus, self._clock = bus, clock
         self._interval_s, self._timeout_s = settings.canary_interval_s, settings.canary_timeout_s
         self._ttl_s = max(1, round(TTL_INTERVALS * settings.canary_interval_s))
         self._instance = ids.new_id("canary")
         self._acked_at: dict[str, float] = {}
         self._refusals: dict[str, str] = {}
+        self._late: set[str] = set()
         self._number = 0
 
     def refused_by(self) -> dict[str, str]:
-        """Why a stream takes nothing, by stream; empty while all take what is appended."""
+        """Why a stream takes nothing, by stream; empty while all take what is appended.
+
+        A refusal counts at once; silence, which a busy machine causes too, after `canary_timeout_s`.
+        """
         now = self._clock.monotonic()
         reasons = dict(self._refusals)
         for canary in CANARIES:
             at = self._acked_at.get(canary.stream)
             if canary.stream not in reasons and (at is None or now - at > self._timeout_s):
-                reasons[canary.stream] = f"no canary was acknowledged for {self._timeout_s} s"
+                reasons[canary.stream] = f"it has acknowledged nothing for {self._timeout_s:g} s"
         return reasons
 
     async def run(self) -> None:
@@ -51,25 +60,36 @@ class Canaries:
     async def append_all(self) -> None:
         """One canary to every stream; never raises for a broker that refuses or is away."""
         self._number += 1
-        await asyncio.gather(*(self._append(canary) for canary in CANARIES))
+        canary = Canary(instance=self._instance, number=self._number, space=self.space)
+        await asyncio.gather(*(self._append(where, canary) for where in CANARIES))
+        refused = self.refused_by()
+        for where in CANARIES:
+            metrics.log_accepts.set(int(where.stream not in refused), {"stream": where.stream})
 
-    async def _append(self, canary: Log) -> None:
-        stream = canary.stream
-        body = json.dumps({"instance": self._instance, "number": self._number}).encode()
+    async def _append(self, where: Log, canary: Canary) -> None:
+        stream = where.stream
         try:
             await append(
                 self._bus,
-                canary.every,
-                body,
-                message_id=f"{self._instance}:{self._number}",
+                where.every,
+                canary.to_bytes(),
+                message_id=f"{canary.instance}:{canary.number}",
                 ttl_s=self._ttl_s,
                 deadline_s=DEADLINE_S,
             )
+        except DeadlineError as error:
+            if stream not in self._late:
+                log.warning("canary not acknowledged", stream=stream, error=error.detail)
+            self._late.add(stream)
         except TurboServeError as error:
             if stream not in self._refusals:
                 log.error("stream takes no appends", stream=stream, error=error.detail)
             self._refusals[stream] = error.detail
-            return
-        if self._refusals.pop(stream, None) is not None:
-            log.info("stream takes appends again", stream=stream)
-        self._acked_at[stream] = self._clock.monotonic()
+            if isinstance(error, LogFullError):
+                self.without_room.add(stream)
+        else:
+            if self._refusals.pop(stream, None) is not None or stream in self._late:
+                log.info("stream takes appends again", stream=stream)
+            self._late.discard(stream)
+            self.without_room.discard(stream)
+            self._acked_at[stream] = self._clock.monotonic()

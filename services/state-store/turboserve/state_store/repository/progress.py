@@ -75,6 +75,13 @@ async def unpurged(db: AsyncConnection, ended_before: float, limit: int) -> Sequ
     return (await db.execute(query)).scalars().all()
 
 
+async def unknown(db: AsyncConnection, ids: Sequence[str]) -> Sequence[str]:
+    """Those of `ids` for which there is no row."""
+    query = select(sessions.c.id).where(sessions.c.id.in_(list(ids)))
+    known = set((await db.execute(query)).scalars().all())
+    return [session for session in ids if session not in known]
+
+
 async def mark_purged(db: AsyncConnection, ids: Iterable[str], now: float) -> None:
     await db.execute(update(sessions).where(sessions.c.id.in_(list(ids))).values(purged_at=now))
 

@@ -35,6 +35,7 @@ from turboserve.state_store.core.workers import Slots, gone
 from turboserve.state_store.database import Database
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads
+from turboserve.state_store.log_status import LogStatus
 from turboserve.state_store.repository import admission, changes, controls, sessions, workers
 from turboserve.state_store.service.aftermath import Aftermath
 from turboserve.state_store.service.leaders import fenced
@@ -58,10 +59,11 @@ class Sessions:
         aftermath: Aftermath,
         playheads: Playheads,
         latents: Latents,
+        log: LogStatus,
         clock: Clock,
         settings: Settings,
     ) -> None:
-        self._database, self._aftermath = database, aftermath
+        self._database, self._aftermath, self._log = database, aftermath, log
         self._playheads, self._latents = playheads, latents
         self._clock, self._settings = clock, settings
 
@@ -104,6 +106,7 @@ class Sessions:
                 if existing is None or not await sessions.created_by(db, request):
                     raise ConflictError(f"the session id {request.id} is taken", field="id")
                 return existing
+            self._log.require()
             self._admit(census)
             await changes.create(db, change)
         return await self._aftermath.changed(change.record)
@@ -136,6 +139,7 @@ class Sessions:
             record = (await locked(db, ref)).record
             change = rules.resume(record, self._clock.wall())
             if change is not None:
+                self._log.require()
                 census = await self._census(db, record.id, record.model)
                 census.room.admit(self._settings.admission_retry_s)
                 await changes.write(db, change)

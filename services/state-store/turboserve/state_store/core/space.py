@@ -1,0 +1,89 @@
+"""How much room the log has left, and how much of it has to go. Pure: sizes in, levels and sizes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from turboserve.contracts.canaries import SpaceLevel
+
+GAP = 0.1
+"""Removing goes on until the fill is this far below the share at which it began."""
+_ORDER = tuple(SpaceLevel)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of a stream's `max_bytes` at which the levels begin."""
+
+    low: float
+    scarce: float
+    full: float
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The disk of the broker's store, bytes."""
+
+    free: int
+    total: int
+
+
+def worst(levels: Sequence[SpaceLevel]) -> SpaceLevel:
+    return max(levels, key=_ORDER.index, default=SpaceLevel.ENOUGH)
+
+
+def stream_level(used: int, max_bytes: int, shares: Shares) -> SpaceLevel:
+    """The level of one stream; one without a limit has room by itself."""
+    if max_bytes <= 0:
+        return SpaceLevel.ENOUGH
+    return _level(used / max_bytes, shares)
+
+
+def disk_level(disk: Disk | None, reserve: int) -> SpaceLevel:
+    """The level of the disk: low below `reserve` free bytes, scarce below a half, full below a quarter.
+
+    On a small disk the reserve is a tenth of it. None: the disk is another machine's, and says nothing.
+    """
+    if disk is None:
+        return SpaceLevel.ENOUGH
+    share = disk.free / max(1, min(reserve, disk.total // 10))
+    if share >= 1:
+        return SpaceLevel.ENOUGH
+    if share >= 0.5:
+        return SpaceLevel.LOW
+    return SpaceLevel.SCARCE if share >= 0.25 else SpaceLevel.FULL
+
+
+def excess(used: int, max_bytes: int, begins: float) -> int:
+    """Bytes to remove from a stream so that it is `GAP` below the share `begins`; at least 0."""
+    return max(0, used - int(max(0.0, begins - GAP) * max_bytes)) if max_bytes > 0 else 0
+
+
+def shortened(counts: Mapping[str, int], floor: int) -> dict[str, int]:
+    """What each of the longest histories is cut to, by subject: those of over half the longest, to a half.
+
+    `counts` are the messages of each subject. Nothing is cut below `floor`; empty: all are at it.
+    """
+    longest = max(counts.values(), default=0)
+    return {
+        subject: max(floor, count // 2)
+        for subject, count in counts.items()
+        if count > floor and count > longest // 2
+    }
+
+
+def oldest_part(first: int, last: int, used: int, remove: int) -> int:
+    """The first sequence to keep of a stream whose messages are about equal in size; `last` always stays."""
+    if used <= 0 or remove <= 0 or last <= first:
+        return first
+    share = min(1.0, remove / used)
+    return min(last, first + max(1, round(share * (last - first))))
+
+
+def _level(fill: float, shares: Shares) -> SpaceLevel:
+    if fill >= shares.full:
+        return SpaceLevel.FULL
+    if fill >= shares.scarce:
+        return SpaceLevel.SCARCE
+    return SpaceLevel.LOW if fill >= shares.low else SpaceLevel.ENOUGH

@@ -1,0 +1,50 @@
+"""Removing parts of the log: a finished session whole, the old end of a long history, the oldest events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from turboserve.bus import Bus
+from turboserve.contracts.base import is_id
+from turboserve.subjects import CHUNK, CHUNKS, EVENTS, OWN
+
+DEADLINE_S = 3.0
+
+
+class LogPurge:
+    """All methods raise nats' errors while the broker does not answer. Each can be repeated."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def sessions(self, ids: Iterable[str]) -> None:
+        """All chunks of these sessions, then their fences: for sessions that have ended."""
+        jetstream = self._bus.jetstream(DEADLINE_S)
+        for session in ids:
+            # The fence's absence refuses as well: an old owner names a revision that is not there.
+            await jetstream.purge_stream(CHUNKS, subject=CHUNK.of(session))
+            await jetstream.purge_stream(CHUNKS, subject=OWN.of(session))
+
+    async def shorten(self, subject: str, keep: int) -> None:
+        """All but the newest `keep` chunks of one session; its fence stays."""
+        if keep < 1 or not subject.startswith(CHUNK.of("")):
+            raise ValueError(f"shorten: {subject!r} to {keep}: only chunks, and not to nothing")
+        await self._bus.jetstream(DEADLINE_S).purge_stream(CHUNKS, subject=subject, keep=keep)
+
+    async def events_before(self, sequence: int) -> None:
+        """All events before stream `sequence`."""
+        await self._bus.jetstream(DEADLINE_S).purge_stream(EVENTS, seq=sequence)
+
+    async def chunk_counts(self) -> dict[str, int]:
+        """How many chunks the log has, by subject."""
+        info = await self._bus.jetstream(DEADLINE_S).stream_info(CHUNKS, subjects_filter=CHUNK.every)
+        return dict(info.state.subjects or {})
+
+    async def sessions_in_log(self) -> list[str]:
+        """Sessions that have chunks or a fence in the log."""
+        jetstream = self._bus.jetstream(DEADLINE_S)
+        found: set[str] = set()
+        for log in (CHUNK, OWN):
+            info = await jetstream.stream_info(CHUNKS, subjects_filter=log.every)
+            found |= {subject.removeprefix(log.of("")) for subject in info.state.subjects or {}}
+        return sorted(session for session in found if is_id(session))

@@ -1,0 +1,196 @@
+"""Room in the log: announced when it gets low, and made before it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import nats
+from nats.js import api
+
+from turboserve import logs
+from turboserve.bus import Bus
+from turboserve.clock import Clock
+from turboserve.contracts.canaries import SpaceLevel
+from turboserve.contracts.errors import TurboServeError
+from turboserve.state_store import metrics
+from turboserve.state_store.core import space
+from turboserve.state_store.core.space import Disk, Shares
+from turboserve.state_store.database import Database
+from turboserve.state_store.log_purge import LogPurge
+from turboserve.state_store.publish.canaries import Canaries
+from turboserve.state_store.repository import progress
+from turboserve.state_store.settings import Settings
+from turboserve.subjects import CHUNKS, EVENTS
+
+BATCH = 16
+ROUNDS = 12
+"""Halvings of the longest histories in one check: from the most that a stream may keep to the floor."""
+_LEVELS = tuple(SpaceLevel)
+
+log = logs.get("log-space")
+
+
+class LogSpace:
+    """Several instances may run this: removing the same thing twice is fine."""
+
+    def __init__(
+        self, database: Database, bus: Bus, clock: Clock, canaries: Canaries, settings: Settings
+    ) -> None:
+        self._database, self._bus, self._clock = database, bus, clock
+        self._canaries, self._settings = canaries, settings
+        self._purge = LogPurge(bus)
+        self._shares = Shares(settings.log_low_share, settings.log_scarce_share, settings.log_full_share)
+        self._told = SpaceLevel.ENOUGH
+        self._detail: str | None = None
+
+    def warning(self) -> str | None:
+        """What /readyz says of it; None while there is enough."""
+        return self._detail
+
+    async def run(self) -> None:
+        """Check for ever, and make room where it is needed."""
+        while True:
+            try:
+                await self.check()
+            except TurboServeError as error:
+                log.warning("room cannot be checked", error=error.detail)
+            except (TimeoutError, OSError, nats.errors.Error) as error:
+                log.warning("room cannot be checked", error=repr(error))
+            await asyncio.sleep(self._settings.canary_interval_s)
+
+    async def check(self) -> SpaceLevel:
+        """Look, make room if there is little, look again and announce it. The level after that."""
+        level = await self._look()
+        if level is not SpaceLevel.ENOUGH:
+            await self._make_room(level)
+            await self._look()
+        return self._told
+
+    async def _look(self) -> SpaceLevel:
+        streams = [await self._state(name) for name in (CHUNKS, EVENTS)]
+        levels = [space.stream_level(used, limit, self._shares) for _, used, limit, _ in streams]
+        disk = self._disk()
+        levels.append(space.disk_level(disk, self._settings.log_disk_reserve_bytes))
+        if self._canaries.without_room:
+            # The broker's own limit, which nobody tells us, came before the streams'.
+            levels.append(SpaceLevel.FULL)
+        level = space.worst(levels)
+        fills = {name: used / limit for name, used, limit, _ in streams if limit > 0}
+        for name, fill in fills.items():
+            metrics.log_fill.set(fill, {"stream": name})
+        if disk is not None:
+            metrics.log_disk_free.set(disk.free)
+        metrics.log_level.set(_LEVELS.index(level))
+        self._announce(level, fills, disk)
+        return level
+
+    def _announce(self, level: SpaceLevel, fills: dict[str, float], disk: Disk | None) -> None:
+        self._canaries.space = level
+        numbers = {f"{name.lower()}_fill": round(fill, 3) for name, fill in fills.items()}
+        if disk is not None:
+            numbers["disk_free_bytes"] = disk.free
+        self._detail = None
+        if level is not SpaceLevel.ENOUGH:
+            self._detail = ", ".join([level.value, *(f"{name} {value}" for name, value in numbers.items())])
+        if level is not self._told:
+            worse = _LEVELS.index(level) > _LEVELS.index(self._told)
+            (log.warning if worse else log.info)("room for the log", level=level.value, **numbers)
+            self._told = level
+
+    def _disk(self) -> Disk | None:
+        if self._settings.log_directory is None:
+            return None
+        try:
+            usage = shutil.disk_usage(self._settings.log_directory)
+        except OSError:
+            # Not made yet, or closed to this user: then only the streams' limits tell.
+            return None
+        return Disk(usage.free, usage.total)
+
+    async def _state(self, stream: str) -> tuple[str, int, int, api.StreamState]:
+        info = await self._bus.jetstream(3.0).stream_info(stream)
+        return stream, info.state.bytes, max(0, info.config.max_bytes or 0), info.state
+
+    async def _make_room(self, level: SpaceLevel) -> None:
+        await self._drop_old_events()
+        if await self._remove_finished(level):
+            return
+        # What is left is live.
+        if level in (SpaceLevel.SCARCE, SpaceLevel.FULL):
+            await self._shorten_live(level)
+
+    async def _drop_old_events(self) -> None:
+        """Events by age alone: what is decided stands in the rows, and the newest of all subjects stay."""
+        _, used, limit, state = await self._state(EVENTS)
+        if space.stream_level(used, limit, self._shares) is SpaceLevel.ENOUGH:
+            return
+        remove = space.excess(used, limit, self._shares.low)
+        keep_from = space.oldest_part(state.first_seq, state.last_seq, used, remove)
+        await self._purge.events_before(keep_from)
+        log.warning("old events removed for room", before=keep_from)
+
+    async def _remove_finished(self, level: SpaceLevel) -> bool:
+        """Finished sessions, longest ended first, until there is room; whether there is."""
+        if await self._enough(self._shares.low):
+            return True
+        removed = 0
+        try:
+            async with aclosing(self._finished()) as batches:
+                async for batch in batches:
+                    await self._purge.sessions(batch)
+                    async with self._database.transaction() as db:
+                        await progress.mark_purged(db, batch, self._clock.wall())
+                    removed += len(batch)
+                    if await self._enough(self._shares.low):
+                        return True
+        except TurboServeError as error:
+            # Without rows nobody can tell which sessions are over; shortening needs none.
+            log.warning("finished sessions are not known", error=error.detail)
+        finally:
+            if removed:
+                metrics.log_purged.add(removed)
+                log.warning("finished sessions removed for room", sessions=removed, level=level.value)
+        return False
+
+    async def _finished(self) -> AsyncGenerator[Sequence[str]]:
+        """Sessions whose chunks nobody needs any more, in batches; each is purged before the next."""
+        while True:
+            ended_before = self._clock.wall() - self._settings.log_guard_s
+            async with self._database.transaction() as db:
+                due = await progress.unpurged(db, ended_before, BATCH)
+            if not due:
+                break
+            yield due
+        logged = await self._purge.sessions_in_log()
+        async with self._database.transaction() as db:
+            unknown = await progress.unknown(db, logged)
+        if unknown:
+            log.warning("sessions without a row are removed from the log", sessions=len(unknown))
+            yield unknown
+
+    async def _shorten_live(self, level: SpaceLevel) -> None:
+        """Halve the longest histories until there is room or all are at the floor."""
+        shortened = 0
+        for _ in range(ROUNDS):
+            if await self._enough(self._shares.scarce):
+                break
+            cuts = space.shortened(await self._purge.chunk_counts(), self._settings.log_chunks_floor)
+            if not cuts:
+                break
+            for subject, keep in cuts.items():
+                await self._purge.shorten(subject, keep)
+            shortened += len(cuts)
+        if shortened:
+            log.warning("old chunks of live sessions removed for room", cuts=shortened, level=level.value)
+
+    async def _enough(self, begins: float) -> bool:
+        """Whether no more has to go, after removal began at the share `begins`."""
+        if self._canaries.without_room:
+            await self._canaries.append_all()
+        _, used, limit, _ = await self._state(CHUNKS)
+        disk = space.disk_level(self._disk(), self._settings.log_disk_reserve_bytes)
+        full = bool(self._canaries.without_room)
+        return space.excess(used, limit, begins) == 0 and disk is SpaceLevel.ENOUGH and not full

@@ -1,0 +1,32 @@
+"""Whether the log takes what is promised to users: by this instance's own appends, and by the room left."""
+
+from __future__ import annotations
+
+from turboserve.contracts.canaries import SpaceLevel
+from turboserve.contracts.errors import LogUnavailableError
+from turboserve.state_store.publish.canaries import Canaries
+from turboserve.state_store.settings import Settings
+
+
+class LogStatus:
+    """Asked by admission and by readiness."""
+
+    def __init__(self, canaries: Canaries, settings: Settings) -> None:
+        self._canaries, self._retry_s = canaries, settings.admission_retry_s
+
+    @property
+    def level(self) -> SpaceLevel:
+        return self._canaries.space
+
+    def require(self) -> None:
+        """Raises LogUnavailableError while video that is promised now could not be stored."""
+        for stream, reason in self._canaries.refused_by().items():
+            raise LogUnavailableError(
+                f"the stream {stream} stores nothing at the moment: {reason}",
+                field=stream,
+                retry_after_s=self._retry_s,
+            )
+        if self.level is SpaceLevel.FULL:
+            raise LogUnavailableError(
+                "the log has no room for another session", field="log_space", retry_after_s=self._retry_s
+            )
