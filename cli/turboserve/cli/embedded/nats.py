@@ -29,7 +29,7 @@ STORE_SHARE = 0.5
 """Of what the disk has free, or holds for the log already. A log of which parts were removed may take twice
 its size on disk, until the broker has compacted it."""
 MAX_STORE_BYTES = 64 * 2**30
-MIN_STORE_BYTES = 64 * 2**20
+MIN_STORE_BYTES = 16 * 2**20
 ADMIN = "admin"
 """The user of tests and tools, which may do everything that services may."""
 SYSTEM_ACCOUNT = "SYS"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import nats
@@ -97,7 +97,7 @@ class LogSpace:
             self._detail = ", ".join([level.value, *(f"{name} {value}" for name, value in numbers.items())])
         if level is not self._told:
             worse = _LEVELS.index(level) > _LEVELS.index(self._told)
-            (log.warning if worse else log.info)("room for the log", level=level.value, **numbers)
+            (log.warning if worse else log.info)("room for the log", space=level.value, **numbers)
             self._told = level
 
     def _disk(self) -> Disk | None:
@@ -138,12 +138,12 @@ class LogSpace:
             return True
         removed = 0
         try:
-            async with aclosing(self._finished()) as batches:
-                async for batch in batches:
-                    await self._purge.sessions(batch)
+            async with aclosing(self._finished()) as sessions:
+                async for session in sessions:
+                    await self._purge.sessions([session])
                     async with self._database.transaction() as db:
-                        await progress.mark_purged(db, batch, self._clock.wall())
-                    removed += len(batch)
+                        await progress.mark_purged(db, [session], self._clock.wall())
+                    removed += 1
                     if await self._enough(self._shares.low):
                         return True
         except TurboServeError as error:
@@ -152,24 +152,26 @@ class LogSpace:
         finally:
             if removed:
                 metrics.log_purged.add(removed)
-                log.warning("finished sessions removed for room", sessions=removed, level=level.value)
+                log.warning("finished sessions removed for room", sessions=removed, space=level.value)
         return False
 
-    async def _finished(self) -> AsyncGenerator[Sequence[str]]:
-        """Sessions whose chunks nobody needs any more, in batches; each is purged before the next."""
+    async def _finished(self) -> AsyncGenerator[str]:
+        """Sessions whose chunks nobody needs any more; each is removed before the next is asked for."""
         while True:
             ended_before = self._clock.wall() - self._settings.log_guard_s
             async with self._database.transaction() as db:
                 due = await progress.unpurged(db, ended_before, BATCH)
             if not due:
                 break
-            yield due
+            for session in due:
+                yield session
         logged = await self._purge.sessions_in_log()
         async with self._database.transaction() as db:
             unknown = await progress.unknown(db, logged)
         if unknown:
             log.warning("sessions without a row are removed from the log", sessions=len(unknown))
-            yield unknown
+        for session in unknown:
+            yield session
 
     async def _shorten_live(self, level: SpaceLevel) -> None:
         """Halve the longest histories until there is room or all are at the floor."""
@@ -184,7 +186,7 @@ class LogSpace:
                 await self._purge.shorten(subject, keep)
             shortened += len(cuts)
         if shortened:
-            log.warning("old chunks of live sessions removed for room", cuts=shortened, level=level.value)
+            log.warning("old chunks of live sessions removed for room", cuts=shortened, space=level.value)
 
     async def _enough(self, begins: float) -> bool:
         """Whether no more has to go, after removal began at the share `begins`."""

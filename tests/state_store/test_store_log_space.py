@@ -1,0 +1,346 @@
+"""Bounded streams on a real broker: their size, what is removed for room and what never is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nats.js import api as js
+from sqlalchemy import text
+from state_store_harness import Harness, Machine, Store, until
+
+from turboserve import subjects
+from turboserve.bus import Bus, append, last_entry
+from turboserve.cli.embedded import Layout, NatsServer, Ports
+from turboserve.contracts.chunks import ChunkHeader, Ownership
+from turboserve.contracts.errors import LogFullError, LogUnavailableError
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.state_store.database import Database
+from turboserve.state_store.settings import Settings
+from turboserve.state_store.streams import Streams
+from turboserve.subjects import CHUNK, CHUNKS, EVENT, EVENTS, OWN
+
+CHUNK_BYTES = 64 * 1024
+LOG_BYTES = 5 * 2**20
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(
+        update={
+            "log_max_bytes": LOG_BYTES,
+            "log_chunks_share": 0.8,
+            "log_chunks_floor": 8,
+            "log_guard_s": 0.001,
+            "canary_interval_s": 0.2,
+            "canary_timeout_s": 60.0,
+        }
+    )
+
+
+async def append_chunk(api: Harness, record: SessionRecord, index: int, size: int = CHUNK_BYTES) -> bool:
+    """Append as the record's owner; False: there is no room. Raises FencedError."""
+    header = ChunkHeader(
+        session=record.id,
+        index=index,
+        epoch=record.epoch,
+        worker=record.worker or "nobody",
+        control_seq=0,
+        first_frame=12 * index,
+        frames=12,
+        fps=16.0,
+        width=64,
+        height=64,
+        codec="avc1.42c01e",
+        init_bytes=0,
+    )
+    assert record.own_revision is not None
+    try:
+        await append(
+            api.bus,
+            CHUNK.of(record.id),
+            bytes(size),
+            message_id=f"{record.id}:{index}",
+            headers=header.to_headers(),
+            expect=(OWN.of(record.id), record.own_revision),
+        )
+    except LogFullError:
+        return False
+    return True
+
+
+async def append_patiently(api: Harness, record: SessionRecord, index: int) -> None:
+    async def done() -> bool:
+        return await append_chunk(api, record, index)
+
+    await until(done)
+
+
+async def chunks_in_log(api: Harness, record: SessionRecord) -> int:
+    info = await api.bus.jetstream().stream_info(CHUNKS, subjects_filter=CHUNK.of(record.id))
+    return (info.state.subjects or {}).get(CHUNK.of(record.id), 0)
+
+
+async def fill(api: Harness) -> float:
+    info = await api.bus.jetstream().stream_info(CHUNKS)
+    assert info.config.max_bytes
+    return info.state.bytes / info.config.max_bytes
+
+
+async def owner_in_log(api: Harness, record: SessionRecord) -> int:
+    entry = await last_entry(api.bus, CHUNKS, OWN.of(record.id))
+    return Ownership.from_bytes(entry.data).epoch if entry else 0
+
+
+async def test_finished_sessions_make_room_oldest_first_then_old_chunks_and_fences_stay(
+    api: Harness, store: Store
+) -> None:
+    finished = [await api.running(f"finished{n}") for n in range(3)]
+    for record in finished:
+        for index in range(10):
+            assert await append_chunk(api, record, index)
+        await api.end(record.id)
+    asleep = await api.running("asleep")
+    for index in range(10):
+        assert await append_chunk(api, asleep, index)
+    asleep = await api.pause(asleep.id)
+    live = await api.running("live", capacity=1)
+    # 30 chunks of finished sessions are 47 % of the stream, and 10 of the sleeping one 16 %.
+    index = 0
+    while await chunks_in_log(api, finished[0]):
+        await append_patiently(api, live, index)
+        index += 1
+        assert index < 30
+    index -= 1
+    await until(lambda: store.runtime.warnings().get("log_space") is None)
+    # The one that ended last stays as long as the older ones make room enough.
+    assert await chunks_in_log(api, finished[2]) == 10
+    assert await chunks_in_log(api, asleep) == 10
+    assert await chunks_in_log(api, live) == index + 1
+    # On and on: there is nothing left but live sessions, whose oldest chunks go, down to the floor.
+    last = index + 120
+    while index < last:
+        index += 1
+        await append_patiently(api, live, index)
+    assert await chunks_in_log(api, finished[2]) == 0
+    assert await fill(api) < 1
+    assert 8 <= await chunks_in_log(api, live) < 100
+    assert 8 <= await chunks_in_log(api, asleep) <= 10
+    newest = await last_entry(api.bus, CHUNKS, CHUNK.of(live.id))
+    assert newest is not None
+    assert ChunkHeader.from_headers(newest.headers).index == index
+    # What is live kept its fence; what had ended lost it.
+    assert await owner_in_log(api, live) == live.epoch
+    assert await owner_in_log(api, asleep) == asleep.epoch
+    assert [await owner_in_log(api, record) for record in finished] == [0, 0, 0]
+    resumed = await api.resume(asleep.id)
+    assert not resumed.phase.ended
+    await api.end(live.id)
+    await api.end(asleep.id)
+
+
+async def test_nothing_is_admitted_when_only_floors_are_left_and_again_when_one_ends(
+    api: Harness, store: Store
+) -> None:
+    sessions = [await api.running(f"crowd{n}", capacity=2) for n in range(6)]
+    # Six floors of 8 chunks are less than the stream; six of 10 are not.
+    full = False
+    for index in range(24):
+        for record in sessions:
+            full = full or not await append_chunk(api, record, 1_000 + index)
+        if full:
+            break
+
+    async def refused() -> bool:
+        try:
+            record = await api.create("crowd0")
+        except LogUnavailableError as error:
+            return error.code == "log_unavailable" and error.retry_after_s is not None
+        await api.end(record.id)
+        return False
+
+    for record in sessions:
+        # What every floor keeps, as large as it takes to have no room for more.
+        for index in range(8):
+            await append_chunk(api, record, 2_000 + index, 2 * CHUNK_BYTES)
+    await until(refused)
+    warning = store.runtime.warnings()["log_space"]
+    assert warning.startswith(("scarce", "full"))
+    owners = [await owner_in_log(api, record) for record in sessions]
+    assert owners == [record.epoch for record in sessions]
+    for record in sessions[:3]:
+        await api.end(record.id)
+
+    async def admitted() -> bool:
+        return not await refused()
+
+    await until(admitted)
+    for record in sessions[3:]:
+        assert await owner_in_log(api, record) == record.epoch
+        await append_patiently(api, record, 3_000)
+        await api.end(record.id)
+
+
+async def test_old_events_make_room_and_the_newest_stay(api: Harness, store: Store) -> None:
+    jetstream = api.bus.jetstream()
+    config = (await jetstream.stream_info(EVENTS)).config
+    assert config.max_bytes == int(0.1 * LOG_BYTES)
+    record = await api.running("events")
+    for number in range(330):
+        await api.prompt(record.id, f"{number}:" + "x" * 1_990)
+
+    async def published() -> bool:
+        entry = await last_entry(api.bus, EVENTS, EVENT.of(record.id))
+        return entry is not None and b'"329:x' in entry.data
+
+    # 660 KB go through a stream of 524 KB, by an outbox that tries again until there is room.
+    await until(published, 60)
+    info = await jetstream.stream_info(EVENTS)
+    assert info.state.bytes <= config.max_bytes
+    assert info.state.first_seq > 1
+    await api.end(record.id)
+
+
+async def test_sessions_that_no_row_knows_make_room(api: Harness, store: Store) -> None:
+    unknown = await api.running("unknown")
+    for index in range(10):
+        assert await append_chunk(api, unknown, index)
+    database = Database(_settings_of(store))
+    try:
+        async with database.transaction() as db:
+            await db.execute(text("delete from sessions where id = :id"), {"id": unknown.id})
+    finally:
+        await database.close()
+    live = await api.running("known")
+    index = 0
+    while await chunks_in_log(api, unknown):
+        await append_patiently(api, live, index)
+        index += 1
+        assert index < 70
+    assert await owner_in_log(api, unknown) == 0
+    assert await owner_in_log(api, live) == live.epoch
+    await api.end(live.id)
+
+
+def _settings_of(store: Store) -> Settings:
+    assert isinstance(store.runtime.settings, Settings)
+    return store.runtime.settings
+
+
+@asynccontextmanager
+async def broker(
+    layout: Layout, ports: Ports, tmp_path: Path, name: str, max_store_bytes: int
+) -> AsyncIterator[tuple[NatsServer, Machine]]:
+    server = NatsServer(
+        layout.server(name),
+        ports.get(name),
+        ports.get(f"{name}-monitor"),
+        {user: layout.secret(f"nats.{user}") for user in (*subjects.SERVICES, "admin")},
+        subjects.permissions,
+        max_store_bytes,
+    )
+    server.directory.mkdir(parents=True, exist_ok=True)
+    machine = Machine(server, tmp_path / f"{name}.log")
+    await machine.start()
+    try:
+        yield server, machine
+    finally:
+        await machine.stop()
+
+
+async def test_streams_of_an_earlier_version_get_a_size_in_place(
+    layout: Layout, ports: Ports, tmp_path: Path
+) -> None:
+    limit = 48 * 2**20
+    async with broker(layout, ports, tmp_path, "sized", limit) as (server, machine):
+        settings = Settings(nats_url=server.url("state-store"), request_deadline_s=10.0)
+        bus = await Bus.connect("state-store", settings)
+        admin = await Bus.connect("state-store", settings.model_copy(update={"nats_url": server.url()}))
+        try:
+            old: dict[str, Any] = {"storage": js.StorageType.FILE, "duplicate_window": 120.0}
+            jetstream = admin.jetstream()
+            await jetstream.add_stream(name=CHUNKS, subjects=["own.*", "chunk.*"], **old)
+            await jetstream.add_stream(name=EVENTS, subjects=["event.*", "worker-event.*"], **old)
+            await jetstream.publish("own.before", b"{}")
+            await jetstream.publish("chunk.before", b"video")
+
+            streams = Streams(bus, settings)
+            await streams.ensure(resize=True)
+            sizes: dict[str, int] = {}
+            for name in (CHUNKS, EVENTS):
+                info = await jetstream.stream_info(name)
+                assert info.config.discard == js.DiscardPolicy.NEW
+                assert not info.config.discard_new_per_subject
+                assert info.config.max_bytes is not None
+                sizes[name] = info.config.max_bytes
+            # As much as this broker reserves, or one step less.
+            assert 0.6 * limit < sum(sizes.values()) <= limit
+            assert sizes[CHUNKS] > 8 * sizes[EVENTS]
+            assert (await jetstream.stream_info(CHUNKS)).state.messages == 2
+
+            # Less room at the next start: what is reserved stays, and the streams are as they were.
+            await machine.stop()
+            server._max_store_bytes = limit // 2
+            await machine.start()
+            await until(lambda: bus.connected and admin.connected)
+            await streams.ensure(resize=True)
+            for name, size in sizes.items():
+                assert (await jetstream.stream_info(name)).config.max_bytes == size
+            # More: they grow.
+            await machine.stop()
+            server._max_store_bytes = 4 * limit
+            await machine.start()
+            await until(lambda: bus.connected and admin.connected)
+            await streams.ensure(resize=True)
+            for name, size in sizes.items():
+                assert ((await jetstream.stream_info(name)).config.max_bytes or 0) > 2 * size
+        finally:
+            await bus.close()
+            await admin.close()
+
+
+async def test_what_a_broker_at_its_own_limit_refuses_is_an_error_to_try_again(
+    layout: Layout, ports: Ports, tmp_path: Path
+) -> None:
+    async with broker(layout, ports, tmp_path, "limited", 2**20) as (server, _):
+        settings = Settings(nats_url=server.url())
+        bus = await Bus.connect("state-store", settings)
+        try:
+            await bus.jetstream().add_stream(name="PLAIN", subjects=["chunk.*"])
+
+            async def flood() -> None:
+                for number in range(40):
+                    await append(bus, "chunk.s", bytes(60_000), message_id=str(number))
+
+            with pytest.raises(LogFullError) as caught:
+                await flood()
+            assert caught.value.retry_after_s is not None
+        finally:
+            await bus.close()
+
+
+def test_a_data_folder_keeps_the_size_that_its_streams_have_reserved(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path, 1, 2, {}, subjects.permissions)
+    first = server.store_limit()
+    assert first > 0
+    (tmp_path / "max_file_store").write_text(str(10 * first))
+    assert server.store_limit() == 10 * first
+    (tmp_path / "max_file_store").write_text("1")
+    assert server.store_limit() == pytest.approx(first, rel=0.2)
+
+
+async def test_a_session_beyond_the_limit_of_its_own_chunks_still_drops_its_oldest(
+    api: Harness, start_store: Any, settings: Settings
+) -> None:
+    await start_store(chunks_kept=8, log_chunks_floor=8)
+    record = await api.running("ring")
+    for index in range(20):
+        await append_patiently(api, record, index)
+    assert await chunks_in_log(api, record) == 8
+    assert await owner_in_log(api, record) == record.epoch
+    await api.end(record.id)
+    await asyncio.sleep(0)
