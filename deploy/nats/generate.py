@@ -25,7 +25,8 @@ port: 4222
 max_payload: 8388608
 jetstream {
   store_dir: "/data"
-  max_file_store: 17179869184
+  # At most half of the volume: a log of which parts were removed takes up to twice its size for a while.
+  max_file_store: $NATS_MAX_FILE_STORE
 }
 # No HTTP monitor, which asks for no password: health is asked in the system account, by a user who may ask
 # $SYS.REQ.SERVER.PING.HEALTHZ and nothing else.
