@@ -27,6 +27,8 @@ def settings(nats_url: str, redis_url: str, postgres_url: str) -> Settings:
         postgres_url=postgres_url,
         sweep_s=0.2,
         purge_s=3_600.0,
+        # A busy machine is only slow: what refuses admission is a broker that refuses.
+        canary_timeout_s=60.0,
         log_level="WARNING",
     )
 

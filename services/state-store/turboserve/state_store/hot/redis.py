@@ -11,7 +11,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from turboserve import logs
@@ -46,6 +46,7 @@ class Hot:
         self._rest_until = 0.0
         self._quiet_until = 0.0
         self._trouble: str | None = None
+        self._refuses = False
 
     async def attempt(self, work: Callable[[Redis], Awaitable[T]]) -> T | None:
         """What `work` returns, or None if Redis does not answer (now, or a moment ago) or refuses."""
@@ -73,7 +74,7 @@ class Hot:
     @property
     def resting(self) -> bool:
         """Whether what it holds may be old: it does not answer, or it takes no writes."""
-        return self._rest_until > 0.0 or self._trouble is not None
+        return self._rest_until > 0.0 or self._refuses
 
     def warning(self) -> str | None:
         """Why nothing can be written at the moment; None while it can."""
@@ -82,12 +83,14 @@ class Hot:
     async def watch(self, every_s: float = PROBE_S) -> None:
         """Write a probe now and then, for readiness; never returns."""
         while True:
+            trouble: Exception | None = None
             try:
                 async with asyncio.timeout(2 * DEADLINE_S):
                     await self._redis.set(PROBE_KEY, 1, ex=PROBE_TTL_S)
-                self._note(None)
             except (RedisError, OSError) as error:
-                self._note(f"{type(error).__name__}: {error}"[:200])
+                trouble = error
+            self._refuses = isinstance(trouble, ResponseError)
+            self._note(None if trouble is None else f"{type(trouble).__name__}: {trouble}"[:200])
             await asyncio.sleep(every_s)
 
     def _note(self, trouble: str | None) -> None:
