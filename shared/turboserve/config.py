@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+PREFIX = "TURBOSERVE_"
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -14,7 +16,7 @@ class Settings(BaseSettings):
     """What every service needs to join the others."""
 
     model_config = SettingsConfigDict(
-        env_prefix="TURBOSERVE_", extra="ignore", frozen=True, use_attribute_docstrings=True
+        env_prefix=PREFIX, extra="ignore", frozen=True, use_attribute_docstrings=True
     )
 
     nats_url: str = "nats://127.0.0.1:4222"
@@ -48,3 +50,22 @@ class Settings(BaseSettings):
     size and the pace of the way..."""
     move_limit_most_s: Seconds = 3_600.0
     """...but no longer than this. A peer that is dead or stands still is noticed within seconds anyway."""
+
+
+class SettingsError(Exception):
+    """Settings that a service does not start with. `reasons`: one for each, beginning with its variable."""
+
+    def __init__(self, reasons: tuple[str, ...]) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = reasons
+
+    @classmethod
+    def of(cls, error: ValidationError) -> SettingsError:
+        """The same without the values, which may be secret."""
+        return cls(tuple(_reason(one["loc"], one["msg"]) for one in error.errors(include_input=False)))
+
+
+def _reason(where: tuple[int | str, ...], message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    # What concerns several settings names them itself.
+    return f"{PREFIX}{str(where[0]).upper()}: {message}" if where else message

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import nats.errors
+from pydantic import ValidationError
 
 from turboserve import lifeline, logs, telemetry
 from turboserve.bus import Bus
 from turboserve.bus.canary import CanaryMonitor, canaries_of, subscribe_canaries, watch_canaries
 from turboserve.clock import Clock, SystemClock
-from turboserve.config import Settings
+from turboserve.config import Settings, SettingsError
 from turboserve.contracts.canaries import SpaceLevel
 from turboserve.contracts.errors import UnavailableError
 from turboserve.health import HealthServer
 from turboserve.tasks import stop
 
 log = logs.get("service")
+
+EXIT_SETTINGS = 78
+"""Status of a process that refuses its settings (EX_CONFIG of sysexits.h): starting it again is no use."""
+
+_S = TypeVar("_S", bound=Settings)
 
 
 class Runtime:
@@ -138,6 +145,22 @@ async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Await
 async def _until_closed(bus: Bus) -> None:
     await bus.closed.wait()
     raise UnavailableError("the connection to the broker was closed for good")
+
+
+def load(name: str, kind: type[_S]) -> _S:
+    """The settings of service `name` from its environment.
+
+    If one is refused, the log says which and why, and the process ends with EXIT_SETTINGS.
+    """
+    try:
+        return kind()
+    except ValidationError as error:
+        # With defaults: what logs look like may be among what was refused.
+        json = os.environ.get("TURBOSERVE_LOG_FORMAT") == "json"
+        logs.setup(name, Settings.model_construct(log_format="json" if json else "text"))
+        for reason in SettingsError.of(error).reasons:
+            log.error("setting refused", reason=reason)
+        sys.exit(EXIT_SETTINGS)
 
 
 def run(name: str, settings: Settings, start: Callable[[Runtime], Awaitable[None]]) -> None:

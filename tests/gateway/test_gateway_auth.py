@@ -5,22 +5,28 @@ from __future__ import annotations
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from turboserve.contracts.errors import UnauthorizedError
-from turboserve.gateway.auth.service import Keys, bearer
-from turboserve.gateway.settings import Settings, tenants_by_key
+from turboserve.gateway.auth import key_list
+from turboserve.gateway.auth.service import Identity, Keys, bearer
+from turboserve.gateway.settings import Settings
+
+K1, K2 = "secret-1-0123456789", "secret-2-0123456789"
 
 
 def test_without_keys_everyone_is_the_default_tenant() -> None:
-    assert Keys({}).tenant_of(None) == "default"
-    assert Keys({}).tenant_of("whatever") == "default"
+    everyone = Identity("default", operator=True)
+    assert Keys(None).identify(None) == everyone
+    assert Keys(None).identify("whatever") == everyone
+    assert not Keys(None)
 
 
-@pytest.mark.parametrize("key", [None, "", "wrong", "secre", "secret1x", "schlüssel\udcff"])
+@pytest.mark.parametrize("key", [None, "", "wrong", K1[:-1], f"{K1}x", "schlüssel\udcff"])
 def test_with_keys_only_a_known_one_opens(key: str | None) -> None:
-    keys = Keys({"secret1": "alice", "secret2": "bob"})
-    with pytest.raises(UnauthorizedError):
-        keys.tenant_of(key)
-    assert keys.tenant_of("secret2") == "bob"
+    keys = Keys(key_list.parse(f"{K1}=alice,{K2}=bob"), operators=["alice"])
+    assert keys.identify(key) is None
+    found = keys.identify(K2)
+    assert found is not None
+    assert (found.tenant, found.operator) == ("bob", False)
+    assert keys.operators == ("alice",)
 
 
 @pytest.mark.parametrize(
@@ -31,12 +37,18 @@ def test_bearer(header: str | None, token: str | None) -> None:
     assert bearer(header) == token
 
 
-@pytest.mark.parametrize("text", ["k1=alice,k2=bob", " k1=alice , k2=bob,", '{"k1": "alice", "k2": "bob"}'])
+@pytest.mark.parametrize(
+    "text", [f"{K1}=alice,{K2}=bob", f" {K1}=alice , {K2}=bob,", f'{{"{K1}": "alice", "{K2}": "bob"}}']
+)
 def test_keys_are_read_from_a_list_or_json(text: str) -> None:
-    assert tenants_by_key(SecretStr(text)) == {"k1": "alice", "k2": "bob"}
+    for given in (text, SecretStr(text)):
+        keys = Keys(Settings(api_keys=given).key_set())
+        assert [keys.identify(key).tenant for key in (K1, K2)] == ["alice", "bob"]
 
 
-@pytest.mark.parametrize("text", ["hunter2", '{"hunter2": 5}', '{"hunter2"', "hunter2=not an id"])
+@pytest.mark.parametrize(
+    "text", ["hunter2", '{"hunter2": 5}', '{"hunter2"', "hunter2-hunter2-hunter2=not an id", "hunter2=short"]
+)
 def test_unreadable_keys_are_refused_without_being_shown(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURBOSERVE_API_KEYS", text)
     with pytest.raises(ValidationError, match="api_keys") as caught:

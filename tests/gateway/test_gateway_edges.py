@@ -25,9 +25,10 @@ async def test_probes_may_ask_with_head_for_all_that_has_an_end(start, api) -> N
 @pytest.mark.parametrize("path", ["/v1/sessions/", "/v1/sessions/ses_x/", "/healthz/", "/page"])
 async def test_nobody_is_sent_to_a_host_that_the_client_made_up(api, path) -> None:
     """A missing slash was answered with a redirect to whatever the Host header said."""
-    answer = await api.get(path, headers={"Host": "elsewhere.example"})
-    assert (answer.status_code, answer.headers["content-type"]) == (404, PROBLEM)
-    assert "location" not in answer.headers
+    for host, status in (("localhost:9", 404), ("elsewhere.example", 421)):
+        answer = await api.get(path, headers={"Host": host})
+        assert (answer.status_code, answer.headers["content-type"]) == (status, PROBLEM)
+        assert "location" not in answer.headers
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None])
@@ -103,7 +104,7 @@ async def test_openapi_promises_only_what_is_sent(api) -> None:
                 if (path, status) != ("/readyz", "503"):
                     assert list(responses[status]["content"]) == [PROBLEM], (method, path, status)
             assert ("413" in responses) == (method != "get"), (method, path)
-            assert ("415" in responses) == ("requestBody" in operation), (method, path)
+            assert ("415" in responses) == (method != "get"), (method, path)
             if path.startswith("/v1"):
                 assert responses["401"]["headers"]
     assert document["paths"]["/v1/sessions"]["post"]["responses"]["201"]["headers"]["Location"]

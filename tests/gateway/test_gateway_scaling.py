@@ -19,6 +19,7 @@ from turboserve.contracts.autoscale import ScalingStatus
 from turboserve.contracts.cost import Rental
 from turboserve.contracts.pool import PoolOrders, PoolReport, PoolStatus
 
+KEY_A, KEY_B = "key-of-acme-0123456789", "key-of-boss-0123456789"
 SCALING = ScalingStatus(
     mode="auto",
     target=1,
@@ -158,13 +159,13 @@ async def test_bad_orders_name_the_field_and_change_nothing(
 async def test_only_operators_give_orders_where_there_are_keys(pool: Any, autoscaler: Autoscaler) -> None:
     url = pool.gateway(
         "gateway-operators",
-        DRAWN_KEY="ka",
-        TURBOSERVE_API_KEYS="ka=acme,kb=boss",
+        DRAWN_KEY=KEY_A,
+        TURBOSERVE_API_KEYS=f"{KEY_A}=acme,{KEY_B}=boss",
         TURBOSERVE_OPERATORS="boss",
     )
     await autoscaler.reports("keys")
     async with httpx.AsyncClient(base_url=url, timeout=20) as api:
-        acme, boss = ({"Authorization": f"Bearer {key}"} for key in ("ka", "kb"))
+        acme, boss = ({"Authorization": f"Bearer {key}"} for key in (KEY_A, KEY_B))
         autoscaler.api = api
         api.headers.update(acme)
         await autoscaler.says("keys")

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-ALICE, BOB = {"Authorization": "Bearer key-a"}, {"Authorization": "Bearer key-b"}
+KEY_A, KEY_B = "key-of-alice-0123456789", "key-of-bob-0123456789"
+ALICE, BOB = ({"Authorization": f"Bearer {key}"} for key in (KEY_A, KEY_B))
 ORIGIN = "https://friend.example"
 
 
@@ -17,10 +18,11 @@ ORIGIN = "https://friend.example"
 def keyed_url(pool: Any) -> str:
     return pool.gateway(
         "keyed",
-        TURBOSERVE_API_KEYS="key-a=alice,key-b=bob",
+        TURBOSERVE_API_KEYS=f"{KEY_A}=alice,{KEY_B}=bob",
         TURBOSERVE_CORS_ORIGINS=ORIGIN,
         TURBOSERVE_STREAM_LIMIT="1",
-        DRAWN_KEY="key-a",
+        TURBOSERVE_KEY_FAILURES_PER_MINUTE="1000",
+        DRAWN_KEY=KEY_A,
     )
 
 
@@ -84,7 +86,9 @@ async def test_the_same_idempotency_key_of_two_tenants_is_two_sessions(keyed) ->
     assert made[0] != made[1]
 
 
-@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer nope"}, {"Authorization": "Basic key-a"}])
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": "Bearer nope"}, {"Authorization": f"Basic {KEY_A}"}]
+)
 @pytest.mark.parametrize(("method", "path"), [*PATHS, ("POST", "/../../sessions"), ("GET", "/../../models")])
 async def test_without_a_known_key_nothing_is_told(keyed, session, method, path, headers) -> None:
     answer = await keyed.request(
@@ -109,23 +113,23 @@ async def first_answer(watch, session, **options):
 
 
 async def test_streams_take_the_key_in_the_address(keyed_url, keyed, session, watch) -> None:
-    viewer, hello = await first_answer(watch, session, url=keyed_url, access_token="key-a")
+    viewer, hello = await first_answer(watch, session, url=keyed_url, access_token=KEY_A)
     assert hello["type"] == "hello"
     await viewer.socket.close()
-    _, refusal = await first_answer(watch, session, url=keyed_url, access_token="key-b")
+    _, refusal = await first_answer(watch, session, url=keyed_url, access_token=KEY_B)
     assert refusal["code"] == "session_not_found"
     nobody, refusal = await first_answer(watch, session, url=keyed_url)
     assert refusal["code"] == "unauthorized"
     assert await nobody.closed() == 4401
     # A key in an address ends up in logs, so calls that can send a header have to.
-    answer = await keyed.get(f"{session['links']['self']}?access_token=key-a")
+    answer = await keyed.get(f"{session['links']['self']}?access_token={KEY_A}")
     assert answer.status_code == 401
 
 
 async def test_no_more_streams_than_the_limit(keyed_url, keyed, session, watch) -> None:
-    _, hello = await first_answer(watch, session, url=keyed_url, access_token="key-a")
+    _, hello = await first_answer(watch, session, url=keyed_url, access_token=KEY_A)
     assert hello["type"] == "hello"
-    late = await watch(session["id"], url=keyed_url, access_token="key-a")
+    late = await watch(session["id"], url=keyed_url, access_token=KEY_A)
     error = await late.next()
     assert (error["code"], error["limit"]) == ("too_many_streams", "1")
     assert await late.closed() == 1013
@@ -142,5 +146,5 @@ async def test_named_origins_may_call(keyed) -> None:
 
 def test_no_key_is_in_the_log(pool, keyed_url) -> None:
     log = pool.log("keyed")
-    assert "key-a" not in log
+    assert KEY_A not in log
     assert "Traceback" not in log

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from turboserve.cli import model, profile
+from turboserve.cli import keys, model, profile
 from turboserve.cli.bench import bench
 from turboserve.cli.generate import generate
 from turboserve.cli.settings import settings
@@ -23,6 +23,7 @@ app.command(
 )(bench)
 app.command()(generate)
 app.command()(settings)
+app.add_typer(keys.app, name="keys")
 app.add_typer(model.app, name="model")
 app.add_typer(profile.app, name="profile")
 

@@ -10,6 +10,7 @@ import typer
 from pydantic import ValidationError
 
 from turboserve.cli.say import failure
+from turboserve.config import SettingsError
 
 DATA = typer.Option("--data", envvar="TURBOSERVE_DATA", help="Where the stack keeps its data.")
 
@@ -38,8 +39,7 @@ def up(
         )
         status = run(options)
     except ValidationError as error:
-        fields = "; ".join(f"TURBOSERVE_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
-        raise failure(fields) from None
+        raise failure(str(SettingsError.of(error))) from None
     except (AlreadyRunning, PortTaken, InvalidOption, BinaryMissing, OSError) as error:
         raise failure(str(error)) from None
     raise typer.Exit(status)

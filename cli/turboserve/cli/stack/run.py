@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from turboserve import environment, lifeline
 from turboserve.cli.embedded import Layout
+from turboserve.cli.embedded.ports import HOST
 from turboserve.cli.settings import SOURCES, names
 from turboserve.cli.stack import record
 from turboserve.cli.stack.options import Options, Workers
@@ -17,6 +18,9 @@ from turboserve.cli.stack.plan import Plan
 from turboserve.cli.supervisor.core import Policy
 from turboserve.cli.supervisor.logs import LogHub
 from turboserve.cli.supervisor.shell import Supervisor
+from turboserve.gateway import exposure
+from turboserve.gateway.auth.service import Keys
+from turboserve.gateway.settings import Settings as GatewaySettings
 
 UMASK = 0o027
 OWN_VARIABLES = ("TURBOSERVE_DATA", lifeline.FD_VARIABLE, lifeline.PARENT_VARIABLE)
@@ -38,15 +42,18 @@ class AlreadyRunning(Exception):
 
 
 def run(options: Options, policy: Policy | None = None) -> int:
-    """Returns the exit status. Raises AlreadyRunning, PortTaken, BinaryMissing, OSError before any start."""
+    """Returns the exit status. Raises AlreadyRunning, PortTaken, BinaryMissing, OSError, and ValidationError
+    for settings that the gateway would refuse, before any start."""
     # Inherited by every process of the stack: nobody but the owner and the group gets at what they write.
     os.umask(UMASK)
+    gateway = GatewaySettings(gateway_host=HOST)
     layout = Layout(options.data)
     remarks = layout.create()
     with _only_one(layout):
         plan = Plan(options, layout)
         # Chosen now, so that a port that is taken is told before anything is started.
         url, processes = plan.url, plan.processes()
+        exposed = exposure.sentences(gateway, Keys(gateway.key_set(), gateway.operators), plan.port)
         hub = LogHub(layout.logs, options.log_format)
         try:
             supervisor = Supervisor(
@@ -56,7 +63,7 @@ def run(options: Options, policy: Policy | None = None) -> int:
                 policy=policy,
                 on_change=lambda: _write_record(hub, plan, supervisor),
                 workers_wanted=options.workers.low,
-                on_ready=lambda ready: _announce(hub, url, ready, options.workers),
+                on_ready=lambda ready: _announce(hub, url, ready, options.workers, exposed),
             )
             hub.say("starting", data=str(layout.data), workers=str(options.workers))
             for remark in remarks:
@@ -87,13 +94,14 @@ def _write_record(hub: LogHub, plan: Plan, supervisor: Supervisor) -> None:
         hub.say("record not written", "warning", file=str(plan.layout.stack), error=str(error))
 
 
-def _announce(hub: LogHub, url: str, ready: int, workers: Workers) -> None:
+def _announce(hub: LogHub, url: str, ready: int, workers: Workers, exposed: Sequence[str]) -> None:
     if ready < workers.low:
         hub.say("workers are missing", "warning", ready=ready, wanted=workers.low)
     hub.say("stack is up", url=f"{url}/", workers=ready)
     line = f"  TurboServe is up:  {url}/  "
     bar = "─" * len(line)
-    hub.plain(f"\n╭{bar}╮\n│{line}│\n╰{bar}╯\n  Ctrl-C stops everything.\n")
+    hub.plain(f"\n╭{bar}╮\n│{line}│\n╰{bar}╯\n  Ctrl-C stops everything.")
+    hub.plain("".join(f"  {sentence}\n" for sentence in exposed))
 
 
 @contextmanager

@@ -71,6 +71,8 @@ class GaveUp:
 
     name: str
     attempts: int
+    refused: bool = False
+    """It refused its settings, which another attempt would not change."""
 
 
 @dataclass(frozen=True)

@@ -173,8 +173,8 @@ class Supervision:
         life.ever_ready = True
         return self._start_wave(now_s)
 
-    def exited(self, name: str, now_s: float) -> list[Command]:
-        """The process of `name` has ended, for whatever reason."""
+    def exited(self, name: str, now_s: float, refused: bool = False) -> list[Command]:
+        """The process of `name` has ended, for whatever reason; `refused`: because of its settings."""
         life = self._lives[name]
         if life.state not in (State.STARTING, State.READY, State.ENDING, State.STOPPING):
             return []
@@ -185,9 +185,9 @@ class Supervision:
         if life.state is State.READY and now_s - life.since_s >= self.policy.settled_after_s:
             life.crashes = 0
         life.crashes += 1
-        if not life.ever_ready and life.crashes >= self.policy.attempts_to_start:
+        if not life.ever_ready and (refused or life.crashes >= self.policy.attempts_to_start):
             self._enter(life, State.STOPPED, now_s)
-            return [GaveUp(name, life.crashes), *self.stop(now_s)]
+            return [GaveUp(name, life.crashes, refused), *self.stop(now_s)]
         delay_s = self._delay(life.crashes)
         self._enter(life, State.BACKOFF, now_s, now_s + delay_s)
         return [Crashed(name, delay_s)]

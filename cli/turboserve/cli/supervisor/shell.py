@@ -19,6 +19,7 @@ from turboserve.cli.supervisor.process import Process
 from turboserve.cli.supervisor.spec import NotReady, ProcessSpec
 from turboserve.cli.supervisor.workers import count_ready
 from turboserve.lifeline import FD_VARIABLE, PARENT_VARIABLE
+from turboserve.service import EXIT_SETTINGS
 from turboserve.tasks import stop
 
 WORKERS = "workers"
@@ -120,9 +121,10 @@ class Supervisor:
                     self._hub.say("alarm", "error", process=name, reason=reason)
                 case core.AlarmOver(name):
                     self._hub.say("alarm is over", process=name)
-                case core.GaveUp(name, attempts):
+                case core.GaveUp(name, attempts, refused):
                     self._status = 1
-                    self._hub.say("giving up", "error", process=name, failed_starts=attempts)
+                    reason = "it refuses its settings: see above" if refused else "it never came up"
+                    self._hub.say("giving up", "error", process=name, failed_starts=attempts, reason=reason)
                 case core.AllReady():
                     self._start_task(ANNOUNCEMENT, self._announce())
                 case core.Done():
@@ -205,7 +207,7 @@ class Supervisor:
             self._cancel(name)
             if not self._core.stopping:
                 self._hub.say("ended", "error", process=name, pid=process.pid, status=status_text(status))
-            self._obey(self._core.exited(name, self._loop.time()))
+            self._obey(self._core.exited(name, self._loop.time(), refused=status == EXIT_SETTINGS))
 
     async def _look_around(self) -> None:
         """Reap adopted orphans, and see whether the last workers have ended."""

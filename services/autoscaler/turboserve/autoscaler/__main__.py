@@ -36,7 +36,7 @@ def provider_of(settings: AutoscalerSettings) -> PoolProvider:
 
 
 def main() -> None:
-    settings = AutoscalerSettings()
+    settings = service.load("autoscaler", AutoscalerSettings)
 
     async def start(runtime: service.Runtime) -> None:
         pool = Pool(settings.pool_name, lambda: new_id("wrk"), settings.policy())

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from turboserve import logs, service
+from turboserve.gateway import exposure
 from turboserve.gateway.app import create_app, create_gateway
+from turboserve.gateway.auth import reload
 from turboserve.gateway.server import Server
 from turboserve.gateway.settings import Settings
 
@@ -16,6 +20,8 @@ async def start(runtime: service.Runtime) -> None:
     gateway = create_gateway(settings, runtime.bus, runtime.clock, runtime.checks, runtime.warnings)
     server = Server(create_app(gateway), settings.gateway_host, settings.gateway_port)
     runtime.check("http", lambda: server.started and not server.should_exit)
+    if settings.api_keys_file is not None:
+        runtime.spawn(reload.follow(gateway.keys, settings.api_keys_file), "api keys")
     await gateway.pools.start()
     await server.start()
     runtime.spawn(server.wait(), "http server")
@@ -24,7 +30,17 @@ async def start(runtime: service.Runtime) -> None:
     runtime.on_stop(server.stop)
     runtime.on_stop(gateway.streams.close)
     log.info("listening", url=f"http://{settings.gateway_host}:{server.port}/")
+    log.info("open", **exposure.fields(settings, gateway.keys, server.port))
+    if not gateway.keys:
+        log.warning(exposure.KEYLESS, address=f"{settings.gateway_host}:{server.port}")
+
+
+def main() -> None:
+    settings = service.load("gateway", Settings)
+    # Only hashes are needed from here on. (/proc/PID/environ still shows it: see docs/operations.md.)
+    os.environ.pop("TURBOSERVE_API_KEYS", None)
+    service.run("gateway", settings, start)
 
 
 if __name__ == "__main__":
-    service.run("gateway", Settings(), start)
+    main()

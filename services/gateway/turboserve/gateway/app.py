@@ -11,12 +11,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turboserve.bus import Bus
 from turboserve.clock import Clock
+from turboserve.gateway.auth.authenticator import Authenticator
+from turboserve.gateway.auth.middleware import Authenticate
 from turboserve.gateway.auth.service import Keys
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.events.endpoints import router as events
 from turboserve.gateway.head import Head
 from turboserve.gateway.health.endpoints import router as health
 from turboserve.gateway.limits import BodyLimit
+from turboserve.gateway.media_type import JsonOnly
+from turboserve.gateway.origin.middleware import OriginCheck
+from turboserve.gateway.origin.rules import HostRules, OriginRules
 from turboserve.gateway.page import endpoints as page_endpoints
 from turboserve.gateway.pool.endpoints import router as pool
 from turboserve.gateway.problems import handlers
@@ -25,7 +30,7 @@ from turboserve.gateway.scaling.endpoints import router as scaling
 from turboserve.gateway.scaling.heard import Pools
 from turboserve.gateway.sessions.endpoints import router as sessions
 from turboserve.gateway.sessions.service import Sessions
-from turboserve.gateway.settings import Settings, tenants_by_key
+from turboserve.gateway.settings import Settings
 from turboserve.gateway.stream.chunks import ChunkLog
 from turboserve.gateway.stream.endpoints import router as stream
 from turboserve.gateway.stream.registry import Streams
@@ -42,14 +47,16 @@ def create_gateway(
     warnings: Callable[[], dict[str, str]] = dict,
 ) -> Gateway:
     """The process's services. The caller runs `pools.start()`, `timeline.run()`, and `streams.close()` at the
-    end."""
+    end. Raises KeyFileError."""
+    keys = Keys(settings.key_set(), settings.operators)
     return Gateway(
         settings=settings,
         bus=bus,
         clock=clock,
         checks=checks,
         warnings=warnings,
-        keys=Keys(tenants_by_key(settings.api_keys)),
+        keys=keys,
+        authenticator=Authenticator(keys, clock, settings.key_failures_per_minute),
         sessions=Sessions(bus, clock, settings.default_model),
         chunks=ChunkLog(bus),
         timeline=TimelineService(bus, clock, settings.playhead_interval_s, settings.report_timeout_s),
@@ -75,7 +82,10 @@ def create_app(gateway: Gateway) -> FastAPI:
     for router in (sessions, stream, events, pool, scaling, health):
         app.include_router(router)
     page_endpoints.install(app)
+    # The last one added sees a request first: Host and Origin, then the key, then the body.
+    app.add_middleware(JsonOnly)
     app.add_middleware(BodyLimit, limit_bytes=gateway.settings.body_limit_bytes)
+    app.add_middleware(Authenticate, authenticator=gateway.authenticator, keys=gateway.keys)
     if gateway.settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -84,23 +94,33 @@ def create_app(gateway: Gateway) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["Location", "Retry-After"],
         )
-    app.add_middleware(_NoSniff)
+    app.add_middleware(
+        OriginCheck,
+        hosts=HostRules(gateway.settings.allowed_hosts, gateway.settings.gateway_host),
+        origins=OriginRules(gateway.settings.cors_origins),
+    )
+    app.add_middleware(_BrowserHeaders, embeddable=bool(gateway.settings.cors_origins))
     app.add_middleware(Head)
     _true_openapi(app, keys_needed=bool(gateway.keys))
     return app
 
 
-class _NoSniff:
-    """Browsers take every answer for what its Content-Type says."""
+class _BrowserHeaders:
+    """Browsers take every answer for what its Content-Type says, show none in a frame, and give none to a
+    page of another origin, not even as a picture or a video, unless it is `embeddable`."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, embeddable: bool) -> None:
         self._app = app
+        self._headers = [
+            (b"x-content-type-options", b"nosniff"),
+            (b"x-frame-options", b"DENY"),
+            (b"cross-origin-resource-policy", b"cross-origin" if embeddable else b"same-origin"),
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = [*message.get("headers", ()), (b"x-content-type-options", b"nosniff")]
-                message = {**message, "headers": headers}
+                message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
             await send(message)
 
         await self._app(scope, receive, marked if scope["type"] == "http" else send)
@@ -111,7 +131,10 @@ def _true_responses(method: str, responses: dict[str, Any]) -> None:
     if "application/json" in responses.get("422", {}).get("content", {}):
         del responses["422"]
     if method != "get":
-        responses.setdefault("413", problems(413)[413])
+        for status in (403, 413, 415):
+            responses.setdefault(str(status), problems(status)[status])
+    if "401" in responses:
+        responses.setdefault("429", problems(429)[429])
 
 
 def _true_openapi(app: FastAPI, *, keys_needed: bool) -> None:

@@ -9,6 +9,7 @@ from starlette.requests import HTTPConnection
 
 from turboserve.bus import Bus
 from turboserve.clock import Clock
+from turboserve.gateway.auth.authenticator import Authenticator
 from turboserve.gateway.auth.service import Keys
 from turboserve.gateway.scaling.heard import Pools
 from turboserve.gateway.sessions.service import Sessions
@@ -28,6 +29,7 @@ class Gateway:
     checks: Callable[[], dict[str, bool]]
     warnings: Callable[[], dict[str, str]]
     keys: Keys
+    authenticator: Authenticator
     sessions: Sessions
     chunks: ChunkLog
     timeline: TimelineService

@@ -42,6 +42,15 @@ gaps = _meter.create_counter(
     "turboserve_gateway_gaps", description="Times a viewer needed a chunk that the log no longer keeps."
 )
 
+keys_refused = _meter.create_counter(
+    "turboserve_gateway_keys_refused",
+    description="Requests without a known API key, by reason: missing, unknown, throttled.",
+)
+foreign_requests = _meter.create_counter(
+    "turboserve_gateway_foreign_requests",
+    description="Requests refused because of where they came from, by header: host, origin.",
+)
+
 
 def observe_slack(slacks: Callable[[], list[float]]) -> None:
     """Export the smallest playout slack of the sessions watched here; `slacks` gives all of them."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any, Self
 
-import orjson
-from pydantic import Field, SecretStr, TypeAdapter, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from turboserve.audience import SILENT_S
 from turboserve.config import Seconds
 from turboserve.config import Settings as Shared
-from turboserve.contracts.base import Id
+from turboserve.contracts.base import Id, is_id
+from turboserve.gateway.auth import key_file, key_list
+from turboserve.gateway.auth.hashing import KeySet
+from turboserve.gateway.origin.rules import is_loopback, parse_host, parse_origin
 
-_TENANTS: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, Id])
+KEYLESS = "TURBOSERVE_ALLOW_KEYLESS=1 says that this is meant"
 
 
 class Settings(Shared):
@@ -23,16 +26,30 @@ class Settings(Shared):
     model_config = SettingsConfigDict(hide_input_in_errors=True)
 
     gateway_host: str = "127.0.0.1"
-    """Address that the API listens on; `0.0.0.0` in a container."""
+    """Address that the API listens on; `0.0.0.0` in a container. Where others can reach it, API keys must be
+    set, or `allow_keyless`."""
     gateway_port: int = Field(default=8080, ge=0, le=65_535)
     """0: any free port; the log says which."""
     default_model: Id = "toyworld"
     """For sessions that name none."""
-    api_keys: Annotated[SecretStr, NoDecode] = SecretStr("")
-    """`key=tenant,key=tenant` or a JSON object; none: everyone is the tenant `default`."""
+    api_keys_file: Path | None = None
+    """File of hashed API keys, which `turboserve keys` writes; mode 0600. Changes count within a second or
+    two. None: keys are those of `api_keys`."""
+    api_keys: Annotated[KeySet | None, NoDecode] = None
+    """For development: `key=tenant,key=tenant` or a JSON object, keys of 16 characters or more. Only hashes
+    stay in memory. None, and no file: no key is needed, and everyone is the tenant `default`."""
     operators: Annotated[tuple[str, ...], NoDecode] = ()
-    """Tenants that may give orders about the pool and move anybody's sessions, separated by commas; none:
-    nobody where there are keys, everybody where there are none."""
+    """Tenants that may give orders about the pool and move anybody's sessions, separated by commas, beside
+    the keys that were made with `--operator`; none: nobody where there are keys, everybody where there are
+    none."""
+    allow_keyless: bool = False
+    """Start without API keys although others can reach the address, or although a setting of keys is there
+    and lists none."""
+    key_failures_per_minute: int = Field(default=30, ge=1, le=10_000)
+    """Wrong API keys of one address that are answered 401; further ones are answered 429."""
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    """Host names under which this gateway is called, beside `localhost` and its own address, separated by
+    commas: `video.example.com`, `*.example.com`; `*`: any. Other names are answered 421."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Other origins whose pages may call the API, separated by commas; `*`: any."""
     body_limit_bytes: int = Field(default=64 * 1024, ge=1024)
@@ -48,32 +65,86 @@ class Settings(Shared):
     events_keepalive_s: Seconds = 15.0
     """A comment after this much silence keeps proxies from closing an event stream."""
 
-    @field_validator("cors_origins", "operators", mode="before")
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _hashed(cls, value: Any) -> Any:
+        text = value.get_secret_value() if isinstance(value, SecretStr) else value
+        return key_list.parse(text) if isinstance(text, str) else text
+
+    @field_validator("api_keys_file", mode="before")
+    @classmethod
+    def _no_file(cls, value: Any) -> Any:
+        return value or None
+
+    @field_validator("api_keys_file")
+    @classmethod
+    def _usable(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            key_file.read(value)
+        return value
+
+    @field_validator("cors_origins", "operators", "allowed_hosts", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        if isinstance(value, str):
-            return tuple(part.strip().rstrip("/") for part in value.split(",") if part.strip())
-        return value
+        if not isinstance(value, str):
+            return value
+        parts = tuple(part.strip().rstrip("/") for part in value.split(",") if part.strip())
+        if value and not parts:
+            raise ValueError("is set and names nothing: name some, or leave it out")
+        return parts
 
-    def may_order(self, tenant: str) -> bool:
-        """Whether `tenant` may give orders about the pool, and move the sessions of all."""
-        return tenant in self.operators if self.operators else not tenants_by_key(self.api_keys)
-
-    @field_validator("api_keys")
+    @field_validator("cors_origins")
     @classmethod
-    def _readable(cls, value: SecretStr) -> SecretStr:
-        tenants_by_key(value)
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(parse_origin(origin) for origin in value)
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(parse_host(host) for host in value)
+
+    @field_validator("operators")
+    @classmethod
+    def _tenants(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for number, tenant in enumerate(value, 1):
+            if not is_id(tenant):
+                raise ValueError(f"entry {number} is no tenant: 1 to 64 letters, digits, '_' or '-'")
         return value
 
+    @model_validator(mode="after")
+    def _keys_are_there(self) -> Self:
+        """Keys that somebody meant to set must not be absent without a word."""
+        keys = self.key_set()
+        listed = self.api_keys is not None and bool(self.api_keys.keys)
+        if self.api_keys_file is not None:
+            if listed:
+                raise ValueError("TURBOSERVE_API_KEYS and TURBOSERVE_API_KEYS_FILE are both set: keep one")
+            if keys is not None and not keys.keys:
+                raise ValueError(
+                    f"TURBOSERVE_API_KEYS_FILE: {self.api_keys_file} lists no key: "
+                    "`turboserve keys add TENANT` makes one"
+                )
+            return self
+        if listed:
+            known = {key.tenant for key in self.api_keys.keys} if self.api_keys else set()
+            if unknown := [tenant for tenant in self.operators if tenant not in known]:
+                raise ValueError(f"TURBOSERVE_OPERATORS: no key of TURBOSERVE_API_KEYS is {unknown[0]}'s")
+            return self
+        if self.allow_keyless:
+            return self
+        if self.api_keys is not None:
+            raise ValueError(f"TURBOSERVE_API_KEYS: is set and lists no key; {KEYLESS}")
+        if self.operators:
+            raise ValueError(f"TURBOSERVE_OPERATORS: is set, and there are no API keys; {KEYLESS}")
+        if not is_loopback(self.gateway_host):
+            raise ValueError(
+                f"TURBOSERVE_GATEWAY_HOST: others can reach {self.gateway_host}, and there are no API keys "
+                f"(TURBOSERVE_API_KEYS_FILE, TURBOSERVE_API_KEYS); {KEYLESS}"
+            )
+        return self
 
-def tenants_by_key(keys: SecretStr) -> dict[str, str]:
-    """API key → tenant. Raises ValueError (never with a key in it) for what cannot be read."""
-    text = keys.get_secret_value().strip()
-    try:
-        if text.startswith("{"):
-            pairs = orjson.loads(text)
-        else:
-            pairs = dict(part.strip().split("=", 1) for part in text.split(",") if part.strip())
-        return _TENANTS.validate_python(pairs)
-    except ValueError:
-        raise ValueError("api_keys: neither key=tenant,key=tenant nor a JSON object of such") from None
+    def key_set(self) -> KeySet | None:
+        """The keys, from where they are; None if no key is needed. Raises KeyFileError."""
+        if self.api_keys_file is not None:
+            return key_file.read(self.api_keys_file)
+        return self.api_keys if self.api_keys is not None and self.api_keys.keys else None

@@ -10,7 +10,7 @@ from turboserve.scheduler.settings import SchedulerSettings
 
 
 def main() -> None:
-    settings = SchedulerSettings()
+    settings = service.load("scheduler", SchedulerSettings)
     lease = settings.leadership()
 
     def core() -> Scheduler:

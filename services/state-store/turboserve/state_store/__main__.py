@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from turboserve.service import Runtime, run
+from turboserve.service import Runtime, load, run
 from turboserve.state_store.app import start
 from turboserve.state_store.settings import Settings
 
 
 def main() -> None:
-    settings = Settings()
+    settings = load("state-store", Settings)
 
     async def begin(runtime: Runtime) -> None:
         await start(runtime, settings)

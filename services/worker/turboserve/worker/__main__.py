@@ -5,4 +5,4 @@ from turboserve.worker.service.app import start
 from turboserve.worker.settings import Settings
 
 if __name__ == "__main__":
-    service.run("worker", Settings(), start)
+    service.run("worker", service.load("worker", Settings), start)

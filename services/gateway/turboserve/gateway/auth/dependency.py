@@ -1,4 +1,4 @@
-"""The tenant of a request, as FastAPI dependencies."""
+"""Who sent a request, as FastAPI dependencies. The middleware has found it out: see `middleware.py`."""
 
 from __future__ import annotations
 
@@ -8,40 +8,39 @@ from fastapi import Depends, Query, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import HTTPConnection
 
-from turboserve.gateway.auth.service import bearer
-from turboserve.gateway.context import Gateway, gateway_of
+from turboserve.gateway.auth.middleware import admitted
+from turboserve.gateway.auth.service import Identity
 
 _scheme = HTTPBearer(
     auto_error=False, scheme_name="apiKey", description="An API key; needed only if the gateway has any."
 )
 
 
-def _from_header(
+def _identity(
     connection: HTTPConnection,
-    gateway: Annotated[Gateway, Depends(gateway_of)],
-) -> str:
-    return gateway.keys.tenant_of(bearer(connection.headers.get("authorization")))
-
-
-def _header_in_openapi(
-    tenant: Annotated[str, Depends(_from_header)],
     _credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_scheme)],
-) -> str:
-    return tenant
+) -> Identity:
+    return admitted(connection.scope)
 
 
-def _from_header_or_query(
-    connection: HTTPConnection,
-    gateway: Annotated[Gateway, Depends(gateway_of)],
-    _credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_scheme)],
-    access_token: Annotated[
-        str | None, Query(description="The API key, where a browser cannot set headers.")
+def _tenant(identity: Annotated[Identity, Depends(_identity)]) -> str:
+    return identity.tenant
+
+
+def _stream_tenant(
+    identity: Annotated[Identity, Depends(_identity)],
+    # Read by the middleware; here for OpenAPI.
+    _access_token: Annotated[
+        str | None,
+        Query(alias="access_token", description="The API key, where a browser cannot set headers."),
     ] = None,
 ) -> str:
-    return gateway.keys.tenant_of(bearer(connection.headers.get("authorization")) or access_token)
+    return identity.tenant
 
 
-Tenant = Annotated[str, Depends(_header_in_openapi)]
-"""From the Authorization header."""
-StreamTenant = Annotated[str, Depends(_from_header_or_query)]
-"""From the Authorization header or `?access_token=`."""
+Caller = Annotated[Identity, Depends(_identity)]
+"""Who asks, from the Authorization header."""
+Tenant = Annotated[str, Depends(_tenant)]
+"""Whose sessions, from the Authorization header."""
+StreamTenant = Annotated[str, Depends(_stream_tenant)]
+"""The same, from the Authorization header or `?access_token=`."""

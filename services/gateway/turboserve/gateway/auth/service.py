@@ -1,41 +1,82 @@
-"""API keys. A key names a tenant; a session belongs to the tenant that created it."""
+"""API keys in memory, as hashes. A key names a tenant; a session belongs to the tenant that created it."""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Collection
+from dataclasses import dataclass
 
-from turboserve.contracts.errors import UnauthorizedError
+from turboserve.gateway.auth.hashing import KeySet, StoredKey
 
 DEFAULT_TENANT = "default"
 
 
-class Keys:
-    """Which key is whose. Without any key, everyone is the tenant `default`."""
+@dataclass(frozen=True)
+class Identity:
+    """Who asks."""
 
-    def __init__(self, tenants: Mapping[str, str]) -> None:
-        self._tenants = {key.encode(): tenant for key, tenant in tenants.items()}
+    tenant: str
+    operator: bool
+    """May give orders about the pool and move the sessions of all."""
+    key_id: str | None = None
+    """None: no key is needed here."""
+
+
+class Keys:
+    """Which key is whose. Without `key_set` no key is needed, and everyone is the tenant `default`."""
+
+    def __init__(self, key_set: KeySet | None, operators: Collection[str] = ()) -> None:
+        self._operators = frozenset(operators)
+        self._key_set: KeySet | None = None
+        self._by_hash: dict[str, StoredKey] = {}
+        self._by_id: dict[str, StoredKey] = {}
+        if key_set is not None:
+            self.replace(key_set)
 
     def __bool__(self) -> bool:
-        """Whether there is any key, so that one is needed."""
-        return bool(self._tenants)
+        """Whether a key is needed."""
+        return self._key_set is not None
 
-    def tenant_of(self, key: str | None) -> str:
-        """The tenant of `key`; raises UnauthorizedError. Takes the same time whichever key matches."""
-        if not self._tenants:
-            return DEFAULT_TENANT
+    @property
+    def stored(self) -> tuple[StoredKey, ...]:
+        return () if self._key_set is None else self._key_set.keys
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Tenants of which some key may give orders."""
+        return tuple(sorted({key.tenant for key in self.stored if self._identity(key).operator}))
+
+    def replace(self, key_set: KeySet) -> None:
+        """From now on these keys; if there are none, nobody passes."""
+        self._key_set = key_set
+        self._by_hash = {key.hash: key for key in key_set.keys}
+        self._by_id = {key.id: key for key in key_set.keys}
+
+    def identify(self, key: str | None) -> Identity | None:
+        """Who holds `key`; None for one that is not known.
+
+        The time taken says nothing about any key: what is looked up is a hash that nobody without the salt
+        can foresee.
+        """
+        if self._key_set is None:
+            return Identity(DEFAULT_TENANT, not self._operators or DEFAULT_TENANT in self._operators)
         if not key:
-            raise UnauthorizedError(
-                "an API key is needed: Authorization: Bearer KEY, or ?access_token=KEY", field="Authorization"
-            )
-        given = key.encode(errors="replace")
-        found = None
-        for known, tenant in self._tenants.items():
-            if hmac.compare_digest(known, given):
-                found = tenant
-        if found is None:
-            raise UnauthorizedError("this API key is not known", field="Authorization")
-        return found
+            return None
+        digest = self._key_set.hash_of(key)
+        found = self._by_hash.get(digest)
+        if found is None or not hmac.compare_digest(found.hash, digest):
+            return None
+        return self._identity(found)
+
+    def holds(self, identity: Identity) -> bool:
+        """Whether the key that `identity` came with is still one, with the same rights."""
+        if self._key_set is None:
+            return True
+        found = self._by_id.get(identity.key_id or "")
+        return found is not None and self._identity(found) == identity
+
+    def _identity(self, key: StoredKey) -> Identity:
+        return Identity(key.tenant, key.operator or key.tenant in self._operators, key.id)
 
 
 def bearer(header: str | None) -> str | None:

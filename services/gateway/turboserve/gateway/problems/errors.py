@@ -30,9 +30,21 @@ class UnsupportedMediaTypeError(TurboServeError):
 
 
 class ForbiddenOriginError(TurboServeError):
-    """A page of a foreign origin may not open a socket here."""
+    """A page of a foreign origin may neither change anything nor open a socket here."""
 
     code, status, title = "forbidden_origin", 403, "Forbidden origin"
+
+
+class HostNotAllowedError(TurboServeError):
+    """The request is for a name that this gateway does not answer to."""
+
+    code, status, title = "host_not_allowed", 421, "Host not allowed"
+
+
+class TooManyWrongKeysError(TurboServeError):
+    """One address has sent more wrong API keys than the limit; a known key still passes."""
+
+    code, status, title = "too_many_wrong_keys", 429, "Too many wrong keys"
 
 
 class ChunkGoneError(TurboServeError):

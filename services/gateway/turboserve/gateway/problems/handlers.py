@@ -12,11 +12,7 @@ from starlette.responses import Response
 
 from turboserve.contracts.errors import NotFoundError, TurboServeError
 from turboserve.gateway.head import takes_head
-from turboserve.gateway.problems.errors import (
-    MalformedRequestError,
-    MethodNotAllowedError,
-    UnsupportedMediaTypeError,
-)
+from turboserve.gateway.problems.errors import MalformedRequestError, MethodNotAllowedError
 from turboserve.gateway.problems.schemas import MEDIA_TYPE, problem_of
 from turboserve.gateway.problems.validation import invalid_input
 
@@ -45,9 +41,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        problem = _undeclared(request, error) or invalid_input(
-            error.errors(), skip=("body", "query", "path", "header")
-        )
+        problem = invalid_input(error.errors(), skip=("body", "query", "path", "header"))
         return problem_response(problem, request.url.path)
 
     @app.exception_handler(HTTPException)
@@ -69,19 +63,6 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def crash(request: Request, _error: Exception) -> Response:
         return problem_response(TurboServeError("something in the gateway broke"), request.url.path)
-
-
-def _undeclared(request: Request, error: RequestValidationError) -> UnsupportedMediaTypeError | None:
-    """The usual slip of a first call: a body without `Content-Type: application/json` is not read as JSON."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    declared = kind == "application/json" or kind.endswith("+json")
-    if declared or not error.body or error.errors()[0]["loc"][:1] != ("body",):
-        return None
-    return UnsupportedMediaTypeError(
-        f"the body is declared as {kind[:100] or 'nothing'}: send Content-Type: application/json",
-        field="Content-Type",
-        limit="application/json",
-    )
 
 
 def _methods(request: Request) -> set[str]:

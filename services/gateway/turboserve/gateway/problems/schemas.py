@@ -42,16 +42,17 @@ def problem_of(error: TurboServeError, instance: str) -> Problem:
 
 _MEANING = {
     401: "No API key, or one that nobody was given.",
-    403: "This tenant may not do that.",
+    403: "This tenant, or a page of this origin, may not do that.",
     404: "No such thing, or it belongs to someone else.",
     409: "The state that it is in does not allow this.",
     410: "The stream no longer keeps this chunk; `limit` is the index of the oldest it keeps.",
     413: "The body is over the limit.",
     415: "The body is not declared as application/json.",
+    421: "The Host header names a server that this is not.",
     422: "An input has the wrong type or lies outside its limit.",
-    429: "No room; Retry-After says when to try again.",
+    429: "No room, or too many wrong API keys; Retry-After says when to try again.",
 }
-_ALWAYS = (500, 503, 504)
+_ALWAYS = (400, 421, 500, 503, 504)
 _RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds until a retry makes sense."}}
 _CHALLENGE = {"WWW-Authenticate": {"schema": {"type": "string"}, "description": "Bearer."}}
 BODY = (400, 413, 415, 422)

@@ -11,7 +11,8 @@ from turboserve.contracts.base import Id
 from turboserve.contracts.cost import CorrectCost, Correction, CostReport, GetCost
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.pool import OrderPool
-from turboserve.gateway.auth.dependency import Tenant
+from turboserve.gateway.auth.dependency import Caller, Tenant
+from turboserve.gateway.auth.service import Identity
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.problems.schemas import BODY, problems
 from turboserve.gateway.scaling.errors import NotAnOperatorError, PoolNotManagedError
@@ -38,8 +39,8 @@ async def orders(_tenant: Tenant, gateway: Context, pool: Name = None) -> Orders
 
 
 @router.put("/pool/override", summary="Keep so many workers, whatever the load", responses=REFUSALS)
-async def override(body: Override, tenant: Tenant, gateway: Context, pool: Name = None) -> Orders:
-    word = _managed(gateway, pool, tenant)
+async def override(body: Override, caller: Caller, gateway: Context, pool: Name = None) -> Orders:
+    word = _managed(gateway, pool, caller)
     scaling = word.status.scaling
     assert scaling is not None
     if body.workers is not None and not scaling.least <= body.workers <= scaling.most:
@@ -52,13 +53,13 @@ async def override(body: Override, tenant: Tenant, gateway: Context, pool: Name 
 
 
 @router.put("/pool/dry-run", summary="Only say what would be done, or do it", responses=REFUSALS)
-async def dry_run(body: DryRun, tenant: Tenant, gateway: Context, pool: Name = None) -> Orders:
-    return await _order(gateway, _managed(gateway, pool, tenant), "dry_run", dry_run=body.dry_run)
+async def dry_run(body: DryRun, caller: Caller, gateway: Context, pool: Name = None) -> Orders:
+    return await _order(gateway, _managed(gateway, pool, caller), "dry_run", dry_run=body.dry_run)
 
 
 @router.put("/pool/table", summary="Replace the table of profiled parameters", responses=REFUSALS)
-async def put_table(body: ProfileTable, tenant: Tenant, gateway: Context, pool: Name = None) -> Orders:
-    return await _order(gateway, _managed(gateway, pool, tenant), "table", table=body)
+async def put_table(body: ProfileTable, caller: Caller, gateway: Context, pool: Name = None) -> Orders:
+    return await _order(gateway, _managed(gateway, pool, caller), "table", table=body)
 
 
 @router.delete(
@@ -66,8 +67,8 @@ async def put_table(body: ProfileTable, tenant: Tenant, gateway: Context, pool: 
     summary="Go back to the table that ships",
     responses=problems(401, 403, 404, 409, 422),
 )
-async def delete_table(tenant: Tenant, gateway: Context, pool: Name = None) -> Orders:
-    return await _order(gateway, _managed(gateway, pool, tenant), "table")
+async def delete_table(caller: Caller, gateway: Context, pool: Name = None) -> Orders:
+    return await _order(gateway, _managed(gateway, pool, caller), "table")
 
 
 @router.get(
@@ -102,10 +103,10 @@ async def correct(body: CostCorrection, tenant: Tenant, gateway: Context) -> Cor
     return await gateway.bus.call(CORRECT_COST, request)
 
 
-def _managed(gateway: Gateway, pool: str | None, tenant: str | None = None) -> Word:
-    """The pool's last word, if something can be ordered of it, and by this tenant. Raises typed errors."""
-    if tenant is not None and not gateway.settings.may_order(tenant):
-        raise NotAnOperatorError(f"tenant {tenant} is no operator", field="tenant")
+def _managed(gateway: Gateway, pool: str | None, caller: Identity | None = None) -> Word:
+    """The pool's last word, if something can be ordered of it, and by this caller. Raises typed errors."""
+    if caller is not None and not caller.operator:
+        raise NotAnOperatorError(f"tenant {caller.tenant} is no operator", field="tenant")
     word = gateway.pools.word(pool)
     if word.status.scaling is None:
         raise PoolNotManagedError("the workers of this pool are started by someone else", field="pool")

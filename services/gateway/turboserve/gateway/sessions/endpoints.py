@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Response
 
 from turboserve.contracts.sessions import Phase
-from turboserve.gateway.auth.dependency import Tenant
+from turboserve.gateway.auth.dependency import Caller, Tenant
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.problems.schemas import BODY, problems
 from turboserve.gateway.sessions.schemas import (
@@ -121,8 +121,8 @@ async def resume(session: str, tenant: Tenant, gateway: Context) -> Session:
     description="A tenant moves its own sessions, an operator those of all.",
     responses=problems(*BODY, 401, 404, 409, 429),
 )
-async def migrate(session: str, tenant: Tenant, gateway: Context, body: NewMove | None = None) -> StartedMove:
-    owner = None if gateway.settings.may_order(tenant) else tenant
+async def migrate(session: str, caller: Caller, gateway: Context, body: NewMove | None = None) -> StartedMove:
+    owner = None if caller.operator else caller.tenant
     return StartedMove.of(await gateway.sessions.migrate(owner, session, body.worker if body else None))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
@@ -12,10 +11,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from turboserve.contracts.errors import InvalidInputError, TurboServeError
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway.auth.dependency import StreamTenant
-from turboserve.gateway.auth.service import bearer
+from turboserve.gateway.auth.middleware import admitted
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.events.happened import newest_event
-from turboserve.gateway.problems.errors import ForbiddenOriginError, UpgradeRequiredError
+from turboserve.gateway.problems.errors import UpgradeRequiredError
 from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.stream.chunks import Start
 from turboserve.gateway.stream.mp4 import video
@@ -83,9 +82,7 @@ async def stream(socket: WebSocket, session: str) -> None:
     gateway = gateway_of(socket)
     await socket.accept()
     try:
-        _check_origin(socket, gateway.settings.cors_origins)
-        token = bearer(socket.headers.get("authorization")) or socket.query_params.get("access_token")
-        tenant = gateway.keys.tenant_of(token)
+        tenant = admitted(socket.scope).tenant
         after = _index(socket.query_params.get("after"), "after", -1)
         events = _index(socket.query_params.get("events_after"), "events_after", 0)
         with gateway.streams.place():
@@ -107,14 +104,3 @@ def _index(text: str | None, name: str, least: int) -> int | None:
             f"{name}: must be a whole number, {least} or more", field=name, limit=f">= {least}"
         )
     return int(text)
-
-
-def _check_origin(socket: WebSocket, allowed: tuple[str, ...]) -> None:
-    # Browsers let any page open a socket anywhere and tell only the server where the page is from.
-    origin = socket.headers.get("origin")
-    if origin is None or "*" in allowed or origin in allowed:
-        return
-    if urlsplit(origin).netloc != socket.headers.get("host"):
-        raise ForbiddenOriginError(
-            f"pages of {origin[:200]} may not open streams here", field="Origin", limit=", ".join(allowed)
-        )

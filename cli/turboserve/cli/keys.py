@@ -1,0 +1,74 @@
+"""`turboserve keys`: the file of hashed API keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from turboserve.cli.say import failure
+
+FILE = typer.Option("--file", envvar="TURBOSERVE_API_KEYS_FILE", help="The file of hashed keys.")
+
+app = typer.Typer(
+    help="Make, list and revoke the API keys in the file that TURBOSERVE_API_KEYS_FILE names.",
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def add(
+    tenant: Annotated[str, typer.Argument(help="Whose key it is: sessions belong to a tenant.")],
+    file: Annotated[Path, FILE],
+    operator: Annotated[
+        bool, typer.Option("--operator", help="It may also give orders about the pool and move any session.")
+    ] = False,
+) -> None:
+    """Make a key. It is printed once, on stdout; the file keeps only its hash."""
+    from turboserve.gateway.auth import key_file
+
+    try:
+        record, key = key_file.add(file, tenant, operator=operator)
+    except ValidationError:
+        raise failure("TENANT: 1 to 64 letters, digits, '_' or '-'") from None
+    except key_file.KeyFileError as error:
+        raise failure(str(error)) from None
+    kind = "operator's key" if operator else "key"
+    typer.echo(f"{kind} {record.id} of {tenant}, in {file}; this is the only time it is shown:", err=True)
+    typer.echo(key)
+
+
+@app.command(name="list")
+def list_keys(file: Annotated[Path, FILE]) -> None:
+    """Show the keys: their ids, whose they are and since when. The keys themselves are not known."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from turboserve.gateway.auth import key_file
+
+    try:
+        found = key_file.read(file)
+    except key_file.KeyFileError as error:
+        raise failure(str(error)) from None
+    table = Table("id", "tenant", "operator", "made")
+    for key in found.keys:
+        made = "–" if key.created_at is None else f"{key.created_at:%Y-%m-%d %H:%M} UTC"
+        table.add_row(key.id, key.tenant, "yes" if key.operator else "no", made)
+    Console().print(table)
+
+
+@app.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="As `turboserve keys list` shows it.")],
+    file: Annotated[Path, FILE],
+) -> None:
+    """Remove a key. Running gateways refuse it within two seconds, and end the streams it has opened."""
+    from turboserve.gateway.auth import key_file
+
+    try:
+        removed = key_file.revoke(file, key_id)
+    except key_file.KeyFileError as error:
+        raise failure(str(error)) from None
+    typer.echo(f"revoked {removed.id} of {removed.tenant}")

@@ -1,0 +1,122 @@
+"""Authentication in front of the routes: no body, query or path is looked at before who asks is known."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
+
+from turboserve.contracts.errors import TurboServeError, UnauthorizedError
+from turboserve.gateway.auth.authenticator import Authenticator
+from turboserve.gateway.auth.service import Identity, Keys, bearer
+from turboserve.gateway.head import takes_head
+from turboserve.gateway.problems.handlers import problem_response
+
+REVOKED_CODE = 4401
+_ADMISSION = "turboserve.admission"
+"""Key of the ASGI scope: an Identity, or the error that the endpoint of a WebSocket sends in it."""
+
+
+class Authenticate:
+    """ASGI middleware: everything under /v1 gets an identity or a problem.
+
+    A WebSocket is let through with its error, since browsers do not show a refused handshake: the endpoint
+    accepts it, says why, and closes. A stream ends when the key that it was opened with is revoked.
+    """
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, keys: Keys) -> None:
+        self._app = app
+        self._authenticator = authenticator
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or not _guarded(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        try:
+            identity = self._authenticator.identify(_key(scope), _address(scope))
+        except TurboServeError as error:
+            if scope["type"] == "http":
+                await problem_response(error, scope["path"])(scope, receive, send)
+                return
+            refuse(scope, error)
+            await self._app(scope, receive, send)
+            return
+        scope.setdefault(_ADMISSION, identity)
+        if takes_head(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        stream = _RevocableStream(self._keys, identity, scope["type"] == "websocket", receive, send)
+        await self._app(scope, stream.receive, stream.send)
+
+
+def refuse(scope: Scope, error: TurboServeError) -> None:
+    """Have the endpoint of a WebSocket refuse it with `error`; the first error counts."""
+    scope.setdefault(_ADMISSION, error)
+
+
+def admitted(scope: Scope) -> Identity:
+    """Who asks. Raises the error for which a WebSocket is to be refused."""
+    found = scope.get(_ADMISSION)
+    if isinstance(found, TurboServeError):
+        raise found
+    if not isinstance(found, Identity):
+        raise UnauthorizedError("this request was not authenticated", field="Authorization")
+    return found
+
+
+class _RevocableStream:
+    """The channel of a long answer. Each message first looks whether its key still holds."""
+
+    def __init__(self, keys: Keys, identity: Identity, websocket: bool, receive: Receive, send: Send) -> None:
+        self._keys = keys
+        self._identity = identity
+        self._websocket = websocket
+        self._receive, self._send = receive, send
+        self._closed = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if not self._websocket or self._keys.holds(self._identity):
+            return message
+        if not self._closed and message["type"] != "websocket.disconnect":
+            await self._close()
+        return {"type": "websocket.disconnect", "code": REVOKED_CODE, "reason": "the API key was revoked"}
+
+    async def send(self, message: Message) -> None:
+        if self._keys.holds(self._identity):
+            await self._send(message)
+            return
+        if not self._closed:
+            await self._close()
+        if self._websocket:
+            raise WebSocketDisconnect(REVOKED_CODE, "the API key was revoked")
+        raise OSError("the API key was revoked")
+
+    async def _close(self) -> None:
+        self._closed = True
+        if self._websocket:
+            await self._send(
+                {"type": "websocket.close", "code": REVOKED_CODE, "reason": "the API key was revoked"}
+            )
+        else:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _guarded(path: str) -> bool:
+    return path == "/v1" or path.startswith("/v1/")
+
+
+def _key(scope: Scope) -> str | None:
+    key = bearer(Headers(scope=scope).get("authorization"))
+    # Only where browsers cannot set headers: an address ends up in histories and in other people's logs.
+    if key is None and not takes_head(scope["path"]):
+        key = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("access_token", [None])[-1]
+    return key
+
+
+def _address(scope: Scope) -> str | None:
+    client = scope.get("client")
+    return str(client[0]) if client else None

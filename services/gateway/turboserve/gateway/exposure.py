@@ -1,0 +1,50 @@
+"""What is open: who can reach this gateway and what they may do, for its log and for `turboserve up`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from turboserve.gateway.auth.service import Keys
+from turboserve.gateway.origin.rules import ANY, is_loopback
+from turboserve.gateway.settings import Settings
+
+KEYLESS = (
+    "no API keys: whoever reaches this address may create, watch, change and end every session, and order "
+    "the pool"
+)
+
+
+def fields(settings: Settings, keys: Keys, port: int) -> dict[str, Any]:
+    """The same for a log line."""
+    return {
+        "address": f"{settings.gateway_host}:{port}",
+        "reachable_by": "this machine" if is_loopback(settings.gateway_host) else "others",
+        "keys": len(keys.stored),
+        "tenants": len({key.tenant for key in keys.stored}),
+        "operators": ",".join(keys.operators) or ("nobody" if keys else "everybody"),
+        "hosts": ",".join(settings.allowed_hosts) or "its own",
+        "origins": ",".join(settings.cors_origins) or "its own",
+    }
+
+
+def sentences(settings: Settings, keys: Keys, port: int) -> list[str]:
+    """One line for each thing that somebody who starts a stack should know."""
+    told = fields(settings, keys, port)
+    reach = (
+        "this machine's users and programs"
+        if is_loopback(settings.gateway_host)
+        else f"whoever can connect to {told['address']}; without TLS, so put a proxy in front"
+    )
+    found = [f"Reachable by {reach}."]
+    if keys:
+        found.append(
+            f"{told['keys']} API keys of {told['tenants']} tenants; operators: {told['operators']}. "
+            "Without a key: /healthz, /readyz, /metrics, /openapi.json and the pages."
+        )
+    else:
+        found.append(f"{KEYLESS[0].upper()}{KEYLESS[1:]}.")
+    if ANY in settings.allowed_hosts:
+        found.append("TURBOSERVE_ALLOWED_HOSTS is *: no protection against DNS rebinding.")
+    if settings.cors_origins:
+        found.append(f"Pages of these origins may call it: {told['origins']}.")
+    return found

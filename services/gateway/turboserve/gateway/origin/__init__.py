@@ -1,0 +1,1 @@
+"""Which pages of which sites may call: checks of Host and Origin."""
