@@ -89,7 +89,7 @@ class Settings(Shared):
         if not isinstance(value, str):
             return value
         parts = tuple(part.strip().rstrip("/") for part in value.split(",") if part.strip())
-        if value and not parts:
+        if value.strip() and not parts:
             raise ValueError("is set and names nothing: name some, or leave it out")
         return parts
 

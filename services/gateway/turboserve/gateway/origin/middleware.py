@@ -35,6 +35,7 @@ class OriginCheck:
             return
         headers = Headers(scope=scope)
         try:
+            _check_target(scope["path"])
             authority = self._check_host(headers.getlist("host"))
         except TurboServeError as error:
             await _answer(error, scope, receive, send)
@@ -76,6 +77,12 @@ class OriginCheck:
             "TURBOSERVE_CORS_ORIGINS names those that may",
             field="Origin" if origins else "Sec-Fetch-Site",
         )
+
+
+def _check_target(path: str) -> None:
+    # A whole URL names a host of its own, which would have to be preferred to the header.
+    if not path.startswith("/") and path != "*":
+        raise MalformedRequestError("the request's target is no path", field="target")
 
 
 async def _answer(error: TurboServeError, scope: Scope, receive: Receive, send: Send) -> None:

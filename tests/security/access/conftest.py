@@ -1,0 +1,86 @@
+"""A pool of real services and gateways of it, each with the settings that an attack is about."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+from websockets.asyncio.client import ClientConnection
+
+GATEWAY_TESTS = Path(__file__).parents[2] / "gateway"
+
+
+def _harness() -> ModuleType:
+    # Tests are imported by path, without packages.
+    name = "pool_harness"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, GATEWAY_TESTS / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Servers, state store, scheduler, a worker that draws: see pool_harness."""
+    with _harness().Pool(tmp_path_factory.mktemp("pool")).running() as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def keyless_url(pool: Any) -> str:
+    """A gateway as `make up` starts it."""
+    url: str = pool.gateway("keyless")
+    return url
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Callable[..., httpx.AsyncClient]]:
+    """`client(url, key)`: an HTTP client that is closed with the test."""
+    made: list[httpx.AsyncClient] = []
+
+    def make(url: str, key: str | None = None, **options: Any) -> httpx.AsyncClient:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        made.append(httpx.AsyncClient(base_url=url, headers=headers, timeout=30, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.aclose()
+
+
+@pytest.fixture
+def socket() -> Callable[..., Any]:
+    """`async with socket(url, session, headers, **query) as ws`: a stream of `session`; `name`: its Host."""
+
+    @asynccontextmanager
+    async def connect(
+        url: str,
+        session: str,
+        headers: dict[str, str] | None = None,
+        name: str | None = None,
+        **query: Any,
+    ) -> AsyncIterator[ClientConnection]:
+        there = httpx.URL(url)
+        where = f"ws://{name or there.netloc.decode()}/v1/sessions/{session}/stream"
+        async with websockets.connect(
+            str(httpx.URL(where, params=query)),
+            host=there.host,
+            port=there.port,
+            max_size=None,
+            additional_headers=headers or {},
+            open_timeout=60,
+        ) as opened:
+            yield opened
+
+    return connect
