@@ -197,7 +197,7 @@ async def test_a_foreign_page_opens_no_stream(keyless_url, session, socket, page
     ],
 )
 async def test_what_forms_can_send_changes_nothing(keyless_url, client, session, kind) -> None:
-    """As an old browser sends it, without Origin: paths that take no body paused a session for any of these."""
+    """As an old browser sends it, without Origin: a path that takes no body did what it does for any."""
     api = client(keyless_url)
     headers = {} if kind is None else {"Content-Type": kind}
     for path in (session["links"]["pause"], session["links"]["prompts"], "/v1/sessions"):
@@ -262,9 +262,7 @@ async def test_configured_names_and_origins_pass_and_no_others(pool, client) -> 
         assert answer.status_code == status, (host, origin)
         if status == 201:
             await api.delete(answer.headers["location"])
-    preflight = await api.options(
-        "/v1/sessions", headers={**friend, "Access-Control-Request-Method": "POST"}
-    )
+    preflight = await api.options("/v1/sessions", headers={**friend, "Access-Control-Request-Method": "POST"})
     assert preflight.headers["access-control-allow-origin"] == "https://friend.example"
     pool.stop("named")
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.gateway.auth.authenticator import Authenticator
-from turboserve.gateway.auth.middleware import Authenticate
+from turboserve.gateway.auth.middleware import Authenticate, without_query_key
 from turboserve.gateway.auth.service import Keys
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.events.endpoints import router as events
@@ -68,7 +68,7 @@ def create_gateway(
 def create_app(gateway: Gateway) -> FastAPI:
     """The ASGI application over `gateway`."""
     # No /docs: its page loads scripts from elsewhere. /openapi.json is what tools read.
-    app = FastAPI(
+    app = _Application(
         title="TurboServe",
         version=VERSION,
         summary="Streaming video generation: sessions, live video, controls.",
@@ -103,6 +103,15 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.add_middleware(Head)
     _true_openapi(app, keys_needed=bool(gateway.keys))
     return app
+
+
+class _Application(FastAPI):
+    """FastAPI that never sees a key in an address: its own telemetry comes before any middleware."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            scope = without_query_key(scope)
+        await super().__call__(scope, receive, send)
 
 
 class _BrowserHeaders:

@@ -1,0 +1,353 @@
+"""Keys that are silently absent, what is read before a key is asked for, and guessing of keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from turboserve.config import SettingsError
+from turboserve.gateway import exposure
+from turboserve.gateway.auth.service import Keys
+from turboserve.gateway.auth.throttle import FailureThrottle, network_of
+from turboserve.gateway.settings import Settings
+from turboserve.service import EXIT_SETTINGS
+
+PROBLEM = "application/problem+json"
+KEY = "a-key-that-nobody-may-ever-see-in-a-log"
+OTHER = "another-key-0123456789"
+FAILURES = 5
+
+REFUSED = [
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": ""}),
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": " "}),
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": ","}),
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": "{}"}),
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": "="}),
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": "[]"}),
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": "null"}),
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": KEY}),
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": f"{KEY}="}),
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": "=acme"}),
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": f"{KEY}=a tenant"}),
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": f"{KEY}=acme,{KEY}=boss"}),
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": f'{{"{KEY}": "acme", "{KEY}": "boss"}}'}),
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": f'{{"{KEY}": ""}}'}),
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": f'{{"{KEY}": null}}'}),
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": f'{{"": "acme", "{KEY}": "boss"}}'}),
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": "short=acme"}),
+    ("TURBOSERVE_API_KEYS", {"TURBOSERVE_API_KEYS": "a key with blanks in it=acme"}),
+    ("TURBOSERVE_OPERATORS", {"TURBOSERVE_API_KEYS": f"{KEY}=acme", "TURBOSERVE_OPERATORS": "boss"}),
+    ("TURBOSERVE_OPERATORS", {"TURBOSERVE_API_KEYS": f"{KEY}=acme", "TURBOSERVE_OPERATORS": ","}),
+    ("TURBOSERVE_OPERATORS", {"TURBOSERVE_OPERATORS": "boss"}),
+    ("TURBOSERVE_GATEWAY_HOST", {"TURBOSERVE_GATEWAY_HOST": "0.0.0.0"}),
+    ("TURBOSERVE_GATEWAY_HOST", {"TURBOSERVE_GATEWAY_HOST": "::"}),
+    ("TURBOSERVE_GATEWAY_HOST", {"TURBOSERVE_GATEWAY_HOST": "192.0.2.1"}),
+    ("TURBOSERVE_GATEWAY_HOST", {"TURBOSERVE_GATEWAY_HOST": "gateway.example"}),
+    ("TURBOSERVE_API_KEYS_FILE", {"TURBOSERVE_API_KEYS_FILE": "/nowhere/keys.json"}),
+    ("TURBOSERVE_ALLOWED_HOSTS", {"TURBOSERVE_ALLOWED_HOSTS": "http://foe.example"}),
+    ("TURBOSERVE_CORS_ORIGINS", {"TURBOSERVE_CORS_ORIGINS": "friend.example"}),
+]
+
+
+def environment(given: dict[str, str]) -> dict[str, str]:
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("TURBOSERVE_")}
+    return {**bare, **given}
+
+
+@pytest.mark.parametrize(("setting", "given"), REFUSED)
+def test_keys_are_never_silently_absent(monkeypatch: Any, setting: str, given: dict[str, str]) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValidationError) as refused:
+        Settings()
+    [reason] = SettingsError.of(refused.value).reasons
+    assert reason.startswith(setting)
+    assert KEY not in reason
+    assert KEY not in str(refused.value)
+
+
+def test_a_gateway_that_refuses_says_why_and_ends() -> None:
+    """As processes: both served everybody before."""
+    chosen = [REFUSED[number] for number in (2, 21)]
+
+    def start(given: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "turboserve.gateway"]
+        return subprocess.run(
+            command, env=environment(given), capture_output=True, text=True, timeout=120, check=False
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(start, [given for _, given in chosen]))
+    for (setting, _), done in zip(chosen, ended, strict=True):
+        assert done.returncode == EXIT_SETTINGS, done.stderr
+        assert "setting refused" in done.stderr
+        assert setting in done.stderr
+        assert KEY not in done.stderr + done.stdout
+        assert "Traceback" not in done.stderr
+
+
+def test_turboserve_up_says_so_before_it_starts_anything(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "turboserve.cli.main", "up", "--data", str(tmp_path / "data")]
+    done = subprocess.run(
+        command,
+        env=environment({"TURBOSERVE_API_KEYS": ","}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "TURBOSERVE_API_KEYS" in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_whoever_means_it_may_do_without_keys(monkeypatch: Any) -> None:
+    monkeypatch.setenv("TURBOSERVE_ALLOW_KEYLESS", "1")
+    for variables in ({"TURBOSERVE_API_KEYS": ""}, {"TURBOSERVE_GATEWAY_HOST": "0.0.0.0"}, {}):
+        with monkeypatch.context() as inner:
+            for name, value in variables.items():
+                inner.setenv(name, value)
+            settings = Settings()
+            assert settings.key_set() is None
+            told = " ".join(exposure.sentences(settings, Keys(None), 8080))
+            assert "No API keys" in told
+            assert ("0.0.0.0:8080" in told) == ("TURBOSERVE_GATEWAY_HOST" in variables)
+    # A permission is no order: keys that are there count, and one that cannot be read is no key.
+    monkeypatch.setenv("TURBOSERVE_API_KEYS", f"{KEY}=acme")
+    assert Keys(Settings().key_set())
+    monkeypatch.setenv("TURBOSERVE_API_KEYS", "=")
+    with pytest.raises(ValidationError):
+        Settings()
+
+
+@pytest.fixture(scope="module")
+def keyed_url(pool: Any) -> str:
+    url: str = pool.gateway(
+        "guarded",
+        TURBOSERVE_API_KEYS=f"{KEY}=acme,{OTHER}=boss",
+        TURBOSERVE_OPERATORS="boss",
+        TURBOSERVE_KEY_FAILURES_PER_MINUTE=str(FAILURES),
+        DRAWN_KEY=KEY,
+    )
+    return url
+
+
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("none", {}),
+    ("broken JSON", {"content": b"{", "headers": {"Content-Type": "application/json"}}),
+    ("an unknown field", {"json": {"prompt": "x", "surprise": 1}}),
+    ("another type", {"content": b"x=1", "headers": {"Content-Type": "application/x-www-form-urlencoded"}}),
+    ("invalid UTF-8", {"content": b"\xff\xfe", "headers": {"Content-Type": "application/json"}}),
+    ("too large", {"content": b"x" * (1 << 17), "headers": {"Content-Type": "application/json"}}),
+]
+
+
+async def test_who_asks_is_known_before_anything_is_read(keyed_url, client) -> None:
+    """Every path and method of OpenAPI, and some that it has not: broken JSON was answered 422."""
+    api, known = client(keyed_url), client(keyed_url, KEY)
+    document = (await api.get("/openapi.json")).json()
+    calls = [
+        (method.upper(), path.replace("{session}", "ses_x"))
+        for path, operations in document["paths"].items()
+        if path.startswith("/v1")
+        for method in operations
+    ]
+    calls += [("PATCH", "/v1/sessions"), ("GET", "/v1"), ("GET", "/v1/nothing"), ("POST", "/v1/nothing/")]
+    assert len(calls) > 20
+
+    async def ask(method: str, path: str, options: dict[str, Any]) -> tuple[int, str]:
+        answer = await api.request(method, path, params={"limit": "none", "after": "?"}, **options)
+        assert answer.headers["content-type"] == PROBLEM
+        return answer.status_code, answer.json()["code"]
+
+    for what, options in BODIES:
+        # At once, in portions: 140 requests one by one take long on a busy machine.
+        found = await asyncio.gather(*(ask(method, path, options) for method, path in calls))
+        assert set(found) == {(401, "unauthorized")}, what
+
+    async def chunks() -> Any:
+        for _ in range(64):
+            yield b"x" * 65_536
+
+    answer = await api.post("/v1/sessions", content=chunks())
+    assert answer.status_code == 401
+    # The connection and the gateway are as before.
+    assert (await known.post("/v1/sessions", content=b"{")).status_code == 415
+    assert (await known.get("/v1/sessions")).status_code == 200
+
+
+async def test_wrong_keys_are_counted_logged_and_slowed(pool, keyed_url, client) -> None:
+    # An address of its own, so that other tests and this one do not slow each other.
+    guesser = client(keyed_url, transport=httpx.AsyncHTTPTransport(local_address="127.0.0.77"))
+
+    async def guess(key: str) -> httpx.Response:
+        return await guesser.get("/v1/models", headers={"Authorization": f"Bearer {key}"})
+
+    async def refused() -> dict[str, float]:
+        found = {}
+        for line in (await guesser.get("/metrics")).text.splitlines():
+            if line.startswith("turboserve_gateway_keys_refused_total{"):
+                found[line.partition('reason="')[2].partition('"')[0]] = float(line.split()[-1])
+        return found
+
+    before = await refused()
+    answers = [await guess(f"guess-{number}-0123456789") for number in range(4 * FAILURES)]
+    statuses = [answer.status_code for answer in answers]
+    assert statuses[:FAILURES] == [401] * FAILURES
+    # The bucket may refill by one or two meanwhile.
+    assert statuses.count(429) >= 2 * FAILURES
+    slowed = next(answer for answer in answers if answer.status_code == 429)
+    assert (slowed.json()["code"], slowed.json()["limit"]) == ("too_many_wrong_keys", str(FAILURES))
+    assert 1 <= int(slowed.headers["retry-after"]) <= 60 / FAILURES + 1
+    # The same address with a good key, and another one with a bad key.
+    assert (await guess(KEY)).status_code == 200
+    assert (await guesser.get("/v1/models")).status_code == 401
+    elsewhere = client(keyed_url, "wrong-0123456789", transport=_from("127.0.0.78"))
+    assert (await elsewhere.get("/v1/models")).status_code == 401
+    after = await refused()
+    assert after["unknown"] - before.get("unknown", 0) >= FAILURES
+    assert after["throttled"] - before.get("throttled", 0) == statuses.count(429)
+    assert after["missing"] > before.get("missing", 0)
+    log = pool.log("guarded")
+    lines = [line for line in log.splitlines() if "api key refused" in line]
+    assert any("127.0.0.77" in line and "throttled" in line for line in lines)
+    assert len(lines) < 60
+    assert "guess-" not in log
+    assert KEY not in log
+
+
+def _from(address: str) -> httpx.AsyncHTTPTransport:
+    return httpx.AsyncHTTPTransport(local_address=address)
+
+
+async def test_guesses_over_a_websocket_are_slowed_too(keyed_url) -> None:
+    there = httpx.URL(keyed_url)
+    codes = []
+    for number in range(3 * FAILURES):
+        query = f"access_token=guess-{number}-0123456789"
+        address = f"ws://127.0.0.1:{there.port}/v1/sessions/ses_x/stream?{query}"
+        async with websockets.connect(address, local_addr=("127.0.0.79", 0), open_timeout=60) as opened:
+            message = json.loads(await opened.recv())
+            with pytest.raises(websockets.ConnectionClosed):
+                await opened.recv()
+            codes.append((message["code"], opened.close_code))
+    assert codes[:FAILURES] == [("unauthorized", 4401)] * FAILURES
+    assert codes.count(("too_many_wrong_keys", 1013)) >= FAILURES
+    assert message["retry_after_s"] > 0
+
+
+class _Collector:
+    """An OTLP collector that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.sent = b""
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                collector.sent += self.rfile.read(int(self.headers["content-length"]))
+                collector.paths.append(self.path)
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                return None
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        Thread(target=self.server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{self.server.server_port}"
+        finally:
+            self.server.shutdown()
+            self.server.server_close()
+
+
+async def test_a_key_in_the_address_stays_out_of_logs_traces_and_metrics(pool, client, socket) -> None:
+    """With every log line there is, and a collector that gets every span."""
+    collector = _Collector()
+    with collector.running() as endpoint:
+        url = pool.gateway(
+            "traced",
+            TURBOSERVE_API_KEYS=f"{KEY}=acme",
+            TURBOSERVE_LOG_LEVEL="DEBUG",
+            TURBOSERVE_OTLP_ENDPOINT=endpoint,
+            DRAWN_KEY=KEY,
+        )
+        api, bare = client(url, KEY), client(url)
+        session = (await api.post("/v1/sessions", json={"prompt": "a red circle"})).json()
+        async with socket(url, session["id"], access_token=KEY) as opened:
+            assert json.loads(await opened.recv())["type"] == "hello"
+            await opened.send("{")
+            while json.loads(message := await opened.recv())["type"] != "error":
+                assert KEY not in message
+        for path in (session["links"]["events"], session["links"]["video"]):
+            async with bare.stream("GET", path, params={"access_token": KEY}) as answer:
+                assert answer.status_code == 200
+                await anext(answer.aiter_bytes())
+        for path in ("/v1/models", "/v1/nothing", "/nothing"):
+            answer = await bare.get(path, params={"access_token": KEY})
+            assert KEY not in answer.text
+        assert (
+            await bare.get(session["links"]["events"], params={"access_token": f"{KEY}x"})
+        ).status_code == 401
+        metrics = (await api.get("/metrics")).text
+        await api.delete(session["links"]["self"])
+        # What is buffered is sent when it stops.
+        pool.stop("traced")
+    assert any(path.endswith("/v1/traces") for path in collector.paths)
+    assert b"turboserve-gateway" in collector.sent
+    for place in (collector.sent.decode("latin-1"), metrics, pool.log("traced")):
+        assert KEY not in place
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 5)), max_size=200), st.integers(1, 20))
+def test_the_throttle_lets_a_rate_through_and_forgets_within_bounds(
+    steps: list[tuple[int, float]], per_minute: int
+) -> None:
+    throttle = FailureThrottle(per_minute, addresses_limit=4)
+    one = FailureThrottle(per_minute)
+    now_s, passed = 0.0, 0
+    for address, pause_s in steps:
+        now_s += pause_s
+        throttle.failed(str(address), now_s)
+        assert len(throttle) <= 4
+        wait_s = one.failed("a", now_s)
+        passed += wait_s is None
+        assert passed <= per_minute + now_s * per_minute / 60 + 1e-6
+        if wait_s is not None:
+            assert 0 < wait_s <= 60 / per_minute + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        (None, "unknown"),
+    ],
+)
+def test_one_client_is_an_address_or_a_network_of_one_host(address: str | None, network: str) -> None:
+    assert network_of(address) == network
