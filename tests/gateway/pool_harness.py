@@ -116,11 +116,13 @@ class Pool:
         return (self.layout.logs / f"{name}.log").read_text()
 
     def gateway(self, name: str = "gateway", port: int = 0, **environment: str) -> str:
-        """Start a gateway and wait until sessions can be created through it; returns its URL."""
+        """Start a gateway and wait until sessions can be created through it; returns its URL. `DRAWN_KEY` is
+        for the waiting, not for the gateway."""
         port = port or self._ports.get(name)
+        key = environment.pop("DRAWN_KEY", None)
         self.start(name, "turboserve.gateway", "gateway", TURBOSERVE_GATEWAY_PORT=str(port), **environment)
         url = f"http://127.0.0.1:{port}"
-        self.wait_for(url, environment.get("DRAWN_KEY"))
+        self.wait_for(url, key)
         return url
 
     def wait_for(self, url: str, key: str | None = None) -> None:
