@@ -24,6 +24,7 @@ help:
 	@echo "make test    set up, check style, types and imports, run every test"
 	@echo "make soak    the long tests that make test leaves out"
 	@echo "make setup   only create $(VENV) and install everything into it"
+	@echo "make compose-up    the stack in containers, with passwords and an API key of its own (make compose-down)"
 	@echo "make compose-test  build the images, stream a session through the stack in containers, take it down"
 	@echo "make format  let ruff fix and format the code"
 

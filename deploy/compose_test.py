@@ -1,7 +1,8 @@
 """Build the images, bring the stack up in containers, stream a session through it, take it down.
 
 `make compose-test` runs it. BUILD and COMPOSE name the commands; without them docker or podman is found.
-The stack has a name, a port, a tag and volumes of its own, so one that runs for other reasons is left alone.
+The stack has a name, a port, a tag, passwords, a key and volumes of its own, so one that runs for other
+reasons is left alone, and so is the `.env` of this folder.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import httpx
+from compose_env import first_key, generate, variables
 from containers import Engine, EngineError, prepare_network, run
 
 from turboserve.bench.chaos.people import patiently
@@ -65,15 +69,23 @@ def _build(engine: Engine, image: str, dockerfile: str, *arguments: str) -> None
 class Stack:
     """The containers of one test."""
 
-    def __init__(self, engine: Engine, tag: str) -> None:
-        self._compose = [*engine.compose, "-p", PROJECT, "-f", "compose.yaml"]
+    def __init__(self, engine: Engine, tag: str, folder: Path) -> None:
+        """`folder` gets what compose reads: some composes prefer the `.env` beside the file to all else."""
+        shutil.copy(ROOT / "compose.yaml", folder)
+        shutil.copytree(ROOT / "deploy", folder / "deploy")
         self.port = _free_port()
+        text = generate((ROOT / ".env.example").read_text())
         self._environment = {
+            **variables(text),
             "TURBOSERVE_TAG": tag,
             "TURBOSERVE_PORT": str(self.port),
             # For composes that take the project's name from here.
             "COMPOSE_PROJECT_NAME": PROJECT,
         }
+        lines = [f"{name}={value}\n" for name, value in self._environment.items()]
+        (folder / ".env").write_text("".join(lines))
+        self.key = first_key(self._environment)
+        self._compose = [*engine.compose, "-p", PROJECT, "-f", str(folder / "compose.yaml")]
 
     @property
     def url(self) -> str:
@@ -117,11 +129,16 @@ class Stack:
             raise EngineError(f"{service}: {' '.join(command)} did not say {word!r}:\n{done.stdout}")
 
 
-async def wait_ready(url: str) -> None:
+def authorization(key: str | None) -> dict[str, str]:
+    """The headers of a client that has `key`."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+async def wait_ready(url: str, key: str | None) -> None:
     """Until the gateway is ready and a worker has joined. Raises TimeoutError with what was missing."""
     deadline_s = time.monotonic() + READY_LIMIT_S
     missing = "no answer"
-    async with httpx.AsyncClient(base_url=url, timeout=5.0) as api:
+    async with httpx.AsyncClient(base_url=url, timeout=5.0, headers=authorization(key)) as api:
         while time.monotonic() < deadline_s:
             try:
                 ready = await api.get("/readyz")
@@ -135,9 +152,21 @@ async def wait_ready(url: str) -> None:
     raise TimeoutError(f"the stack was not ready within {READY_LIMIT_S:.0f} s: {missing}")
 
 
-async def stream_a_session(url: str) -> str:
-    """Create, watch, decode, switch the prompt, decode again, delete; returns what was seen."""
+async def check_closed(url: str) -> None:
+    """Nothing is told without a key, nor under a name that is not the gateway's. Raises AssertionError."""
     async with httpx.AsyncClient(base_url=url) as api:
+        found = [
+            (await api.get("/v1/sessions")).status_code,
+            (await api.get("/v1/sessions", headers=authorization("x" * 32))).status_code,
+            (await api.get("/v1/sessions", headers={"Host": "elsewhere.example"})).status_code,
+        ]
+    if found != [401, 401, 421]:
+        raise AssertionError(f"without a key, with a wrong one, under a foreign name: {found}")
+
+
+async def stream_a_session(url: str, key: str | None) -> str:
+    """Create, watch, decode, switch the prompt, decode again, delete; returns what was seen."""
+    async with httpx.AsyncClient(base_url=url, headers=authorization(key)) as api:
         viewer = await Viewer.create(api, FIRST_PROMPT, seed=1, keep_video=True)
         async with viewer.watching():
             await viewer.more_chunks(4, CHUNK_LIMIT_S)
@@ -168,7 +197,7 @@ async def stream_a_session(url: str) -> str:
 async def survive_frozen_servers(stack: Stack) -> str:
     """Each server stands still and is never woken; video has to go on, and all that needs the server."""
     took: list[str] = []
-    async with httpx.AsyncClient(base_url=stack.url) as api:
+    async with httpx.AsyncClient(base_url=stack.url, headers=authorization(stack.key)) as api:
         viewer = await Viewer.create(api, FIRST_PROMPT, seed=2)
         async with viewer.watching():
             await viewer.more_chunks(2, CHUNK_LIMIT_S)
@@ -196,16 +225,22 @@ async def survive_frozen_servers(stack: Stack) -> str:
 
 def test(engine: Engine, tag: str) -> None:
     """One stack from up to down. What fails is raised after its logs were shown and all was taken down."""
-    stack = Stack(engine, tag)
+    with tempfile.TemporaryDirectory() as folder:
+        _test(Stack(engine, tag, Path(folder)))
+
+
+def _test(stack: Stack) -> None:
     stack.down()
     try:
         started_s = time.monotonic()
         stack.up()
-        asyncio.run(wait_ready(stack.url))
+        asyncio.run(wait_ready(stack.url, stack.key))
         say(f"the stack is up after {time.monotonic() - started_s:.0f} s at {stack.url}")
         stack.check_services()
         say("every service's health check passes, and none runs as root")
-        say(asyncio.run(stream_a_session(stack.url)))
+        asyncio.run(check_closed(stack.url))
+        say("without a key nothing is told")
+        say(asyncio.run(stream_a_session(stack.url, stack.key)))
         say(asyncio.run(survive_frozen_servers(stack)))
     except BaseException:
         print(stack.logs(), flush=True)

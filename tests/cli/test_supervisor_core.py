@@ -46,6 +46,18 @@ def up(*members: Member) -> Supervision:
     return supervision
 
 
+def test_what_refuses_its_settings_is_not_tried_again_unless_it_has_run_before() -> None:
+    supervision = Supervision([SERVER, STORE])
+    supervision.start(0.0)
+    supervision.ready("server", 1.0)
+    assert supervision.exited("store", 2.0, refused=True) == [
+        GaveUp("store", 1, refused=True),
+        Terminate("server"),
+    ]
+    # The file of keys may be spoilt while sessions play: that must not stop the rest.
+    assert up(SERVER, STORE).exited("store", 5.0, refused=True) == [Crashed("store", 0.1)]
+
+
 def test_waves_start_one_after_the_other() -> None:
     supervision = Supervision([SERVER, STORE, EDGE])
     assert supervision.start(0.0) == [Launch("server")]

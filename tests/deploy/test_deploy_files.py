@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import asyncpg
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from turboserve.cli.embedded import Layout, Ports, PostgresServer, binaries
 from turboserve.cli.embedded.binaries import nats_server
 from turboserve.cli.embedded.postgres import DATABASE, ROLE, SUPERUSER
 from turboserve.cli.embedded.running import running
+from turboserve.gateway.auth import key_list
+from turboserve.gateway.auth.service import Keys
+from turboserve.gateway.settings import Settings
 from turboserve.subjects import SERVICES
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"deploy/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+compose_env = _script("compose_env")
 
 
 def test_the_brokers_users_are_those_of_the_table_of_subjects() -> None:
@@ -28,11 +47,11 @@ def test_the_brokers_users_are_those_of_the_table_of_subjects() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_nats_server_takes_the_configuration_with_composes_passwords() -> None:
+def test_nats_server_takes_the_configuration_with_generated_passwords() -> None:
     compose = yaml.safe_load((ROOT / "compose.yaml").read_text())
     given = compose["services"]["nats"]["environment"]
-    # ${NAME:-default} → default
-    passwords = {name: value.split(":-", 1)[1].rstrip("}") for name, value in given.items()}
+    made = compose_env.variables(compose_env.generate((ROOT / ".env.example").read_text()))
+    passwords = {name: made[name] for name in given}
     # Made where the broker starts, for its watchdog alone.
     own = ("NATS_HEALTH_PASSWORD", "NATS_WATCHDOG_PASSWORD")
     assert all(f"\n{name}=$(password)\n" in (ROOT / "deploy/nats/entrypoint.sh").read_text() for name in own)
@@ -42,6 +61,89 @@ def test_nats_server_takes_the_configuration_with_composes_passwords() -> None:
         command, env={**os.environ, **passwords}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_nothing_in_compose_starts_with_a_secret_that_is_published() -> None:
+    """Every password had a default that stands in this repository, and keys could not be set at all."""
+    text = (ROOT / "compose.yaml").read_text()
+    example = compose_env.variables((ROOT / ".env.example").read_text())
+    used = set(re.findall(r"\$\{(\w+)", text))
+    assert used == set(example)
+    secret = {name for name, value in example.items() if value == compose_env.GENERATED}
+    assert secret == {name for name in used if name.endswith("_PASSWORD")} | {"TURBOSERVE_API_KEYS"}
+    for name in secret:
+        # Compose refuses to start where the variable is not set.
+        assert set(re.findall(rf"\$\{{{name}(.[^}}]*)\}}", text)) <= {
+            ":?make compose-env writes it to .env",
+            "?make compose-env writes it to .env",
+        }
+    assert "development-" not in text
+
+
+def test_env_is_made_once_for_its_owner_and_with_other_secrets_each_time(tmp_path: Path) -> None:
+    example = (ROOT / ".env.example").read_text()
+    made = []
+    for name in ("a", "b"):
+        path = tmp_path / name
+        before = os.umask(0)
+        try:
+            assert compose_env.write(path, example)
+        finally:
+            os.umask(before)
+        assert path.stat().st_mode & 0o777 == 0o600
+        made.append(compose_env.check(path, example))
+        text = path.read_text()
+        assert not compose_env.write(path, example)
+        assert path.read_text() == text
+    generated = [name for name, value in compose_env.variables(example).items() if value == "GENERATED"]
+    secrets = [found[name] for found in made for name in generated]
+    assert len(set(secrets)) == 2 * len(generated)
+    assert all(re.fullmatch(r"[a-z][a-z0-9_=]{40,}", secret) for secret in secrets)
+    # The gateway takes the key, and its tenant is the operator.
+    keys = Keys(key_list.parse(made[0]["TURBOSERVE_API_KEYS"]), [made[0]["TURBOSERVE_OPERATORS"]])
+    found = keys.identify(compose_env.first_key(made[0]))
+    assert found is not None
+    assert found.operator
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (("NATS_WORKER_PASSWORD=GENERATED", ""), "NATS_WORKER_PASSWORD"),
+        (("POSTGRES_PASSWORD=GENERATED", "POSTGRES_PASSWORD="), "POSTGRES_PASSWORD"),
+        (("REDIS_PASSWORD=GENERATED", "REDIS_PASSWORD=development-redis"), "REDIS_PASSWORD"),
+        (("TURBOSERVE_API_KEYS=GENERATED", "TURBOSERVE_API_KEYS="), "TURBOSERVE_API_KEYS"),
+    ],
+)
+def test_an_env_that_lacks_a_secret_is_refused(tmp_path: Path, change: tuple[str, str], named: str) -> None:
+    example = (ROOT / ".env.example").read_text()
+    path = tmp_path / ".env"
+    compose_env.write(path, example.replace(*change))
+    with pytest.raises(compose_env.EnvironmentFileError, match=named):
+        compose_env.check(path, example)
+    if named == "TURBOSERVE_API_KEYS":
+        path.write_text(path.read_text().replace("KEYLESS=0", "KEYLESS=1"))
+        assert compose_env.first_key(compose_env.check(path, example)) is None
+
+
+def test_the_gateway_of_compose_asks_for_keys_or_is_told_that_none_are_meant() -> None:
+    """With the values that compose puts where `.env` is empty, as both kinds of compose understand them."""
+    given = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["gateway"]["environment"]
+    defaults = {
+        name: re.sub(r"\$\{\w+(?::-([^}]*)|\??[^}]*)\}", lambda found: found[1] or "", str(value))
+        for name, value in given.items()
+    }
+    settings = {name: value for name, value in defaults.items() if "PASSWORD" not in name}
+    assert settings["TURBOSERVE_OPERATORS"] == " "
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        with pytest.raises(ValidationError, match="lists no key"):
+            Settings()
+        patch.setenv("TURBOSERVE_ALLOW_KEYLESS", "1")
+        assert Settings().key_set() is None
+        patch.setenv("TURBOSERVE_API_KEYS", f"{compose_env.new_key()}=default")
+        assert Settings().key_set() is not None
 
 
 def test_compose_has_every_service_with_the_password_of_its_own_user() -> None:

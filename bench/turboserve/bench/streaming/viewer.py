@@ -129,8 +129,12 @@ class Viewer:
         """Watch until the session ends, whatever happens to connections. Raises ProblemError if refused."""
         while self.ended is None:
             try:
+                # The API key, if the client has one.
+                key = {
+                    name: self.api.headers[name] for name in ("Authorization",) if name in self.api.headers
+                }
                 async with connect(
-                    self._stream_url(), max_size=MESSAGE_LIMIT_BYTES, open_timeout=5
+                    self._stream_url(), max_size=MESSAGE_LIMIT_BYTES, open_timeout=5, additional_headers=key
                 ) as socket:
                     self.connections += 1
                     self._socket = socket
