@@ -18,7 +18,14 @@ export function rememberSession(id) {
 }
 
 export function rememberedKey() {
-  return new URLSearchParams(location.search).get("access_token") ?? read(sessionStorage, KEY);
+  const url = new URL(location.href);
+  const key = url.searchParams.get("access_token");
+  if (key === null) return read(sessionStorage, KEY);
+  // Out of the address, so that it stays neither in the history nor in a link that is passed on.
+  rememberKey(key);
+  url.searchParams.delete("access_token");
+  history.replaceState(null, "", url);
+  return key;
 }
 
 export function rememberKey(key) {

@@ -27,7 +27,11 @@ function complain(problem) {
   at("message").hidden = !problem;
   if (!problem) return;
   at("message").textContent = inWords(problem);
-  if (problem.code === "unauthorized") at("key-row").hidden = false;
+  if (problem.code !== "unauthorized") return;
+  // Asked again every second, a wrong key would soon be one too many.
+  key = "";
+  rememberKey(key);
+  at("key-row").hidden = false;
 }
 
 function fill(list, items, make) {

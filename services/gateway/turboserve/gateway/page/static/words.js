@@ -9,6 +9,8 @@ export function inWords(problem) {
       return `Too many people are watching through this server.${wait}`;
     case "unauthorized":
       return "This server needs an API key. Enter yours below the prompt.";
+    case "too_many_wrong_keys":
+      return `Too many wrong API keys came from here.${wait}`;
     case "session_not_found":
       return "This session does not exist (any more). Start a new one.";
     case "unknown_model":
