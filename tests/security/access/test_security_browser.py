@@ -1,0 +1,181 @@
+"""A stranger's page in a real Chromium on the gateway's machine: what it can do to a gateway without keys."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    # The stranger's name server: first it gives his own address, and later this machine's.
+    "--host-resolver-rules=MAP foe.example 127.0.0.1",
+]
+KEY = "a-key-for-the-page-0123456789"
+WAIT_MS = 60_000
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: the browser test did not run"),
+]
+
+# Each attack resolves to whether it got an answer that it could read, or for a stream, to the close code.
+ATTACKS = """
+async ({url, session}) => {
+  const base = `${url}/v1/sessions/${session}`;
+  const send = (path, options) =>
+    fetch(path, options).then((a) => a.type !== "opaque" && a.status, () => "blocked");
+  const form = (action, type) => new Promise((done) => {
+    const frame = document.createElement("iframe");
+    frame.name = `frame-${Math.random()}`;
+    frame.onload = () => done("sent");
+    const made = document.createElement("form");
+    Object.assign(made, {action, method: "post", enctype: type, target: frame.name});
+    const input = document.createElement("input");
+    input.name = '{"prompt": "theirs", "x": "';
+    input.value = '"}';
+    made.append(input);
+    document.body.append(frame, made);
+    made.submit();
+  });
+  const element = (tag, src) => new Promise((done) => {
+    const made = document.createElement(tag);
+    made.onloadeddata = made.onload = () => done("shown");
+    made.onerror = () => done("blocked");
+    made.src = src;
+    document.body.append(made);
+  });
+  const socket = () => new Promise((done) => {
+    const made = new WebSocket(`${base.replace("http", "ws")}/stream`);
+    const seen = [];
+    made.onmessage = ({data}) => seen.push(typeof data === "string" ? JSON.parse(data).type : "binary");
+    made.onclose = ({code}) => done({code, seen});
+    made.onopen = () => made.send('{"type": "pause"}');
+  });
+  const text = {method: "POST", mode: "no-cors", headers: {"Content-Type": "text/plain"}};
+  return {
+    read: await send(`${url}/v1/sessions`),
+    json: await send(`${url}/v1/sessions`, {method: "POST", body: '{"prompt": "theirs"}',
+                                            headers: {"Content-Type": "application/json"}}),
+    text: await send(`${url}/v1/sessions`, {...text, body: '{"prompt": "theirs"}'}),
+    pause: await send(`${base}/pause`, {method: "POST", mode: "no-cors"}),
+    end: await send(base, {method: "DELETE"}),
+    beacon: navigator.sendBeacon(`${base}/pause`, "x"),
+    form: await form(`${base}/pause`, "text/plain"),
+    encoded: await form(`${url}/v1/sessions`, "application/x-www-form-urlencoded"),
+    script: await element("script", `${url}/page/player.js`),
+    video: await element("video", `${base}/stream.mp4`),
+    socket: await socket(),
+  };
+}
+"""
+
+
+class _Stranger(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><title>stranger</title><body></body>")
+
+    def log_message(self, format: str, *args: object) -> None:
+        return None
+
+
+@pytest.fixture(scope="module")
+def stranger_port() -> Iterator[int]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Stranger)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncIterator[Any]:
+    playwright = pytest.importorskip("playwright.async_api")
+    async with playwright.async_playwright() as driver:
+        context = await driver.chromium.launch_persistent_context(
+            str(tmp_path / "profile"), executable_path=CHROMIUM, args=FLAGS, headless=True
+        )
+        context.set_default_timeout(WAIT_MS)
+        yield await context.new_page()
+        await context.close()
+
+
+async def test_a_strangers_page_changes_nothing_and_reads_nothing(
+    keyless_url: str, stranger_port: int, client: Any, page: Any
+) -> None:
+    api: httpx.AsyncClient = client(keyless_url)
+    session = (await api.post("/v1/sessions", json={"prompt": "a red circle"})).json()
+    before = {one["id"] for one in (await api.get("/v1/sessions")).json()["sessions"]}
+    # From another site, and from another port of this machine, which a browser calls the same site.
+    for origin in (f"http://foe.example:{stranger_port}", f"http://127.0.0.1:{stranger_port}"):
+        await page.goto(origin)
+        found = await page.evaluate(ATTACKS, {"url": keyless_url, "session": session["id"]})
+        readable = {name: found[name] for name in ("read", "json", "end", "script", "video")}
+        assert readable == dict.fromkeys(readable, "blocked"), origin
+        assert found["text"] in (False, "blocked")
+        assert found["pause"] in (False, "blocked")
+        # Chromium itself may stop a page of another site before it reaches this machine.
+        assert found["socket"]["code"] in (4403, 1006)
+        assert set(found["socket"]["seen"]) <= {"error"}
+    read = (await api.get(session["links"]["self"])).json()
+    assert (read["activity"], read["prompt"]) == ("watching", "a red circle")
+    assert {one["id"] for one in (await api.get("/v1/sessions")).json()["sessions"]} == before
+    await api.delete(session["links"]["self"])
+
+
+async def test_a_rebound_name_shows_no_page(keyless_url: str, page: Any) -> None:
+    answer = await page.goto(f"http://foe.example:{httpx.URL(keyless_url).port}/")
+    assert answer.status == 421
+    status = await page.evaluate(
+        """() => fetch("/v1/sessions", {method: "POST", body: '{"prompt": "theirs"}',
+                       headers: {"Content-Type": "application/json"}}).then((a) => a.status)"""
+    )
+    assert status == 421
+
+
+async def refused(api: httpx.AsyncClient) -> dict[str, float]:
+    """How many requests without a known key there were, by reason."""
+    found = {}
+    for line in (await api.get("/metrics")).text.splitlines():
+        if line.startswith("turboserve_gateway_keys_refused_total{"):
+            found[line.partition('reason="')[2].partition('"')[0]] = float(line.split()[-1])
+    return found
+
+
+async def test_the_page_keeps_its_key_out_of_the_address_and_forgets_a_wrong_one(
+    pool: Any, client: Any, page: Any
+) -> None:
+    url = pool.gateway("paged", TURBOSERVE_API_KEYS=f"{KEY}=default", DRAWN_KEY=KEY)
+    await page.goto(f"{url}/?access_token={KEY}")
+    await page.get_by_label("What should the video show?").fill("a red circle")
+    await page.get_by_role("button", name="Start").click()
+    await page.get_by_text("Placed on a worker").wait_for()
+    assert KEY not in page.url
+    assert KEY not in str(await page.evaluate("document.documentElement.outerHTML"))
+    await page.get_by_role("button", name="End session").click()
+    await page.locator("#phase", has_text="terminated").wait_for()
+    # The operator's page in the same tab has the key; with a wrong one it asks, and not again and again.
+    await page.goto(f"{url}/pool?access_token=wrong-0123456789")
+    await page.get_by_label("API key").wait_for()
+    # It goes on asking every second, but without a key.
+    api = client(url)
+    while (counted := await refused(api)).get("missing", 0) < 2:
+        await page.wait_for_timeout(100)
+    assert counted["unknown"] <= 2
+    pool.stop("paged")
