@@ -38,7 +38,7 @@ def sentences(settings: Settings, keys: Keys, port: int) -> list[str]:
     found = [f"Reachable by {reach}."]
     if keys:
         found.append(
-            f"{told['keys']} API keys of {told['tenants']} tenants; operators: {told['operators']}. "
+            f"API keys: {told['keys']}; tenants: {told['tenants']}; operators: {told['operators']}. "
             "Without a key: /healthz, /readyz, /metrics, /openapi.json and the pages."
         )
     else:
