@@ -63,6 +63,9 @@ def test_everything_is_ready_and_on_record(dummies: BackgroundStack) -> None:
     assert all(process["state"] == "ready" for process in record.processes.values())
     assert len(record.worker_pids()) == 2
     assert f"TurboServe is up:  {record.url}/" in dummies.output
+    # What is open is said where the address is.
+    assert "Reachable by this machine's users and programs." in dummies.output
+    assert "No API keys: whoever reaches this address may" in dummies.output
     assert (dummies.data / "stack.json").stat().st_mode & 0o777 == 0o600
 
 

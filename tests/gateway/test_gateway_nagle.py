@@ -16,7 +16,7 @@ async def test_connections_send_at_once() -> None:
     await server.start()
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readline()
         [connection] = server.server_state.connections
         own = connection.transport.get_extra_info("socket")
