@@ -78,13 +78,12 @@ async def delete_table(caller: Caller, gateway: Context, pool: Name = None) -> O
     responses=problems(401, 404, 422),
 )
 async def cost(
-    tenant: Tenant,
+    caller: Caller,
     gateway: Context,
     session: Annotated[Id | None, Query(description="Only this session.")] = None,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> CostReport:
-    everybody = gateway.settings.may_order(tenant)
-    request = GetCost(tenant=tenant, session=session, limit=limit, every_correction=everybody)
+    request = GetCost(tenant=caller.tenant, session=session, limit=limit, every_correction=caller.operator)
     return await gateway.bus.call(GET_COST, request)
 
 
@@ -96,17 +95,21 @@ async def cost(
     "measured is changed. A request that is sent again with the same `id` makes no second one.",
     responses=problems(*BODY, 401, 403, 404, 409),
 )
-async def correct(body: CostCorrection, tenant: Tenant, gateway: Context) -> Correction:
-    if not gateway.settings.may_order(tenant):
-        raise NotAnOperatorError(f"tenant {tenant} is no operator", field="tenant")
-    request = CorrectCost(**{**body.model_dump(), "id": body.id or new_id("cor"), "by": tenant})
+async def correct(body: CostCorrection, caller: Caller, gateway: Context) -> Correction:
+    _check_operator(caller)
+    request = CorrectCost(**{**body.model_dump(), "id": body.id or new_id("cor"), "by": caller.tenant})
     return await gateway.bus.call(CORRECT_COST, request)
+
+
+def _check_operator(caller: Identity) -> None:
+    if not caller.operator:
+        raise NotAnOperatorError(f"tenant {caller.tenant} is no operator", field="tenant")
 
 
 def _managed(gateway: Gateway, pool: str | None, caller: Identity | None = None) -> Word:
     """The pool's last word, if something can be ordered of it, and by this caller. Raises typed errors."""
-    if caller is not None and not caller.operator:
-        raise NotAnOperatorError(f"tenant {caller.tenant} is no operator", field="tenant")
+    if caller is not None:
+        _check_operator(caller)
     word = gateway.pools.word(pool)
     if word.status.scaling is None:
         raise PoolNotManagedError("the workers of this pool are started by someone else", field="pool")
