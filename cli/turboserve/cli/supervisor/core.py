@@ -77,7 +77,7 @@ class Policy:
     first_repair_delay_s: float = 15.0
     """Between a restart because of failing answers and the next one, where the first did not help."""
     longest_repair_delay_s: float = 600.0
-    start_with_room_s: float = 10.0
+    start_with_room_s: float = 3.0
     """A start that began on a full disk is repeated unless it succeeds this soon after there is room."""
 
 
