@@ -120,7 +120,8 @@ async def indices(api: Harness, record: SessionRecord) -> list[int]:
 
 async def refused(api: Harness, model: str) -> TurboServeError | None:
     try:
-        record = await api.create(model)
+        # Large, so that a few of them need new blocks.
+        record = await api.create(model, prompt="x" * 2_000)
         await api.end(record.id)
     except TurboServeError as error:
         return error
@@ -143,6 +144,7 @@ async def test_a_log_whose_disk_was_full_goes_on_without_loss_or_repeat(
             redis_url=redis_url,
             postgres_url=postgres_url,
             sweep_s=0.2,
+            worker_timeout_s=3_600.0,
             canary_interval_s=0.3,
             canary_timeout_s=3.0,
             log_directory=server.directory,
@@ -223,6 +225,7 @@ async def test_a_postgres_whose_disk_was_full_is_waited_for(
             redis_url=redis_url,
             postgres_url=server.url(),
             sweep_s=0.2,
+            worker_timeout_s=3_600.0,
             **PATIENT,
         )
         async with (
@@ -244,7 +247,7 @@ async def test_a_postgres_whose_disk_was_full_is_waited_for(
                         return isinstance(error, UnavailableError) and error.retry_after_s is not None
                 return False
 
-            await until(all_typed)
+            await until(all_typed, 60)
             release(disk)
             await until(lambda: store.runtime.checks()["postgres"])
 
@@ -261,7 +264,11 @@ async def test_a_redis_that_takes_no_writes_is_said_and_done_without(
 ) -> None:
     server = RedisServer(layout.server("full-redis"), ports.get("full-redis"), layout.secret("full-redis"))
     settings = Settings(
-        nats_url=nats_url, redis_url=server.url, postgres_url=postgres_url, sweep_s=0.2, **PATIENT
+        nats_url=nats_url,
+        redis_url=server.url,
+        postgres_url=postgres_url,
+        worker_timeout_s=3_600.0,
+        **PATIENT,
     )
     async with (
         serving(server, tmp_path),

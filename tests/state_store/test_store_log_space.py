@@ -34,10 +34,12 @@ def settings(settings: Settings) -> Settings:
         update={
             "log_max_bytes": LOG_BYTES,
             "log_chunks_share": 0.8,
+            "log_events_share": 0.02,
             "log_chunks_floor": 8,
             "log_guard_s": 0.001,
             "canary_interval_s": 0.2,
             "canary_timeout_s": 60.0,
+            "worker_timeout_s": 3_600.0,
         }
     )
 
@@ -188,16 +190,16 @@ async def test_nothing_is_admitted_when_only_floors_are_left_and_again_when_one_
 async def test_old_events_make_room_and_the_newest_stay(api: Harness, store: Store) -> None:
     jetstream = api.bus.jetstream()
     config = (await jetstream.stream_info(EVENTS)).config
-    assert config.max_bytes == int(0.1 * LOG_BYTES)
+    assert config.max_bytes == int(0.02 * LOG_BYTES)
     record = await api.running("events")
-    for number in range(330):
+    for number in range(75):
         await api.prompt(record.id, f"{number}:" + "x" * 1_990)
 
     async def published() -> bool:
         entry = await last_entry(api.bus, EVENTS, EVENT.of(record.id))
-        return entry is not None and b'"329:x' in entry.data
+        return entry is not None and b'"74:x' in entry.data
 
-    # 660 KB go through a stream of 524 KB, by an outbox that tries again until there is room.
+    # 150 KB go through a stream of 105 KB, by an outbox that tries again until there is room.
     await until(published, 60)
     info = await jetstream.stream_info(EVENTS)
     assert info.state.bytes <= config.max_bytes
