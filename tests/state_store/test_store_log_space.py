@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -336,13 +335,13 @@ def test_a_data_folder_keeps_the_size_that_its_streams_have_reserved(tmp_path: P
 
 
 async def test_a_session_beyond_the_limit_of_its_own_chunks_still_drops_its_oldest(
-    api: Harness, start_store: Any, settings: Settings
+    start_store: Any, settings: Settings
 ) -> None:
     await start_store(chunks_kept=8, log_chunks_floor=8)
-    record = await api.running("ring")
-    for index in range(20):
-        await append_patiently(api, record, index)
-    assert await chunks_in_log(api, record) == 8
-    assert await owner_in_log(api, record) == record.epoch
-    await api.end(record.id)
-    await asyncio.sleep(0)
+    async with Harness.connected(settings) as api:
+        record = await api.running("ring")
+        for index in range(20):
+            await append_patiently(api, record, index)
+        assert await chunks_in_log(api, record) == 8
+        assert await owner_in_log(api, record) == record.epoch
+        await api.end(record.id)
