@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, SecretStr, StringConstraints
 
 ID_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 """What may stand as one token of a NATS subject: no dot, no space, no wildcard."""
@@ -13,6 +13,9 @@ ID_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 UnixSeconds = Annotated[float, Field(ge=0)]
 """Wall-clock time, seconds since the epoch. Only shown to people and never compared across machines."""
+
+Secret = Annotated[SecretStr, PlainSerializer(SecretStr.get_secret_value, return_type=str, when_used="json")]
+"""Sent as it is, and shown as asterisks wherever an object is printed or logged."""
 
 # Without its anchors: in Python `$` also stands before a line end at the end.
 _ID = re.compile(ID_PATTERN.strip("^$"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field
 
-from turboserve.contracts.base import Contract, Id, UnixSeconds
+from turboserve.contracts.base import Contract, Id, Secret, UnixSeconds
 from turboserve.contracts.sessions import SessionRecord
 
 
@@ -113,6 +114,19 @@ class Incoming(Contract):
     """The source's `transfer` addresses; empty: it has none, or is gone."""
 
 
+class MigrationKey(Contract):
+    """The secret of one migration, by which its two workers recognize each other and protect what they say.
+
+    state store → the source and the target, beside their rows. No row, event, log or answer of the REST API
+    has it. It lives as long as the migration.
+    """
+
+    session: Id
+    move: int
+    key: Annotated[Secret, Field(pattern=r"^[0-9a-f]{64}$")]
+    """32 random bytes, hexadecimal."""
+
+
 class Renewal(Contract):
     """state store → worker: all sessions whose rows name this worker. What is held beyond it is let go.
 
@@ -126,6 +140,8 @@ class Renewal(Contract):
     incoming: tuple[Incoming, ...] = ()
     """All sessions that are moving here. What was copied for a move that is not among them is let go, unless
     `assigned` names the session: then the move is done."""
+    keys: tuple[MigrationKey, ...] = ()
+    """Of all sessions that are moving to or from this worker."""
     drain: bool = False
 
 
@@ -162,6 +178,8 @@ class Assignment(Contract):
     record: SessionRecord
     incoming: Incoming | None = None
     """For the target of a move: what `Renewal.incoming` says of this session."""
+    key: MigrationKey | None = None
+    """For both workers of a move."""
 
 
 class Playhead(Contract):

@@ -1,45 +1,26 @@
-"""Making links to peers that stand still."""
+"""Making links: to peers that stand still, and by way of the control channel alone."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
-import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import torch
 
-from turboserve.worker.transfer import pair
-from turboserve.worker.transfer.cut import cut
-from turboserve.worker.transfer.errors import PeerLost
+from turboserve.worker.transfer import pair, rendezvous
+from turboserve.worker.transfer.channel import Channel
+from turboserve.worker.transfer.deadline import Deadline
+from turboserve.worker.transfer.errors import DeadlinePassed, PeerLost, ProtocolBroken, TransferError
+from turboserve.worker.transfer.frames import Linked, Refuse, StoreEntry, Wait
 from turboserve.worker.transfer.link import Link
 from turboserve.worker.transfer.links import Links
 
 HOST = "127.0.0.1"
-SERVER = (HOST, 9)
-"""Nobody connects to it."""
-SERVES = """
-import time
-from turboserve.worker.transfer import pair
-store = pair.serve_store("127.0.0.1", 60.0)
-print(store.port, flush=True)
-time.sleep(600.0)
-"""
-
-
-@pytest.fixture
-def rendezvous() -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A process that serves one, and its port."""
-    process = subprocess.Popen([sys.executable, "-c", SERVES], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    yield process, int(process.stdout.readline())
-    process.kill()
-    process.wait()
-    process.stdout.close()
+PATIENCE_S = 60.0
+KEY = bytes(32)
+ENDS = pair.Ends(KEY, HOST, (HOST,))
 
 
 @pytest.fixture
@@ -49,63 +30,103 @@ def links() -> Iterator[Links]:
     links.close()
 
 
+@pytest.fixture
+async def channels() -> AsyncIterator[tuple[Channel, Channel]]:
+    """Both ends of one connection."""
+    accepted: asyncio.Queue[Channel] = asyncio.Queue()
+    server = await asyncio.start_server(lambda r, w: accepted.put_nowait(Channel(r, w)), HOST, 0)
+    one = Channel(*await asyncio.open_connection(*server.sockets[0].getsockname()))
+    other = await accepted.get()
+    yield one, other
+    for channel in (one, other):
+        channel.abort()
+    server.close()
+
+
 async def nobody_connects() -> None:
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(PATIENCE_S):
         while any(thread.name == "transfer-connect" for thread in threading.enumerate()):
             await asyncio.sleep(0.05)
 
 
-async def test_a_rendezvous_that_stands_still_costs_an_error_and_no_thread(
-    links: Links, rendezvous: tuple[subprocess.Popen[str], int]
+async def test_two_sides_find_each_other_through_the_channel(channels: tuple[Channel, Channel]) -> None:
+    """Bytes of any value; each side waits for the other's, and both end together."""
+    value = bytes(range(256))
+
+    async def side(channel: Channel, mine: str, theirs: str) -> bytes:
+        store = rendezvous.new_store(PATIENCE_S)
+
+        def make() -> bytes:
+            store.set(mine, value)  # type: ignore[arg-type]
+            return store.get(theirs)
+
+        making = asyncio.ensure_future(asyncio.to_thread(make))
+        await rendezvous.exchange(channel, store, making, Deadline(PATIENCE_S))
+        return making.result()
+
+    one, other = channels
+    assert await asyncio.gather(side(one, "a", "b"), side(other, "b", "a")) == [value, value]
+    # Nothing of it is left in the channel.
+    await one.send(Wait(), PATIENCE_S)
+    assert await other.receive(PATIENCE_S) == Wait()
+
+
+async def test_a_rendezvous_ends_with_what_the_other_side_says(channels: tuple[Channel, Channel]) -> None:
+    one, other = channels
+    forever: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+    await other.send(Refuse(code="backend_failed", detail="no such device"), PATIENCE_S)
+    with pytest.raises(TransferError, match="no such device"):
+        await rendezvous.exchange(one, rendezvous.new_store(1.0), forever, Deadline(PATIENCE_S))
+
+
+async def test_a_rendezvous_takes_no_more_entries_than_two_sides_have(
+    channels: tuple[Channel, Channel],
 ) -> None:
-    """Past its time-out torch's store asks the server to forget the question, and waits for that answer."""
-    process, port = rendezvous
-    store = pair.join_store(HOST, port, 0.5)
-    process.send_signal(signal.SIGSTOP)
-    with pytest.raises(PeerLost):
-        await links.connecting(
-            lambda: pair.GlooLink("link", store, pair.TARGET, HOST, 0.5),
-            0.5,
-            (HOST, port),
-            lambda late: late.close(),
+    one, other = channels
+    forever: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+    for number in range(rendezvous.ENTRIES_LIMIT + 1):
+        await other.send(StoreEntry(key=f"key/{number}", value="00"), PATIENCE_S)
+    with pytest.raises(ProtocolBroken):
+        await rendezvous.exchange(one, rendezvous.new_store(1.0), forever, Deadline(PATIENCE_S))
+
+
+async def test_a_peer_that_stands_still_while_a_link_is_made_costs_an_error_and_no_thread(
+    links: Links, channels: tuple[Channel, Channel]
+) -> None:
+    silent, _ = channels
+    store = rendezvous.new_store(0.5)
+    making = asyncio.create_task(
+        links.connecting(
+            lambda: pair.GlooLink("link", store, pair.TARGET, ENDS, 0.5), 0.5, lambda late: late.close()
         )
+    )
+    with pytest.raises((PeerLost, DeadlinePassed)):
+        await rendezvous.exchange(silent, store, making, Deadline(PATIENCE_S))
     await nobody_connects()
 
 
-async def test_joining_a_rendezvous_that_stands_still_leaves_nothing_behind(links: Links) -> None:
-    with socket.create_server((HOST, 0)) as still:
-        port = still.getsockname()[1]
-        with pytest.raises(PeerLost):
-            await links.connecting(
-                lambda: pair.join_store(HOST, port, 0.2), 0.2, (HOST, port), lambda late: None
-            )
-        await nobody_connects()
-        assert cut(HOST, port) == 0
-
-
-async def test_nor_does_one_that_nobody_waits_for_any_more(links: Links) -> None:
-    """A move is given up, or the worker stops, while the rendezvous is being joined."""
-    with socket.create_server((HOST, 0)) as still:
-        port = still.getsockname()[1]
-        joining = asyncio.create_task(
-            links.connecting(lambda: pair.join_store(HOST, port, 0.2), 60.0, (HOST, port), lambda late: None)
-        )
-        await asyncio.sleep(0.05)
-        joining.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await joining
-        await nobody_connects()
+async def test_a_link_that_stands_on_one_side_alone_is_none(channels: tuple[Channel, Channel]) -> None:
+    one, other = channels
+    made = asyncio.get_running_loop().create_future()
+    made.set_result(True)
+    waiting = asyncio.create_task(
+        rendezvous.exchange(one, rendezvous.new_store(1.0), made, Deadline(PATIENCE_S))
+    )
+    assert await other.receive(PATIENCE_S) == Linked()
+    await other.close()
+    with pytest.raises(PeerLost):
+        await waiting
 
 
 async def test_what_comes_too_late_is_given_up(links: Links) -> None:
     go, dropped = threading.Event(), list[bool]()
-    waiting = asyncio.create_task(links.connecting(go.wait, 60.0, SERVER, dropped.append))
+    waiting = asyncio.create_task(links.connecting(go.wait, 60.0, dropped.append))
     await asyncio.sleep(0.05)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     go.set()
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(PATIENCE_S):
         while not dropped:
             await asyncio.sleep(0.01)
     assert dropped == [True]
@@ -116,4 +137,4 @@ async def test_an_error_is_the_callers(links: Links) -> None:
         raise PeerLost("nobody")
 
     with pytest.raises(PeerLost, match="nobody"):
-        await links.connecting(fail, 60.0, SERVER, Link.close)
+        await links.connecting(fail, 60.0, Link.close)

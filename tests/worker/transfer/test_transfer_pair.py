@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import torch
 from torch import Tensor
 
-from turboserve.worker.transfer import pair
+from turboserve.worker.transfer import pair, rendezvous
 from turboserve.worker.transfer.deadline import Deadline
-from turboserve.worker.transfer.errors import Aborted, PeerLost
+from turboserve.worker.transfer.errors import Aborted, AuthenticationError, PeerLost
+from turboserve.worker.transfer.handshake import link_proof
 from turboserve.worker.transfer.link import PIECE_BYTES, Memory, Remote
 
 HOST = "127.0.0.1"
 PATIENCE_S = 60.0
 LATER_S = 0.3
+
+
+ENDS = pair.Ends(bytes(32), HOST, (HOST,))
+
+
+def made(
+    threads: ThreadPoolExecutor, source_ends: pair.Ends, target_ends: pair.Ends
+) -> tuple[pair.GlooLink, pair.GlooLink]:
+    store = rendezvous.new_store(PATIENCE_S)
+    target = threads.submit(pair.GlooLink, "link", store, pair.TARGET, target_ends, PATIENCE_S)
+    try:
+        source = pair.GlooLink("link", store, pair.SOURCE, source_ends, PATIENCE_S)
+    finally:
+        wait([target])
+    return source, target.result()
 
 
 @pytest.fixture
@@ -29,14 +45,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture
 def links(threads: ThreadPoolExecutor) -> tuple[pair.GlooLink, pair.GlooLink]:
     """Source and target."""
-    store = pair.serve_store(HOST, PATIENCE_S)
-
-    def join() -> pair.GlooLink:
-        return pair.GlooLink("link", pair.join_store(HOST, store.port, 9.0), pair.TARGET, HOST, 9.0)
-
-    target = threads.submit(join)
-    source = pair.GlooLink("link", store, pair.SOURCE, HOST, PATIENCE_S)
-    return source, target.result()
+    return made(threads, ENDS, ENDS)
 
 
 def send(link: pair.GlooLink, data: Tensor) -> int:
@@ -64,3 +73,15 @@ def test_nobody_writes_to_the_memory_of_an_aborted_receive_while_its_error_is_he
     assert not memory[PIECE_BYTES:].any()
     assert held.value.__cause__ is None
     assert target.closed
+
+
+def test_an_end_with_another_key_is_not_the_peer(threads: ThreadPoolExecutor) -> None:
+    """Who reached the library's listener first passed for the peer, and got the state."""
+    stranger = pair.Ends(b"1" * 32, HOST, (HOST,))
+    with pytest.raises(AuthenticationError):
+        made(threads, ENDS, stranger)
+
+
+def test_one_end_cannot_be_told_its_own_proof(threads: ThreadPoolExecutor) -> None:
+    proofs = {link_proof(ENDS.key, name, role) for name in ("link", "other") for role in pair.ROLES}
+    assert len(proofs) == 4

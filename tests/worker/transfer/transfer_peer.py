@@ -31,6 +31,8 @@ MODEL = "0123456789abcdef"
 LAYERS, SLOTS, CHANGED = 3, 8, 2
 SESSION, MOVE, TARGET = "ses_1", 7, "wrk_target"
 STEPS = ("pages", "rest", "acknowledged", "sealing")
+KEY = bytes(range(32))
+"""The migration's."""
 
 
 def layers(slot: int, size: int, *, changed: bool) -> tuple[Tensor, ...]:
@@ -75,6 +77,9 @@ class Giver:
         self.state, self.steps, self.at_rest = State(size), steps, at_rest
         self._restless = restless
         self.overs = self._reads = 0
+
+    def key(self, session: str, move: int) -> bytes | None:
+        return KEY if (session, move) == (SESSION, MOVE) else None
 
     def check(self, session: str, move: int, target: str) -> None:
         if (session, move, target) != (SESSION, MOVE, TARGET):
@@ -227,6 +232,7 @@ async def _target(
     model: str = MODEL,
     deadline_s: float = 8.0,
     patience_s: float = 1e9,
+    key: bytes = KEY,
 ) -> None:
     links = HarmedLinks([backend], torch.device("cpu"), model)
     links.harm = harm
@@ -236,7 +242,7 @@ async def _target(
     async def fetch(session: str, move: int, address: str) -> None:
         room = Room(size)
         try:
-            fetched = await target.fetch(session, move, [address], room, deadline_s)
+            fetched = await target.fetch(session, move, key, [address], room, deadline_s)
         except TransferError as error:
             pipe.send(("error", error.code, str(error)))
         except asyncio.CancelledError:

@@ -41,6 +41,8 @@ sessions = Table(
     Column("worker", Text),
     Column("target", Text),
     Column("move", BigInteger),
+    # The secret of that move, for its two workers alone: no record has it. NULL where there is no move.
+    Column("migration_key", Text),
     # NULL until `own.<session>` is in the log for the row's epoch.
     Column("own_revision", BigInteger),
     # The newest `own.<session>` of any epoch: what the next one must follow.

@@ -8,10 +8,10 @@ from turboserve import logs
 from turboserve.bus import Bus
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.contracts.workers import Assignment, Incoming
+from turboserve.contracts.workers import Assignment, Incoming, MigrationKey
 from turboserve.state_store.database import Database
 from turboserve.state_store.hot.playheads import Playheads
-from turboserve.state_store.repository import workers
+from turboserve.state_store.repository import sessions, workers
 from turboserve.subjects import ASSIGN
 
 log = logs.get("assignments")
@@ -28,19 +28,24 @@ class Assignments:
         if record.own_revision is None:
             return
         heard = self._playheads.heard(record)
+        incoming, key = (None, None) if record.target is None else await self._migration(heard)
         for worker in {record.worker, *named} - {None, record.target}:
-            await self._send(str(worker), Assignment(record=heard))
+            its_key = key if worker == record.worker else None
+            await self._send(str(worker), Assignment(record=heard, key=its_key))
         if record.target is not None:
-            await self._send(record.target, Assignment(record=heard, incoming=await self._incoming(heard)))
+            await self._send(record.target, Assignment(record=heard, incoming=incoming, key=key))
 
-    async def _incoming(self, record: SessionRecord) -> Incoming | None:
+    async def _migration(self, record: SessionRecord) -> tuple[Incoming | None, MigrationKey | None]:
+        """What the two workers of a move need beside the row."""
         try:
             async with self._database.statement() as db:
                 source = await workers.get(db, str(record.worker))
+                keys = await sessions.migration_keys(db, str(record.worker), record.id)
         except TurboServeError as error:
             log.debug("source of a move not read", session=record.id, error=error.detail)
-            return None
-        return Incoming(record=record, source=() if source is None else source.transfer)
+            return None, None
+        key = next((key for key in keys if key.move == record.move), None)
+        return Incoming(record=record, source=() if source is None else source.transfer), key
 
     async def _send(self, worker: str, message: Assignment) -> None:
         try:

@@ -27,12 +27,17 @@ async def create(db: AsyncConnection, change: Change) -> None:
         await db.execute(insert(outbox).values(values_of(event)).add_cte(row))
 
 
-async def write(db: AsyncConnection, change: Change) -> None:
-    """Replace what changes; the caller holds the row's lock and has compared its version."""
+async def write(db: AsyncConnection, change: Change, *, migration_key: str | None = None) -> None:
+    """Replace what changes; the caller holds the row's lock and has compared its version.
+
+    `migration_key` is that of the move which the change begins. A change that ends a move erases its key.
+    """
     record = change.record
     values: dict[str, Any] = record.model_dump(mode="json", include=_CHANGING)
     if record.phase.ended:
         values["ended_at"] = record.updated_at
+    if record.move is None or migration_key is not None:
+        values["migration_key"] = migration_key
     parts = [update(sessions).where(sessions.c.id == record.id).values(values).cte("row")]
     if change.decision is not None:
         decision = change.decision.model_dump(mode="json")

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve.contracts.requests import CreateSession, ListSessions
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.contracts.workers import Incoming
+from turboserve.contracts.workers import Incoming, MigrationKey
 from turboserve.state_store.tables import sessions, workers
 
 FIELDS = tuple(name for name in SessionRecord.model_fields if name in sessions.c)
@@ -93,6 +93,24 @@ async def assigned(db: AsyncConnection, worker: str, held: Collection[str]) -> l
     )
     query = select(*COLUMNS).where(sessions.c.worker == worker, LIVE, concerns).order_by(sessions.c.number)
     return [record_of(row) for row in (await db.execute(query)).mappings()]
+
+
+async def migration_keys(
+    db: AsyncConnection, worker: str, session: str | None = None
+) -> tuple[MigrationKey, ...]:
+    """Keys of the live migrations from or to this worker; with `session`, of that one alone."""
+    mine = or_(sessions.c.worker == worker, sessions.c.target == worker)
+    query = (
+        select(sessions.c.id, sessions.c.move, sessions.c.migration_key)
+        .where(mine, sessions.c.target.is_not(None), sessions.c.migration_key.is_not(None), LIVE)
+        .order_by(sessions.c.number)
+    )
+    if session is not None:
+        query = query.where(sessions.c.id == session)
+    return tuple(
+        MigrationKey(session=row["id"], move=row["move"], key=row["migration_key"])
+        for row in (await db.execute(query)).mappings()
+    )
 
 
 async def moving_to(db: AsyncConnection, worker: str) -> list[Incoming]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 from turboserve.clock import Clock
 from turboserve.contracts.requests import AbandonMove, BeginMove, CommitMove, SessionRef
 from turboserve.contracts.sessions import SessionRecord
@@ -15,6 +17,8 @@ from turboserve.state_store.service.aftermath import Aftermath
 from turboserve.state_store.service.leaders import fenced
 from turboserve.state_store.service.rows import locked
 from turboserve.state_store.settings import Settings
+
+KEY_BYTES = 32
 
 
 class Moves:
@@ -37,7 +41,7 @@ class Moves:
             used = await admission.slots_used(db, target.id, besides=record.id)
             slots = Slots(target.model, target.phase, target.capacity, used)
             change = rules.begin(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
-            await changes.write(db, change)
+            await changes.write(db, change, migration_key=secrets.token_hex(KEY_BYTES))
         metrics.moves.add(1, {"step": "begin"})
         return await self._aftermath.changed(change.record)
 

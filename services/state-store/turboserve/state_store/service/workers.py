@@ -73,6 +73,8 @@ class Workers:
                 await outbox.add(db, [rules.joined_event(record, now)])
             assigned = await sessions.assigned(db, load.worker, held)
             coming = await sessions.moving_to(db, load.worker)
+            moves_here = bool(coming) or any(row.target is not None for row in assigned)
+            keys = await sessions.migration_keys(db, load.worker) if moves_here else ()
         if before is None:
             self._aftermath.events()
         settled = await self._aftermath.settled(assigned)
@@ -88,6 +90,7 @@ class Workers:
                 one.model_copy(update={"record": _without_notes(self._playheads.heard(one.record))})
                 for one in coming
             ),
+            keys=keys,
             drain=record.phase is WorkerPhase.DRAINING,
         )
 

@@ -99,4 +99,4 @@ class Heartbeat:
             log.warning("not renewed", error=repr(error))
         else:
             self.answered = True
-            self._tell(told.Renewed(asked_at, answer.assigned, answer.drain, answer.incoming))
+            self._tell(told.Renewed(asked_at, answer.assigned, answer.drain, answer.incoming, answer.keys))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.contracts.workers import Incoming
+from turboserve.contracts.workers import Incoming, MigrationKey
 
 Ownership = tuple[int, int]
 """(epoch, own_revision): the number of an ownership and its place in the log."""
@@ -25,6 +25,8 @@ class Renewed:
     drain: bool = False
     incoming: tuple[Incoming, ...] = ()
     """All sessions that are moving here."""
+    keys: tuple[MigrationKey, ...] = ()
+    """Of all sessions that migrate to or from here."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Assigned:
     record: SessionRecord
     incoming: Incoming | None = None
     """For the target of a move: where the state is to be had."""
+    key: MigrationKey | None = None
+    """While the session migrates."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,17 +18,22 @@ from turboserve.worker.engine.snapshot import fingerprint
 from turboserve.worker.service import commands as do
 from turboserve.worker.service import inputs as told
 from turboserve.worker.service.engine_thread import EngineThread
+from turboserve.worker.service.migration_keys import MigrationKeys
 from turboserve.worker.service.table import Table
 from turboserve.worker.settings import Settings
 from turboserve.worker.transfer import metrics, shm
-from turboserve.worker.transfer.errors import NoState, NotOffered, NotReady, TransferError
+from turboserve.worker.transfer.errors import (
+    AuthenticationError,
+    NoState,
+    NotOffered,
+    NotReady,
+    TransferError,
+)
+from turboserve.worker.transfer.interface import confine_libraries, find_interface
 from turboserve.worker.transfer.links import Links
 from turboserve.worker.transfer.pace import Limits, Pace
-from turboserve.worker.transfer.source import Source
+from turboserve.worker.transfer.source import Source, listen
 from turboserve.worker.transfer.target import Fetched, Target, host_of
-
-EVERYWHERE = ("0.0.0.0", "::")
-"""Addresses to listen at, and none to be reached at: others are told the machine's name."""
 
 log = logs.get("moves")
 T = TypeVar("T")
@@ -79,9 +83,10 @@ class Moves:
         now: Callable[[], float],
     ) -> None:
         self._engine, self._table, self._tell, self._now = engine, table, tell, now
-        self._host, self._port = settings.transfer_host, settings.transfer_port
+        self.keys = MigrationKeys()
+        self._interface, self._port = find_interface(settings.transfer_host), settings.transfer_port
         device, config = engine.engine.table.device, engine.engine.config
-        self.links = Links(settings.transfer_backends, device, fingerprint(config))
+        self.links = Links(settings.transfer_backends, device, fingerprint(config), self._interface)
         limits = Limits(
             least_s=settings.move_limit_s,
             most_s=settings.move_limit_most_s,
@@ -105,10 +110,9 @@ class Moves:
 
     async def start(self) -> None:
         """Listen. Raises `OSError`."""
-        self._server = await asyncio.start_server(self._source.serve, self._host, self._port)
-        host, port = self._server.sockets[0].getsockname()[:2]
-        if host in EVERYWHERE:
-            host = socket.gethostname()
+        confine_libraries(self._interface)
+        host = self._interface.address
+        self._server, port = await listen(self._source.serve, host, self._port)
         shown = f"[{host}]" if ":" in host else host
         self.addresses = (f"tcp://{shown}:{port}?backend={','.join(self.links.backends)}",)
 
@@ -146,6 +150,10 @@ class Moves:
                 self._engine.submit(do.Evict(session, run))
 
     # The giver
+
+    def key(self, session: str, move: int) -> bytes | None:
+        """See `Giver.key`."""
+        return self.keys.of(session, move)
 
     def check(self, session: str, move: int, target: str) -> None:
         """See `Giver.check`."""
@@ -243,12 +251,15 @@ class Moves:
 
     async def _copy_and_adopt(self, command: do.Fetch, kept: _Kept) -> Fetched:
         session, on_host = command.session, command.on_host
+        key = self.keys.of(session, command.move)
+        if key is None:
+            raise AuthenticationError(f"session {session}: the row brought no key for move {command.move}")
         landing = await asyncio.wrap_future(self._engine.call(lambda engine: kept.reserve(engine, on_host)))
         host = host_of(command.source)
         limit_s = self._pace.limit_s(host, landing.most_bytes)
         self._tell(told.CopyBegins(session, command.run, limit_s))
         try:
-            fetched = await self._target.fetch(session, command.move, command.source, landing, limit_s)
+            fetched = await self._target.fetch(session, command.move, key, command.source, landing, limit_s)
         except TransferError:
             self._pace.forget(host)
             raise

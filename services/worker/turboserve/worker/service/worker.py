@@ -181,6 +181,7 @@ class Worker:
     # Inputs
 
     def tell(self, message: told.Input) -> None:
+        self._moves.keys.learn(message, self._clock.monotonic())
         for command in self.table.tell(message, self._clock.monotonic()):
             self._carry_out(command)
         if isinstance(message, told.Renewed | told.Assigned):
@@ -202,7 +203,7 @@ class Worker:
         self.tell(told.ChunkPackaged(item.session, item.run, item.index, item.control_seq))
 
     async def _assigned(self, message: Assignment, _: bytes) -> None:
-        self.tell(told.Assigned(message.record, message.incoming))
+        self.tell(told.Assigned(message.record, message.incoming, message.key))
 
     async def _playhead_moved(self, message: Playhead, _: bytes) -> None:
         audience = self._audiences.get(message.session)

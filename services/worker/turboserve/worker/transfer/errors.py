@@ -39,6 +39,15 @@ class ProtocolBroken(TransferError):
     retryable = False
 
 
+class AuthenticationError(TransferError):
+    """The other side did not prove the key of this migration, or a frame is not the other side's.
+
+    Another attempt may succeed: one of the two may not have heard of the migration yet.
+    """
+
+    code = "not_authenticated"
+
+
 class BackendFailed(TransferError):
     """The library that moves memory reports an error."""
 

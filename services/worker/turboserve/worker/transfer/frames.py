@@ -1,36 +1,64 @@
-"""What is said on the control channel: JSON frames behind a length, each checked before it is believed."""
+"""The frames of the control channel: JSON, each checked before it is believed."""
 
 from __future__ import annotations
 
-import asyncio
-import struct
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, IPvAnyAddress, TypeAdapter
 
 from turboserve.contracts.base import Id
-from turboserve.worker.transfer.errors import DeadlinePassed, PeerLost, ProtocolBroken
 
-FRAME_LIMIT = 4 << 20
-"""Bytes of one frame: a round over 10,000 pages takes a quarter of it."""
 PAGES_LIMIT = 16_384
-VERSION = 1
-_LENGTH = struct.Struct(">I")
+VERSION = 2
+NONCE_BYTES = 32
+ENTRY_LIMIT = 1 << 16
+"""Bytes of one rendezvous entry."""
+
+Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""32 bytes, hexadecimal."""
+Addresses = Annotated[tuple[IPvAnyAddress, ...], Field(max_length=16)]
 
 
 class _Frame(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Hello(_Frame):
-    """target → source, first of all: give me this session, as your row says."""
+class Open(_Frame):
+    """target → source, the first frame: names the migration. See `handshake`."""
 
-    type: Literal["hello"] = "hello"
+    type: Literal["open"] = "open"
     version: int = VERSION
     session: Id
-    move: int = Field(ge=0)
+    move: int = Field(ge=0, lt=1 << 63)
     worker: Id
     """The target."""
+    nonce: Hex32
+
+
+class Challenge(_Frame):
+    """source → target: the source's nonce."""
+
+    type: Literal["challenge"] = "challenge"
+    nonce: Hex32
+
+
+class Proof(_Frame):
+    """either way: the sender holds the migration's key."""
+
+    type: Literal["proof"] = "proof"
+    mac: Hex32
+
+
+class Denied(_Frame):
+    """source → target: the proof is not one of a migration that the source knows; the connection ends."""
+
+    type: Literal["denied"] = "denied"
+
+
+class Hello(_Frame):
+    """target → source, the first frame after authentication: how the target can receive the state."""
+
+    type: Literal["hello"] = "hello"
     model: str = Field(max_length=64)
     """Fingerprint of its model's configuration."""
     backends: tuple[str, ...] = Field(max_length=16)
@@ -42,6 +70,8 @@ class Hello(_Frame):
     limit_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)
     """The target gives up after this long."""
     device: str = Field(default="cpu", max_length=16)
+    addresses: Addresses = ()
+    """Addresses from which the target's libraries may connect."""
 
 
 class Welcome(_Frame):
@@ -52,8 +82,23 @@ class Welcome(_Frame):
     link: Id
     warm: bool = False
     """One that both have already; else both make it now."""
-    store: tuple[str, int] | None = None
-    """Where the source serves the rendezvous of a group of two."""
+    addresses: Addresses = ()
+    """Addresses from which the source's libraries may connect."""
+
+
+class StoreEntry(_Frame):
+    """either way, while a link is being made: a key and value of the rendezvous of a group of two."""
+
+    type: Literal["store_entry"] = "store_entry"
+    key: str = Field(max_length=256)
+    value: str = Field(max_length=2 * ENTRY_LIMIT, pattern=r"^([0-9a-f]{2})*$")
+    """Hexadecimal."""
+
+
+class Linked(_Frame):
+    """either way: the sender's end of the new link stands, and no more entries follow."""
+
+    type: Literal["linked"] = "linked"
 
 
 class Refuse(_Frame):
@@ -115,64 +160,20 @@ class Verified(_Frame):
 
 
 Frame = Annotated[
-    Hello | Welcome | Refuse | Round | Taken | Wait | Seal | Verified, Field(discriminator="type")
+    Open
+    | Challenge
+    | Proof
+    | Denied
+    | Hello
+    | Welcome
+    | Refuse
+    | StoreEntry
+    | Linked
+    | Round
+    | Taken
+    | Wait
+    | Seal
+    | Verified,
+    Field(discriminator="type"),
 ]
-_FRAME: TypeAdapter[Frame] = TypeAdapter(Frame)
-
-
-class Channel:
-    """One connection. Raises `PeerLost`, `DeadlinePassed`, `ProtocolBroken`."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    @property
-    def host(self) -> str:
-        """This side's address."""
-        return str(self._writer.get_extra_info("sockname")[0])
-
-    async def send(self, frame: Frame, seconds: float) -> None:
-        """Raises `PeerLost` or `DeadlinePassed`."""
-        data = frame.model_dump_json().encode()
-        if len(data) > FRAME_LIMIT:
-            raise ProtocolBroken(f"frame: {len(data)} bytes, at most {FRAME_LIMIT}")
-        try:
-            self._writer.write(_LENGTH.pack(len(data)) + data)
-            # Not wait_for, here and below: before Python 3.12 it can swallow a cancellation.
-            async with asyncio.timeout(seconds):
-                await self._writer.drain()
-        except TimeoutError:
-            raise DeadlinePassed(f"{frame.type}: not taken within {seconds:.3g} s") from None
-        except OSError as error:
-            raise PeerLost(f"{frame.type}: {error}") from error
-
-    async def receive(self, seconds: float) -> Frame:
-        """The next frame."""
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._next()
-        except TimeoutError:
-            raise DeadlinePassed(f"nothing was said for {seconds:.3g} s") from None
-        except (OSError, asyncio.IncompleteReadError) as error:
-            raise PeerLost("the other side has hung up") from error
-
-    async def close(self) -> None:
-        """Hang up."""
-        self._writer.close()
-        try:
-            async with asyncio.timeout(1.0):
-                await self._writer.wait_closed()
-        except (OSError, TimeoutError):
-            self._writer.transport.abort()
-
-    async def _next(self) -> Frame:
-        (size,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-        if size > FRAME_LIMIT:
-            raise ProtocolBroken(f"frame: {size} bytes, at most {FRAME_LIMIT}")
-        data = await self._reader.readexactly(size)
-        try:
-            return _FRAME.validate_json(data)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise ProtocolBroken(f"frame: {where or 'text'}: {first['msg']}") from None
+FRAME: TypeAdapter[Frame] = TypeAdapter(Frame)

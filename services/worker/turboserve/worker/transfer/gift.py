@@ -7,9 +7,10 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import ProtocolBroken, TransferError, error_of
-from turboserve.worker.transfer.frames import Channel, Frame, Hello, Refuse, Taken, Verified, Wait
+from turboserve.worker.transfer.frames import Frame, Open, Refuse, Taken, Verified, Wait
 from turboserve.worker.transfer.link import Link
 
 WAIT_S = 0.5
@@ -23,7 +24,7 @@ F = TypeVar("F", Taken, Verified)
 class Gift:
     """One connection."""
 
-    hello: Hello
+    opened: Open
     channel: Channel
     link: Link
     deadline: Deadline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -12,13 +13,15 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
+from pydantic import IPvAnyAddress
+from torch._C._distributed_c10d import HashStore
 
-from turboserve.worker.transfer import nixl, pair, shm
-from turboserve.worker.transfer.cut import cut
+from turboserve.worker.transfer import nixl, pair, rendezvous, shm
+from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline, ended
 from turboserve.worker.transfer.errors import NoBackend, PeerLost, ProtocolBroken, TransferError
-from turboserve.worker.transfer.frames import Channel, Hello, Welcome
+from turboserve.worker.transfer.frames import Hello, Welcome
+from turboserve.worker.transfer.interface import Interface
 from turboserve.worker.transfer.link import Link
 
 BACKENDS = ("nccl", "gloo", "nixl", "shm")
@@ -50,10 +53,17 @@ def available(backend: str, device: torch.device) -> bool:
 class Links:
     """Owned by the event loop; what blocks is done on threads of its own."""
 
-    def __init__(self, backends: Sequence[str], device: torch.device, model: str) -> None:
+    def __init__(
+        self,
+        backends: Sequence[str],
+        device: torch.device,
+        model: str,
+        interface: Interface = Interface(),  # noqa: B008 - frozen.
+    ) -> None:
         """`backends`: in order of preference; what this machine does not have is left out. `model`: the
-        fingerprint of the model whose sessions move here."""
+        fingerprint of the model whose sessions move here. `interface`: where the libraries listen."""
         self.model = model
+        self._interface = interface
         self.backends = tuple(name for name in backends if available(name, device))
         self._device = device
         self._idle: list[tuple[str, bool, Link]] = []
@@ -78,13 +88,10 @@ class Links:
             await ended(future)
             raise
 
-    async def connecting(
-        self, call: Callable[[], T], seconds: float, server: tuple[str, int], drop: Callable[[T], object]
-    ) -> T:
-        """Do it on a thread of its own, which is left behind if it is not back soon after `seconds`: torch's
-        store waits without end for a `server` that stands still, until its connection is cut here, also where
-        nobody waits for it any more. No session's memory is in use yet. What comes too late is given to
-        `drop`. Raises `PeerLost`, and what `call` does."""
+    async def connecting(self, call: Callable[[], T], seconds: float, drop: Callable[[T], object]) -> T:
+        """Do it on a thread of its own, which is left behind if it is not back soon after `seconds`, or when
+        nobody waits for it any more: it ends by its own time-outs. No session's memory is in use yet. What
+        comes too late is given to `drop`. Raises `PeerLost`, and what `call` does."""
         loop = asyncio.get_running_loop()
         coming: asyncio.Future[T] = loop.create_future()
 
@@ -108,57 +115,50 @@ class Links:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(settle, done)
 
-        thread = threading.Thread(target=run, name="transfer-connect", daemon=True)
-
-        def end() -> None:
-            # Again and again: it may have had no connection yet, and until its own time-out it makes another.
-            if thread.is_alive():
-                cut(*server)
-                loop.call_later(LATE_S, end)
-
-        thread.start()
+        threading.Thread(target=run, name="transfer-connect", daemon=True).start()
         try:
             async with asyncio.timeout(seconds + LATE_S):
                 return await coming
         except TimeoutError:
-            end()
             raise PeerLost(f"no link within {seconds:.3g} s") from None
-        except asyncio.CancelledError:
-            end()
-            raise
 
-    def hello(self, session: str, move: int, worker: str, source: str, limit_s: float) -> Hello:
-        """What a target says first. `source`: the address that its links are kept under; `limit_s`: how long
-        it waits."""
+    def hello(self, source: str, limit_s: float) -> Hello:
+        """What a target says once it is admitted. `source`: the address that its links are kept under;
+        `limit_s`: how long it waits."""
         warm = tuple(link.name for peer, giving, link in self._idle if peer == source and not giving)
         return Hello(
-            session=session,
-            move=move,
-            worker=worker,
             model=self.model,
             backends=self.backends,
             warm=warm,
             machine=shm.machine(),
             limit_s=limit_s,
             device=self._device.type,
+            addresses=self._addresses,
         )
 
-    async def give(self, channel: Channel, hello: Hello, at_rest: bool, deadline: Deadline) -> Link:
-        """At the source: choose a way to the target, tell it, and have it stand. Raises `TransferError`."""
+    async def give(
+        self, channel: Channel, hello: Hello, peer: str, key: bytes, at_rest: bool, deadline: Deadline
+    ) -> Link:
+        """At the source: choose a way to the target, tell it, and have it stand.
+
+        `peer` is the target's id. `key` is that of the MACs on a new link (`handshake.Keys.link`).
+        Raises `TransferError`.
+        """
         backend = self._choose(hello, at_rest)
-        warm = self._take(hello.worker, giving=True, names=hello.warm, backend=backend)
+        warm = self._take(peer, giving=True, names=hello.warm, backend=backend)
         if warm is not None:
             await channel.send(Welcome(backend=backend, link=warm.name, warm=True), deadline.left())
             return warm
         name = secrets.token_hex(8)
-        seconds = deadline.left(CONNECT_S)
-        store = pair.serve_store(channel.host, seconds) if backend in ("gloo", "nccl") else None
-        where = None if store is None else (channel.host, int(store.port))
-        await channel.send(Welcome(backend=backend, link=name, store=where), deadline.left())
-        return await self._make(backend, name, pair.SOURCE, store, channel.host, deadline)
+        welcome = Welcome(backend=backend, link=name, addresses=self._addresses)
+        await channel.send(welcome, deadline.left())
+        ends = self._ends(channel, key, hello.addresses)
+        return await self._make(backend, name, pair.SOURCE, channel, ends, deadline)
 
-    async def take(self, channel: Channel, welcome: Welcome, source: str, deadline: Deadline) -> Link:
-        """At the target: the other end of it. Raises `TransferError`."""
+    async def take(
+        self, channel: Channel, welcome: Welcome, source: str, key: bytes, deadline: Deadline
+    ) -> Link:
+        """At the target: the other end of it. `key` as in `give`. Raises `TransferError`."""
         if welcome.backend not in self.backends:
             raise ProtocolBroken(f"backend: {welcome.backend} was not on offer")
         if welcome.warm:
@@ -166,16 +166,8 @@ class Links:
             if link is None:
                 raise PeerLost(f"link: {welcome.link} is not free any more")
             return link
-        store = None
-        if welcome.backend in ("gloo", "nccl"):
-            if welcome.store is None:
-                raise ProtocolBroken(f"backend: {welcome.backend} without a rendezvous")
-            host, port = welcome.store
-            seconds = deadline.left(CONNECT_S)
-            store = await self.connecting(
-                lambda: pair.join_store(host, port, seconds), seconds, welcome.store, lambda late: None
-            )
-        return await self._make(welcome.backend, welcome.link, pair.TARGET, store, channel.host, deadline)
+        ends = self._ends(channel, key, welcome.addresses)
+        return await self._make(welcome.backend, welcome.link, pair.TARGET, channel, ends, deadline)
 
     def put_back(self, peer: str, link: Link, *, giving: bool) -> None:
         """Keep it warm, unless it is closed."""
@@ -215,32 +207,54 @@ class Links:
                 return None if link.closed else link
         return None
 
+    @property
+    def _addresses(self) -> tuple[IPvAnyAddress, ...]:
+        return tuple(map(ipaddress.ip_address, self._interface.addresses))
+
+    def _ends(self, channel: Channel, key: bytes, named: Sequence[IPvAnyAddress]) -> pair.Ends:
+        peers = dict.fromkeys([channel.peer.partition("%")[0], *map(str, named)])
+        return pair.Ends(key, self._interface.address, tuple(filter(None, peers)))
+
     async def _make(
-        self,
-        backend: str,
-        name: str,
-        rank: int,
-        store: TCPStore | None,
-        host: str,
-        deadline: Deadline,
+        self, backend: str, name: str, rank: int, channel: Channel, ends: pair.Ends, deadline: Deadline
     ) -> Link:
         seconds = deadline.left(CONNECT_S)
-
-        def make() -> Link:
-            match backend:
-                case "gloo":
-                    assert store is not None
-                    return pair.GlooLink(name, store, rank, host, seconds)
-                case "nccl":
-                    assert store is not None
-                    return pair.NcclLink(name, store, rank, self._device, seconds)
-                case "nixl":
-                    return nixl.NixlLink(name, "source" if rank == pair.SOURCE else "target")
-            return shm.ShmLink(name)
-
         try:
-            if store is not None:
-                return await self.connecting(make, seconds, (store.host, int(store.port)), Link.close)
-            return await self.blocking(make, deadline)
+            match backend:
+                case "nixl":
+                    role = pair.ROLES[rank]
+                    return await self.blocking(lambda: nixl.NixlLink(name, role, ends.peers), deadline)
+                case "shm":
+                    return shm.ShmLink(name)
+            store = rendezvous.new_store(seconds)
+
+            def make() -> Link:
+                if backend == "gloo":
+                    return pair.GlooLink(name, store, rank, ends, seconds)
+                return pair.NcclLink(name, store, rank, ends, self._device, seconds)
+
+            return await self._met(channel, store, make, seconds, deadline)
         except RuntimeError as error:
             raise TransferError(f"{backend}: {error}") from error
+
+    async def _met(
+        self,
+        channel: Channel,
+        store: HashStore,
+        make: Callable[[], Link],
+        seconds: float,
+        deadline: Deadline,
+    ) -> Link:
+        """Make it, passing what its store holds to the other side and back."""
+        making = asyncio.create_task(self.connecting(make, seconds, Link.close))
+        try:
+            # One side may be done well before the other.
+            standing = Deadline(deadline.left(seconds + 2 * LATE_S))
+            await rendezvous.exchange(channel, store, making, standing)
+        except BaseException:
+            making.cancel()
+            await asyncio.wait([making])
+            if not making.cancelled() and making.exception() is None:
+                making.result().close()
+            raise
+        return making.result()

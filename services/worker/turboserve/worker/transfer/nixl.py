@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -24,6 +24,7 @@ from turboserve.worker.transfer.errors import (
     Truncated,
 )
 from turboserve.worker.transfer.link import PROGRESS_S, Link, Memory, Remote, let_go
+from turboserve.worker.transfer.listeners import opened_by
 
 POLL_S = 0.0005
 READ_BYTES = 64 << 20
@@ -47,17 +48,21 @@ class NixlLink(Link):
 
     kind = "nixl"
 
-    def __init__(self, name: str, role: str) -> None:
-        """Raises `BackendFailed`."""
+    def __init__(self, name: str, role: str, peers: Sequence[str]) -> None:
+        """`peers`: addresses from which the other end may connect. Raises `BackendFailed`."""
         super().__init__(name)
         from nixl._api import nixl_agent, nixl_agent_config
 
         try:
             # Its own progress thread would spin on a core for as long as the link is kept warm.
             config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
-            self._agent: Any = nixl_agent(f"{name}-{role}", config)
+            agent, listeners = opened_by(lambda: nixl_agent(f"{name}-{role}", config))
         except Exception as error:
             raise BackendFailed(f"nixl: {error!r}") from error
+        # UCX asks a peer that connects over TCP for nothing, and reads for it whatever memory it names.
+        listeners.only_from(peers)
+        listeners.close()
+        self._agent: Any = agent
         self._offered: Any = None
         self._peer: str | None = None
 

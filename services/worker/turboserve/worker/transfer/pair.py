@@ -1,14 +1,19 @@
 """torch.distributed between two workers: a group of two, made on demand, without a world of fixed size.
 
-One side serves a TCPStore, both build the process group directly on it. `gloo` moves host memory over TCP,
-`nccl` device memory. A peer that dies or stops is noticed within `PROGRESS_S`.
+Both build the process group directly on a store of their own (`rendezvous`). `gloo` moves host memory over
+TCP, `nccl` device memory. A peer that dies or stops is noticed within `PROGRESS_S`.
+
+Whoever reaches the library's listener first may pass for the peer. So before anything else both ends send a
+MAC over the new link: no state goes to, or comes from, a connection that did not prove the migration's key.
 """
 
 from __future__ import annotations
 
+import hmac
 import time
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,10 +22,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import HashStore
 
 from turboserve.worker.transfer.deadline import Deadline
-from turboserve.worker.transfer.errors import BackendFailed, DeadlinePassed, PeerLost, TransferError
+from turboserve.worker.transfer.errors import (
+    AuthenticationError,
+    BackendFailed,
+    DeadlinePassed,
+    PeerLost,
+    TransferError,
+)
+from turboserve.worker.transfer.handshake import link_proof
 from turboserve.worker.transfer.link import (
     PIECE_BYTES,
     PROGRESS_S,
@@ -30,26 +42,27 @@ from turboserve.worker.transfer.link import (
     let_go,
     pieces,
 )
+from turboserve.worker.transfer.listeners import opened_by
 
 SOURCE, TARGET = 0, 1
 """Ranks."""
+ROLES = ("source", "target")
 POLL_S = 0.0005
 DIRECT_BYTES = 256 << 10
 """A piece that is one run of at least so many bytes is sent from where it lies."""
 AT_ONCE_S = 0.001
 
 
-def serve_store(host: str, seconds: float) -> TCPStore:
-    """A rendezvous for one group of two, on a port of its own."""
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_span(seconds))
+@dataclass(frozen=True)
+class Ends:
+    """Both ends of a link that is being made."""
 
-
-def join_store(host: str, port: int, seconds: float) -> TCPStore:
-    """The other side's rendezvous. Raises `PeerLost`."""
-    try:
-        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_span(seconds))
-    except (RuntimeError, ValueError) as error:
-        raise PeerLost(f"rendezvous at {host}:{port}: {_first_line(error)}") from error
+    key: bytes
+    """Of the MACs by which the ends recognize each other, 32 bytes."""
+    host: str
+    """The address that the library listens at here."""
+    peers: Sequence[str]
+    """Addresses from which the other end may connect."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +78,10 @@ class _Flight:
 class PairLink(Link):
     """Common to both backends: cut into pieces, two of them in flight."""
 
-    def __init__(self, name: str, store: TCPStore, rank: int, device: torch.device) -> None:
+    def __init__(self, name: str, store: HashStore, rank: int, device: torch.device) -> None:
         super().__init__(name)
         self.device = device
-        self._store: TCPStore | None = store
+        self._store: HashStore | None = store
         self._rank = rank
         self._group: Any = None
         self._bounce = [torch.empty(0, dtype=torch.uint8, device=device)] * 2
@@ -89,6 +102,32 @@ class PairLink(Link):
                 return self._send(source.parts(page_range), deadline)
             assert isinstance(target, Memory)
             return self._receive(target.parts(page_range), deadline)
+        except BaseException as error:
+            self._cut()
+            self.close()
+            let_go(error)
+            if isinstance(error, RuntimeError):
+                raise _named(error) from None
+            raise
+
+    def recognize(self, key: bytes, seconds: float) -> None:
+        """Both ends prove the key to each other, over the link itself.
+
+        Raises `AuthenticationError`, `PeerLost` or `DeadlinePassed`; the link is closed then.
+        """
+        mine, theirs = (link_proof(key, self.name, ROLES[rank]) for rank in (self._rank, 1 - self._rank))
+        sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.device)
+        received = torch.zeros(len(theirs), dtype=torch.uint8, device=self.device)
+        deadline = Deadline(seconds)
+        try:
+            # In turns, as a transfer goes: two operations at once would take two connections of NCCL.
+            for rank in (SOURCE, TARGET):
+                group, data = self._live(deadline), sent if rank == self._rank else received
+                act = group.send if rank == self._rank else group.recv
+                self._flights.append(_Flight(act([data], 1 - self._rank, 0), data, []))
+                self._land(deadline, left=0)
+            if not hmac.compare_digest(bytes(received.cpu().tolist()), theirs):
+                raise AuthenticationError(f"link {self.name}: its other end is not the peer")
         except BaseException as error:
             self._cut()
             self.close()
@@ -186,23 +225,34 @@ class GlooLink(PairLink):
 
     kind = "gloo"
 
-    def __init__(self, name: str, store: TCPStore, rank: int, host: str, seconds: float) -> None:
-        """Connects: blocks until the other side does the same. `host`: the address to be reached at.
+    def __init__(self, name: str, store: HashStore, rank: int, ends: Ends, seconds: float) -> None:
+        """Connects, and proves the key: blocks until the other side does the same.
 
-        Raises `PeerLost`, also when it does not come within `seconds`.
+        Raises `AuthenticationError`, and `PeerLost` also when it does not come within `seconds`.
         """
         super().__init__(name, store, rank, torch.device("cpu"))
         # Not in torch's stubs, and the only way to say which address and how many threads.
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=host, lazy_init=False)]
         options._timeout = _span(seconds)
         options._threads = 1
+        listeners = None
         try:
-            self._group = dist.ProcessGroupGloo(PrefixStore(name, store), rank, 2, options)
+            device, listeners = opened_by(
+                lambda: dist.ProcessGroupGloo.create_device(hostname=ends.host, lazy_init=False)
+            )
+            listeners.only_from(ends.peers)
+            options._devices = [device]
+            self._group = dist.ProcessGroupGloo(store, rank, 2, options)
+            self.recognize(ends.key, seconds)
+            # The pair is connected: the library's listener has nobody to wait for any more.
+            listeners.refuse_all()
         except RuntimeError as error:
             self.close()
             let_go(error)
             raise PeerLost(f"gloo: {_first_line(error)}") from None
+        finally:
+            if listeners is not None:
+                listeners.close()
 
     def _wait(self, work: Any, deadline: Deadline) -> None:
         work.wait(_span(deadline.left(PROGRESS_S)))
@@ -220,15 +270,21 @@ class NcclLink(PairLink):
 
     kind = "nccl"
 
-    def __init__(self, name: str, store: TCPStore, rank: int, device: torch.device, seconds: float) -> None:
-        """The communicator itself is made with the first transfer. Raises `BackendFailed`."""
+    def __init__(
+        self, name: str, store: HashStore, rank: int, ends: Ends, device: torch.device, seconds: float
+    ) -> None:
+        """Proves the key, and makes the communicator with that: blocks until the other side does the same.
+
+        Raises `BackendFailed`, `AuthenticationError`, `PeerLost` or `DeadlinePassed`.
+        """
         super().__init__(name, store, rank, device)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _span(seconds)
         try:
-            self._group = dist.ProcessGroupNCCL(PrefixStore(name, store), rank, 2, options)
+            self._group = dist.ProcessGroupNCCL(store, rank, 2, options)
         except RuntimeError as error:
             raise BackendFailed(f"nccl: {_first_line(error)}") from error
+        self.recognize(ends.key, seconds)
 
     def close(self) -> None:
         """See `Link.close`. An operation that is under way is aborted."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from turboserve import logs
 from turboserve.worker.engine.moving import Page, changed, digest_of, fingerprints_of
-from turboserve.worker.transfer import metrics
+from turboserve.worker.transfer import handshake, metrics
+from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline, ended
 from turboserve.worker.transfer.errors import (
     DeadlinePassed,
@@ -21,9 +23,8 @@ from turboserve.worker.transfer.errors import (
     WrongLayout,
 )
 from turboserve.worker.transfer.frames import (
-    VERSION,
-    Channel,
     Hello,
+    Open,
     PageSpec,
     Refuse,
     Round,
@@ -31,13 +32,17 @@ from turboserve.worker.transfer.frames import (
     Verified,
 )
 from turboserve.worker.transfer.gift import Gift
+from turboserve.worker.transfer.half_open import HalfOpen
 from turboserve.worker.transfer.link import Memory, Remote
 from turboserve.worker.transfer.links import Links
 from turboserve.worker.transfer.pace import LATER_S, Limits
 
-HELLO_S = 5.0
-"""Whoever connects says what it wants within this long."""
+ADMIT_S = 3.0
+"""Limit of the whole authentication, and of the first frame after it."""
 CONNECTIONS_LIMIT = 64
+"""Authenticated ones; those before that have limits of their own (`half_open`)."""
+ACCEPTS_AT_ONCE = 16
+WAITING = 1_024
 BULK_ROUNDS = 3
 SMALL_BYTES = 4 << 20
 """Less than this is not worth another round while the session generates."""
@@ -45,8 +50,25 @@ SMALL_BYTES = 4 << 20
 log = logs.get("transfer")
 
 
+async def listen(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], host: str, port: int
+) -> tuple[asyncio.Server, int]:
+    """Serve connections to this address; the server and its port. Raises `OSError`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family)
+    # asyncio accepts as many at once as it lets wait: few here, so that a flood leaves the loop to others...
+    server = await asyncio.start_server(serve, sock=listener, backlog=ACCEPTS_AT_ONCE)
+    # ...and many wait in the kernel.
+    listener.listen(WAITING)
+    return server, int(listener.getsockname()[1])
+
+
 class Giver(Protocol):
     """The worker, as its transfers see it."""
+
+    def key(self, session: str, move: int) -> bytes | None:
+        """The key of this migration, as the row brought it; `None`: no such migration is known here."""
+        ...
 
     def check(self, session: str, move: int, target: str) -> None:
         """Whether it may have the state; changes nothing. Raises `NotOffered`, `NotReady` or `NoState`."""
@@ -86,15 +108,25 @@ class Source:
         self._open: dict[str, tuple[asyncio.Task[None], int]] = {}
         """What gives a session away, and for which move; a newer connection takes its place."""
         self._connections = 0
+        self._half_open = HalfOpen()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, to its end. Whatever fails is refused and counted; raises cancellation alone."""
         channel = Channel(reader, writer)
+        try:
+            with self._half_open.held(channel.peer, channel.abort):
+                async with asyncio.timeout(ADMIT_S):
+                    opened, keys = await handshake.admit(channel, self._giver.key, ADMIT_S)
+        except (TransferError, TimeoutError) as error:
+            # Anybody can cause this, and as often as they like: it is counted and not answered.
+            self._half_open.refused(channel.peer, error)
+            await channel.close()
+            return
         self._connections += 1
         try:
             if self._connections > CONNECTIONS_LIMIT:
                 raise ProtocolBroken(f"connections: more than {CONNECTIONS_LIMIT}")
-            await self._greet(channel)
+            await self._greet(channel, opened, keys)
         except TransferError as error:
             log.info("transfer refused or broken", code=error.code, error=str(error))
             metrics.broken.add(1, {"role": "source", "code": error.code})
@@ -117,29 +149,27 @@ class Source:
         for task, _ in list(self._open.values()):
             task.cancel()
 
-    async def _greet(self, channel: Channel) -> None:
-        hello = await channel.receive(HELLO_S)
+    async def _greet(self, channel: Channel, opened: Open, keys: handshake.Keys) -> None:
+        hello = await channel.receive(ADMIT_S)
         if not isinstance(hello, Hello):
             raise ProtocolBroken(f"{hello.type}: the first word is hello")
-        if hello.version != VERSION:
-            raise ProtocolBroken(f"version: {hello.version}, {VERSION} is spoken here")
         if hello.model != self._links.model:
             raise WrongLayout(f"model: {hello.model}, {self._links.model} is served here")
         # A stranger is refused before anything is taken from whoever is being served.
-        self._giver.check(hello.session, hello.move, hello.worker)
+        self._giver.check(opened.session, opened.move, opened.worker)
         # Until it has ended the older one stays in its place: of several newcomers each waits for its turn.
-        while (served := self._open.get(hello.session)) is not None:
+        while (served := self._open.get(opened.session)) is not None:
             older, move = served
             older.cancel()
             try:
                 await ended(older)
             finally:
-                if self._open.get(hello.session) == served:
-                    del self._open[hello.session]
-                    self._giver.over(hello.session, move)
-        at_rest = self._giver.offer(hello.session, hello.move, hello.worker)
-        giving = asyncio.create_task(self._give(channel, hello, at_rest))
-        self._open[hello.session] = giving, hello.move
+                if self._open.get(opened.session) == served:
+                    del self._open[opened.session]
+                    self._giver.over(opened.session, move)
+        at_rest = self._giver.offer(opened.session, opened.move, opened.worker)
+        giving = asyncio.create_task(self._give(channel, opened, keys, hello, at_rest))
+        self._open[opened.session] = giving, opened.move
         try:
             await asyncio.wait([giving])
         except asyncio.CancelledError:
@@ -147,18 +177,20 @@ class Source:
             await ended(giving)
             raise
         finally:
-            if self._open.get(hello.session, (None, 0))[0] is giving:
-                del self._open[hello.session]
-                self._giver.over(hello.session, hello.move)
+            if self._open.get(opened.session, (None, 0))[0] is giving:
+                del self._open[opened.session]
+                self._giver.over(opened.session, opened.move)
         if giving.cancelled():
-            raise NotOffered(f"session {hello.session}: move {hello.move} is over here")
+            raise NotOffered(f"session {opened.session}: move {opened.move} is over here")
         if (error := giving.exception()) is not None:
             raise error
 
-    async def _give(self, channel: Channel, hello: Hello, at_rest: bool) -> None:
+    async def _give(
+        self, channel: Channel, opened: Open, keys: handshake.Keys, hello: Hello, at_rest: bool
+    ) -> None:
         deadline = Deadline(min(hello.limit_s, self._limits.most_s) + LATER_S)
-        link = await self._links.give(channel, hello, at_rest, deadline)
-        gift = Gift(hello, channel, link, deadline)
+        link = await self._links.give(channel, hello, opened.worker, keys.link, at_rest, deadline)
+        gift = Gift(opened, channel, link, deadline)
         try:
             if not at_rest:
                 await self._bulk(gift)
@@ -166,11 +198,11 @@ class Source:
         except BaseException:
             link.close()
             raise
-        self._links.put_back(hello.worker, link, giving=True)
+        self._links.put_back(opened.worker, link, giving=True)
         log.info(
             "state given away",
-            session=hello.session,
-            target=hello.worker,
+            session=opened.session,
+            target=opened.worker,
             backend=link.kind,
             rounds=gift.rounds,
             bytes=gift.bytes_moved,
@@ -193,11 +225,11 @@ class Source:
 
     async def _left(self, gift: Gift) -> list[Page]:
         """What has changed since it was sent."""
-        return changed(await gift.meanwhile(self._giver.pages(gift.hello.session)), gift.sent)
+        return changed(await gift.meanwhile(self._giver.pages(gift.opened.session)), gift.sent)
 
     async def _rest(self, gift: Gift, still_s: float | None) -> None:
         """At the boundary: the rest, and the seal; within `still_s` of it."""
-        session, move = gift.hello.session, gift.hello.move
+        session, move = gift.opened.session, gift.opened.move
         header, pages = await gift.meanwhile(self._giver.rest(session, move))
         if still_s is None:
             await self._seal(gift, header, pages)
@@ -212,7 +244,7 @@ class Source:
             raise TooSlow(f"still: for more than {still_s:g} s: {error}") from error
 
     async def _seal(self, gift: Gift, header: Mapping[str, Any], pages: Sequence[Page]) -> None:
-        session, move = gift.hello.session, gift.hello.move
+        session, move = gift.opened.session, gift.opened.move
         await self._round(gift, changed(pages, gift.sent))
         await gift.meanwhile(self._giver.acknowledged(session, move, int(header["next_chunk"])))
         names = tuple(page.name for page in pages)
@@ -235,7 +267,7 @@ class Source:
         await gift.channel.send(Round(number=number, pages=specs, offer=offer), deadline.left())
 
         def send() -> dict[str, bytes]:
-            link.transfer(gift.hello.session, memory, Remote(), everything, deadline)
+            link.transfer(gift.opened.session, memory, Remote(), everything, deadline)
             return fingerprints_of({page.name: page.parts for page in pages}, deadline.left)
 
         prints = await gift.until_taken(self._links.blocking(send, deadline, link))

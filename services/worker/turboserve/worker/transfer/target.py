@@ -14,7 +14,8 @@ from torch import Tensor
 from turboserve import logs
 from turboserve.worker.engine.errors import SnapshotRejected
 from turboserve.worker.engine.moving import digest_of, fingerprints_of
-from turboserve.worker.transfer import metrics
+from turboserve.worker.transfer import handshake, metrics
+from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import (
     DeadlinePassed,
@@ -26,8 +27,8 @@ from turboserve.worker.transfer.errors import (
     error_of,
 )
 from turboserve.worker.transfer.frames import (
-    Channel,
     Frame,
+    Open,
     Refuse,
     Round,
     Seal,
@@ -157,9 +158,11 @@ class Target:
         self._worker, self._links, self._patience_s = worker, links, patience_s
 
     async def fetch(
-        self, session: str, move: int, sources: Sequence[str], room: Room, limit_s: float
+        self, session: str, move: int, key: bytes, sources: Sequence[str], room: Room, limit_s: float
     ) -> Fetched:
         """Copy the state into `room`, within `limit_s` for all attempts. Tries again while that may help.
+
+        `key` is the migration's, 32 bytes, as the source has it too.
 
         Raises `TransferError`; then, and when it is cancelled, nothing is written to the room any more.
         """
@@ -170,7 +173,7 @@ class Target:
             address = sources[tries.count % len(sources)]
             try:
                 room.begin()
-                fetched = await self._attempt(session, move, address, room, deadline, tries)
+                fetched = await self._attempt(session, move, key, address, room, deadline, tries)
             except SnapshotRejected as error:
                 metrics.broken.add(1, {"role": "target", "code": WrongLayout.code})
                 raise WrongLayout(str(error)) from error
@@ -188,7 +191,14 @@ class Target:
             return replace(fetched, seconds=time.monotonic() - started)
 
     async def _attempt(
-        self, session: str, move: int, address: str, room: Room, deadline: Deadline, tries: _Tries
+        self,
+        session: str,
+        move: int,
+        key: bytes,
+        address: str,
+        room: Room,
+        deadline: Deadline,
+        tries: _Tries,
     ) -> Fetched:
         host, port = parse_address(address)
         try:
@@ -199,13 +209,20 @@ class Target:
         except OSError as error:
             raise PeerLost(f"{address}: {error}") from error
         channel = Channel(reader, writer)
+        opened = Open(session=session, move=move, worker=self._worker, nonce=handshake.new_nonce())
         try:
-            hello = self._links.hello(session, move, self._worker, address, deadline.left())
+            keys = await handshake.authenticate(channel, opened, key, deadline.left(SILENCE_S))
+        except BaseException:
+            # Nothing is explained to a source that is not the one.
+            channel.abort()
+            raise
+        try:
+            hello = self._links.hello(address, deadline.left())
             await channel.send(hello, deadline.left(SILENCE_S))
             welcome = await channel.receive(deadline.left(SILENCE_S))
             if not isinstance(welcome, Welcome):
                 raise _unexpected(welcome)
-            link = await self._links.take(channel, welcome, address, deadline)
+            link = await self._links.take(channel, welcome, address, keys.link, deadline)
             try:
                 fetched = await self._copy(_Copy(channel, link, room, session, deadline, tries))
             except BaseException:

@@ -1,0 +1,45 @@
+"""The keys of the migrations that this worker takes part in, as its rows bring them."""
+
+from __future__ import annotations
+
+from turboserve.contracts.workers import MigrationKey
+from turboserve.worker.service import inputs as told
+
+
+class MigrationKeys:
+    """The newest key of each session that migrates to or from here."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, tuple[MigrationKey, float]] = {}
+        """By session: the key, and when it was learned, monotonic seconds."""
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def learn(self, message: told.Input, now: float) -> None:
+        """Take the keys that a message brings, and forget those whose migration is over by it."""
+        match message:
+            case told.Renewed():
+                # An answer says nothing about what was learned after the question.
+                for session, (_, learned_at) in list(self._keys.items()):
+                    if learned_at < message.asked_at:
+                        del self._keys[session]
+                for key in message.keys:
+                    self._keep(key, now)
+            case told.Assigned():
+                if message.key is not None:
+                    self._keep(message.key, now)
+                elif message.record.target is None:
+                    self._keys.pop(message.record.id, None)
+
+    def of(self, session: str, move: int) -> bytes | None:
+        """32 bytes; `None`: no such migration is known."""
+        found = self._keys.get(session)
+        if found is None or found[0].move != move:
+            return None
+        return bytes.fromhex(found[0].key.get_secret_value())
+
+    def _keep(self, key: MigrationKey, now: float) -> None:
+        known = self._keys.get(key.session)
+        if known is None or known[0].move <= key.move:
+            self._keys[key.session] = key, now
