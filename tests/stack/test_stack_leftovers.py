@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -18,12 +19,24 @@ pytestmark = pytest.mark.stack
 
 FIRST_S = 60.0
 GONE_S = 15.0
+WINDOW_CHUNKS = 3
+"""Of toyworld: nine latent frames, three a chunk."""
 
 
 def still_running(processes: list[psutil.Process], limit_s: float) -> list[str]:
     """What of `processes` lives after at most `limit_s` seconds."""
     _, alive = psutil.wait_procs(processes, timeout=limit_s)
     return [" ".join(process.cmdline()) for process in alive if process.is_running()]
+
+
+def rebuilt_whole(stack: BackgroundStack, viewer: Viewer, times: int) -> None:
+    """The session was taken over so often, each time with the latents of all chunks that its window holds."""
+    taken = [line for line in stack.output.splitlines() if "session taken over" in line]
+    assert len(taken) == times, taken
+    assert "latents are lost" not in stack.output
+    for line in taken:
+        found = dict(re.findall(r"(chunk|chunks_of_latents)=(\d+)", line))
+        assert int(found["chunks_of_latents"]) == min(int(found["chunk"]), WINDOW_CHUNKS), line
 
 
 async def test_a_stack_stops_clean_starts_again_with_its_sessions_and_leaves_nothing_when_killed(
@@ -46,6 +59,7 @@ async def test_a_stack_stops_clean_starts_again_with_its_sessions_and_leaves_not
             async with viewer.watching():
                 await viewer.more_chunks(3, FIRST_S)
         assert (viewer.player.lost, viewer.player.repeated) == (0, 0)
+        rebuilt_whole(stack, viewer, times=1)
 
         second_run = stack.descendants()
         assert any("turboserve.worker" in " ".join(process.cmdline()) for process in second_run)
@@ -54,3 +68,11 @@ async def test_a_stack_stops_clean_starts_again_with_its_sessions_and_leaves_not
         started_s = time.monotonic()
         assert still_running(second_run, GONE_S) == []
         assert time.monotonic() - started_s < GONE_S
+
+        stack.start()
+        async with httpx.AsyncClient(base_url=stack.url) as api:
+            viewer.api = api
+            async with viewer.watching():
+                await viewer.more_chunks(3, FIRST_S)
+        assert (viewer.player.lost, viewer.player.repeated) == (0, 0)
+        rebuilt_whole(stack, viewer, times=2)

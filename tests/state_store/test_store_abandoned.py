@@ -17,7 +17,7 @@ from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.database import Database
-from turboserve.state_store.hot.playheads import SINCE
+from turboserve.state_store.hot.playheads import since_key
 from turboserve.state_store.settings import Settings
 
 LIMIT_S = 3_600.0
@@ -29,9 +29,10 @@ async def store(
 ) -> AsyncIterator[tuple[Harness, Database]]:
     """`redis_since`: since when Redis has been there, wall-clock seconds; None: it has come back empty."""
     with redis.Redis.from_url(settings.redis_url.get_secret_value()) as client:
-        client.delete(SINCE)
+        key = since_key(client.info("server")["run_id"])
+        client.delete(key)
         if redis_since is not None:
-            client.set(SINCE, redis_since)
+            client.set(key, redis_since)
     changed = settings.model_copy(update={"abandoned_after_s": abandoned_after_s, "purge_s": 0.1})
     database = Database(settings)
     try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, ConfigDict, Field, SecretStr
 
 from turboserve.contracts.base import Contract, Id, Secret, UnixSeconds
 from turboserve.contracts.sessions import SessionRecord
@@ -114,6 +115,12 @@ class Incoming(Contract):
     """The source's `transfer` addresses; empty: it has none, or is gone."""
 
 
+def _hexadecimal(key: SecretStr) -> SecretStr:
+    if re.fullmatch(r"[0-9a-f]{64}", key.get_secret_value()) is None:
+        raise ValueError("not 32 bytes in hexadecimal")
+    return key
+
+
 class MigrationKey(Contract):
     """The secret of one migration, by which its two workers recognize each other and protect what they say.
 
@@ -123,8 +130,11 @@ class MigrationKey(Contract):
 
     session: Id
     move: int
-    key: Annotated[Secret, Field(pattern=r"^[0-9a-f]{64}$")]
+    key: Annotated[Secret, AfterValidator(_hexadecimal)]
     """32 random bytes, hexadecimal."""
+
+    # A key that is refused is not shown either.
+    model_config = ConfigDict(hide_input_in_errors=True)
 
 
 class Renewal(Contract):

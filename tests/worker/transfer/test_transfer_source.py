@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import struct
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -15,31 +13,24 @@ import pytest
 import torch
 
 from turboserve.worker.engine.moving import Page
-from turboserve.worker.transfer import shm
+from turboserve.worker.transfer import handshake, shm
+from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import NotOffered, PeerLost
-from turboserve.worker.transfer.frames import Channel, Frame, Hello, Taken, Welcome
+from turboserve.worker.transfer.frames import Frame, Hello, Open, Taken, Welcome
 from turboserve.worker.transfer.gift import Gift
 from turboserve.worker.transfer.link import Link
 from turboserve.worker.transfer.links import Links
 from turboserve.worker.transfer.pace import Limits
-from turboserve.worker.transfer.source import Source
+from turboserve.worker.transfer.source import Source, listen
 
 # The tests are no package: what they share is found beside them.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from transfer_peer import MODEL, MOVE, SESSION, TARGET
+from transfer_peer import KEY, MODEL, MOVE, SESSION, TARGET
 
 PATIENCE_S = 30.0
-HELLO = {
-    "type": "hello",
-    "session": SESSION,
-    "move": MOVE,
-    "worker": TARGET,
-    "model": MODEL,
-    "backends": ["shm"],
-    "machine": shm.machine(),
-}
+HELLO = Hello(model=MODEL, backends=("shm",), machine=shm.machine())
 
 
 class Giver:
@@ -48,6 +39,9 @@ class Giver:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.harm: Exception | None = None
+
+    def key(self, session: str, move: int) -> bytes | None:
+        return KEY
 
     def check(self, session: str, move: int, target: str) -> None:
         self.said.append("check")
@@ -76,7 +70,7 @@ class Giver:
         self.said.append("over")
 
 
-Say = Callable[..., Awaitable[asyncio.StreamReader]]
+Say = Callable[[], Awaitable[Channel]]
 
 
 @pytest.fixture
@@ -86,31 +80,30 @@ async def giver() -> Giver:
 
 @pytest.fixture
 async def hello(giver: Giver) -> AsyncIterator[Say]:
-    """Connects and says hello, with what is given changed."""
+    """Connects, is admitted, and says hello."""
     links = Links(["shm"], torch.device("cpu"), MODEL)
     source = Source(giver, links, Limits(least_s=PATIENCE_S, most_s=PATIENCE_S))
-    server = await asyncio.start_server(source.serve, "127.0.0.1", 0)
-    writers: list[asyncio.StreamWriter] = []
+    server, port = await listen(source.serve, "127.0.0.1", 0)
+    channels: list[Channel] = []
 
-    async def say(**changes: object) -> asyncio.StreamReader:
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
-        writers.append(writer)
-        data = json.dumps({**HELLO, **changes}).encode()
-        writer.write(struct.pack(">I", len(data)) + data)
-        return reader
+    async def say() -> Channel:
+        channel = Channel(*await asyncio.open_connection("127.0.0.1", port))
+        channels.append(channel)
+        opened = Open(session=SESSION, move=MOVE, worker=TARGET, nonce=handshake.new_nonce())
+        await handshake.authenticate(channel, opened, KEY, PATIENCE_S)
+        await channel.send(HELLO, PATIENCE_S)
+        return channel
 
     yield say
     source.close()
-    for writer in writers:
-        writer.close()
+    for channel in channels:
+        channel.abort()
     server.close()
     links.close()
 
 
-async def heard(reader: asyncio.StreamReader) -> dict[str, Any]:
-    (size,) = struct.unpack(">I", await asyncio.wait_for(reader.readexactly(4), PATIENCE_S))
-    found: dict[str, Any] = json.loads(await reader.readexactly(size))
-    return found
+async def heard(channel: Channel) -> Any:
+    return await channel.receive(PATIENCE_S)
 
 
 async def until(giver: Giver, said: list[str]) -> None:
@@ -124,7 +117,7 @@ async def test_whoever_is_refused_takes_nothing_from_the_one_being_served(giver:
     await hello()
     await until(giver, ["check", "offer", "pages"])
     giver.harm = NotOffered("not this one")
-    assert (await heard(await hello()))["code"] == "not_offered"
+    assert (await heard(await hello())).code == "not_offered"
     assert giver.said == ["check", "offer", "pages", "check"]
 
 
@@ -138,9 +131,9 @@ async def test_a_newer_connection_takes_the_place_of_the_older_once_that_has_end
 
 
 async def test_a_source_that_is_not_ready_yet_says_that_it_is_there(hello: Say) -> None:
-    reader = await hello()
-    assert (await heard(reader))["type"] == "welcome"
-    assert [(await heard(reader))["type"] for _ in range(2)] == ["wait", "wait"]
+    channel = await hello()
+    assert (await heard(channel)).type == "welcome"
+    assert [(await heard(channel)).type for _ in range(2)] == ["wait", "wait"]
 
 
 async def test_so_does_one_that_is_still_busy_when_all_has_been_taken() -> None:
@@ -162,7 +155,7 @@ async def test_so_does_one_that_is_still_busy_when_all_has_been_taken() -> None:
         return "sent"
 
     channel = Taken3(cast(asyncio.StreamReader, None), cast(asyncio.StreamWriter, None))
-    gift = Gift(cast(Hello, None), channel, cast(Link, None), Deadline(PATIENCE_S), rounds=3)
+    gift = Gift(cast(Open, None), channel, cast(Link, None), Deadline(PATIENCE_S), rounds=3)
     assert await gift.until_taken(send()) == "sent"
     assert said == ["wait", "wait"]
 
@@ -170,8 +163,8 @@ async def test_so_does_one_that_is_still_busy_when_all_has_been_taken() -> None:
 async def test_what_nobody_thought_of_is_refused_too(giver: Giver, hello: Say) -> None:
     giver.harm = RuntimeError("a bug")
     answer = await heard(await hello())
-    assert (answer["type"], answer["code"]) == ("refuse", "transfer_error")
-    assert "a bug" in answer["detail"]
+    assert (answer.type, answer.code) == ("refuse", "transfer_error")
+    assert "a bug" in answer.detail
 
 
 async def test_a_warm_link_that_went_meanwhile_is_no_reason_to_give_the_move_up() -> None:
@@ -179,7 +172,7 @@ async def test_a_warm_link_that_went_meanwhile_is_no_reason_to_give_the_move_up(
     links = Links(["shm"], torch.device("cpu"), MODEL)
     welcome = Welcome(backend="shm", link="gone", warm=True)
     with pytest.raises(PeerLost) as caught:
-        await links.take(cast(Channel, None), welcome, "tcp://127.0.0.1:1", Deadline(PATIENCE_S))
+        await links.take(cast(Channel, None), welcome, "tcp://127.0.0.1:1", KEY, Deadline(PATIENCE_S))
     assert caught.value.retryable
     links.close()
 

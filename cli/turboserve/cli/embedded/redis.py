@@ -1,4 +1,4 @@
-"""Redis for what is hot: in memory only, behind a password."""
+"""Redis for what is hot: in memory, with a log on disk from which it starts again, behind a password."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ CONFIG_FILE = "redis.conf"
 MAX_MEMORY_BYTES = 2**30
 PROBE_KEY = "turboserve:supervisor"
 PROBE_TTL_S = 60
+REWRITE_BYTES = 64 << 20
+"""A smaller append-only file is left to grow."""
+DISK_ERROR = "MISCONF"
+"""How Redis answers writes, and pings, while its file cannot be written. It heals by itself."""
 
 
 class RedisServer(EmbeddedServer):
-    """Everything in it may be lost (the design: "hot and may be lost"), so nothing is written to disk."""
+    """Everything in it may be lost, and sessions go on; but their visual context is rebuilt from it.
+
+    So its append-only file is kept: a loss of power costs what was written in the last second, and a killed
+    process nothing. Redis rewrites the file when it is twice as large as what it holds.
+    """
 
     name = "redis"
     stop_grace_s = 3.0
@@ -42,7 +50,14 @@ port {self.port}
 requirepass {self.password}
 dir "{self.home}"
 save ""
-appendonly no
+appendonly yes
+appendfsync everysec
+# While the file is rewritten the disk is busy enough; what a loss of power may cost then is visual context.
+no-appendfsync-on-rewrite yes
+auto-aof-rewrite-percentage 100
+auto-aof-rewrite-min-size {REWRITE_BYTES}
+# A server that was killed leaves half a command behind.
+aof-load-truncated yes
 maxmemory {MAX_MEMORY_BYTES}
 maxmemory-policy volatile-ttl
 """,
@@ -55,6 +70,10 @@ maxmemory-policy volatile-ttl
         client = self._client()
         try:
             await client.ping()
+        except redis.exceptions.ResponseError as error:
+            # A restart would lose what it holds and could not write, and makes no room on the disk.
+            if not str(error).startswith(DISK_ERROR):
+                raise NotReady(f"redis: {error}") from error
         except (redis.exceptions.RedisError, OSError) as error:
             raise NotReady(f"redis: {error}") from error
         finally:

@@ -17,7 +17,7 @@ from turboserve.state_store.hot.redis import Hot
 
 FLUSH_S = 0.1
 TTL_S = 86_400
-SINCE = "watching_since"
+SINCE_TTL_S = 30 * 86_400
 STEP_S = 1.0
 """A wall clock that moves this much more or less than time has stepped."""
 MEMORY = 20_000
@@ -164,12 +164,15 @@ class Playheads:
         return max(0.0, self._clock.wall() - seen.watched_at) if seen and seen.watched_at else None
 
     async def watching_since(self) -> float | None:
-        """Since when Redis has kept who watches, wall-clock seconds: it may have come back empty. None: it
-        is away."""
+        """Since when Redis has kept who watches, wall-clock seconds: it may have come back empty, or with
+        what it held before nobody could watch. None: it is away."""
 
         async def run(redis: Redis) -> float:
-            await redis.set(SINCE, self._clock.wall(), nx=True)
-            return float(await redis.get(SINCE) or self._clock.wall())
+            # A restart that keeps the keys is a gap all the same.
+            key = since_key((await redis.info("server"))["run_id"])
+            await redis.set(key, self._clock.wall(), nx=True)
+            await redis.expire(key, SINCE_TTL_S)
+            return float(await redis.get(key) or self._clock.wall())
 
         return await self._hot.attempt(run)
 
@@ -182,6 +185,11 @@ class Playheads:
             await redis.delete(_key(session))
 
         await self._hot.attempt(run)
+
+
+def since_key(run: str) -> str:
+    """Where one run of Redis keeps when it began to be told who watches."""
+    return f"watching_since:{run}"
 
 
 def _key(session: str) -> str:
