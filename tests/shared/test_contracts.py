@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import StringConstraints, ValidationError
+from pydantic import SecretStr, StringConstraints, ValidationError
 from pydantic.fields import FieldInfo
 
 from turboserve import subjects
@@ -61,6 +61,9 @@ def values(kind: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
     if kind is float:
         low = limits.get("ge", limits.get("gt", -1e9))
         return st.floats(low, limits.get("le", 1e9), exclude_min="gt" in limits, allow_nan=False)
+    if kind is SecretStr:
+        # The only one is a migration's key.
+        return st.binary(min_size=32, max_size=32).map(bytes.hex)
     assert kind is str, kind
     if any(isinstance(item, StringConstraints) and item.pattern for item in metadata):
         return IDS

@@ -8,6 +8,8 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
+from nats.aio.msg import Msg
+from sqlalchemy import text
 from state_store_harness import PATIENT, Harness, until
 
 from turboserve import subjects
@@ -34,6 +36,9 @@ from turboserve.contracts.workers import (
     WorkerPhase,
     WorkerRecord,
 )
+from turboserve.ids import new_id
+from turboserve.state_store.database import Database
+from turboserve.state_store.settings import Settings
 
 ADDRESS = "tcp://127.0.0.1:4711?backend=gloo"
 BEGUN = ("session.created", "session.placed", "session.migrating")
@@ -394,3 +399,74 @@ async def test_moves_among_everything_else_leave_rows_and_logs_that_agree(start_
             events = await api.events(record.id)
             versions = [event.record.version for event in events if event.type != "prompt.applied"]  # type: ignore[union-attr]
             assert versions == sorted(versions)
+
+
+async def key_in_row(settings: Settings, session: str) -> str | None:
+    database = Database(settings)
+    try:
+        async with database.transaction() as db:
+            query = text("select migration_key from sessions where id = :id")
+            found: str | None = (await db.execute(query, {"id": session})).scalar_one()
+            return found
+    finally:
+        await database.close()
+
+
+async def test_only_the_two_workers_of_a_move_get_its_key(api: Harness, settings: Settings) -> None:
+    source, target, stranger = [await api.worker("keys") for _ in range(3)]
+    at_source, at_target, at_stranger = [await hear(api, worker) for worker in (source, target, stranger)]
+    everything: list[bytes] = []
+
+    async def overhear(message: Msg) -> None:
+        if not message.subject.startswith(("assign.", "_INBOX")):
+            everything.append(message.data)
+
+    await api.bus.client.subscribe(">", cb=overhear)
+    placed = await api.place(await api.create("keys"), source)
+    assert await key_in_row(settings, placed.id) is None
+    assert (await api.renew(source, "keys")).keys == ()
+    begun = await api.begin_move(placed, target)
+    key = await key_in_row(settings, begun.id)
+    assert key is not None
+    assert len(bytes.fromhex(key)) == 32
+
+    # At once, and with every renewal.
+    await until(lambda: at_target and at_target[-1].key and at_source and at_source[-1].key)
+    renewals = [await api.renew(worker, "keys") for worker in (source, target)]
+    for told in (at_source[-1].key, at_target[-1].key, *(renewal.keys[0] for renewal in renewals)):
+        assert told is not None
+        assert (told.session, told.move, told.key.get_secret_value()) == (begun.id, begun.move, key)
+    assert (await api.renew(stranger, "keys")).keys == ()
+    assert at_stranger == []
+
+    # What changes the row meanwhile leaves the key as it is; a repeated request makes no other.
+    await api.prompt(begun.id, "while it moves")
+    assert (await api.begin_move(placed, target)).move == begun.move
+    assert await key_in_row(settings, begun.id) == key
+
+    # Nobody else learns it: not by an answer, not by an event, not by what is printed of it.
+    answers = [begun, await api.get(begun.id), renewals[0], at_source[-1]]
+    assert not any(key in repr(answer) for answer in answers)
+    page = await api.bus.call(subjects.LIST_SESSIONS, ListSessions(limit=1_000))
+    assert key.encode() not in page.to_bytes()
+    assert key.encode() not in (await api.get(begun.id)).to_bytes()
+    done = await api.commit_move(begun)
+    await api.until_events(done.id, *BEGUN, "prompt.accepted", "session.moved")
+    assert everything
+    assert not any(key.encode() in data for data in everything)
+
+    # It ends with the move, and the next one has its own.
+    assert await key_in_row(settings, begun.id) is None
+    assert [(await api.renew(worker, "keys")).keys for worker in (source, target)] == [(), ()]
+    again = await api.begin_move(done, source)
+    assert await key_in_row(settings, again.id) not in (None, key)
+
+
+@pytest.mark.parametrize("end", ["abandon", "pause", "end"])
+async def test_a_move_that_ends_takes_its_key_along(api: Harness, settings: Settings, end: str) -> None:
+    begun = await moving(api, new_id("m"))
+    assert await key_in_row(settings, begun.id) is not None
+    await {"abandon": lambda: api.abandon_move(begun), "pause": lambda: api.pause(begun.id)}.get(
+        end, lambda: api.end(begun.id)
+    )()
+    assert await key_in_row(settings, begun.id) is None

@@ -73,7 +73,8 @@ def confine_libraries(interface: Interface) -> None:
     By their environment variables, which they read when they begin; one that is set already stays. UCX is
     told what to leave out, so that InfiniBand devices stay in use.
     """
-    others = sorted(set(psutil.net_if_addrs()) - {interface.name})
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    others = sorted(up - {interface.name})
     if others:
         os.environ.setdefault("UCX_NET_DEVICES", "^" + ",".join(others))
     os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface.name}")

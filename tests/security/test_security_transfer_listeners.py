@@ -1,0 +1,244 @@
+"""Where workers listen while sessions migrate: at their transfer address alone, whatever moves the state."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from turboserve.worker.transfer import nixl
+from turboserve.worker.transfer.interface import (
+    Interface,
+    InterfaceError,
+    confine_libraries,
+    find_interface,
+)
+from turboserve.worker.transfer.listeners import opened_by
+
+# The tests are no package: what they share is found beside them.
+sys.path.insert(0, str(Path(__file__).parents[1] / "worker"))
+
+from test_service_moves import begin as begin_move
+from test_service_moves import commit, moved, reported
+from worker_scene import Scene, environment, pool, scene, store
+
+from turboserve.contracts.requests import SessionRef
+from turboserve.contracts.workers import MoveStage
+from turboserve.subjects import PAUSE_SESSION
+
+__all__ = ["environment", "pool", "scene", "store"]
+
+NAMESPACE = Path(__file__).with_name("transfer_in_namespace.py")
+LOOPBACK = "127.0.0.1"
+HOST_BYTES = "turboserve_worker_host_bytes"
+
+
+def listeners(pid: int) -> set[tuple[str, int]]:
+    """Where a process listens, TCP and UDP of any family."""
+    found = psutil.Process(pid).net_connections("inet")
+    waiting = [one for one in found if one.status == psutil.CONN_LISTEN or one.type == socket.SOCK_DGRAM]
+    return {(one.laddr.ip, one.laddr.port) for one in waiting if one.laddr}
+
+
+async def test_workers_listen_at_their_transfer_address_alone(scene: Scene) -> None:
+    """After a gloo link torch's store listened on every interface, and NIXL on each of them."""
+    ways = ["gloo", "shm", *(["nixl"] if nixl.installed() else [])]
+    workers = {}
+    for way in ways:
+        own = {"TURBOSERVE_TRANSFER_BACKENDS": json.dumps([way])}
+        workers[way] = await scene.worker(**own)
+    everything = {"TURBOSERVE_TRANSFER_BACKENDS": json.dumps(ways)}
+    source = await scene.worker(**everything)
+    session = await scene.started(source)
+    await scene.chunks(session, 2)
+    for worker in workers.values():
+        await moved(scene, session, worker)
+        # And back to where all ways are known.
+        await moved(scene, session, source)
+    await scene.bus.call(PAUSE_SESSION, SessionRef(session=session))
+    await scene.until(lambda: scene.metric(source, HOST_BYTES) > 0, "its state is on the host")
+    await moved(scene, session, workers["shm"])
+    for worker in (source, *workers.values()):
+        found = listeners(scene.pool.processes[worker].pid)
+        [address] = scene.loads[worker].transfer
+        port = int(address.partition("?")[0].rpartition(":")[2])
+        assert {(LOOPBACK, port), (LOOPBACK, scene.pool.health[worker])} <= found
+        assert {host for host, _ in found} == {LOOPBACK}, found
+
+
+async def test_a_migration_goes_through_while_its_port_is_flooded(scene: Scene) -> None:
+    """Half-open connections, silence and noise, from the very address that the target has."""
+    source, target = await scene.worker(), await scene.worker()
+    session = await scene.started(source)
+    await scene.chunks(session, 2)
+    [address] = scene.loads[source].transfer
+    port = int(address.partition("?")[0].rpartition(":")[2])
+    held: list[asyncio.StreamWriter] = []
+    served = 0
+
+    async def flood(noise: bytes) -> None:
+        nonlocal served
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(LOOPBACK, port)
+            except OSError:
+                await asyncio.sleep(0.01)
+                continue
+            writer.write(noise)
+            served += 1
+            held.append(writer)
+            if len(held) > 200:
+                held.pop(0).close()
+
+    process = psutil.Process(scene.pool.processes[source].pid)
+    before = process.num_fds()
+    floods = [asyncio.create_task(flood(noise)) for noise in (b"", b"\0\0\0\x10", os.urandom(64))]
+    try:
+        await scene.until(lambda: served > 300, "the flood runs")
+        row = await begin_move(scene, session, target)
+        report = await reported(scene, row, MoveStage.VERIFIED, MoveStage.FAILED)
+        assert report.stage is MoveStage.VERIFIED, report
+        await commit(scene, row, report)
+        assert process.num_fds() < before + 300
+    finally:
+        for task in floods:
+            task.cancel()
+        await asyncio.gather(*floods, return_exceptions=True)
+        for writer in held:
+            writer.close()
+    assert (await scene.chunks(session, report.next_chunk + 2))[-1].header.worker == target
+
+
+def why_no_namespaces() -> str | None:
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if any(shutil.which(tool) is None for tool in ("unshare", "nsenter", "ip")):
+        return "unshare, nsenter or ip is not installed"
+    if subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, check=False).returncode:
+        return "this machine gives no network namespaces"
+    return None
+
+
+@pytest.mark.skipif(why_no_namespaces() is not None, reason=str(why_no_namespaces()))
+def test_another_address_of_the_machine_is_refused_and_no_stranger_reaches_a_library() -> None:
+    """Seen from another machine (a namespace), which is not the peer of any migration."""
+    backends = ["gloo", *(["nixl"] if nixl.installed() else [])]
+    command = ["unshare", "--net", "--mount", sys.executable, str(NAMESPACE), *backends]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for backend in backends:
+        seen: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])[backend]
+        assert seen["fetched"] is True
+        transfer, other, port = seen["transfer"], seen["other"], seen["port"]
+        assert {host for host, _ in seen["listeners"]} == {transfer}
+        assert len(seen["listeners"]) > 1, "the library listens too"
+        for host, number, answer in seen["answers"]:
+            if (host, number) == (transfer, port):
+                assert answer == "connected"
+            elif host == transfer:
+                assert answer == "nothing", (backend, number, "a library's listener answers a stranger")
+            else:
+                assert (host, answer) == (other, "refused")
+
+
+# What transfer_host may be.
+
+
+def test_every_interface_is_refused_by_name() -> None:
+    for every in ("0.0.0.0", "::", "0.0.0.0/0"):
+        with pytest.raises(InterfaceError, match="every interface"):
+            find_interface(every)
+
+
+@pytest.mark.parametrize("wrong", ["198.51.100.7", "203.0.113.0/24", "no-such-name.invalid"])
+def test_what_is_not_this_machines_is_refused(wrong: str) -> None:
+    with pytest.raises(InterfaceError, match="transfer_host"):
+        find_interface(wrong)
+
+
+@pytest.mark.parametrize("host", [LOOPBACK, "lo", "127.0.0.0/8", "localhost"])
+def test_loopback_by_any_of_its_names(host: str) -> None:
+    found = find_interface(host)
+    assert (found.address in (LOOPBACK, "::1"), found.name) == (True, "lo")
+
+
+def test_the_machines_own_name_has_an_address_of_its_own() -> None:
+    found = find_interface("hostname")
+    own = {one.address for entries in psutil.net_if_addrs().values() for one in entries}
+    assert found.address in own
+
+
+def test_libraries_are_told_one_interface_and_what_an_operator_set_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("UCX_NET_DEVICES", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    down = psutil.net_if_stats()["lo"]._replace(isup=False)
+    up = down._replace(isup=True)
+    monkeypatch.setattr("psutil.net_if_stats", lambda: {"lo": up, "eth0": up, "ib0": up, "ifb0": down})
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+    confine_libraries(Interface("192.0.2.1", "eth0", ("192.0.2.1",)))
+    assert os.environ["UCX_NET_DEVICES"] == "^ib0,lo"
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0"
+
+
+def reached(address: tuple[str, int], source: str) -> bool:
+    with socket.socket() as one:
+        one.settimeout(0.5)
+        one.bind((source, 0))
+        try:
+            one.connect(address)
+        except TimeoutError:
+            return False
+        return True
+
+
+def test_a_librarys_listener_is_reached_from_the_peer_alone_and_then_by_nobody() -> None:
+    listener, found = opened_by(lambda: socket.create_server((LOOPBACK, 0)))
+    with listener:
+        [address] = found.addresses
+        assert address == listener.getsockname()
+        found.only_from(["127.0.0.9", "127.0.0.5", "::1"])
+        assert reached(address, "127.0.0.5")
+        assert not reached(address, LOOPBACK)
+        accepted, _ = listener.accept()
+        with accepted:
+            found.refuse_all()
+            assert not reached(address, "127.0.0.5")
+        found.close()
+    assert not opened_by(lambda: None)[1].addresses
+
+
+def test_the_same_holds_for_ipv6() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    try:
+        listener, found = opened_by(lambda: socket.create_server(("::1", 0), family=socket.AF_INET6))
+    except OSError as error:
+        pytest.skip(f"no IPv6 loopback: {error}")
+    with listener:
+        [address] = found.addresses
+
+        def connects() -> bool:
+            with socket.socket(socket.AF_INET6) as one:
+                one.settimeout(0.5)
+                try:
+                    one.connect(address)
+                except TimeoutError:
+                    return False
+                return True
+
+        found.only_from(["fd00::1", "::1"])
+        assert connects()
+        found.only_from(["fd00::1"])
+        assert not connects()
+        found.close()
