@@ -42,7 +42,7 @@ ADMIT_S = 3.0
 CONNECTIONS_LIMIT = 64
 """Authenticated ones; those before that have limits of their own (`half_open`)."""
 ACCEPTS_AT_ONCE = 16
-WAITING = 1_024
+WAITING = 128
 BULK_ROUNDS = 3
 SMALL_BYTES = 4 << 20
 """Less than this is not worth another round while the session generates."""
@@ -58,7 +58,7 @@ async def listen(
     listener = socket.create_server((host, port), family=family)
     # asyncio accepts as many at once as it lets wait: few here, so that a flood leaves the loop to others...
     server = await asyncio.start_server(serve, sock=listener, backlog=ACCEPTS_AT_ONCE)
-    # ...and many wait in the kernel.
+    # ...and more wait in the kernel: not so many that a target's turn comes only after it has given up.
     listener.listen(WAITING)
     return server, int(listener.getsockname()[1])
 

@@ -1,0 +1,196 @@
+"""Latents outlive Redis and everything around it; a disk that is full costs them and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from turboserve.cli.embedded import Layout, Ports, RedisServer
+from turboserve.clock import VirtualClock
+from turboserve.contracts.chunks import LatentsHeader
+from turboserve.contracts.errors import NotFoundError
+from turboserve.contracts.requests import GetLatents
+from turboserve.state_store.hot.latents import Latents
+from turboserve.state_store.hot.playheads import Playheads
+from turboserve.state_store.hot.redis import Hot
+from turboserve.state_store.settings import Settings
+
+# The tests are no package: what they share is found beside them.
+sys.path.insert(0, str(Path(__file__).parents[1] / "state_store"))
+
+from state_store_harness import Machine, until
+
+DISK_BYTES = 32 << 20
+LATENTS_BYTES = 1 << 20
+SESSION = "ses_1"
+
+
+class Store:
+    """The state store's side of one Redis."""
+
+    def __init__(self, server: RedisServer, machine: Machine) -> None:
+        self.server, self.machine = server, machine
+        self.hot = Hot(Settings(redis_url=server.url))
+        self.latents = Latents(self.hot, kept=4, ttl_s=3_600)
+
+    async def keep(self, index: int) -> None:
+        header = LatentsHeader(
+            session=SESSION, index=index, epoch=1, dtype="float16", shape=(3, 4, 4, 4), first_latent=3 * index
+        )
+        await self.latents.keep(header, bytes([index]) * LATENTS_BYTES)
+
+    async def has(self, index: int) -> bool:
+        try:
+            header, data = await self.latents.get(GetLatents(session=SESSION, index=index))
+        except NotFoundError:
+            return False
+        assert (header.index, data) == (index, bytes([index]) * LATENTS_BYTES)
+        return True
+
+    def kept(self, index: int) -> Callable[[], Awaitable[bool]]:
+        """Whether a chunk's latents are kept, trying again each time."""
+
+        async def try_it() -> bool:
+            await self.keep(index)
+            return await self.has(index)
+
+        return try_it
+
+    def there(self, index: int) -> Callable[[], Awaitable[bool]]:
+        async def look() -> bool:
+            return await self.has(index)
+
+        return look
+
+
+async def opened(folder: Path) -> AsyncIterator[Store]:
+    layout = Layout(folder)
+    layout.create()
+    server = RedisServer(layout.server("redis"), Ports(layout.ports).get("redis"), layout.secret("redis"))
+    machine = Machine(server, layout.logs / "redis.log")
+    await machine.start()
+    store = Store(server, machine)
+    try:
+        yield store
+    finally:
+        await store.hot.close()
+        await machine.stop()
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    async for one in opened(tmp_path / "data"):
+        yield one
+
+
+async def test_latents_outlive_a_redis_that_is_killed_and_one_that_is_stopped(store: Store) -> None:
+    """They were in memory alone: after a restart of everything, sessions went on from empty context."""
+    for index in range(8):
+        await until(store.kept(index))
+    await store.machine.kill()
+    await store.machine.start()
+    await until(store.there(7))
+    assert [await store.has(index) for index in range(9)] == [True] + 3 * [False] + 4 * [True] + [False]
+    await store.machine.stop()
+    await store.machine.start()
+    await until(store.there(7))
+    # An ended session's are gone for good.
+    await store.latents.forget(SESSION)
+    await store.machine.kill()
+    await store.machine.start()
+    assert not await store.has(7)
+
+
+async def test_what_redis_kept_over_a_restart_does_not_say_that_it_was_watching(store: Store) -> None:
+    """Else sessions would be ended as abandoned for a time in which nobody could watch them."""
+    clock = VirtualClock()
+    playheads = Playheads(store.hot, clock)
+    since = await playheads.watching_since()
+    assert since is not None
+    clock.advance(3_600.0)
+    assert await playheads.watching_since() == since
+    await store.machine.kill()
+    await store.machine.start()
+
+    async def anew() -> bool:
+        return await playheads.watching_since() == clock.wall()
+
+    await until(anew)
+
+
+def why_no_small_disk() -> str | None:
+    if os.geteuid() != 0:
+        return "mounting a small disk needs root"
+    tried = subprocess.run(
+        ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, check=False
+    )
+    return None if tried.returncode == 0 else "this machine mounts no tmpfs"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    if (reason := why_no_small_disk()) is not None:
+        pytest.skip(reason)
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    options = f"size={DISK_BYTES},mode=0700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+async def store_on_disk(disk: Path) -> AsyncIterator[Store]:
+    async for one in opened(disk / "data"):
+        yield one
+
+
+async def test_a_full_disk_costs_new_latents_until_there_is_room_again(
+    disk: Path, store_on_disk: Store
+) -> None:
+    store = store_on_disk
+    await until(store.kept(0))
+    filler = disk / "filler"
+    with filler.open("wb") as file:
+        try:
+            while True:
+                file.write(bytes(1 << 16))
+                file.flush()
+        except OSError:
+            file.truncate(file.tell() & ~0xFFFF)
+    pid = store.server.pid_file.read_text()
+
+    chunks = itertools.count(1)
+
+    async def refused() -> bool:
+        index = next(chunks)
+        await store.keep(index)
+        return not await store.has(index)
+
+    await until(refused)
+    # It answers, still has what it had, and is not restarted for what a restart does not mend.
+    assert await store.has(0)
+    assert not store.hot.resting
+    await store.server.probe()
+    playheads = Playheads(store.hot, VirtualClock())
+    await playheads.flush()
+
+    filler.unlink()
+    freed = time.monotonic()
+    last = next(chunks)
+    await until(store.kept(last))
+    print(f"kept again after {time.monotonic() - freed:.2f} s")
+    assert store.server.pid_file.read_text() == pid
+    await store.machine.kill()
+    await store.machine.start()
+    await until(store.there(last))
+    assert await store.has(0)
