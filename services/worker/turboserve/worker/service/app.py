@@ -18,6 +18,7 @@ from turboserve.worker.service.models import choose_device, host_states, load_mo
 from turboserve.worker.service.warm_up import measure, sessions_in_real_time, switch_prompts
 from turboserve.worker.service.worker import Worker
 from turboserve.worker.settings import Settings
+from turboserve.worker.transfer.interface import find_interface
 
 GONE_STATUS = 3
 """Exit status of a worker that was declared gone; it is started again under a new id."""
@@ -29,6 +30,8 @@ async def start(runtime: Runtime, load: Callable[[Settings], Models] = load_mode
     """Say that it starts; load, warm up, join."""
     settings = runtime.settings
     assert isinstance(settings, Settings)
+    # Before minutes go into loading: a wrong one is known now.
+    find_interface(settings.transfer_host)
     name = settings.worker_id or new_id("wrk")
     started_at = runtime.clock.wall()
     report = starting(name, settings, str(choose_device(settings)), started_at)

@@ -59,7 +59,7 @@ class NixlLink(Link):
             agent, listeners = opened_by(lambda: nixl_agent(f"{name}-{role}", config))
         except Exception as error:
             raise BackendFailed(f"nixl: {error!r}") from error
-        # UCX asks a peer that connects over TCP for nothing, and reads for it whatever memory it names.
+        # UCX authenticates nobody who connects over TCP, and serves reads of memory.
         listeners.only_from(peers)
         listeners.close()
         self._agent: Any = agent
