@@ -78,8 +78,8 @@ class Settings(Shared):
     """The one address at which other workers reach this one for the state of sessions that migrate: an
     address, an interface, a network (`10.0.0.0/8`: the machine's first address in it), or `hostname` (the
     address of the machine's own name). Every interface (`0.0.0.0`) is refused. Set it on all workers alike.
-    Who asks for a state has to prove the migration's key; what moves is verified and not encrypted, so this is
-    for a network of the workers' own."""
+    Who asks for a state has to prove the migration's key; what moves is verified and not encrypted, so this
+    is for a network of the workers' own."""
     transfer_port: int = Field(default=0, ge=0, le=65_535)
     """0: any that is free."""
     transfer_backends: tuple[Literal["nccl", "gloo", "nixl", "shm"], ...] = ("nccl", "gloo", "shm")
