@@ -80,6 +80,7 @@ async def test_workers_listen_at_their_transfer_address_alone(scene: Scene) -> N
         assert {host for host, _ in found} == {LOOPBACK}, found
 
 
+@pytest.mark.soak
 async def test_a_migration_goes_through_while_its_port_is_flooded(scene: Scene) -> None:
     """Half-open connections, silence and noise, from the very address that the target has."""
     source, target = await scene.worker(), await scene.worker()
