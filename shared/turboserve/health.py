@@ -8,9 +8,24 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from turboserve import telemetry
+from turboserve.connections import ConnectionLimits, ConnectionTable
 
 Check = Callable[[], dict[str, bool]]
 """Named conditions; the service is ready when all hold."""
+
+CONNECTIONS = 16
+"""Open at most. A new one takes the place of the one that has waited longest, so that probes get through."""
+BACKLOG = 8
+"""Of connections that are accepted at once, before the limit is looked at."""
+HEADER_BYTES = 8_192
+"""Of a request; more is answered 431."""
+HEADER_S = 5.0
+"""A request that is not complete by then is closed."""
+ANSWER_S = 5.0
+"""An answer that its client has not taken by then is cut off."""
+
+Answer = tuple[str, str, bytes]
+"""Status, media type, body."""
 
 
 class HealthServer:
@@ -31,28 +46,59 @@ class HealthServer:
         self._host, self._port, self._check, self._role = host, port, check, role
         self._warnings = warnings
         self._server: asyncio.Server | None = None
+        self._table = ConnectionTable(ConnectionLimits(CONNECTIONS))
+        self._open: dict[int, asyncio.Task[None]] = {}
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._answer, self._host, self._port)
+        self._server = await asyncio.start_server(
+            self._connected, self._host, self._port, limit=HEADER_BYTES, backlog=BACKLOG
+        )
 
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5.0)
-            path = head.split(b" ", 2)[1].split(b"?")[0] if head.count(b" ") >= 2 else b""
-            status, kind, body = self._respond(path.decode("latin-1"))
-            writer.write(
-                f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-                "Connection: close\r\n\r\n".encode()
-            )
-            writer.write(body)
-            await writer.drain()
-        writer.close()
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        admission = self._table.admit(str(peer[0]) if peer else "")
+        if admission.evicted is not None and (evicted := self._open.get(admission.evicted)) is not None:
+            evicted.cancel()
+        key = admission.key
+        if key is None:
+            writer.transport.abort()
+            return
 
-    def _respond(self, path: str) -> tuple[str, str, bytes]:
+        def closed(task: asyncio.Task[None]) -> None:
+            writer.transport.abort()  # What was not taken in time would keep it open.
+            self._open.pop(key, None)
+            self._table.close(key)
+            if not task.cancelled():
+                task.exception()  # A client's mistake is no event of this service.
+
+        task = asyncio.create_task(self._answer(key, reader, writer))
+        self._open[key] = task
+        task.add_done_callback(closed)
+
+    async def _answer(self, key: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+            try:
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEADER_S)
+            except asyncio.LimitOverrunError:
+                answer: Answer = ("431 Request Header Fields Too Large", "text/plain", b"headers too large\n")
+            else:
+                path = head.split(b" ", 2)[1].split(b"?")[0] if head.count(b" ") >= 2 else b""
+                answer = self._respond(path.decode("latin-1"))
+            self._table.serve(key)
+            async with asyncio.timeout(ANSWER_S):
+                await _send(writer, answer)
+
+    def _respond(self, path: str) -> Answer:
         if path == "/healthz":
             return "200 OK", "application/json", b'{"status":"ok"}'
         if path == "/readyz":
@@ -64,3 +110,15 @@ class HealthServer:
         if path == "/metrics":
             return "200 OK", "text/plain; version=0.0.4", telemetry.prometheus_text()
         return "404 Not Found", "text/plain", b"not found\n"
+
+
+async def _send(writer: asyncio.StreamWriter, answer: Answer) -> None:
+    status, kind, body = answer
+    writer.write(
+        f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+        "Connection: close\r\n\r\n".encode()
+    )
+    writer.write(body)
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()

@@ -18,7 +18,7 @@ async def start(runtime: service.Runtime) -> None:
     assert isinstance(runtime.settings, Settings)
     settings = runtime.settings
     gateway = create_gateway(settings, runtime.bus, runtime.clock, runtime.checks, runtime.warnings)
-    server = Server(create_app(gateway), settings.gateway_host, settings.gateway_port)
+    server = Server(create_app(gateway), settings.gateway_host, settings.gateway_port, settings)
     runtime.check("http", lambda: server.started and not server.should_exit)
     if settings.api_keys_file is not None:
         runtime.spawn(reload.follow(gateway.keys, settings.api_keys_file), "api keys")

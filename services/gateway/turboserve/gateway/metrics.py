@@ -50,6 +50,14 @@ foreign_requests = _meter.create_counter(
     "turboserve_gateway_foreign_requests",
     description="Requests refused because of where they came from, by header: host, origin.",
 )
+connections_refused = _meter.create_counter(
+    "turboserve_gateway_connections_refused",
+    description="Connections that were not admitted, by reason: `total` or `address`.",
+)
+connections_cut = _meter.create_counter(
+    "turboserve_gateway_connections_cut",
+    description="Connections that were ended because the client was too slow, by reason.",
+)
 
 
 def observe_slack(slacks: Callable[[], list[float]]) -> None:

@@ -1,4 +1,4 @@
-"""uvicorn inside the service runner, which owns the signals."""
+"""uvicorn inside the service runner, which owns the signals, with limits and deadlines for connections."""
 
 from __future__ import annotations
 
@@ -10,15 +10,35 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
+from turboserve import logs
+from turboserve.connections import (
+    ConnectionLimits,
+    ConnectionTable,
+    free_descriptors,
+    raise_descriptor_limit,
+)
+from turboserve.gateway.serving.acceptor import Acceptor
+from turboserve.gateway.serving.connection import Deadlines
+from turboserve.gateway.serving.guard import RequestLimits
+from turboserve.gateway.serving.http import GuardedHttp
+from turboserve.gateway.serving.settings import ServerSettings, as_text
+
+log = logs.get("http")
+
 SOCKET_MESSAGE_BYTES = 1 << 20
 """Beyond this a WebSocket closes with 1009; the gateway's own limit, far below, answers with an error."""
 GRACE_S = 2
+BACKLOG = 128
+LEAST_CONNECTIONS = 16
+"""A process that may open fewer is of no use."""
 
 
 class Server(uvicorn.Server):
     """Serves `app` on `host:port` between `start` and `stop`."""
 
-    def __init__(self, app: FastAPI, host: str, port: int) -> None:
+    def __init__(self, app: FastAPI, host: str, port: int, settings: ServerSettings | None = None) -> None:
+        """`settings` are the defaults if there are none."""
+        self._settings = settings = settings or ServerSettings()
         super().__init__(
             uvicorn.Config(
                 app,
@@ -28,19 +48,24 @@ class Server(uvicorn.Server):
                 log_level="warning",
                 server_header=False,
                 lifespan="off",
+                http=GuardedHttp,
                 ws="websockets-sansio",
                 ws_max_size=SOCKET_MESSAGE_BYTES,
                 ws_per_message_deflate=False,  # Video does not compress.
+                timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]
                 timeout_graceful_shutdown=GRACE_S,
+                proxy_headers=bool(settings.trusted_proxies),
+                forwarded_allow_ips=as_text(settings.trusted_proxies),
             )
         )
         self._host, self._port = host, port
         self._serving: asyncio.Task[None] | None = None
+        self._acceptor: Acceptor | None = None
         self.port = port
         """Where it really listens."""
 
     async def start(self) -> None:
-        """Bind and accept. Raises OSError if the address is taken."""
+        """Bind and accept. Raises OSError if the address is taken, or descriptors are too few."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         # Named as TCP, which connections inherit: asyncio turns Nagle's algorithm off for those only. With it
         # on, the second message of a chunk waits up to 40 ms for the first one's acknowledgement.
@@ -57,6 +82,54 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0.01)
         if self._serving.done():
             self._serving.result()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's own accepts whatever comes."""
+        assert sockets is not None
+        [listening] = sockets
+        listening.setblocking(False)
+        listening.listen(BACKLOG)
+        settings = self._settings
+        table = ConnectionTable(
+            ConnectionLimits(
+                self._connection_limit(),
+                settings.connections_per_address,
+                (*settings.connections_exempt, *settings.trusted_proxies),
+            )
+        )
+        limits = RequestLimits(
+            settings.header_limit_bytes,
+            settings.header_limit_count,
+            settings.frame_rate_limit,
+            Deadlines(settings.header_timeout_s, settings.body_timeout_s, settings.write_timeout_s),
+        )
+        self.servers = []
+        self._acceptor = Acceptor(
+            listening,
+            table,
+            limits,
+            lambda guard: GuardedHttp(self.config, self.server_state, {}, guard=guard),
+        )
+        self._acceptor.start()
+        self.started = True
+
+    def _connection_limit(self) -> int:
+        raise_descriptor_limit()
+        settings = self._settings
+        room = free_descriptors() - settings.descriptor_reserve
+        if room < LEAST_CONNECTIONS:
+            raise OSError(
+                f"this process may open {room + settings.descriptor_reserve} more files, of which "
+                f"{settings.descriptor_reserve} are reserved: raise its limit (ulimit -n)"
+            )
+        if room < settings.connection_limit:
+            log.warning("fewer connections than set", limit=room, connection_limit=settings.connection_limit)
+        return min(settings.connection_limit, room)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._acceptor is not None:
+            await self._acceptor.stop()
+        await super().shutdown(sockets)
 
     async def wait(self) -> None:
         """Until it stops, for whatever reason."""

@@ -10,16 +10,16 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from turboserve.audience import SILENT_S
 from turboserve.config import Seconds
-from turboserve.config import Settings as Shared
 from turboserve.contracts.base import Id, is_id
 from turboserve.gateway.auth import key_file, key_list
 from turboserve.gateway.auth.hashing import KeySet
 from turboserve.gateway.origin.rules import is_loopback, parse_host, parse_origin
+from turboserve.gateway.serving.settings import ServerSettings
 
 KEYLESS = "TURBOSERVE_ALLOW_KEYLESS=1 says that this is meant"
 
 
-class Settings(Shared):
+class Settings(ServerSettings):
     """Read from `TURBOSERVE_…` variables, e.g. `TURBOSERVE_GATEWAY_PORT`."""
 
     # A mistyped list of keys must not end up in a log.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from turboserve.contracts.errors import InvalidInputError, NoCapacityError, TurboServeError
+from turboserve.contracts.errors import InvalidInputError, NoCapacityError, TurboServeError, UnavailableError
 
 
 class MalformedRequestError(TurboServeError):
@@ -15,6 +15,30 @@ class MethodNotAllowedError(TurboServeError):
     """The path exists, the method on it does not."""
 
     code, status, title = "method_not_allowed", 405, "Method not allowed"
+
+
+class RequestTimeoutError(TurboServeError):
+    """The request did not arrive in time; `limit` is how long it may take, seconds."""
+
+    code, status, title = "request_timeout", 408, "Request timeout"
+
+
+class HeadersTooLargeError(TurboServeError):
+    """The request has too many headers, or too long ones; `limit` is the bytes of all together."""
+
+    code, status, title = "headers_too_large", 431, "Headers too large"
+
+
+class TooManyConnectionsError(UnavailableError):
+    """The gateway serves as many connections as it may have."""
+
+    code, title = "too_many_connections", "Too many connections"
+
+
+class TooManyOfAddressError(NoCapacityError):
+    """The client's address has as many connections as one may have."""
+
+    code, title = "too_many_of_address", "Too many connections of this address"
 
 
 class UpgradeRequiredError(TurboServeError):

@@ -1,0 +1,1 @@
+"""Attacks on a server before anybody has logged in, and what its limits cost."""

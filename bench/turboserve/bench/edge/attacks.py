@@ -1,0 +1,138 @@
+"""The attacks, over plain sockets. Each says what it achieved; none needs an account.
+
+All are bounded in count, bytes and time, and only ever given an address of this machine by their callers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+
+import psutil
+
+BLOCK = b"x" * 65_536
+PING = b"\x89\xfd\x00\x00\x00\x00" + bytes(125)
+"""The largest ping there is, masked with zeros."""
+Address = tuple[str, int]
+
+
+def connect(address: Address, timeout_s: float = 5.0, source: str | None = None) -> socket.socket:
+    """A connection. `source` is the local address that it comes from."""
+    return socket.create_connection(address, timeout_s, None if source is None else (source, 0))
+
+
+def handshake(address: Address, path: str = "/stream") -> socket.socket:
+    """A WebSocket whose handshake is done and from which nothing else was read. Raises OSError."""
+    opened = connect(address)
+    opened.sendall(
+        f"GET {path} HTTP/1.1\r\nHost: {address[0]}:{address[1]}\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
+    )
+    head = b""
+    while b"\r\n\r\n" not in head:
+        # One byte at a time: what follows the head belongs to the stream.
+        more = opened.recv(1)
+        if not more:
+            raise ConnectionError(f"the handshake was refused: {head!r}")
+        head += more
+    if not head.startswith(b"HTTP/1.1 101"):
+        raise ConnectionError(f"the handshake was refused: {head!r}")
+    return opened
+
+
+@contextmanager
+def endless_headers(address: Address, total_bytes: int) -> Iterator[int]:
+    """One request whose headers do not end, left open; how many bytes the server took before it closed."""
+    taken = 0
+    with closing(connect(address)) as opened:
+        with suppress(OSError):
+            opened.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n")
+            while taken < total_bytes:
+                opened.sendall(b"X-%d: " % taken + BLOCK[:4_000] + b"\r\n")
+                taken += 4_000
+        yield taken
+
+
+@contextmanager
+def half_open(address: Address, count: int, beginning: bytes) -> Iterator[list[socket.socket]]:
+    """`count` connections that each send `beginning` (empty: nothing) and then wait."""
+    opened: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            with suppress(OSError):
+                one = connect(address, 1.0)
+                opened.append(one)
+                one.sendall(beginning)
+        yield opened
+    finally:
+        for one in opened:
+            one.close()
+
+
+def still_open(connections: list[socket.socket]) -> list[socket.socket]:
+    """Those that the server has not closed. What it sent is read and thrown away."""
+    left = []
+    for one in connections:
+        one.setblocking(False)
+        try:
+            while data := one.recv(65_536):
+                del data
+        except BlockingIOError:
+            left.append(one)
+        except OSError:
+            continue
+    return left
+
+
+def ping_flood(opened: socket.socket, seconds: float) -> int:
+    """Pings without a pause, reading nothing; how many the server took. Ends where the server closes."""
+    sent, deadline = 0, time.monotonic() + seconds
+    opened.settimeout(0.2)
+    block = PING * 1_000
+    view = memoryview(block)
+    while time.monotonic() < deadline:
+        try:
+            while view:
+                count = opened.send(view)
+                view, sent = view[count:], sent + count
+            view = memoryview(block)
+        except TimeoutError:
+            continue
+        except OSError:
+            break
+    return sent // len(PING)
+
+
+def answers(address: Address, path: str = "/healthz", timeout_s: float = 5.0) -> bool:
+    """Whether a stranger is answered 200 within `timeout_s`."""
+    try:
+        with closing(connect(address, timeout_s)) as opened:
+            opened.sendall(f"GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n".encode())
+            return b" 200 " in opened.recv(64)
+    except OSError:
+        return False
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of the process and its children."""
+    process = psutil.Process(pid)
+    return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
+
+
+def accepted(pid: int, port: int) -> int:
+    """TCP connections that the process and its children hold on local port `port`."""
+    process = psutil.Process(pid)
+    return sum(
+        1
+        for one in (process, *process.children(recursive=True))
+        for connection in one.net_connections("tcp")
+        if connection.laddr and connection.laddr.port == port and connection.status != psutil.CONN_LISTEN
+    )
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))

@@ -1,0 +1,1 @@
+"""The server below the application: connections, their limits and their deadlines."""

@@ -1,0 +1,124 @@
+"""uvicorn's HTTP protocol over h11, with limits of its own requests and deadlines."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+import h11
+from starlette.responses import Response
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.server import ServerState
+
+from turboserve.contracts.errors import TurboServeError
+from turboserve.gateway.problems.errors import (
+    HeadersTooLargeError,
+    MalformedRequestError,
+    RequestTimeoutError,
+)
+from turboserve.gateway.problems.handlers import problem_response
+from turboserve.gateway.serving.connection import Overdue, Stage
+from turboserve.gateway.serving.guard import Guard, GuardedProtocol
+from turboserve.gateway.serving.websocket import LINE_BYTES, GuardedWebSocket
+
+TOO_LARGE = 431
+
+
+class _Parser(h11.Connection):
+    """h11 limits the bytes of a head; this one also its headers, and what a WebSocket handshake may have."""
+
+    def __init__(self, header_bytes: int, header_count: int) -> None:
+        super().__init__(h11.SERVER, header_bytes)
+        self._header_count = header_count
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            if len(event.headers) > self._header_count:
+                raise h11.RemoteProtocolError(f"over {self._header_count} headers", TOO_LARGE)
+            upgrade = any(name == b"upgrade" for name, _ in event.headers)
+            longest = max([len(event.target), *(len(name) + len(value) for name, value in event.headers)])
+            if upgrade and longest > LINE_BYTES:
+                raise h11.RemoteProtocolError(f"a line over {LINE_BYTES} bytes", TOO_LARGE)
+        return event
+
+
+class GuardedHttp(GuardedProtocol, H11Protocol):  # type: ignore[misc]
+    """One connection that speaks HTTP/1.1, until it is upgraded."""
+
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], *, guard: Guard
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self.guard = guard
+        guard.timed_out = self._timed_out
+        self.conn = _Parser(guard.limits.header_bytes, guard.limits.header_count)
+        self.ws_protocol_class = partial(GuardedWebSocket, guard=guard)  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._note()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._note()
+
+    def _note(self) -> None:
+        """Tell the guard what the connection waits for."""
+        protocol = self.guard.transport and self.guard.transport.get_protocol()
+        if protocol is not self:
+            return  # It speaks WebSocket now.
+        answered = self.cycle is None or self.cycle.response_complete
+        if answered and self.conn.their_state is not h11.SEND_BODY:
+            self.guard.enter(Stage.HEAD)
+        elif answered or self.cycle.more_body:
+            self.guard.enter(Stage.BODY)
+        else:
+            self.guard.enter(Stage.ANSWER)
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self.guard.timed_out = None
+        super().handle_websocket_upgrade(event)
+
+    def send_400_response(self, msg: str) -> None:
+        """Called where h11 could not read what came."""
+        error = sys.exc_info()[1]
+        limits = self.guard.limits
+        if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == TOO_LARGE:
+            self._refuse(
+                HeadersTooLargeError(
+                    f"the head of the request is over {limits.header_bytes} bytes, {limits.header_count} "
+                    f"headers, or {LINE_BYTES} bytes in a line of a WebSocket's",
+                    field="headers",
+                    limit=limits.header_bytes,
+                )
+            )
+        else:
+            self._refuse(MalformedRequestError("the request is not HTTP/1.1", field="request"))
+
+    def _timed_out(self, reason: Overdue) -> None:
+        limit_s = getattr(self.guard.limits.deadlines, f"{reason.value}_s")
+        idle = reason is Overdue.HEAD and not self.conn.trailing_data[0]
+        if not idle and (self.cycle is None or not self.cycle.response_started):
+            self._refuse(
+                RequestTimeoutError(
+                    f"the {reason.value} of the request was not complete after {limit_s:g} s",
+                    field=reason.value,
+                    limit=limit_s,
+                )
+            )
+
+    def _refuse(self, error: TurboServeError) -> None:
+        """Answer and close. Not over h11, whose state an unreadable request has spoilt."""
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            self.transport.write(raw(problem_response(error, "", {"Connection": "close"})))
+        self.transport.close()
+
+
+def raw(response: Response) -> bytes:
+    """A whole answer as bytes."""
+    head = [b"HTTP/1.1 %d %s\r\n" % (response.status_code, STATUS_PHRASES[response.status_code])]
+    head += [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
+    return b"".join([*head, b"\r\n", bytes(response.body)])

@@ -1,0 +1,62 @@
+"""Settings of the server: what a connection may cost before and after anybody has logged in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import ip_network
+from typing import Annotated
+
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode
+
+from turboserve.config import Seconds, Settings
+from turboserve.connections import Network
+
+LOOPBACK = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
+LEAST_HEADER_BYTES = 2_048
+
+
+class ServerSettings(Settings):
+    """Part of the gateway's settings."""
+
+    connection_limit: int = Field(default=2_048, ge=1)
+    """Open connections at most, of all kinds. Lower where the process may open fewer descriptors. A full
+    server closes the connection that has waited longest for a complete request, or answers 503."""
+    connections_per_address: int = Field(default=256, ge=1)
+    """Open connections of one address at most; more are answered 429. Addresses of one IPv6 /64 count as one.
+    Behind a proxy, which has one address, limit its clients there."""
+    connections_exempt: Annotated[tuple[Network, ...], NoDecode] = LOOPBACK
+    """Networks whose addresses have no limit of their own, separated by commas. Trusted proxies have none
+    either."""
+    trusted_proxies: Annotated[tuple[Network, ...], NoDecode] = ()
+    """Networks of reverse proxies, separated by commas: only their `X-Forwarded-For` and `X-Forwarded-Proto`
+    are believed. None: nobody's are."""
+    descriptor_reserve: int = Field(default=64, ge=16)
+    """File descriptors that viewers' connections never take: they are for the broker, health and logs."""
+    header_limit_bytes: int = Field(default=16_384, ge=LEAST_HEADER_BYTES)
+    """Request line and headers of one request together, in bytes; more is answered 431."""
+    header_limit_count: int = Field(default=100, ge=20, le=128)
+    """Headers of one request; more are answered 431."""
+    header_timeout_s: Seconds = 10.0
+    """A connection that has not sent the whole head of a request after this long is closed."""
+    body_timeout_s: Seconds = 20.0
+    """A request whose body is not complete after this long is answered 408."""
+    keep_alive_s: Seconds = 5.0
+    """An answered connection that sends nothing for this long is closed."""
+    write_timeout_s: Seconds = 30.0
+    """A client that has not taken what waits for it after this long is cut off."""
+    frame_rate_limit: float = Field(default=100.0, ge=10)
+    """WebSocket frames of one client that are read per second, ten seconds' worth at once. Faster clients are
+    read more slowly."""
+
+    @field_validator("connections_exempt", "trusted_proxies", mode="before")
+    @classmethod
+    def _networks(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(ip_network(part.strip()) for part in value.split(",") if part.strip())
+        return value
+
+
+def as_text(networks: Sequence[Network]) -> list[str]:
+    """Networks as uvicorn takes them."""
+    return [str(network) for network in networks]

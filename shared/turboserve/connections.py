@@ -1,0 +1,148 @@
+"""Which connections a server keeps: limits in all and per address, and which one makes room. No I/O.
+
+A connection *waits* until its request is complete and is *served* from then on. Connections that wait cost
+their peer nothing, so a full server closes the one that has waited longest to admit a new one. A connection
+that is served is never closed for another.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+from pathlib import Path
+
+Network = IPv4Network | IPv6Network
+
+IPV6_PREFIX_BITS = 64
+"""IPv6 hosts usually own a whole /64, so its addresses count as one."""
+
+
+class Refusal(StrEnum):
+    """Why a connection is not admitted."""
+
+    TOTAL = "total"
+    """The server has as many connections as it may have, and serves all of them."""
+    ADDRESS = "address"
+    """The peer's address has as many connections as one address may have."""
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """How many connections a server keeps."""
+
+    total: int
+    per_address: int | None = None
+    """Connections of one address; None: no limit of their own."""
+    exempt: tuple[Network, ...] = ()
+    """Addresses without a limit of their own: they still count in `total`."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The answer to a new connection: either `key` or `refusal` is set."""
+
+    key: int | None = None
+    """Names the connection in the other calls."""
+    evicted: int | None = None
+    """A connection that has to be closed now to make room."""
+    refusal: Refusal | None = None
+
+
+class ConnectionTable:
+    """The open connections of one server. Every method takes constant time."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self._groups: dict[int, str] = {}
+        """Admitted and not closed: key → group of the address."""
+        self._waiting: OrderedDict[int, None] = OrderedDict()
+        self._evicted: set[int] = set()
+        self._per_group: Counter[str] = Counter()
+        self._newest = 0
+
+    def __len__(self) -> int:
+        """Connections that are open, those that are being closed for others aside."""
+        return len(self._groups) - len(self._evicted)
+
+    def admit(self, address: str) -> Admission:
+        """Decide about a new connection from `address`. An admitted one waits."""
+        group, exempt = self._group(address)
+        per_address = self._limits.per_address
+        if per_address is not None and not exempt and self._per_group[group] >= per_address:
+            return Admission(refusal=Refusal.ADDRESS)
+        evicted = None
+        if len(self) >= self._limits.total:
+            if not self._waiting:
+                return Admission(refusal=Refusal.TOTAL)
+            evicted, _ = self._waiting.popitem(last=False)
+            self._evicted.add(evicted)
+        self._newest += 1
+        self._groups[self._newest] = group
+        self._per_group[group] += 1
+        self._waiting[self._newest] = None
+        return Admission(key=self._newest, evicted=evicted)
+
+    def serve(self, key: int) -> None:
+        """The connection's request is complete."""
+        self._waiting.pop(key, None)
+
+    def wait(self, key: int) -> None:
+        """The connection was answered: it waits for its next request."""
+        if key in self._groups and key not in self._evicted:
+            self._waiting[key] = None
+            self._waiting.move_to_end(key)
+
+    def close(self, key: int) -> None:
+        """The connection is closed, for whatever reason. A repeat does nothing."""
+        group = self._groups.pop(key, None)
+        if group is None:
+            return
+        self._waiting.pop(key, None)
+        self._evicted.discard(key)
+        self._per_group[group] -= 1
+        if not self._per_group[group]:
+            del self._per_group[group]
+
+    def _group(self, address: str) -> tuple[str, bool]:
+        """What `address` is counted under, and whether that has no limit of its own."""
+        try:
+            parsed = ip_address(address.partition("%")[0])
+        except ValueError:
+            return address, False
+        if isinstance(parsed, IPv6Address):
+            if parsed.ipv4_mapped is not None:
+                parsed = parsed.ipv4_mapped
+            elif not contains(self._limits.exempt, str(parsed)):
+                return str(IPv6Network((int(parsed), IPV6_PREFIX_BITS), strict=False)), False
+        return str(parsed), contains(self._limits.exempt, str(parsed))
+
+
+def contains(networks: Sequence[Network], address: str) -> bool:
+    """Whether `address` lies in one of `networks`. What is no address lies in none."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return False
+    return any(parsed in network for network in networks)
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many descriptors as the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            return  # Some systems report a hard limit that they do not grant.
+
+
+def free_descriptors() -> int:
+    """How many more descriptors this process may open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return 1 << 20
+    return soft - sum(1 for _ in Path("/dev/fd").iterdir())
