@@ -91,10 +91,11 @@ def test_the_playhead_is_that_of_the_furthest_viewer_and_goes_back_when_that_one
     for viewer in ("near", "far"):
         timeline.joined("s", viewer, 0.0, 0.0)
         timeline.delivered("s", viewer, 10.0, 0.1, 0.0)
-    timeline.reported("s", "near", 2.0, 1.0, 1.0)
-    assert timeline.reported("s", "far", 7.0, 3.0, 1.0) == []  # Published less than an interval ago.
-    assert timeline.tick(1.3) == [Publish("s", 7.0, 2)]
-    assert timeline.left("s", "far", 1.4) == [Publish("s", 2.0, 1)]
+    timeline.tick(6.9)
+    timeline.reported("s", "near", 2.0, 1.0, 7.0)
+    assert timeline.reported("s", "far", 7.0, 3.0, 7.0) == []  # Published less than an interval ago.
+    assert timeline.tick(7.3) == [Publish("s", 7.0, 2)]
+    assert timeline.left("s", "far", 7.4) == [Publish("s", 2.0, 1)]
 
 
 def test_a_viewer_who_falls_silent_no_longer_moves_the_playhead_but_is_still_counted() -> None:
@@ -113,7 +114,7 @@ def test_a_claim_beyond_what_was_sent_does_not_make_a_worker_run_away() -> None:
     timeline = Timeline(INTERVAL_S, TIMEOUT_S)
     timeline.joined("s", "v", 0.0, 0.0)
     timeline.delivered("s", "v", 1.5, 0.1, 0.1)
-    assert timeline.reported("s", "v", 1e9, 1e9, 1.0) == [Publish("s", 1.5, 1)]
+    assert timeline.reported("s", "v", 1e9, 1e9, 2.0) == [Publish("s", 1.5, 1)]
 
 
 def test_a_player_that_cannot_report_plays_at_speed_one_and_stops_where_the_video_stops() -> None:

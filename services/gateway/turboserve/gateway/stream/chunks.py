@@ -52,6 +52,8 @@ class Start:
     index: int
     start_s: float
     sequence: int
+    made_s: float = 0.0
+    """Media time up to which the log has chunks, or had; 0: it is empty."""
 
 
 class ChunkLog:
@@ -79,9 +81,9 @@ class ChunkLog:
                 raise _gone(index + 1, record.next_chunk)
             return _behind_all(record, record.playhead_s)
         if index == made:
-            return Start(index + 1, newest.header.end_s, newest.sequence)
+            return Start(index + 1, newest.header.end_s, newest.sequence, newest.header.end_s)
         found = await self._find(session, index + 1, newest)
-        return Start(found.header.index, found.header.start_s, found.sequence - 1)
+        return Start(found.header.index, found.header.start_s, found.sequence - 1, newest.header.end_s)
 
     async def at(self, record: SessionRecord, playhead_s: float) -> Start:
         """The chunk that contains `playhead_s`; if that is no longer kept, the oldest that is."""
@@ -91,14 +93,14 @@ class ChunkLog:
             return _behind_all(record, playhead_s)
         header = newest.header
         if playhead_s >= header.end_s:
-            return Start(header.index + 1, header.end_s, newest.sequence)
+            return Start(header.index + 1, header.end_s, newest.sequence, header.end_s)
         # All chunks but the first have one length, so this is exact for all of them.
         behind = math.ceil(max(0.0, header.start_s - playhead_s) * header.fps / header.frames - 1e-6)
         try:
             found = await self._find(session, max(0, header.index - behind), newest)
         except ChunkGoneError as gone:
             found = await self._find(session, int(gone.limit or 0), newest)
-        return Start(found.header.index, found.header.start_s, found.sequence - 1)
+        return Start(found.header.index, found.header.start_s, found.sequence - 1, header.end_s)
 
     async def follow(self, session: str, start: Start, ended: asyncio.Event) -> AsyncGenerator[Chunk, None]:
         """Chunks from `start` on, each once, in order; over when `ended` is set and the log is read out.

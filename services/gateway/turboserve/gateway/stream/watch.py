@@ -60,7 +60,12 @@ class Watch:
     async def __aenter__(self) -> Self:
         try:
             await self._gateway.timeline.joined(
-                self.record.id, self.viewer, self.start.start_s, self_paced=self._self_paced
+                self.record.id,
+                self.viewer,
+                self.start.start_s,
+                self_paced=self._self_paced,
+                made_s=self.start.made_s,
+                reached_s=self.record.playhead_s,
             )
             await self._learn(self.record)
         except BaseException:

@@ -32,10 +32,27 @@ class TimelineService:
         self._timeline = Timeline(interval_s, timeout_s)
         metrics.observe_slack(self._slacks)
 
-    async def joined(self, session: str, viewer: str, start_s: float, *, self_paced: bool) -> None:
+    async def joined(
+        self,
+        session: str,
+        viewer: str,
+        start_s: float,
+        *,
+        self_paced: bool,
+        made_s: float = 0.0,
+        reached_s: float = 0.0,
+    ) -> None:
         metrics.viewers.add(1)
         await self._do(
-            self._timeline.joined(session, viewer, start_s, self._clock.monotonic(), self_paced=self_paced)
+            self._timeline.joined(
+                session,
+                viewer,
+                start_s,
+                self._clock.monotonic(),
+                self_paced=self_paced,
+                made_s=made_s,
+                reached_s=reached_s,
+            )
         )
 
     async def left(self, session: str, viewer: str) -> None:

@@ -6,10 +6,18 @@ buffers are seconds of media.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 EMPTY_BUFFER_S = 0.2
 """A viewer with less than this to play (about three frames) who does not advance has stalled."""
+
+PLAYHEAD_RATE = 1.05
+"""A published playhead gains at most this much per second. Workers generate a few seconds ahead of it, so a
+client that claims to be further cannot make them generate faster than in real time. More than 1 because the
+clocks of players differ."""
+REMEMBERED = 16_384
+"""Sessions whose bound is kept after their last viewer has left: who comes back goes on under it."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,20 @@ class _Session:
     compute_s: float = 0.0
     stalls: int = 0
     published_at: float = float("-inf")
+    bound_s: float = 0.0
+    """No published playhead lies beyond this. It rises with time up to `delivered_s`, while the session
+    plays."""
+    bound_at: float = 0.0
+    """When `bound_s` was as it is."""
+    delivered_s: float = 0.0
+    """Media time up to which some viewer was sent the video."""
+
+    def raise_bound(self, now: float) -> None:
+        """Bring `bound_s` up to `now`. Needed before `playing` or `delivered_s` changes."""
+        if self.playing:
+            risen_s = self.bound_s + (now - self.bound_at) * PLAYHEAD_RATE
+            self.bound_s = max(self.bound_s, min(risen_s, self.delivered_s))
+        self.bound_at = now
 
 
 class Timeline:
@@ -83,14 +105,45 @@ class Timeline:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._sessions: dict[str, _Session] = {}
+        self._bounds: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Of sessions that were watched: the bound of their playhead, and when it was that."""
 
     def joined(
-        self, session: str, viewer: str, start_s: float, now: float, *, self_paced: bool = False
+        self,
+        session: str,
+        viewer: str,
+        start_s: float,
+        now: float,
+        *,
+        self_paced: bool = False,
+        made_s: float = 0.0,
+        reached_s: float = 0.0,
     ) -> list[Command]:
-        """`viewer` will be sent the video from media time `start_s` on; it has all before that."""
-        state = self._sessions.setdefault(session, _Session(playhead_s=start_s))
+        """`viewer` will be sent the video from media time `start_s` on; it has all before that.
+
+        `made_s` is where the newest chunk ends, and `reached_s` where playback is known to have been.
+        """
+        made_s = max(made_s, start_s)
+        state = self._sessions.get(session)
+        if state is None:
+            state = self._sessions[session] = _Session(bound_at=now)
+            state.bound_s = self._bound_after_absence(session, made_s, now)
+        state.raise_bound(now)
+        state.bound_s = max(state.bound_s, reached_s)
+        state.delivered_s = max(state.delivered_s, start_s)
+        if not state.viewers:
+            state.playhead_s = min(start_s, state.bound_s)
         state.viewers[viewer] = _Viewer(start_s, start_s, self_paced, now)
         return [self._publish(session, state, now)]
+
+    def _bound_after_absence(self, session: str, made_s: float, now: float) -> float:
+        """The bound of a session that nobody watched. For one that was never watched here it is what is made:
+        its viewer may go anywhere in that. Coming back gains no more than staying would have."""
+        remembered = self._bounds.pop(session, None)
+        if remembered is None:
+            return made_s
+        bound_s, at = remembered
+        return max(bound_s, min(bound_s + (now - at) * PLAYHEAD_RATE, made_s))
 
     def left(self, session: str, viewer: str, now: float) -> list[Command]:
         """Its connection is over. Says so once with `viewers` 0 if it was the last."""
@@ -99,6 +152,10 @@ class Timeline:
             return []
         if not state.viewers:
             del self._sessions[session]
+            state.raise_bound(now)
+            self._bounds[session] = (state.bound_s, now)
+            while len(self._bounds) > REMEMBERED:
+                self._bounds.popitem(last=False)
             return [Publish(session, state.playhead_s, 0)]
         return [self._publish(session, state, now)]
 
@@ -113,12 +170,15 @@ class Timeline:
         one = state.viewers[viewer]
         commands = self._advance(session, state, one, now) if one.self_paced else []
         one.delivered_s = max(one.delivered_s, end_s)
+        state.raise_bound(now)
+        state.delivered_s = max(state.delivered_s, end_s)
         return commands
 
     def reported(
         self, session: str, viewer: str, playhead_s: float, buffered_s: float, now: float
     ) -> list[Command]:
-        """The viewer says where it is and how much it can still play. Never beyond what it was sent."""
+        """The viewer says where it is and how much it can still play. Never beyond what it was sent, and what
+        is published of it not beyond what time allows."""
         state = self._sessions.get(session)
         one = state.viewers.get(viewer) if state else None
         if state is None or one is None or one.self_paced:
@@ -146,6 +206,7 @@ class Timeline:
             if not playing:
                 commands += self._judge(session, state, one, False, now)
             one.seen_at = now
+        state.raise_bound(now)
         state.playing = playing
         return commands
 
@@ -199,7 +260,8 @@ class Timeline:
             if one.self_paced or now - one.seen_at <= self._timeout_s
         ]
         if live:
-            state.playhead_s = max(live)
+            state.raise_bound(now)
+            state.playhead_s = min(max(live), state.bound_s)
         return bool(live)
 
     def _publish(self, session: str, state: _Session, now: float) -> Publish:
