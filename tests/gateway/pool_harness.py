@@ -7,6 +7,7 @@ As a program it serves the player page for people who work on it, until Ctrl-C:
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -76,8 +78,18 @@ class Pool:
     def start_worker(self) -> None:
         self.start("worker", str(DRAWN_WORKER))
 
-    def start(self, name: str, program: str, user: str | None = None, **environment: str) -> None:
-        """Start one process; `user` is the service whose rights it has, `name` unless it says otherwise."""
+    def start(
+        self,
+        name: str,
+        program: str,
+        user: str | None = None,
+        descriptors: int | None = None,
+        **environment: str,
+    ) -> None:
+        """Start one process; `user` is the service whose rights it has, `name` unless it says otherwise.
+
+        `descriptors` is how many files it may open; none: as many as this process.
+        """
         user = user or name
         command = [sys.executable, program] if program.endswith(".py") else [sys.executable, "-m", program]
         with (self.layout.logs / f"{name}.log").open("ab") as log:
@@ -87,6 +99,7 @@ class Pool:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=None if descriptors is None else partial(_limit, descriptors),
                 env={
                     **os.environ,
                     "OMP_NUM_THREADS": "1",
@@ -115,12 +128,18 @@ class Pool:
     def log(self, name: str) -> str:
         return (self.layout.logs / f"{name}.log").read_text()
 
-    def gateway(self, name: str = "gateway", port: int = 0, **environment: str) -> str:
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
+    def gateway(
+        self, name: str = "gateway", port: int = 0, descriptors: int | None = None, **environment: str
+    ) -> str:
         """Start a gateway and wait until sessions can be created through it; returns its URL. `DRAWN_KEY` is
         for the waiting, not for the gateway."""
         port = port or self._ports.get(name)
         key = environment.pop("DRAWN_KEY", None)
-        self.start(name, "turboserve.gateway", "gateway", TURBOSERVE_GATEWAY_PORT=str(port), **environment)
+        environment = {"TURBOSERVE_GATEWAY_PORT": str(port), **environment}
+        self.start(name, "turboserve.gateway", "gateway", descriptors, **environment)
         url = f"http://127.0.0.1:{port}"
         self.wait_for(url, key)
         return url
@@ -138,6 +157,10 @@ class Pool:
                 pass
             time.sleep(0.1)
         raise TimeoutError(f"{url} is not ready after {START_LIMIT_S} s; see {self.layout.logs}")
+
+
+def _limit(descriptors: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
 
 
 def _serve(port: int) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import SecretStr, StringConstraints, ValidationError
+from pydantic import AfterValidator, SecretStr, StringConstraints, ValidationError
 from pydantic.fields import FieldInfo
 
 from turboserve import subjects
 from turboserve.contracts import chunks, errors, events, requests
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
-from turboserve.contracts.base import ID_PATTERN, Contract, is_id
+from turboserve.contracts.base import ID_PATTERN, Contract, Text, is_id
 from turboserve.contracts.sessions import PROMPT_LIMIT, TRANSITIONS, Phase
 
 
@@ -67,7 +67,9 @@ def values(kind: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
     assert kind is str, kind
     if any(isinstance(item, StringConstraints) and item.pattern for item in metadata):
         return IDS
-    return TEXT.filter(lambda text: len(text) >= limits.get("min_length", 0))
+    text = TEXT.filter(lambda text: len(text) >= limits.get("min_length", 0))
+    refused = any(isinstance(item, AfterValidator) and item in Text.__metadata__ for item in metadata)
+    return text.filter(lambda text: "\0" not in text) if refused else text
 
 
 def bounds(item: Any) -> list[tuple[str, Any]]:

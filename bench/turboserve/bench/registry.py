@@ -55,6 +55,11 @@ BENCHES: dict[str, Bench] = {
             "Random kills, stops and restarts on a real stack while sessions play: invariants, recovery.",
         ),
         Bench(
+            "edge",
+            "turboserve.bench.edge.command",
+            "HTTP servers under attack, and how fast they deliver chunks: the gateway's and others.",
+        ),
+        Bench(
             "elastic",
             "turboserve.bench.elastic.command",
             "Sessions on a pool that follows them: time to scale out, harm, cost beside a fixed pool.",

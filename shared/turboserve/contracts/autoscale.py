@@ -11,7 +11,7 @@ from typing import Self
 
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
-from turboserve.contracts.base import Contract, UnixSeconds
+from turboserve.contracts.base import Contract, Note, Text, UnixSeconds
 from turboserve.contracts.errors import InvalidInputError
 
 MOST_LEVELS = 256
@@ -47,9 +47,9 @@ class LevelParameters(Contract):
 class Provenance(Contract):
     """Where a table comes from."""
 
-    source: str
+    source: Text
     """Names and digests of the traces."""
-    command: str = ""
+    command: Text = ""
     made_at: UnixSeconds = Field(default=0.0, allow_inf_nan=False)
     capacity: int = Field(default=0, ge=0)
     """K of the workers it was profiled with."""
@@ -60,7 +60,7 @@ class Provenance(Contract):
     """Length of the epochs whose activations are counted, seconds: the detector's must be the same."""
     window: int = Field(default=30, ge=2, le=10_000)
     """Epochs in the detector's window."""
-    controller: dict[str, FiniteFloat] = {}
+    controller: dict[Text, FiniteFloat] = {}
     """Hysteresis, cool-downs, windows and horizon that the controller had in the replay."""
     segments: int = Field(default=0, ge=0)
     late: int | None = Field(default=None, ge=0)
@@ -138,7 +138,7 @@ class ScalingRecord(Contract):
     previous: int = Field(ge=0)
     advice: int = Field(ge=0)
     """Workers the controller would have; differs from `target` in a dry run and under an override."""
-    reason: str
+    reason: Note
     numbers: dict[str, float] = {}
     """rho_max, required, capacity, volatility, level, latency_weight, target_utilization, and so on."""
 

@@ -5,12 +5,41 @@ from __future__ import annotations
 import re
 from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, SecretStr, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    StringConstraints,
+)
 
 ID_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 """What may stand as one token of a NATS subject: no dot, no space, no wildcard."""
 
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+
+
+def _storable(text: str) -> str:
+    found = _UNSTORABLE.search(text)
+    if found is not None:
+        name = "NUL" if found.group() == "\0" else f"U+{ord(found.group()):04X}, half of a surrogate pair"
+        raise ValueError(f"must not contain the character {name}")
+    return text
+
+
+def _replaced(text: str) -> str:
+    return _UNSTORABLE.sub("\ufffd", text)
+
+
+Text = Annotated[str, AfterValidator(_storable)]
+"""What people write. NUL, which Postgres does not store, and lone surrogates, which UTF-8 does not encode,
+are refused."""
+Note = Annotated[str, AfterValidator(_replaced)]
+"""What programs write: reasons, names of devices. The same characters are replaced, since a report must not
+fail because of a file's name in an exception."""
 UnixSeconds = Annotated[float, Field(ge=0)]
 """Wall-clock time, seconds since the epoch. Only shown to people and never compared across machines."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from turboserve.contracts.base import Contract, Id, UnixSeconds
+from turboserve.contracts.base import Contract, Id, Note, UnixSeconds
 
 LARGEST = 1e12
 """GPU-seconds or money in one correction."""
@@ -15,7 +15,7 @@ class Rental(Contract):
 
     worker: Id
     slot: Id | None = None
-    kind: str | None = Field(default=None, max_length=64)
+    kind: Note | None = Field(default=None, max_length=64)
     """What it runs on, as prices name it; None: the device that the worker itself will name."""
     gpus: float = Field(default=1.0, ge=0, le=1_024)
     age_s: float = Field(ge=0, allow_inf_nan=False)

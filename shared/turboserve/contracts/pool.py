@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from turboserve.contracts.autoscale import ProfileTable, ScalingStatus
-from turboserve.contracts.base import Contract, Id, UnixSeconds
+from turboserve.contracts.base import Contract, Id, Note, UnixSeconds
 from turboserve.contracts.cost import Rental
 
 
@@ -68,7 +68,7 @@ class PoolSlot(Contract):
     failures: int = 0
     """Failures in a row."""
     retry_in_s: float | None = None
-    reason: str | None = None
+    reason: Note | None = None
     """Why it is where it is."""
 
 
@@ -80,7 +80,7 @@ class PoolAction(Contract):
     worker: Id | None = None
     action: str
     """target, reserve, launch, adopt, ready, drain, extend, release, gone, fail."""
-    reason: str
+    reason: Note
 
 
 class PoolStatus(Contract):
@@ -96,13 +96,13 @@ class PoolStatus(Contract):
     slots: tuple[PoolSlot, ...] = ()
     actions: tuple[PoolAction, ...] = ()
     """The last ones, newest last."""
-    reason: str | None = None
+    reason: Note | None = None
     """Why the pool is not as it should be; None if it is."""
     scaling: ScalingStatus | None = None
     """The controller; None where workers are started by someone else."""
     orders: int | None = None
     """Version of the orders in force; None: the state store has not said yet, and nothing is decided."""
-    provider_error: str | None = None
+    provider_error: Note | None = None
     """What the provider itself complains about; None: nothing."""
     start_up_s: float | None = None
     """How long the last worker took from its launch to being ready, seconds; None: none has yet."""

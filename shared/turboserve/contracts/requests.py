@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from turboserve.contracts.base import Contract, Id
+from turboserve.contracts.base import Contract, Id, Note, Text
 from turboserve.contracts.leading import Led
 from turboserve.contracts.sessions import (
     METADATA_KEYS_LIMIT,
@@ -19,7 +19,7 @@ from turboserve.contracts.sessions import (
 )
 from turboserve.contracts.workers import LoadReport, WorkerRecord
 
-MetadataValue = Annotated[str, Field(max_length=METADATA_VALUE_LIMIT)]
+MetadataValue = Annotated[Text, Field(max_length=METADATA_VALUE_LIMIT)]
 
 
 class CreateSession(Contract):
@@ -31,7 +31,7 @@ class CreateSession(Contract):
     model: Id
     prompt: Prompt
     seed: int = Field(ge=0, le=SEED_LIMIT)
-    metadata: dict[str, MetadataValue] = Field(default={}, max_length=METADATA_KEYS_LIMIT)
+    metadata: dict[Text, MetadataValue] = Field(default={}, max_length=METADATA_KEYS_LIMIT)
 
 
 class SessionRef(Contract):
@@ -46,7 +46,7 @@ class ListSessions(Contract):
     phases: tuple[Phase, ...] = ()
     """Empty: any."""
     limit: int = Field(default=100, ge=1, le=1_000)
-    after: str | None = None
+    after: Text | None = None
     """The `next` of the page before."""
 
 
@@ -62,7 +62,7 @@ class SubmitPrompt(SessionRef):
 
 
 class EndSession(SessionRef):
-    reason: str = "ended by its user"
+    reason: Note = "ended by its user"
 
 
 class FailSession(Contract):
@@ -71,7 +71,7 @@ class FailSession(Contract):
     session: Id
     epoch: int
     worker: Id
-    reason: str
+    reason: Note
 
 
 class PlaceSession(Led):
@@ -114,8 +114,8 @@ class CommitMove(Led):
     target: Id
     next_chunk: int = Field(ge=0)
     """Chunk that the moved state makes next."""
-    digest: str | None = None
-    numbers: dict[str, float] = {}
+    digest: Note | None = None
+    numbers: dict[Note, float] = {}
     """Kept with the decision: bytes moved, seconds."""
 
 
@@ -124,7 +124,7 @@ class AbandonMove(Led):
 
     session: Id
     move: int
-    reason: str
+    reason: Note
     release: bool = False
     """The source has no state of a suspended session: it stops being the owner, and no worker is one until
     the session is placed again. Ignored unless the session is suspended."""
@@ -171,7 +171,7 @@ class WorkerGone(Contract):
     """scheduler, autoscaler → state store: this worker is dead or released."""
 
     worker: Id
-    reason: str
+    reason: Note
     term: int | None = None
     """The scheduler's; None from others, who need not lead. Refused with `stale_term`."""
     renewed_at: float | None = None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from turboserve.contracts.base import Contract, Id, UnixSeconds
+from turboserve.contracts.base import Contract, Id, Note, Text, UnixSeconds
 
 PROMPT_LIMIT = 2_000
 """Characters in a prompt, at most."""
@@ -15,7 +15,7 @@ METADATA_KEYS_LIMIT = 16
 METADATA_VALUE_LIMIT = 512
 SEED_LIMIT = 2**63 - 1
 
-Prompt = Annotated[str, Field(min_length=1, max_length=PROMPT_LIMIT)]
+Prompt = Annotated[Text, Field(min_length=1, max_length=PROMPT_LIMIT)]
 
 
 class Phase(StrEnum):
@@ -119,6 +119,6 @@ class Decision(Contract):
     kind: str
     """place, resume, recover, wait; migrate (a move begins), moved (it is done), stay (it was given up),
     release (given up, and its worker had no state of the suspended session: no worker owns it now)."""
-    reason: str
-    numbers: dict[str, float] = {}
+    reason: Note
+    numbers: dict[Note, float] = {}
     at: UnixSeconds = 0.0

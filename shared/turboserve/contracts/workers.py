@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr
 
-from turboserve.contracts.base import Contract, Id, Secret, UnixSeconds
+from turboserve.contracts.base import Contract, Id, Note, Secret, UnixSeconds
 from turboserve.contracts.sessions import SessionRecord
 
 
@@ -39,7 +39,7 @@ class Refusal(Contract):
 
     session: Id
     epoch: int
-    reason: str
+    reason: Note
 
 
 class MoveStage(StrEnum):
@@ -63,7 +63,7 @@ class MoveReport(Contract):
     stage: MoveStage
     next_chunk: int = Field(default=0, ge=0)
     """Chunk that the moved state makes next."""
-    digest: str | None = None
+    digest: Note | None = None
     bytes_moved: int = Field(default=0, ge=0)
     """Over all rounds."""
     state_bytes: int = Field(default=0, ge=0)
@@ -72,7 +72,7 @@ class MoveReport(Contract):
     """Since the copy began."""
     limit_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """So long after the copy has begun it is given up, if it is not here by then; 0: it has not begun."""
-    reason: str | None = None
+    reason: Note | None = None
     """Why it failed."""
     code: str | None = None
     """Code of the error that it failed with, for example `NO_STATE`."""
@@ -91,18 +91,18 @@ class LoadReport(Contract):
     """Repeated in every report until the row names another owner."""
     moves: tuple[MoveReport, ...] = ()
     """Sessions that are moving here."""
-    transfer: tuple[str, ...] = ()
+    transfer: tuple[Note, ...] = ()
     """Where other workers ask for the state of sessions, e.g. `tcp://127.0.0.1:4711?backend=gloo`."""
-    host: str = ""
+    host: Note = ""
     """The machine it runs on, to tell near from far; empty: not known."""
     chunk_latency_s: dict[int, float] = {}
     """Measured latency of a chunk, seconds, by the number of sessions in the batch: the profile L(b)."""
     host_states: int | None = Field(default=None, ge=0)
     """Suspended sessions that its host memory holds at once, however large each is; 0: those that pause may
     keep their slabs, and none can move here suspended; none: not known."""
-    device: str = "cpu"
+    device: Note = "cpu"
     pid: int | None = None
-    pool_slot: str | None = None
+    pool_slot: Note | None = None
     """The pool's name for the place it runs in; None for a worker nobody's pool started."""
     started_at: UnixSeconds = 0.0
 

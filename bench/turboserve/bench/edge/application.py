@@ -1,12 +1,13 @@
 """The smallest ASGI application that does what the gateway does with a connection: it delivers chunks.
 
 `/stream` is a WebSocket (a text message, then a binary one per chunk), `/stream.mp4` a chunked answer,
-`POST /body` answers with the length of what it read, anything else is a short JSON answer.
+`POST /body` answers with the length of what it read, `/client` with who the client is, anything else shortly.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -40,6 +41,8 @@ async def application(scope: Message, receive: Receive, send: Send) -> None:
             size += len(message.get("body", b""))
             more = message.get("more_body", False)
         await _answer(send, b'{"bytes":%d}' % size)
+    elif scope["path"] == "/client":
+        await _answer(send, json.dumps({"client": scope["client"][0], "scheme": scope["scheme"]}).encode())
     else:
         await _answer(send, b'{"status":"ok"}')
 

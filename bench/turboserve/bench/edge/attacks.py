@@ -5,13 +5,11 @@ All are bounded in count, bytes and time, and only ever given an address of this
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-
-import psutil
+from pathlib import Path
 
 BLOCK = b"x" * 65_536
 PING = b"\x89\xfd\x00\x00\x00\x00" + bytes(125)
@@ -119,20 +117,12 @@ def answers(address: Address, path: str = "/healthz", timeout_s: float = 5.0) ->
 
 def rss_bytes(pid: int) -> int:
     """Resident memory of the process and its children."""
-    process = psutil.Process(pid)
-    return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
-
-
-def accepted(pid: int, port: int) -> int:
-    """TCP connections that the process and its children hold on local port `port`."""
-    process = psutil.Process(pid)
-    return sum(
-        1
-        for one in (process, *process.children(recursive=True))
-        for connection in one.net_connections("tcp")
-        if connection.laddr and connection.laddr.port == port and connection.status != psutil.CONN_LISTEN
-    )
+    status = Path(f"/proc/{pid}/status").read_text()
+    own = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return own + sum(rss_bytes(int(child)) for child in children)
 
 
 def descriptors(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
+    """Open files of the process."""
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())

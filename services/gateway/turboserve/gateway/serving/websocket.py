@@ -1,4 +1,4 @@
-"""uvicorn's WebSocket protocol, with a limited rate of frames. It logs no traceback for what a client sent."""
+"""uvicorn's WebSocket protocol with a limited rate of frames, and without tracebacks for bad input."""
 
 from __future__ import annotations
 

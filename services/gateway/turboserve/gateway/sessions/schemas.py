@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, computed_field
 
-from turboserve.contracts.base import ID_PATTERN, UnixSeconds
+from turboserve.contracts.base import ID_PATTERN, Text, UnixSeconds
 from turboserve.contracts.requests import MoveAccepted
 from turboserve.contracts.sessions import (
     METADATA_KEYS_LIMIT,
@@ -23,25 +23,19 @@ from turboserve.contracts.sessions import (
 METADATA_KEY_LIMIT = 64
 
 
-def _no_nul(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("must not contain the character NUL")
-    return text
-
-
 def _not_blank(text: str) -> str:
     if not text.strip():
         raise ValueError("must not be blank")
-    return _no_nul(text)
+    return text
 
 
 PromptText = Annotated[
-    str,
+    Text,
     Field(min_length=1, max_length=PROMPT_LIMIT, examples=["a red circle moving left"]),
     AfterValidator(_not_blank),
 ]
-_Key = Annotated[str, Field(min_length=1, max_length=METADATA_KEY_LIMIT), AfterValidator(_no_nul)]
-_Value = Annotated[str, Field(max_length=METADATA_VALUE_LIMIT), AfterValidator(_no_nul)]
+_Key = Annotated[Text, Field(min_length=1, max_length=METADATA_KEY_LIMIT)]
+_Value = Annotated[Text, Field(max_length=METADATA_VALUE_LIMIT)]
 
 
 class _Input(BaseModel):

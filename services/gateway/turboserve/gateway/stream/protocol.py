@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -252,7 +253,7 @@ def read_message(text: str | None, limit_bytes: int) -> ClientMessage:
             f"the message is over {limit_bytes} bytes", field="message", limit=limit_bytes
         )
     try:
-        return _CLIENT.validate_json(text)
+        return _validated(text)
     except ValidationError as error:
         problem = invalid_input(error.errors(), skip=_TAGS)
         if problem.field == "body":
@@ -262,3 +263,18 @@ def read_message(text: str | None, limit_bytes: int) -> ClientMessage:
                 limit=problem.limit,
             ) from None
         raise problem from None
+
+
+def _validated(text: str) -> ClientMessage:
+    """Raises ValidationError."""
+    try:
+        return _CLIENT.validate_json(text)
+    except ValidationError:
+        # A lone surrogate is no JSON for pydantic, which so cannot say where it is. Python reads it.
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            return _CLIENT.validate_python(value)
+        raise
