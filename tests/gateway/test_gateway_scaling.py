@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -242,3 +243,23 @@ async def test_operators_correct_the_cost_and_nobody_else(  # type: ignore[no-un
     assert lone.status_code == 422
     other = {"money": 3, "reason": "x", "id": "cor_edge"}
     problem(await api.post("/v1/cost/corrections", json=other), 409, "conflict", "id")
+
+
+async def test_texts_of_a_table_that_cannot_be_stored_are_named(autoscaler: Autoscaler) -> None:
+    """NUL or half of a surrogate pair in `provenance.source` was answered 500."""
+    await autoscaler.says("texts")
+    await autoscaler.reports("texts")
+    where = {"pool": "texts"}
+    before = (await autoscaler.api.get("/v1/pool/orders", params=where)).json()
+    for broken in ("\0", "a\0b", "\ud800", "a\udfffb"):
+        for path in ("source", "command", "controller"):
+            table = default_table().model_dump(mode="json")
+            table["provenance"][path] = {broken: 1.0} if path == "controller" else broken
+            refused = await autoscaler.api.put(
+                "/v1/pool/table",
+                params=where,
+                content=json.dumps(table),
+                headers={"Content-Type": "application/json"},
+            )
+            problem(refused, 422, "invalid_input", f"provenance.{path}")
+    assert (await autoscaler.api.get("/v1/pool/orders", params=where)).json() == before

@@ -5,6 +5,7 @@ All are bounded in count, bytes and time, and only ever given an address of this
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -126,3 +127,11 @@ def rss_bytes(pid: int) -> int:
 def descriptors(pid: int) -> int:
     """Open files of the process."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that the process and its children have used."""
+    times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    own = sum(map(int, times[11:13])) / os.sysconf("SC_CLK_TCK")
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return own + sum(cpu_s(int(child)) for child in children)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
+from turboserve.contracts.base import Text
 from turboserve.contracts.sessions import Phase
 from turboserve.gateway.auth.dependency import Caller, Tenant
 from turboserve.gateway.context import Gateway, gateway_of
@@ -62,7 +63,7 @@ async def list_sessions(
     gateway: Context,
     phase: Annotated[list[Phase] | None, Query(description="Only these; repeat it for several.")] = None,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
-    after: Annotated[str | None, Query(max_length=256, description="The `next` of the page before.")] = None,
+    after: Annotated[Text | None, Query(max_length=256, description="The `next` of the page before.")] = None,
 ) -> SessionList:
     page = await gateway.sessions.page(tenant, tuple(phase or ()), limit, after)
     return SessionList(sessions=[Session.of(record) for record in page.sessions], next=page.next)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from turboserve.contracts.base import Text
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.events import (
@@ -207,7 +208,7 @@ class ErrorMessage(Problem):
 class _In(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    id: str | None = Field(None, max_length=64)
+    id: Text | None = Field(None, max_length=64)
 
 
 _Media = Annotated[float, Field(ge=0, le=MEDIA_LIMIT_S, allow_inf_nan=False)]
