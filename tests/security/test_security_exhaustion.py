@@ -26,10 +26,14 @@ import pytest
 import websockets
 
 from turboserve.bench.edge import attacks
+from turboserve.gateway.serving.guard import READ_BYTES
+from turboserve.gateway.serving.settings import ServerSettings
+from turboserve.gateway.serving.websocket import BURST_S
 
 MEGABYTE = 1_000_000
 PATIENCE_S = 60.0
 DESCRIPTORS = 256
+FRAME_RATE = ServerSettings.model_fields["frame_rate_limit"].default
 SHORT = {
     "TURBOSERVE_HEADER_TIMEOUT_S": "2",
     "TURBOSERVE_BODY_TIMEOUT_S": "2",
@@ -264,6 +268,7 @@ def test_a_flood_of_pings_takes_no_memory_and_holds_up_nobody(attacked: Attacked
         before = attacked.rss()
         path = player.session["links"]["stream"]
         flooding = [held.enter_context(attacks.handshake(attacked.address, path)) for _ in range(4)]
+        begun = time.monotonic()
         threads = [threading.Thread(target=attacks.ping_flood, args=(one, 4.0)) for one in flooding]
         for thread in threads:
             thread.start()
@@ -271,6 +276,21 @@ def test_a_flood_of_pings_takes_no_memory_and_holds_up_nobody(attacked: Attacked
         for thread in threads:
             thread.join()
         assert attacked.rss() - before < 30 * MEGABYTE
+        # How much of the flood was worked on shows in the answers, however busy this machine is.
+        for one in flooding:
+            answered = _pongs(one)
+            allowed = FRAME_RATE * (time.monotonic() - begun + BURST_S) + READ_BYTES / len(attacks.PING)
+            assert 0 < answered <= allowed
+
+
+def _pongs(one: socket.socket) -> int:
+    """Answers to a flood that wait to be read."""
+    one.settimeout(0.5)
+    seen = b""
+    with suppress(OSError):
+        while more := one.recv(1 << 20):
+            seen += more
+    return seen.count(b"\x8a\x7d" + bytes(125))
 
 
 def test_a_message_in_endless_empty_pieces_takes_no_memory(attacked: Attacked) -> None:

@@ -174,6 +174,7 @@ def _attack(kind: str, patience_s: float) -> dict[str, Any]:
             time.sleep(1)
             found["headers_taken_mb"] = taken / 1e6
             found["headers_rss_mb"] = (attacks.rss_bytes(pid) - before) / 1e6
+    with _running(kind) as (pid, address):
         before = attacks.rss_bytes(pid)
         with suppress(OSError), attacks.handshake(address, "/stream?interval_s=1000") as opened:
             attacks.ping_flood(opened, FLOOD_S)
