@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import types
 import typing
+from ipaddress import IPv4Network, IPv6Network
 
 import typer
 from pydantic import SecretStr
@@ -54,6 +55,8 @@ def _default(info: FieldInfo) -> str:
     if value is PydanticUndefined or value is None or value == "" or value == ():
         return "none"
     if isinstance(value, tuple):
+        if isinstance(value[0], IPv4Network | IPv6Network):
+            return ",".join(map(str, value))
         # A default command names this machine's interpreter, which is no use in a table.
         return " ".join("python" if "/" in str(part) else str(part) for part in value)
     return str(value)
