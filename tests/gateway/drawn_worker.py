@@ -44,7 +44,8 @@ COMPUTE_S = float(os.environ.get("DRAWN_COMPUTE_S", "0.05"))
 class DrawnWorker:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime, self._bus = runtime, runtime.bus
-        self._id = new_id("wrk")
+        # A pool names the workers that it starts.
+        self._id = os.environ.get("TURBOSERVE_WORKER_ID") or new_id("wrk")
         self._started_at = time.time()
         self._rows: dict[str, SessionRecord] = {}
         self._making: dict[str, asyncio.Task[None]] = {}
@@ -77,6 +78,7 @@ class DrawnWorker:
                 chunk_latency_s={1: COMPUTE_S},
                 transfer=("drawn://",) if MOVES else (),
                 host="drawn",
+                pool_slot=os.environ.get("TURBOSERVE_POOL_SLOT"),
                 moves=tuple(self._arrivals.values()),
                 started_at=self._started_at,
                 sessions=tuple(

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, FiniteFloat, ValidationError, model_validator
+from pydantic import AfterValidator, Field, FiniteFloat, ValidationError, model_validator
 
-from turboserve.contracts.base import Contract, Note, Text, UnixSeconds
+from turboserve.contracts.base import Contract, Count, Number, Reason, Text, UnixSeconds
 from turboserve.contracts.errors import InvalidInputError
+from turboserve.contracts.sessions import Numbers
 
+LongText = Annotated[str, Field(max_length=65_536), AfterValidator(storable)]
 MOST_LEVELS = 256
 """Rows of a table, at most."""
 
@@ -21,7 +23,7 @@ MOST_LEVELS = 256
 class LevelParameters(Contract):
     """One row of the table: the parameters of one interval of volatility, and what they were found from."""
 
-    level: int = Field(ge=1)
+    level: Number = Field(ge=1)
     volatility_from: float = Field(ge=0, allow_inf_nan=False)
     """Lower end of the interval, included."""
     volatility_to: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -32,7 +34,7 @@ class LevelParameters(Contract):
     """ρ̂: share of a worker's sessions that the pool is sized for."""
     predictive: bool = False
     """Whether the forecast is a lower bound of the target at this level: profiling found that it pays."""
-    segments: int = Field(default=0, ge=0)
+    segments: Count = 0
     """Trace segments this row was profiled on; 0: taken over from the next higher row that has some."""
     pass_rate: float | None = Field(default=None, ge=0, le=1)
     """Share of these segments without a chunk above the latency target."""
@@ -47,26 +49,26 @@ class LevelParameters(Contract):
 class Provenance(Contract):
     """Where a table comes from."""
 
-    source: Text
+    source: LongText
     """Names and digests of the traces."""
-    command: Text = ""
+    command: LongText = ""
     made_at: UnixSeconds = Field(default=0.0, allow_inf_nan=False)
-    capacity: int = Field(default=0, ge=0)
+    capacity: Count = 0
     """K of the workers it was profiled with."""
     latency_target_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     start_up_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Scale-out delay in the replay, seconds."""
     epoch_s: float = Field(default=1.0, ge=0.01, le=3_600)
     """Length of the epochs whose activations are counted, seconds: the detector's must be the same."""
-    window: int = Field(default=30, ge=2, le=10_000)
+    window: Number = Field(default=30, ge=2, le=10_000)
     """Epochs in the detector's window."""
-    controller: dict[Text, FiniteFloat] = {}
+    controller: dict[Annotated[Text, Field(max_length=64)], FiniteFloat] = Field(default={}, max_length=64)
     """Hysteresis, cool-downs, windows and horizon that the controller had in the replay."""
-    segments: int = Field(default=0, ge=0)
-    late: int | None = Field(default=None, ge=0)
+    segments: Count = 0
+    late: Count | None = None
     """Late chunks when the traces were replayed with the whole table: each row is found as if it were in
     force all the time, and a burst begins under the row of what was before it. None: not replayed."""
-    activations: int | None = Field(default=None, ge=0)
+    activations: Count | None = None
     """Of so many sessions that became active."""
 
 
@@ -131,49 +133,49 @@ class ScalingRecord(Contract):
     """One thing the controller decided, or decided not to do, and why."""
 
     at: UnixSeconds
-    action: str
+    action: Text
     """out, in, hold, override, wake, limits, table."""
-    target: int = Field(ge=0)
+    target: Count
     """Workers the pool shall have from now on."""
-    previous: int = Field(ge=0)
-    advice: int = Field(ge=0)
+    previous: Count
+    advice: Count
     """Workers the controller would have; differs from `target` in a dry run and under an override."""
-    reason: Note
-    numbers: dict[str, float] = {}
+    reason: Reason
+    numbers: Numbers = {}
     """rho_max, required, capacity, volatility, level, latency_weight, target_utilization, and so on."""
 
 
 class ScalingStatus(Contract):
     """The controller as operators see it."""
 
-    mode: str
+    mode: Text
     """auto, override, dry_run."""
-    target: int
-    advice: int
-    least: int
-    most: int
-    override: int | None = None
+    target: Number
+    advice: Number
+    least: Number
+    most: Number
+    override: Number | None = None
     volatility: float
-    level: int
+    level: Number
     latency_weight: float
     target_utilization: float
     predictive: bool = False
     """Whether the forecast counts at this level."""
     forecast: float | None = None
     """Sessions expected one scale-out delay ahead; None where nothing is forecast."""
-    required: int | None = None
+    required: Number | None = None
     """N_req as last heard."""
     rho_max: float | None = None
     feedback_age_s: float | None = None
     """None: nothing was heard yet."""
     stale: bool = True
     """Nothing was heard lately: the pool does not shrink."""
-    refused: dict[str, int] = {}
+    refused: dict[Text, Number] = {}
     """Feedback that was not believed, counted by reason."""
-    activity: dict[str, int] = {}
+    activity: dict[Text, Number] = {}
     """Arrivals, departures, activations and idlings in the detector's window."""
     table: Provenance | None = None
-    table_differs: tuple[str, ...] = ()
+    table_differs: tuple[Text, ...] = ()
     """What is not as it was when the table was profiled: names of settings, `capacity`. Profile again."""
     decisions: tuple[ScalingRecord, ...] = ()
     """The last ones, newest last."""

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
@@ -19,10 +20,14 @@ ID_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 """What may stand as one token of a NATS subject: no dot, no space, no wildcard."""
 
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
+NUMBER_LIMIT = 2**53 - 1
+TEXT_LIMIT = 8_192
+REASON_LIMIT = 1_000
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
+    """`text`, if Postgres and UTF-8 can store it. Raises ValueError that names the character."""
     found = _UNSTORABLE.search(text)
     if found is not None:
         name = "NUL" if found.group() == "\0" else f"U+{ord(found.group()):04X}, half of a surrogate pair"
@@ -30,16 +35,24 @@ def _storable(text: str) -> str:
     return text
 
 
-def _replaced(text: str) -> str:
-    return _UNSTORABLE.sub("\ufffd", text)
+def _shortened(text: object) -> object:
+    if not isinstance(text, str):
+        return text
+    # Often the text of an exception, which may hold anything: an undecodable file name, for instance.
+    whole = _UNSTORABLE.sub("\ufffd", text)
+    return whole if len(whole) <= REASON_LIMIT else f"{whole[: REASON_LIMIT - 1]}…"
 
 
-Text = Annotated[str, AfterValidator(_storable)]
-"""What people write. NUL, which Postgres does not store, and lone surrogates, which UTF-8 does not encode,
-are refused."""
-Note = Annotated[str, AfterValidator(_replaced)]
-"""What programs write: reasons, names of devices. The same characters are replaced, since a report must not
-fail because of a file's name in an exception."""
+Number = Annotated[int, Field(ge=-NUMBER_LIMIT, le=NUMBER_LIMIT)]
+"""A whole number that JSON, Lua, Postgres and a float all keep exactly, also when 1 is added to it."""
+Count = Annotated[int, Field(ge=0, le=NUMBER_LIMIT)]
+"""A `Number` of things, or of the position of one."""
+Text = Annotated[str, Field(max_length=TEXT_LIMIT), AfterValidator(storable)]
+"""Text of at most `TEXT_LIMIT` characters. NUL, which Postgres does not store, and lone surrogates, which
+UTF-8 does not encode, are refused."""
+Reason = Annotated[str, BeforeValidator(_shortened)]
+"""Why something is so, for people. One that is too long is shortened to `REASON_LIMIT` characters, and what
+cannot be stored is replaced: what a reason says of a failure must not be refused for the form of its text."""
 UnixSeconds = Annotated[float, Field(ge=0)]
 """Wall-clock time, seconds since the epoch. Only shown to people and never compared across machines."""
 
@@ -55,9 +68,13 @@ class Contract(BaseModel):
 
     Unknown fields are ignored, so that a newer service may add one before the older ones are replaced.
     A change that an old reader would misread raises `VERSION`, and readers refuse what they cannot read.
+
+    Every field is bounded: numbers are finite and at most `NUMBER_LIMIT`, texts hold no NUL and are at most
+    `TEXT_LIMIT` long, unless the field says otherwise. What a sender with one service's credentials makes up
+    then breaks neither a database nor the arithmetic of a reader.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="null")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     VERSION: ClassVar[int] = 1
 

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
+from typing import Annotated, Self
 
-from turboserve.contracts.base import Contract, Id, UnixSeconds
+from pydantic import Field
+
+from turboserve.contracts.base import Contract, Count, Id, Text, UnixSeconds
 
 HEADER = "Ts-Chunk"
+SIDE_LIMIT = 16_384
+"""Pixels of a side of a video frame, at most."""
+CODEC_PATTERN = r"^[A-Za-z0-9.,_-]{1,64}$"
+"""RFC 6381, without what would end the quoted parameter of a media type."""
+
+ChunkIndex = Annotated[int, Field(ge=0, le=2**31 - 1)]
+"""Index of a chunk, a frame or a latent frame: enough for years of video, and exact in every reader's
+arithmetic (Redis counts in floats and prints 14 digits)."""
 
 
 class ChunkHeader(Contract):
@@ -18,21 +28,21 @@ class ChunkHeader(Contract):
     """
 
     session: Id
-    index: int
-    epoch: int
+    index: ChunkIndex
+    epoch: Count
     worker: Id
-    control_seq: int
+    control_seq: Count
     """Number of the newest control this chunk was made under."""
-    first_frame: int
+    first_frame: ChunkIndex
     """Index of the first video frame in the session's timeline."""
-    frames: int
-    fps: float
-    width: int
-    height: int
-    codec: str
+    frames: int = Field(ge=1, le=10_000)
+    fps: float = Field(ge=0.01, le=1_000)
+    width: int = Field(ge=1, le=SIDE_LIMIT)
+    height: int = Field(ge=1, le=SIDE_LIMIT)
+    codec: Text = Field(pattern=CODEC_PATTERN)
     """RFC 6381, for Media Source Extensions, e.g. `avc1.42c01e`."""
-    init_bytes: int
-    compute_s: float = 0.0
+    init_bytes: Count
+    compute_s: float = Field(default=0.0, ge=0)
     """Time from the chunk's first denoising step to its packaging, seconds."""
     published_at: UnixSeconds = 0.0
 
@@ -57,7 +67,7 @@ class Ownership(Contract):
     """state store → stream CHUNKS, on `own.<session>`: the fence itself. Its sequence is what chunks name."""
 
     session: Id
-    epoch: int
+    epoch: Count
     worker: Id | None = None
 
 
@@ -65,14 +75,14 @@ class LatentsHeader(Contract):
     """worker → state store: one chunk's clean latents follow as raw bytes, kept for the window's length."""
 
     session: Id
-    index: int
-    epoch: int
-    began: int = 0
+    index: ChunkIndex
+    epoch: Count
+    began: ChunkIndex = 0
     """The first chunk of this epoch: from here to `index` all are of it..."""
-    before: int = 0
+    before: ChunkIndex = 0
     """...and the one before that is of this epoch; 0: there is none."""
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: Text = Field(max_length=32)
+    shape: tuple[ChunkIndex, ...] = Field(max_length=8)
     """[frames, channels, height, width]."""
-    first_latent: int
+    first_latent: ChunkIndex
     """Index of the first latent frame in the session's timeline."""

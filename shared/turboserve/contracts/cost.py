@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from turboserve.contracts.base import Contract, Id, Note, UnixSeconds
+from turboserve.contracts.base import Contract, Id, Number, Text, UnixSeconds
 
 LARGEST = 1e12
 """GPU-seconds or money in one correction."""
+AGE_LIMIT_S = 1e9
+"""How old anything about a worker may be, seconds: 31 years."""
 
 
 class Rental(Contract):
@@ -15,14 +17,14 @@ class Rental(Contract):
 
     worker: Id
     slot: Id | None = None
-    kind: Note | None = Field(default=None, max_length=64)
+    kind: Text | None = Field(default=None, max_length=64)
     """What it runs on, as prices name it; None: the device that the worker itself will name."""
     gpus: float = Field(default=1.0, ge=0, le=1_024)
-    age_s: float = Field(ge=0, allow_inf_nan=False)
+    age_s: float = Field(ge=0, le=AGE_LIMIT_S)
     """How long ago it was launched or found, by the monotonic clock of the process that reports."""
-    ready_ago_s: float | None = Field(default=None, ge=0)
+    ready_ago_s: float | None = Field(default=None, ge=0, le=AGE_LIMIT_S)
     """How long ago it became ready; None: it is not, or nobody here has seen it."""
-    ended_ago_s: float | None = Field(default=None, ge=0)
+    ended_ago_s: float | None = Field(default=None, ge=0, le=AGE_LIMIT_S)
     """How long ago it ended; None: it is there."""
 
 
@@ -32,7 +34,7 @@ class GetCost(Contract):
     tenant: Id | None = None
     session: Id | None = None
     """Only this one's share; None: the newest `limit`."""
-    limit: int = Field(default=100, ge=1, le=1_000)
+    limit: Number = Field(default=100, ge=1, le=1_000)
     every_correction: bool = False
     """Whether corrections of all tenants are listed."""
 
@@ -73,11 +75,11 @@ class Cost(Contract):
 class KindCost(Cost):
     """All workers of one kind."""
 
-    kind: str
+    kind: Text
     price_per_gpu_hour: float
     """As it is set now; money was counted at the price of its time."""
-    workers: int
-    running: int
+    workers: Number
+    running: Number
     starting_gpu_seconds: float
     """Of the GPU-seconds, those from a launch to its worker being ready (or ended)."""
     estimated_gpu_seconds: float = 0.0
@@ -87,7 +89,7 @@ class KindCost(Cost):
 class PoolCost(Cost):
     """All workers of one pool; `pool` None: workers that no pool started."""
 
-    pool: str | None = None
+    pool: Text | None = None
 
 
 class SessionCost(Cost):
@@ -96,7 +98,7 @@ class SessionCost(Cost):
 
     session: Id
     model: Id
-    phase: str
+    phase: Text
     corrected_gpu_seconds: float = 0.0
     """What corrections add to its share."""
     corrected_money: float = 0.0
@@ -105,7 +107,7 @@ class SessionCost(Cost):
 class CostReport(Contract):
     """What everything has cost since the first worker. `total` = `used` + `idle` + `corrected`."""
 
-    currency: str
+    currency: Text
     since: UnixSeconds | None = None
     """When the first worker was launched; None: there was none."""
     total: Cost

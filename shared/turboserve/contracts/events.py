@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from turboserve.contracts.base import Contract, Id, UnixSeconds
+from turboserve.contracts.base import Contract, Id, Number, Reason, Text, UnixSeconds
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import WorkerRecord
 
@@ -35,7 +35,7 @@ class SessionPlaced(_SessionEvent):
     """A worker owns it under a new epoch: first placement, resumption or recovery."""
 
     type: Literal["session.placed"] = "session.placed"
-    kind: str
+    kind: Text
     previous_worker: Id | None = None
 
 
@@ -43,7 +43,7 @@ class SessionMigrating(_SessionEvent):
     """It is to move to `record.target`; until it is there it goes on where it is (or stays suspended)."""
 
     type: Literal["session.migrating"] = "session.migrating"
-    reason: str
+    reason: Reason
 
 
 class SessionMoved(_SessionEvent):
@@ -58,7 +58,7 @@ class SessionMoveAbandoned(_SessionEvent):
 
     type: Literal["session.move_abandoned"] = "session.move_abandoned"
     target: Id
-    reason: str
+    reason: Reason
 
 
 class SessionSuspended(_SessionEvent):
@@ -82,8 +82,8 @@ class SessionEnded(_SessionEvent):
 class PromptAccepted(_SessionEvent):
     type: Literal["prompt.accepted"] = "prompt.accepted"
     event_id: Id
-    control_seq: int
-    prompt: str
+    control_seq: Number
+    prompt: Text
 
 
 class PromptApplied(_SessionEvent):
@@ -91,9 +91,9 @@ class PromptApplied(_SessionEvent):
 
     type: Literal["prompt.applied"] = "prompt.applied"
     event_id: Id
-    control_seq: int
-    prompt: str
-    chunk_index: int
+    control_seq: Number
+    prompt: Text
+    chunk_index: Number
 
 
 SessionEvent = (

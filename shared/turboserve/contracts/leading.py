@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
-from turboserve.contracts.base import Contract, Id
+from turboserve.contracts.base import Contract, Count, Id
 
 
 class LeaderRecord(Contract):
@@ -18,9 +16,9 @@ class LeaderRecord(Contract):
     """The service."""
     holder: Id | None = None
     """The instance that leads; None: nobody has, or the last one has stepped down."""
-    term: int = Field(default=0, ge=0)
+    term: Count = 0
     """Raised with every change of holder; 0: nobody has led yet."""
-    beat: int = Field(default=0, ge=0)
+    beat: Count = 0
     """Raised with every renewal and every change of holder."""
 
 
@@ -38,8 +36,8 @@ class Campaign(Contract):
 
     name: Id
     holder: Id
-    term: int = Field(default=0, ge=0)
-    beat: int = Field(default=0, ge=0)
+    term: Count = 0
+    beat: Count = 0
 
 
 class CampaignResult(Contract):
@@ -54,7 +52,7 @@ class KeepLead(Contract):
 
     name: Id
     holder: Id
-    term: int
+    term: Count
 
 
 class StepDown(KeepLead):
@@ -68,5 +66,5 @@ class Led(Contract):
     nothing of the old one's is accepted. Refused with `stale_term`.
     """
 
-    term: int = Field(default=0, ge=0)
+    term: Count = 0
     """The sender's term; 0: nobody has led yet."""

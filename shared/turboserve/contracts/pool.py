@@ -8,8 +8,11 @@ from typing import Literal
 from pydantic import Field
 
 from turboserve.contracts.autoscale import ProfileTable, ScalingStatus
-from turboserve.contracts.base import Contract, Id, Note, UnixSeconds
+from turboserve.contracts.base import Contract, Count, Id, Number, Reason, Text, UnixSeconds
 from turboserve.contracts.cost import Rental
+
+WORKERS_LIMIT = 100_000
+"""Workers of one pool, at most."""
 
 
 class LoadFeedback(Contract):
@@ -19,17 +22,17 @@ class LoadFeedback(Contract):
     """
 
     model: Id
-    rho_max: float = Field(ge=0)
+    rho_max: float = Field(ge=0, le=1e6)
     """Largest (used + reserved) / K over workers that are ready; 0 if there is none."""
-    required: int = Field(ge=0)
+    required: Count
     """N_req: sessions that need a worker, whether they have one or wait for one."""
-    waiting: int = Field(ge=0)
+    waiting: Count
     """Of these, the ones without a worker."""
-    capacity: int = Field(ge=0)
+    capacity: Count
     """Sum of K over workers that are ready."""
-    workers: int = Field(ge=0)
+    workers: Count
     """Workers that are ready."""
-    decisions: int = Field(default=0, ge=0)
+    decisions: Count = 0
     """Placements this scheduler process has decided; a smaller number than before means that it restarted."""
     at: UnixSeconds = 0.0
 
@@ -58,17 +61,17 @@ class PoolSlot(Contract):
     wanted: bool = True
     """Whether the pool's size asks for a worker here; a slot that is not wanted drains."""
     worker: Id | None = None
-    pid: int | None = None
+    pid: Count | None = None
     since: UnixSeconds = 0.0
     """When it came into this phase."""
-    sessions: int = 0
+    sessions: Number = 0
     """Sessions that hold a slot of this worker."""
-    suspended: int = 0
+    suspended: Number = 0
     """Sessions whose state is in this worker's host memory."""
-    failures: int = 0
+    failures: Number = 0
     """Failures in a row."""
     retry_in_s: float | None = None
-    reason: Note | None = None
+    reason: Reason | None = None
     """Why it is where it is."""
 
 
@@ -78,31 +81,31 @@ class PoolAction(Contract):
     at: UnixSeconds
     slot: Id | None = None
     worker: Id | None = None
-    action: str
+    action: Text
     """target, reserve, launch, adopt, ready, drain, extend, release, gone, fail."""
-    reason: Note
+    reason: Reason
 
 
 class PoolStatus(Contract):
     """autoscaler → gateway, scheduler, every second and at once on a change: for operators."""
 
-    provider: str
+    provider: Text
     pool: Id = "local"
-    target: int | None = None
+    target: Number | None = None
     """Workers wanted; None where workers are started by someone else."""
-    ready: int = 0
-    starting: int = 0
-    draining: int = 0
+    ready: Number = 0
+    starting: Number = 0
+    draining: Number = 0
     slots: tuple[PoolSlot, ...] = ()
     actions: tuple[PoolAction, ...] = ()
     """The last ones, newest last."""
-    reason: Note | None = None
+    reason: Reason | None = None
     """Why the pool is not as it should be; None if it is."""
     scaling: ScalingStatus | None = None
     """The controller; None where workers are started by someone else."""
-    orders: int | None = None
+    orders: Number | None = None
     """Version of the orders in force; None: the state store has not said yet, and nothing is decided."""
-    provider_error: Note | None = None
+    provider_error: Reason | None = None
     """What the provider itself complains about; None: nothing."""
     start_up_s: float | None = None
     """How long the last worker took from its launch to being ready, seconds; None: none has yet."""
@@ -114,7 +117,7 @@ class PoolReport(Contract):
 
     pool: Id
     model: Id
-    maximum: int = Field(default=0, ge=0)
+    maximum: int = Field(default=0, ge=0, le=WORKERS_LIMIT)
     """Workers that the pool may grow to by itself: a session is admitted to wait for one of them. 0: the pool
     does not grow, and who finds it full is refused."""
     process: Id | None = None
@@ -127,9 +130,9 @@ class PoolOrders(Contract):
     """What operators have ordered of one pool: its row. Kept by the state store over every restart."""
 
     pool: Id
-    version: int = 0
+    version: Number = 0
     """Raised by every change; 0: nothing was ever ordered."""
-    override: int | None = Field(default=None, ge=0)
+    override: int | None = Field(default=None, ge=0, le=WORKERS_LIMIT)
     """Workers, whatever the load; None: the controller decides."""
     dry_run: bool | None = None
     """Whether the controller only says what it would do; None: as the autoscaler's settings say."""
@@ -144,8 +147,8 @@ class OrderPool(Contract):
     """
 
     pool: Id
-    change: tuple[Literal["override", "dry_run", "table"], ...]
+    change: tuple[Literal["override", "dry_run", "table"], ...] = Field(max_length=3)
     """Which of the fields below are meant; none: only say what is ordered."""
-    override: int | None = Field(default=None, ge=0)
+    override: int | None = Field(default=None, ge=0, le=WORKERS_LIMIT)
     dry_run: bool | None = None
     table: ProfileTable | None = None

@@ -6,13 +6,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from turboserve.contracts.base import Contract, Id, Note, Text
+from turboserve.contracts.base import Contract, Count, Id, Number, Reason, Text
+from turboserve.contracts.chunks import ChunkIndex
 from turboserve.contracts.leading import Led
 from turboserve.contracts.sessions import (
     METADATA_KEYS_LIMIT,
     METADATA_VALUE_LIMIT,
     SEED_LIMIT,
     Decision,
+    Digest,
+    Numbers,
     Phase,
     Prompt,
     SessionRecord,
@@ -43,16 +46,16 @@ class SessionRef(Contract):
 
 class ListSessions(Contract):
     tenant: Id | None = None
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[Phase, ...] = Field(default=(), max_length=len(Phase))
     """Empty: any."""
-    limit: int = Field(default=100, ge=1, le=1_000)
+    limit: Number = Field(default=100, ge=1, le=1_000)
     after: Text | None = None
     """The `next` of the page before."""
 
 
 class SessionPage(Contract):
     sessions: tuple[SessionRecord, ...]
-    next: str | None = None
+    next: Text | None = None
 
 
 class SubmitPrompt(SessionRef):
@@ -62,16 +65,16 @@ class SubmitPrompt(SessionRef):
 
 
 class EndSession(SessionRef):
-    reason: Note = "ended by its user"
+    reason: Reason = "ended by its user"
 
 
 class FailSession(Contract):
     """worker → state store: this session cannot go on, and here is why."""
 
     session: Id
-    epoch: int
+    epoch: Count
     worker: Id
-    reason: Note
+    reason: Reason
 
 
 class PlaceSession(Led):
@@ -82,7 +85,7 @@ class PlaceSession(Led):
     """
 
     session: Id
-    expected_version: int
+    expected_version: Count
     worker: Id
     decision: Decision
 
@@ -97,7 +100,7 @@ class BeginMove(Led):
     """
 
     session: Id
-    expected_version: int
+    expected_version: Count
     target: Id
     decision: Decision
 
@@ -110,12 +113,12 @@ class CommitMove(Led):
     """
 
     session: Id
-    move: int
+    move: Count
     target: Id
-    next_chunk: int = Field(ge=0)
+    next_chunk: Count
     """Chunk that the moved state makes next."""
-    digest: Note | None = None
-    numbers: dict[Note, float] = {}
+    digest: Digest | None = None
+    numbers: Numbers = {}
     """Kept with the decision: bytes moved, seconds."""
 
 
@@ -123,8 +126,8 @@ class AbandonMove(Led):
     """scheduler → state store: the session stays where it is. Answered with the row if the move is over."""
 
     session: Id
-    move: int
-    reason: Note
+    move: Count
+    reason: Reason
     release: bool = False
     """The source has no state of a suspended session: it stops being the owner, and no worker is one until
     the session is placed again. Ignored unless the session is suspended."""
@@ -158,7 +161,7 @@ class SuspendIdle(Led):
     """scheduler → state store: nobody has watched for `idle_after`; suspend if the row is unchanged."""
 
     session: Id
-    expected_version: int
+    expected_version: Count
 
 
 class Renew(Contract):
@@ -171,8 +174,8 @@ class WorkerGone(Contract):
     """scheduler, autoscaler → state store: this worker is dead or released."""
 
     worker: Id
-    reason: Note
-    term: int | None = None
+    reason: Reason
+    term: Count | None = None
     """The scheduler's; None from others, who need not lead. Refused with `stale_term`."""
     renewed_at: float | None = None
     """Of its row, as read by who takes its silence for death: refused with `conflict` if it has renewed
@@ -201,7 +204,7 @@ class GetLatents(Contract):
     """worker → state store: the kept latents of chunk `index`; answered with `LatentsHeader`, raw bytes."""
 
     session: Id
-    index: int
+    index: ChunkIndex
 
 
 class Done(Contract):

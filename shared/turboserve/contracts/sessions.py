@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from turboserve.contracts.base import Contract, Id, Note, Text, UnixSeconds
+from turboserve.contracts.base import Contract, Count, Id, Reason, Text, UnixSeconds
 
 PROMPT_LIMIT = 2_000
 """Characters in a prompt, at most."""
@@ -16,6 +16,10 @@ METADATA_VALUE_LIMIT = 512
 SEED_LIMIT = 2**63 - 1
 
 Prompt = Annotated[Text, Field(min_length=1, max_length=PROMPT_LIMIT)]
+Digest = Annotated[Text, Field(max_length=128)]
+"""Of a session's state."""
+Numbers = Annotated[dict[Annotated[Text, Field(max_length=64)], float], Field(max_length=64)]
+"""The figures behind a decision, by name."""
 
 
 class Phase(StrEnum):
@@ -64,37 +68,37 @@ class SessionRecord(Contract):
     id: Id
     tenant: Id
     model: Id
-    prompt: str
+    prompt: Text
     """The newest accepted prompt."""
-    seed: int
-    metadata: dict[str, str] = {}
+    seed: int = Field(ge=0, le=SEED_LIMIT)
+    metadata: dict[Text, Text] = {}
     phase: Phase
     activity: Activity = Activity.WATCHING
-    version: int
+    version: Count
     """Raised by every change; the compare-and-set is on it."""
-    epoch: int
+    epoch: Count
     """The number of the current ownership; 0 before the first."""
     worker: Id | None = None
     """Who owns it; for a suspended session, who holds its state in host memory."""
     target: Id | None = None
     """The worker it is being moved to: only while `migrating`, or `suspended` with its holder changing.
     Worker and epoch stay the source's until the move is committed."""
-    move: int | None = None
+    move: Count | None = None
     """Number of the move under way: the version of the row with which it began, so unique per session."""
-    own_revision: int | None = None
+    own_revision: Count | None = None
     """Stream sequence of the newest `own.<session>`: what the fence compares with."""
-    next_chunk: int = 0
+    next_chunk: Count = 0
     """Index of the first chunk that has not been accepted into the log, as far as the store has read it."""
-    control_seq: int = 0
+    control_seq: Count = 0
     """Number of the newest accepted control; the prompt above is its result."""
-    applied_control_seq: int = 0
+    applied_control_seq: Count = 0
     """Number of the newest control that an accepted chunk was made under."""
-    state_digest: str | None = None
+    state_digest: Digest | None = None
     playhead_s: float = 0.0
     """Media time that playback had reached when last reported, seconds."""
     unwatched_s: float | None = None
     """For how long nobody has watched or changed it, as of this answer of the store; None: not known."""
-    reason: str | None = None
+    reason: Reason | None = None
     """Why it ended, or why it waits."""
     created_at: UnixSeconds
     updated_at: UnixSeconds
@@ -105,8 +109,8 @@ class PromptReceipt(Contract):
 
     session: Id
     event_id: Id
-    control_seq: int
-    prompt: str
+    control_seq: Count
+    prompt: Text
     accepted_at: UnixSeconds
 
 
@@ -114,11 +118,11 @@ class Decision(Contract):
     """One decision of the scheduler with its reason and its numbers."""
 
     session: Id
-    epoch: int
+    epoch: Count
     worker: Id | None = None
-    kind: str
+    kind: Text = Field(max_length=64)
     """place, resume, recover, wait; migrate (a move begins), moved (it is done), stay (it was given up),
     release (given up, and its worker had no state of the suspended session: no worker owns it now)."""
-    reason: Note
-    numbers: dict[Note, float] = {}
+    reason: Reason
+    numbers: Numbers = {}
     at: UnixSeconds = 0.0

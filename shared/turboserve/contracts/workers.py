@@ -8,8 +8,22 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr
 
-from turboserve.contracts.base import Contract, Id, Note, Secret, UnixSeconds
-from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.base import Contract, Count, Id, Reason, Secret, Text, UnixSeconds
+from turboserve.contracts.sessions import Digest, SessionRecord
+
+SLOTS_LIMIT = 10_000
+"""Sessions of one worker, at most."""
+MEDIA_LIMIT_S = 1e9
+"""Media time, at most: 31 years."""
+
+Slots = Annotated[int, Field(ge=0, le=SLOTS_LIMIT)]
+LatencyProfile = Annotated[
+    dict[Annotated[int, Field(ge=1, le=SLOTS_LIMIT)], Annotated[float, Field(ge=0, le=86_400)]],
+    Field(max_length=256),
+]
+"""Seconds of a chunk by the number of sessions in the batch, L(b)."""
+Addresses = Annotated[tuple[Annotated[Text, Field(max_length=512)], ...], Field(max_length=16)]
+"""Where a worker is asked for the state of sessions."""
 
 
 class WorkerPhase(StrEnum):
@@ -25,21 +39,21 @@ class HeldSession(Contract):
     """A session as the worker that holds it sees it."""
 
     session: Id
-    epoch: int
-    next_chunk: int
+    epoch: Count
+    next_chunk: Count
     resident: bool = True
     """In a slab (True), or suspended to host memory (False)."""
     lead_s: float = 0.0
     """Media generated ahead of the playhead, seconds."""
-    control_seq: int = 0
+    control_seq: Count = 0
 
 
 class Refusal(Contract):
     """A worker will not run a session it was given."""
 
     session: Id
-    epoch: int
-    reason: Note
+    epoch: Count
+    reason: Reason
 
 
 class MoveStage(StrEnum):
@@ -59,22 +73,22 @@ class MoveReport(Contract):
     """What the target of a move says of it: in every report while its row says so, at once on a change."""
 
     session: Id
-    move: int
+    move: Count
     stage: MoveStage
-    next_chunk: int = Field(default=0, ge=0)
+    next_chunk: Count = 0
     """Chunk that the moved state makes next."""
-    digest: Note | None = None
-    bytes_moved: int = Field(default=0, ge=0)
+    digest: Digest | None = None
+    bytes_moved: Count = 0
     """Over all rounds."""
-    state_bytes: int = Field(default=0, ge=0)
+    state_bytes: Count = 0
     """What the state takes: less than what was moved where parts of it changed on the way."""
     seconds: float = Field(default=0.0, ge=0)
     """Since the copy began."""
     limit_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """So long after the copy has begun it is given up, if it is not here by then; 0: it has not begun."""
-    reason: Note | None = None
+    reason: Reason | None = None
     """Why it failed."""
-    code: str | None = None
+    code: Text | None = Field(default=None, max_length=64)
     """Code of the error that it failed with, for example `NO_STATE`."""
 
 
@@ -83,7 +97,7 @@ class LoadReport(Contract):
 
     worker: Id
     model: Id
-    capacity: int = Field(ge=0)
+    capacity: Slots
     """Sessions that fit at once: K, from the byte budget and the configured limit."""
     phase: WorkerPhase = WorkerPhase.READY
     sessions: tuple[HeldSession, ...] = ()
@@ -91,18 +105,18 @@ class LoadReport(Contract):
     """Repeated in every report until the row names another owner."""
     moves: tuple[MoveReport, ...] = ()
     """Sessions that are moving here."""
-    transfer: tuple[Note, ...] = ()
+    transfer: Addresses = ()
     """Where other workers ask for the state of sessions, e.g. `tcp://127.0.0.1:4711?backend=gloo`."""
-    host: Note = ""
+    host: Text = Field(default="", max_length=255)
     """The machine it runs on, to tell near from far; empty: not known."""
-    chunk_latency_s: dict[int, float] = {}
+    chunk_latency_s: LatencyProfile = {}
     """Measured latency of a chunk, seconds, by the number of sessions in the batch: the profile L(b)."""
-    host_states: int | None = Field(default=None, ge=0)
+    host_states: Count | None = None
     """Suspended sessions that its host memory holds at once, however large each is; 0: those that pause may
     keep their slabs, and none can move here suspended; none: not known."""
-    device: Note = "cpu"
-    pid: int | None = None
-    pool_slot: Note | None = None
+    device: Text = Field(default="cpu", max_length=64)
+    pid: Count | None = None
+    pool_slot: Text | None = Field(default=None, max_length=64)
     """The pool's name for the place it runs in; None for a worker nobody's pool started."""
     started_at: UnixSeconds = 0.0
 
@@ -111,7 +125,7 @@ class Incoming(Contract):
     """A session whose row names this worker as the target of a move, and where its state is to be had."""
 
     record: SessionRecord
-    source: tuple[str, ...] = ()
+    source: Addresses = ()
     """The source's `transfer` addresses; empty: it has none, or is gone."""
 
 
@@ -161,22 +175,22 @@ class WorkerRecord(Contract):
     id: Id
     model: Id
     phase: WorkerPhase
-    capacity: int
-    sessions: int = 0
+    capacity: Slots
+    sessions: Count = 0
     """Sessions that hold a slot."""
-    suspended: int = 0
-    incoming: int = 0
+    suspended: Count = 0
+    incoming: Count = 0
     """Sessions that are moving here; each has a slot reserved, beside `sessions`."""
-    transfer: tuple[str, ...] = ()
+    transfer: Addresses = ()
     """Where other workers ask it for the state of sessions."""
-    host: str = ""
-    device: str = "cpu"
-    pid: int | None = None
-    pool_slot: str | None = None
-    chunk_latency_s: dict[int, float] = {}
+    host: Text = Field(default="", max_length=255)
+    device: Text = Field(default="cpu", max_length=64)
+    pid: Count | None = None
+    pool_slot: Text | None = Field(default=None, max_length=64)
+    chunk_latency_s: LatencyProfile = {}
     started_at: UnixSeconds
     renewed_at: UnixSeconds
-    reason: str | None = None
+    reason: Reason | None = None
 
 
 class Assignment(Contract):
@@ -201,9 +215,9 @@ class Playhead(Contract):
     session: Id
     gateway: Id | None = None
     """Which process says so; None: it is older than this field."""
-    playhead_s: float = Field(ge=0)
+    playhead_s: float = Field(ge=0, le=MEDIA_LIMIT_S)
     """Of its viewer who is furthest."""
-    viewers: int = Field(ge=0)
+    viewers: Count
     """How many it has; 0, once: the last of them has left."""
     live: bool = True
     """Whether one of them has said lately where it is. Else all are silent, and `playhead_s` is where one

@@ -65,7 +65,7 @@ async def list_sessions(
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
     after: Annotated[Text | None, Query(max_length=256, description="The `next` of the page before.")] = None,
 ) -> SessionList:
-    page = await gateway.sessions.page(tenant, tuple(phase or ()), limit, after)
+    page = await gateway.sessions.page(tenant, tuple(dict.fromkeys(phase or ())), limit, after)
     return SessionList(sessions=[Session.of(record) for record in page.sessions], next=page.next)
 
 

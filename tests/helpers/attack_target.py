@@ -1,0 +1,100 @@
+"""What attacks are made on: every service as its own process, with keys of two tenants and an operator."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+
+GATEWAY_TESTS = Path(__file__).parents[1] / "gateway"
+KEYS = {"alice": "key-of-alice-1", "bob": "key-of-bob-22", "operator": "key-of-operator-333"}
+PATIENCE_S = 60.0
+
+
+def _harness() -> ModuleType:
+    # Found by path: the tests are no package.
+    name = "pool_harness"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, GATEWAY_TESTS / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+class Target:
+    """The stack under attack. `url` is a gateway's; `logged` what all services have written."""
+
+    def __init__(self, pool: Any) -> None:
+        self.pool = pool
+        self.url: str = pool.gateway(
+            "attacked",
+            TURBOSERVE_API_KEYS=",".join(f"{key}={tenant}" for tenant, key in KEYS.items()),
+            TURBOSERVE_OPERATORS="operator",
+            DRAWN_KEY=KEYS["alice"],
+        )
+        self.services = ("attacked", "state-store", "scheduler", "autoscaler")
+
+    def client(self, tenant: str | None = None, **options: Any) -> httpx.Client:
+        """A client with the tenant's key."""
+        headers = {} if tenant is None else {"Authorization": f"Bearer {KEYS[tenant]}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE_S, **options)
+
+    def session(self, tenant: str = "alice", **more: Any) -> str:
+        """A new session of the tenant that a worker runs; its id."""
+        with self.client(tenant) as client:
+            answer = client.post("/v1/sessions", json={"prompt": "a red circle", **more})
+            assert answer.status_code == 201, answer.text
+            name: str = answer.json()["id"]
+            deadline = time.monotonic() + PATIENCE_S
+            while client.get(f"/v1/sessions/{name}").json()["phase"] != "active":
+                assert time.monotonic() < deadline, "it is not placed"
+                time.sleep(0.05)
+        return name
+
+    def end(self, *names: str, tenant: str = "alice") -> None:
+        with self.client(tenant) as client:
+            for name in names:
+                client.delete(f"/v1/sessions/{name}")
+
+    def logged(self, service: str) -> str:
+        text: str = self.pool.log(service)
+        return text
+
+    def marks(self) -> dict[str, int]:
+        """How long each service's log is."""
+        return {service: len(self.logged(service)) for service in self.services}
+
+    def pids(self) -> dict[str, int]:
+        return {name: process.pid for name, process in self.pool._processes.items()}
+
+    def alive(self) -> bool:
+        """Whether all processes that were started still run."""
+        return all(process.poll() is None for process in self.pool._processes.values())
+
+
+@contextmanager
+def running_target(directory: Path) -> Iterator[Target]:
+    """Servers, state store, scheduler, gateway, and an autoscaler with one worker of its own."""
+    pool = _harness().Pool(directory)
+    pool.start_worker = lambda: pool.start(
+        "autoscaler",
+        "turboserve.autoscaler",
+        TURBOSERVE_POOL_WORKER_COMMAND=json.dumps([sys.executable, str(GATEWAY_TESTS / "drawn_worker.py")]),
+        TURBOSERVE_POOL_STOP_WITH_AUTOSCALER="1",
+        TURBOSERVE_POOL_MAX="2",
+        TURBOSERVE_WORKER_NATS_USER="worker",
+        TURBOSERVE_WORKER_NATS_PASSWORD=pool.nats.passwords["worker"],
+        DRAWN_CAPACITY="64",
+    )
+    with pool.running():
+        yield Target(pool)

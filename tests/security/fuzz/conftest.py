@@ -1,0 +1,29 @@
+"""What attacks are made on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from attack_target import Target, running_target
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """Every service as its own process, with API keys of two tenants and an operator."""
+    with running_target(tmp_path_factory.mktemp("attacked")) as target:
+        yield target
+
+
+@pytest.fixture(autouse=True)
+def no_traceback(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No service logs an exception that it did not expect, whatever the test does to it."""
+    if "target" not in request.fixturenames:
+        yield
+        return
+    target: Target = request.getfixturevalue("target")
+    marks = target.marks()
+    yield
+    for service, mark in marks.items():
+        assert "Traceback" not in target.logged(service)[mark:], service
+    assert target.alive()

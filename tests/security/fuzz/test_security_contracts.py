@@ -1,0 +1,70 @@
+"""Every message that crosses a process boundary: what one that can be read may contain."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hostile import Hostile, attacks
+from pydantic import ValidationError
+
+from turboserve import subjects
+from turboserve.contracts.base import NUMBER_LIMIT, TEXT_LIMIT, Contract
+from turboserve.contracts.chunks import ChunkHeader, Ownership
+from turboserve.contracts.errors import InvalidInputError
+from turboserve.contracts.sessions import SEED_LIMIT
+
+MESSAGES = sorted(
+    {endpoint.request for endpoint in subjects.ENDPOINTS}
+    | {topic.message for topic in subjects.TOPICS}
+    | {ChunkHeader, Ownership},
+    key=lambda one: one.__name__,
+)
+LONG_TEXTS = {"source", "command"}
+"""Of a table's provenance, which goes into no index and no log."""
+
+
+def hold(contract: type[Contract], examples: int) -> None:
+    """A document is refused, or all that it says is bounded and survives being sent on."""
+    schema = contract.model_json_schema()
+
+    @attacks(examples)
+    def each(hostile: Hostile) -> None:
+        document = hostile.mutated(hostile.document(schema), most=2)
+        try:
+            message = contract.from_bytes(json.dumps(document).encode())
+        except (ValidationError, InvalidInputError):
+            return
+        check(message.model_dump())
+        assert contract.from_bytes(message.to_bytes()) == message, document
+
+
+def check(value: Any, name: str = "") -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            check(key)
+            check(inner, str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            check(inner, name)
+    elif isinstance(value, str):
+        assert "\0" not in value, name
+        assert len(value) <= TEXT_LIMIT or name in LONG_TEXTS, name
+        value.encode()
+    elif isinstance(value, float):
+        assert math.isfinite(value), name
+    elif isinstance(value, int):
+        assert abs(value) <= (SEED_LIMIT if name == "seed" else NUMBER_LIMIT), name
+
+
+@pytest.mark.parametrize("contract", MESSAGES, ids=lambda one: one.__name__)
+def test_what_can_be_read_is_bounded(contract: type[Contract]) -> None:
+    hold(contract, 100)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("contract", MESSAGES, ids=lambda one: one.__name__)
+def test_what_can_be_read_is_bounded_at_length(contract: type[Contract]) -> None:
+    hold(contract, 20_000)

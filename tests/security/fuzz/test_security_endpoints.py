@@ -1,0 +1,219 @@
+"""Every endpoint on the bus under mutated requests, from the service that may ask: typed errors only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any
+
+import asyncpg
+import pytest
+from hostile import NOT_DOCUMENTS, Hostile, attacks
+from service_process import Service, connected, eventually, state_store
+
+from turboserve import subjects
+from turboserve.bus import Bus
+from turboserve.bus.client import ERROR_HEADER
+from turboserve.cli.embedded import NatsServer
+from turboserve.contracts.base import Contract
+from turboserve.contracts.errors import ErrorBody, TurboServeError
+from turboserve.contracts.pool import PoolReport
+from turboserve.contracts.requests import CreateSession, ListWorkers, PlaceSession, Renew
+from turboserve.contracts.sessions import Decision
+from turboserve.contracts.workers import LoadReport
+from turboserve.ids import new_id
+from turboserve.subjects import Endpoint
+
+STORE = [endpoint for endpoint in subjects.ENDPOINTS if endpoint.server == "state-store"]
+ROWS = ("sessions", "controls", "decisions", "workers", "leaders", "pools")
+"""Tables that change by requests alone while no chunk is made: what a refusal must leave as it is."""
+DIGESTS = "select " + ", ".join(
+    f"(select md5(coalesce(string_agg(t::text, '|' order by t::text), '')) from {table} t)" for table in ROWS
+)
+PATIENCE_S = 60.0
+FRESH = 40
+"""Requests until the next ones are about new sessions and workers: the earlier ones have ended by then."""
+
+
+NAMES: dict[str, list[Any]] = {
+    "session": ["@session0@", "@session1@", "@session2@"],
+    "worker": ["@worker0@", "@worker1@"],
+    "target": ["@worker0@", "@worker1@"],
+    "tenant": ["alice", None],
+    "model": ["toyworld"],
+    "pool": ["local"],
+    "expected_version": [1, 2, 3],
+    "version": [1, 2],
+    "term": [0],
+    "epoch": [0, 1],
+    "phase": ["ready"],
+}
+"""Values with which a request gets far: placeholders stand for what exists at that time."""
+
+
+class Store:
+    """A state store process and a caller for each service, in one event loop."""
+
+    def __init__(self, runner: asyncio.Runner, service: Service, nats: NatsServer, postgres_url: str) -> None:
+        self.runner, self.service = runner, service
+        self._nats, self._postgres_url = nats, postgres_url
+        self._buses: dict[str, Bus] = {}
+        self._stack = AsyncExitStack()
+        self._asked = 0
+        self._names: dict[str, str] = {}
+        self._before: list[str] | None = None
+
+    async def open(self) -> None:
+        for service in subjects.SERVICES:
+            self._buses[service] = await connected(self._nats, service, PATIENCE_S)
+            self._stack.push_async_callback(self._buses[service].close)
+        await eventually(self._answers)
+        self._database = await asyncpg.connect(self._postgres_url)
+        self._stack.push_async_callback(self._database.close)
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    async def _answers(self) -> bool:
+        try:
+            await self._buses["gateway"].call(subjects.LIST_WORKERS, ListWorkers())
+        except TurboServeError:
+            return False
+        return True
+
+    async def prepare(self) -> None:
+        """Make what requests are about: one session that waits for a worker, two that have one; anew now and
+        then, since attacks that are carried out end them."""
+        if self._asked % FRESH == 0:
+            self._before = None
+            gateway, scheduler = self._buses["gateway"], self._buses["scheduler"]
+            workers = [new_id("wrk"), new_id("wrk")]
+            for worker in workers:
+                load = LoadReport(worker=worker, model="toyworld", capacity=1_000)
+                await self._buses["worker"].call(subjects.RENEW, Renew(load=load))
+            await self._buses["autoscaler"].call(
+                subjects.REPORT_POOL, PoolReport(pool="local", model="toyworld", maximum=2_000)
+            )
+            sessions = []
+            for number in range(3):
+                create = CreateSession(
+                    id=new_id("ses"), tenant="alice", model="toyworld", prompt="a red circle", seed=1
+                )
+                record = await gateway.call(subjects.CREATE_SESSION, create)
+                sessions.append(record.id)
+                if number:
+                    decision = Decision(session=record.id, epoch=0, kind="place", reason="test")
+                    await scheduler.call(
+                        subjects.PLACE_SESSION,
+                        PlaceSession(
+                            session=record.id,
+                            expected_version=record.version,
+                            worker=workers[0],
+                            decision=decision,
+                        ),
+                    )
+            self._names = {
+                **{f"@session{n}@": session for n, session in enumerate(sessions)},
+                **{f"@worker{n}@": worker for n, worker in enumerate(workers)},
+            }
+        self._asked += 1
+
+    def about(self, data: bytes) -> bytes:
+        """`data` with the placeholders of `NAMES` replaced by what exists now."""
+        for placeholder, name in self._names.items():
+            data = data.replace(placeholder.encode(), name.encode())
+        return data
+
+    async def rows(self) -> list[str]:
+        """A digest of each table in `ROWS`."""
+        return list(await self._database.fetchrow(DIGESTS))
+
+    @contextmanager
+    def no_traceback(self) -> Iterator[None]:
+        """No exception is logged meanwhile."""
+        before = len(self.service.logged())
+        yield
+        assert "Traceback" not in self.service.logged()[before:]
+
+    async def ask(self, endpoint: Endpoint[Contract, Contract], data: bytes) -> ErrorBody | None:
+        """Send `data` as one that may ask; the refusal, None if it was carried out."""
+        bus = self._buses[endpoint.callers[0]]
+        reply = await bus.client.request(endpoint.subject, data, timeout=PATIENCE_S)
+        problem = (reply.headers or {}).get(ERROR_HEADER)
+        if problem is None:
+            return None
+        return ErrorBody.from_bytes(problem.encode())
+
+    async def attack(self, endpoint: Endpoint[Contract, Contract], data: bytes) -> None:
+        """One request: it is carried out or refused with a typed error, and a refusal changes no row."""
+        before = self._before or await self.rows()
+        refusal = await self.ask(endpoint, data)
+        self._before = None if refusal is None else before
+        if refusal is None:
+            return
+        assert refusal.code not in ("internal", "deadline", "unavailable"), (endpoint.subject, data, refusal)
+        assert len(refusal.detail) < 2_000
+        assert await self.rows() == before, (endpoint.subject, data, refusal)
+
+
+@pytest.fixture(scope="module")
+def store(
+    nats_server: NatsServer,
+    nats_url: str,
+    postgres_url: str,
+    redis_url: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Store]:
+    log = tmp_path_factory.mktemp("logs") / "state-store.log"
+    service = state_store(
+        nats_server,
+        log,
+        postgres_url,
+        redis_url,
+        TURBOSERVE_MAX_SESSIONS="1000000",
+        TURBOSERVE_SWEEP_S="3600",
+    )
+    service.start()
+    try:
+        with asyncio.Runner() as runner:
+            store = Store(runner, service, nats_server, postgres_url)
+            runner.run(store.open())
+            yield store
+            runner.run(store.close())
+    finally:
+        service.end()
+
+
+def attack(store: Store, endpoint: Endpoint[Contract, Contract], examples: int) -> None:
+    schema = endpoint.request.model_json_schema()
+
+    @attacks(examples)
+    def each(hostile: Hostile) -> None:
+        data = hostile.encoded(hostile.mutated(hostile.document(schema, NAMES)))
+        store.runner.run(store.prepare())
+        store.runner.run(store.attack(endpoint, store.about(data)))
+
+
+@pytest.mark.parametrize("endpoint", STORE, ids=lambda one: one.subject)
+def test_mutated_requests_are_carried_out_or_refused(store: Store, endpoint) -> None:
+    with store.no_traceback():
+        attack(store, endpoint, 40)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("endpoint", STORE, ids=lambda one: one.subject)
+def test_mutated_requests_at_length(store: Store, endpoint) -> None:
+    with store.no_traceback():
+        attack(store, endpoint, 1_000)
+
+
+@pytest.mark.parametrize("endpoint", STORE, ids=lambda one: one.subject)
+def test_what_is_no_document_is_refused(store: Store, endpoint) -> None:
+    async def each() -> None:
+        await store.prepare()
+        for data in NOT_DOCUMENTS:
+            await store.attack(endpoint, data)
+
+    with store.no_traceback():
+        store.runner.run(each())

@@ -1,0 +1,375 @@
+"""Every route with every verb, for nobody, a wrong key, a foreign tenant, the owner and an operator.
+
+The routes come from the gateway itself. One that is not in the table below fails the test: whoever adds a
+route says here who may call it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from enum import Enum, auto
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+from attack_target import KEYS, Target
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+from websockets.sync.client import connect
+
+from turboserve.gateway.app import create_app, create_gateway
+from turboserve.gateway.settings import Settings
+
+
+class Access(Enum):
+    """Who may call a route."""
+
+    PUBLIC = auto()
+    """Everyone, without a key."""
+    TENANT = auto()
+    """Every tenant, and each sees what is its own."""
+    SESSION = auto()
+    """The session's tenant; to all others it is a session that does not exist."""
+    SESSION_OR_OPERATOR = auto()
+    OPERATOR = auto()
+    """Operators; a tenant is told that it is none."""
+
+
+P, T, S, SO, O = Access  # noqa: E741
+SESSION = "/v1/sessions/{session}"
+TABLE: dict[tuple[str, str], Access] = {
+    ("GET", "/"): P,
+    ("GET", "/pool"): P,
+    ("GET", "/page"): P,
+    ("GET", "/openapi.json"): P,
+    ("GET", "/healthz"): P,
+    ("GET", "/readyz"): P,
+    ("GET", "/metrics"): P,
+    ("GET", "/v1/models"): T,
+    ("GET", "/v1/workers"): T,
+    ("GET", "/v1/pool"): T,
+    ("GET", "/v1/pool/orders"): T,
+    ("GET", "/v1/cost"): T,
+    ("GET", "/v1/sessions"): T,
+    ("POST", "/v1/sessions"): T,
+    ("PUT", "/v1/pool/override"): O,
+    ("PUT", "/v1/pool/dry-run"): O,
+    ("PUT", "/v1/pool/table"): O,
+    ("DELETE", "/v1/pool/table"): O,
+    ("GET", SESSION): S,
+    ("DELETE", SESSION): S,
+    ("POST", f"{SESSION}/prompts"): S,
+    ("POST", f"{SESSION}/pause"): S,
+    ("POST", f"{SESSION}/resume"): S,
+    ("POST", f"{SESSION}/migrate"): SO,
+    ("GET", f"{SESSION}/decisions"): S,
+    ("GET", f"{SESSION}/events"): S,
+    ("GET", f"{SESSION}/stream.mp4"): S,
+    # A plain request to the socket's address: says only that a WebSocket is needed, of any session.
+    ("GET", f"{SESSION}/stream"): P,
+    ("WEBSOCKET", f"{SESSION}/stream"): S,
+}
+LASTING = {f"{SESSION}/events", f"{SESSION}/stream.mp4"}
+KEY_IN_ADDRESS = LASTING
+BODIES: dict[str, Any] = {
+    "/v1/sessions": {"prompt": "a blue square"},
+    f"{SESSION}/prompts": {"prompt": "a green square"},
+    f"{SESSION}/migrate": {},
+    "/v1/pool/override": {"workers": 1},
+    "/v1/pool/dry-run": {"dry_run": None},
+}
+VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
+NOT_A_KEY = {
+    "no key": {},
+    "an unknown key": {"Authorization": "Bearer key-of-nobody"},
+    "an empty key": {"Authorization": "Bearer"},
+    "another scheme": {"Authorization": f"Basic {KEYS['alice']}"},
+    "a key and more": {"Authorization": f"Bearer {KEYS['alice']} x"},
+    "a part of a key": {"Authorization": f"Bearer {KEYS['alice'][:-1]}"},
+    "bytes": {"Authorization": b"Bearer \xff\xfe"},
+    "a tenant's name": {"Authorization": "Bearer alice"},
+}
+
+
+def routes() -> set[tuple[str, str]]:
+    """Every verb and path that the application takes, whether or not its OpenAPI tells of it."""
+    settings = Settings()
+    app = create_app(create_gateway(settings, object(), object(), dict))  # type: ignore[arg-type]
+    return {pair for route in app.routes for pair in taken_by(route)}
+
+
+def taken_by(route: BaseRoute) -> set[tuple[str, str]]:
+    if isinstance(route, Mount):
+        return {("GET", route.path)}
+    if isinstance(route, WebSocketRoute):
+        return {("WEBSOCKET", route.path)}
+    if isinstance(route, Route):
+        return {(method, route.path) for method in route.methods or () if method != "HEAD"}
+    # FastAPI keeps the routes of a router that was included behind the router.
+    return {pair for inner in route.original_router.routes for pair in taken_by(inner)}  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def session(target: Target) -> Iterator[str]:
+    """A session of alice."""
+    name = target.session()
+    yield name
+    target.end(name)
+
+
+@pytest.fixture(scope="module")
+def unknown(session: str) -> str:
+    """The id of no session, as long as a session's."""
+    return session[:-6] + "".join("x" if letter != "x" else "y" for letter in session[-6:])
+
+
+def of(access: Access) -> list[tuple[str, str]]:
+    return sorted(key for key, value in TABLE.items() if value is access and key[0] != "WEBSOCKET")
+
+
+def ask(
+    client: httpx.Client, verb: str, path: str, session: str, headers: Any = (), **options: Any
+) -> httpx.Response:
+    """One request, with the body that the route takes; of an answer that lasts only the head is read."""
+    if path in BODIES and verb not in ("GET", "HEAD", "TRACE"):
+        options.setdefault("json", BODIES[path])
+    elif path == "/v1/pool/table" and verb == "PUT":
+        options.setdefault("json", table())
+    address = path.replace("{session}", session) + ("/pool.css" if path == "/page" else "")
+    request = client.build_request(verb, address, headers=dict(headers), **options)
+    answer = client.send(request, stream=True)
+    try:
+        if answer.status_code != 200 or path not in LASTING:
+            answer.read()
+    finally:
+        answer.close()
+    return answer
+
+
+def table() -> Any:
+    from turboserve.autoscaler.control.default import default_table
+
+    return json.loads(default_table().to_bytes())
+
+
+def shown(answer: httpx.Response, *names: str) -> tuple[int, dict[str, str], str]:
+    """Everything that a client sees of an answer but the time, with the session's id left out."""
+    headers = {name: value for name, value in answer.headers.items() if name != "date"}
+    text = answer.text
+    for name in names:
+        text = text.replace(name, "ID")
+    return answer.status_code, headers, text
+
+
+def test_every_route_is_in_the_table(target: Target) -> None:
+    assert routes() == set(TABLE)
+    with target.client() as client:
+        paths = client.get("/openapi.json").json()["paths"]
+    told = {(verb.upper(), path) for path, verbs in paths.items() for verb in verbs}
+    assert told <= set(TABLE)
+    untold = {(verb, path) for verb, path in set(TABLE) - told if path.startswith("/v1")}
+    assert untold == {("GET", f"{SESSION}/stream"), ("WEBSOCKET", f"{SESSION}/stream")}
+
+
+@pytest.mark.parametrize(("verb", "path"), of(Access.PUBLIC))
+def test_public_routes_tell_nobody_of_a_session(target: Target, session: str, unknown, verb, path) -> None:
+    with target.client() as client:
+        answer = ask(client, verb, path, session)
+        assert answer.status_code == (426 if "{session}" in path else 200)
+        there, not_there = ask(client, verb, path, session), ask(client, verb, path, unknown)
+    assert session not in answer.text.replace(f"/v1/sessions/{session}/stream", "")
+    if "{session}" in path:
+        assert shown(there, session) == shown(not_there, unknown)
+
+
+@pytest.mark.parametrize("kind", NOT_A_KEY)
+def test_without_a_key_nothing_is_told(target: Target, session: str, unknown: str, kind: str) -> None:
+    headers = NOT_A_KEY[kind]
+    with target.client() as client:
+        for (verb, path), access in TABLE.items():
+            if access is Access.PUBLIC or verb == "WEBSOCKET":
+                continue
+            answers = [ask(client, verb, path, name, headers) for name in (session, unknown)]
+            for answer in answers:
+                assert answer.status_code == 401, (verb, path, answer.text)
+                assert answer.headers["www-authenticate"].startswith("Bearer")
+                assert answer.json()["code"] == "unauthorized"
+            assert shown(answers[0], session) == shown(answers[1], unknown)
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe", b"[" * 5_000, b'{"prompt": 5}'])
+def test_a_body_is_not_read_before_the_key(target: Target, session: str, content: bytes) -> None:
+    with target.client() as client:
+        for (verb, path), access in TABLE.items():
+            if verb in ("POST", "PUT", "DELETE") and access is not Access.PUBLIC:
+                for kind in ("application/json", "text/plain", "multipart/form-data; boundary=x"):
+                    answer = ask(
+                        client, verb, path, session, {"Content-Type": kind}, content=content, json=None
+                    )
+                    assert answer.status_code == 401, (verb, path, kind, answer.text)
+
+
+def test_a_foreign_session_is_one_that_does_not_exist(target: Target, session: str, unknown: str) -> None:
+    with target.client("alice") as alice:
+        before = alice.get(f"/v1/sessions/{session}").json()
+    for tenant in ("bob", "operator"):
+        with target.client(tenant) as client:
+            for verb, path in of(Access.SESSION) + (
+                of(Access.SESSION_OR_OPERATOR) if tenant == "bob" else []
+            ):
+                foreign, none = (ask(client, verb, path, name) for name in (session, unknown))
+                assert foreign.status_code == 404, (tenant, verb, path, foreign.text)
+                assert foreign.json()["code"] == "session_not_found"
+                assert shown(foreign, session) == shown(none, unknown), (verb, path)
+                heads = [ask(client, "HEAD", path, name) for name in (session, unknown)]
+                assert shown(heads[0], session) == shown(heads[1], unknown), path
+            foreign, none = (client.get("/v1/cost", params={"session": name}) for name in (session, unknown))
+            assert foreign.status_code == 404
+            assert shown(foreign, session) == shown(none, unknown)
+    with target.client("alice") as alice:
+        after = alice.get(f"/v1/sessions/{session}").json()
+    for volatile in (
+        "next_chunk",
+        "playhead_s",
+        "updated_at",
+        "activity",
+        "phase",
+        "worker",
+        "epoch",
+        "reason",
+    ):
+        before.pop(volatile), after.pop(volatile)
+    assert before == after
+
+
+def test_lists_tell_of_ones_own_alone(target: Target, session: str) -> None:
+    for tenant in ("alice", "bob", "operator"):
+        with target.client(tenant) as client:
+            for verb, path in of(Access.TENANT):
+                if verb == "GET":
+                    answer = ask(client, verb, path, session)
+                    assert answer.status_code == 200, (tenant, path, answer.text)
+                    own = tenant == "alice" and path == "/v1/sessions"
+                    assert (session in answer.text) == own or path == "/v1/cost", (tenant, path)
+                    assert tenant == "alice" or session not in answer.text, (tenant, path)
+                    assert not any(key in answer.text for key in KEYS.values())
+
+
+def test_the_owner_may(target: Target) -> None:
+    """After all refusals: with its own key each call is answered as it should be."""
+    name = target.session()
+    with target.client("alice") as client:
+        for verb, path in sorted(
+            of(Access.SESSION), key=lambda one: (one[0] == "DELETE", "resume" in one[1])
+        ):
+            answer = ask(client, verb, path, name)
+            assert answer.status_code in (200, 202), (verb, path, answer.text)
+        answer = ask(client, "POST", "/v1/sessions", name)
+        assert answer.status_code == 201
+        target.end(answer.json()["id"])
+
+
+def test_only_operators_order(target: Target, session: str) -> None:
+    for tenant in ("alice", "bob"):
+        with target.client(tenant) as client:
+            for verb, path in of(Access.OPERATOR):
+                answer = ask(client, verb, path, session)
+                assert (answer.status_code, answer.json()["code"]) == (403, "not_an_operator"), (verb, path)
+    with target.client("operator") as client:
+        for verb, path in sorted(of(Access.OPERATOR), reverse=True):
+            assert ask(client, verb, path, session).status_code == 200, (verb, path)
+        assert client.put("/v1/pool/override", json={"workers": None}).status_code == 200
+        # There is one worker: where it might go is looked for, and nothing of the session is told.
+        answer = ask(client, "POST", f"{SESSION}/migrate", session)
+        assert answer.status_code in (202, 409, 429), answer.text
+
+
+def test_keys_in_the_address_are_for_streams_alone(target: Target, session: str) -> None:
+    """Addresses end up in logs: a call that can set a header has to."""
+    with target.client() as client:
+        for (verb, path), access in TABLE.items():
+            if access is Access.PUBLIC or verb == "WEBSOCKET":
+                continue
+            own = ask(client, verb, path, session, params={"access_token": KEYS["alice"]})
+            foreign = ask(client, verb, path, session, params={"access_token": KEYS["bob"]})
+            expected = (200, 404) if path in KEY_IN_ADDRESS else (401, 401)
+            assert (own.status_code, foreign.status_code) == expected, (verb, path)
+            both = ask(
+                client,
+                verb,
+                path,
+                session,
+                {"Authorization": "Bearer wrong"},
+                params={"access_token": KEYS["alice"]},
+            )
+            assert both.status_code == 401, (verb, path)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_verbs_that_a_route_does_not_take(target: Target, session: str, unknown: str, verb: str) -> None:
+    """405 with what it takes, and the same whether there is such a session or not."""
+    declared: dict[str, set[str]] = {}
+    for method, path in TABLE:
+        if method != "WEBSOCKET":
+            declared.setdefault(path, set()).add(method)
+    for tenant in (None, "bob", "alice"):
+        with target.client(tenant) as client:
+            for path, methods in declared.items():
+                if verb in methods or (verb == "HEAD" and "GET" in methods):
+                    continue
+                there, not_there = (ask(client, verb, path, name) for name in (session, unknown))
+                assert there.status_code == 405, (verb, path, there.text)
+                assert shown(there, session) == shown(not_there, unknown)
+                allowed = set(re.split(r",\s*", there.headers["allow"]))
+                assert allowed - {"HEAD"} == methods, (verb, path, allowed)
+
+
+def test_head_is_get_without_a_body(target: Target, session: str) -> None:
+    with target.client("alice") as client:
+        for verb, path in TABLE:
+            if verb != "GET" or path.startswith(SESSION + "/stream") or path in LASTING:
+                continue
+            head, got = ask(client, "HEAD", path, session), ask(client, "GET", path, session)
+            assert (head.status_code, head.content) == (got.status_code, b""), path
+            assert head.headers.get("content-type") == got.headers.get("content-type"), path
+
+
+def socket_answer(target: Target, session: str, headers: Any = None, **query: str) -> tuple[list[Any], Any]:
+    """The first message of a stream, and how it closed if it did."""
+    address = str(
+        httpx.URL(target.url.replace("http", "ws", 1) + f"/v1/sessions/{session}/stream", params=query)
+    )
+    with connect(address, additional_headers=headers, max_size=None) as socket:
+        first = json.loads(socket.recv(timeout=30))
+        closed = None
+        if first["type"] == "error":
+            with suppress(websockets.ConnectionClosed):
+                socket.recv(timeout=30)
+            closed = (socket.close_code, socket.close_reason)
+    return first, closed
+
+
+def test_streams_are_for_the_owner_alone(target: Target, session: str, unknown: str) -> None:
+    def told(name: str, headers: Any = None, **query: str) -> Any:
+        first, closed = socket_answer(target, name, headers, **query)
+        return json.loads(json.dumps(first).replace(name, "ID")), closed
+
+    refused = [{}, {"access_token": "key-of-nobody"}, {"access_token": ""}, {"access_token": "\0"}]
+    for query in refused:
+        first, closed = told(session, **query)
+        assert (first["code"], closed[0]) == ("unauthorized", 4401)
+        assert (first, closed) == told(unknown, **query)
+    for tenant in ("bob", "operator"):
+        for query, headers in (
+            ({"access_token": KEYS[tenant]}, None),
+            ({}, {"Authorization": f"Bearer {KEYS[tenant]}"}),
+        ):
+            for more in ({}, {"after": "-1"}, {"after": "5", "events_after": "0"}):
+                first, closed = told(session, headers, **query, **more)
+                assert (first["code"], closed[0]) == ("session_not_found", 4404)
+                assert (first, closed) == told(unknown, headers, **query, **more)
+    assert told(session, access_token=KEYS["alice"])[0]["type"] == "hello"
+    assert told(session, {"Authorization": "Bearer wrong"}, access_token=KEYS["alice"])[1][0] == 4401
