@@ -67,6 +67,10 @@ class Log:
     def of(self, token: str) -> str:
         return self.pattern.format(id=token)
 
+    def token(self, subject: str) -> str:
+        """Of a subject of this log: the session or worker that it is about."""
+        return subject.removeprefix(self.of(""))
+
     def live(self, token: str) -> str:
         assert self.live_pattern is not None
         return self.live_pattern.format(id=token)

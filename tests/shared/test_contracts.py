@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import AfterValidator, SecretStr, StringConstraints, ValidationError
+from pydantic import AfterValidator, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from turboserve import subjects
@@ -29,7 +29,7 @@ def every(root: type[Contract]) -> list[type[Contract]]:
 
 CONTRACTS = sorted(set(every(Contract)), key=lambda kind: kind.__qualname__)
 IDS = st.from_regex(ID_PATTERN.rstrip("$") + r"\Z", fullmatch=True)
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
 
 
 def values(kind: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
@@ -65,7 +65,7 @@ def values(kind: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
         # The only one is a migration's key.
         return st.binary(min_size=32, max_size=32).map(bytes.hex)
     assert kind is str, kind
-    if any(isinstance(item, StringConstraints) and item.pattern for item in metadata):
+    if any("pattern" in dict(bounds(item)) for item in metadata):
         return IDS
     text = TEXT.filter(lambda text: len(text) >= limits.get("min_length", 0))
     refused = any(isinstance(item, AfterValidator) and item in Text.__metadata__ for item in metadata)
@@ -75,7 +75,7 @@ def values(kind: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
 def bounds(item: Any) -> list[tuple[str, Any]]:
     if isinstance(item, FieldInfo):
         return [bound for inner in item.metadata for bound in bounds(inner)]
-    names = ("ge", "le", "gt", "min_length", "max_length")
+    names = ("ge", "le", "gt", "min_length", "max_length", "pattern")
     return [(name, getattr(item, name)) for name in names if getattr(item, name, None) is not None]
 
 

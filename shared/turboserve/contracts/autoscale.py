@@ -11,7 +11,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, FiniteFloat, ValidationError, model_validator
 
-from turboserve.contracts.base import Contract, Count, Number, Reason, Text, UnixSeconds
+from turboserve.contracts.base import Contract, Count, Note, Number, Text, UnixSeconds, storable
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.sessions import Numbers
 
@@ -140,7 +140,7 @@ class ScalingRecord(Contract):
     previous: Count
     advice: Count
     """Workers the controller would have; differs from `target` in a dry run and under an override."""
-    reason: Reason
+    reason: Note
     numbers: Numbers = {}
     """rho_max, required, capacity, volatility, level, latency_weight, target_utilization, and so on."""
 

@@ -20,14 +20,15 @@ ID_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 """What may stand as one token of a NATS subject: no dot, no space, no wildcard."""
 
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+
 NUMBER_LIMIT = 2**53 - 1
 TEXT_LIMIT = 8_192
-REASON_LIMIT = 1_000
-_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+NOTE_LIMIT = 1_000
 
 
 def storable(text: str) -> str:
-    """`text`, if Postgres and UTF-8 can store it. Raises ValueError that names the character."""
+    """`text`, if Postgres can store it and UTF-8 encode it. Raises ValueError."""
     found = _UNSTORABLE.search(text)
     if found is not None:
         name = "NUL" if found.group() == "\0" else f"U+{ord(found.group()):04X}, half of a surrogate pair"
@@ -35,12 +36,11 @@ def storable(text: str) -> str:
     return text
 
 
-def _shortened(text: object) -> object:
+def _replaced(text: object) -> object:
     if not isinstance(text, str):
         return text
-    # Often the text of an exception, which may hold anything: an undecodable file name, for instance.
     whole = _UNSTORABLE.sub("\ufffd", text)
-    return whole if len(whole) <= REASON_LIMIT else f"{whole[: REASON_LIMIT - 1]}…"
+    return whole if len(whole) <= NOTE_LIMIT else f"{whole[: NOTE_LIMIT - 1]}…"
 
 
 Number = Annotated[int, Field(ge=-NUMBER_LIMIT, le=NUMBER_LIMIT)]
@@ -48,11 +48,11 @@ Number = Annotated[int, Field(ge=-NUMBER_LIMIT, le=NUMBER_LIMIT)]
 Count = Annotated[int, Field(ge=0, le=NUMBER_LIMIT)]
 """A `Number` of things, or of the position of one."""
 Text = Annotated[str, Field(max_length=TEXT_LIMIT), AfterValidator(storable)]
-"""Text of at most `TEXT_LIMIT` characters. NUL, which Postgres does not store, and lone surrogates, which
-UTF-8 does not encode, are refused."""
-Reason = Annotated[str, BeforeValidator(_shortened)]
-"""Why something is so, for people. One that is too long is shortened to `REASON_LIMIT` characters, and what
-cannot be stored is replaced: what a reason says of a failure must not be refused for the form of its text."""
+"""What people write, at most `TEXT_LIMIT` characters. NUL, which Postgres does not store, and lone
+surrogates, which UTF-8 does not encode, are refused."""
+Note = Annotated[str, BeforeValidator(_replaced)]
+"""What programs write: reasons. The same characters are replaced and what is over `NOTE_LIMIT` characters is
+cut, since a report must not fail because of a file's name in an exception."""
 UnixSeconds = Annotated[float, Field(ge=0)]
 """Wall-clock time, seconds since the epoch. Only shown to people and never compared across machines."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from turboserve.contracts.base import Contract, Count, Id, Text, UnixSeconds
+from turboserve.contracts.errors import InvalidInputError
 
 HEADER = "Ts-Chunk"
 SIDE_LIMIT = 16_384
@@ -61,6 +62,31 @@ class ChunkHeader(Contract):
     @classmethod
     def from_headers(cls, headers: Mapping[str, str]) -> Self:
         return cls.model_validate_json(headers[HEADER])
+
+    @classmethod
+    def of_entry(cls, session: str, headers: Mapping[str, str], payload_bytes: int | None = None) -> Self:
+        """The header of an entry in the log of `session`, which any worker may have written.
+
+        `payload_bytes`: of its payload, if that is known. Raises InvalidInputError if it is no chunk of
+        `session`.
+        """
+        if HEADER not in headers:
+            raise InvalidInputError(f"there is no header {HEADER}", field=HEADER)
+        try:
+            header = cls.from_headers(headers)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"]) or HEADER
+            raise InvalidInputError(f"{field}: {first['msg']}", field=field) from None
+        if header.session != session:
+            raise InvalidInputError(
+                f"session: {header.session}, not {session}", field="session", limit=session
+            )
+        if payload_bytes is not None and header.init_bytes >= payload_bytes:
+            raise InvalidInputError(
+                f"init_bytes: {header.init_bytes} of {payload_bytes}", field="init_bytes", limit=payload_bytes
+            )
+        return header
 
 
 class Ownership(Contract):

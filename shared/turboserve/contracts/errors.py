@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from turboserve.contracts.base import Contract, Reason
+from turboserve.contracts.base import Contract, Note
 
 
 class ErrorBody(Contract):
     """An error on the wire."""
 
     code: str
-    detail: Reason
-    field: Reason | None = None
-    limit: Reason | None = None
+    detail: Note
+    field: Note | None = None
+    limit: Note | None = None
     retry_after_s: float | None = None
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from turboserve.contracts.base import Contract, Id, Number, Reason, Text, UnixSeconds
+from turboserve.contracts.base import Contract, Id, Note, Number, Text, UnixSeconds
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import WorkerRecord
 
@@ -43,7 +43,7 @@ class SessionMigrating(_SessionEvent):
     """It is to move to `record.target`; until it is there it goes on where it is (or stays suspended)."""
 
     type: Literal["session.migrating"] = "session.migrating"
-    reason: Reason
+    reason: Note
 
 
 class SessionMoved(_SessionEvent):
@@ -58,7 +58,7 @@ class SessionMoveAbandoned(_SessionEvent):
 
     type: Literal["session.move_abandoned"] = "session.move_abandoned"
     target: Id
-    reason: Reason
+    reason: Note
 
 
 class SessionSuspended(_SessionEvent):

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from turboserve.contracts.autoscale import ProfileTable, ScalingStatus
-from turboserve.contracts.base import Contract, Count, Id, Number, Reason, Text, UnixSeconds
+from turboserve.contracts.base import Contract, Count, Id, Note, Number, Text, UnixSeconds
 from turboserve.contracts.cost import Rental
 
 WORKERS_LIMIT = 100_000
@@ -71,7 +71,7 @@ class PoolSlot(Contract):
     failures: Number = 0
     """Failures in a row."""
     retry_in_s: float | None = None
-    reason: Reason | None = None
+    reason: Note | None = None
     """Why it is where it is."""
 
 
@@ -83,7 +83,7 @@ class PoolAction(Contract):
     worker: Id | None = None
     action: Text
     """target, reserve, launch, adopt, ready, drain, extend, release, gone, fail."""
-    reason: Reason
+    reason: Note
 
 
 class PoolStatus(Contract):
@@ -99,13 +99,13 @@ class PoolStatus(Contract):
     slots: tuple[PoolSlot, ...] = ()
     actions: tuple[PoolAction, ...] = ()
     """The last ones, newest last."""
-    reason: Reason | None = None
+    reason: Note | None = None
     """Why the pool is not as it should be; None if it is."""
     scaling: ScalingStatus | None = None
     """The controller; None where workers are started by someone else."""
     orders: Number | None = None
     """Version of the orders in force; None: the state store has not said yet, and nothing is decided."""
-    provider_error: Reason | None = None
+    provider_error: Note | None = None
     """What the provider itself complains about; None: nothing."""
     start_up_s: float | None = None
     """How long the last worker took from its launch to being ready, seconds; None: none has yet."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from turboserve.contracts.base import Contract, Count, Id, Number, Reason, Text
+from turboserve.contracts.base import Contract, Count, Id, Note, Number, Text
 from turboserve.contracts.chunks import ChunkIndex
 from turboserve.contracts.leading import Led
 from turboserve.contracts.sessions import (
@@ -65,7 +65,7 @@ class SubmitPrompt(SessionRef):
 
 
 class EndSession(SessionRef):
-    reason: Reason = "ended by its user"
+    reason: Note = "ended by its user"
 
 
 class FailSession(Contract):
@@ -74,7 +74,7 @@ class FailSession(Contract):
     session: Id
     epoch: Count
     worker: Id
-    reason: Reason
+    reason: Note
 
 
 class PlaceSession(Led):
@@ -127,7 +127,7 @@ class AbandonMove(Led):
 
     session: Id
     move: Count
-    reason: Reason
+    reason: Note
     release: bool = False
     """The source has no state of a suspended session: it stops being the owner, and no worker is one until
     the session is placed again. Ignored unless the session is suspended."""
@@ -174,7 +174,7 @@ class WorkerGone(Contract):
     """scheduler, autoscaler → state store: this worker is dead or released."""
 
     worker: Id
-    reason: Reason
+    reason: Note
     term: Count | None = None
     """The scheduler's; None from others, who need not lead. Refused with `stale_term`."""
     renewed_at: float | None = None

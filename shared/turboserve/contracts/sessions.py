@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from turboserve.contracts.base import Contract, Count, Id, Reason, Text, UnixSeconds
+from turboserve.contracts.base import Contract, Count, Id, Note, Text, UnixSeconds
 
 PROMPT_LIMIT = 2_000
 """Characters in a prompt, at most."""
@@ -98,7 +98,7 @@ class SessionRecord(Contract):
     """Media time that playback had reached when last reported, seconds."""
     unwatched_s: float | None = None
     """For how long nobody has watched or changed it, as of this answer of the store; None: not known."""
-    reason: Reason | None = None
+    reason: Note | None = None
     """Why it ended, or why it waits."""
     created_at: UnixSeconds
     updated_at: UnixSeconds
@@ -123,6 +123,6 @@ class Decision(Contract):
     kind: Text = Field(max_length=64)
     """place, resume, recover, wait; migrate (a move begins), moved (it is done), stay (it was given up),
     release (given up, and its worker had no state of the suspended session: no worker owns it now)."""
-    reason: Reason
+    reason: Note
     numbers: Numbers = {}
     at: UnixSeconds = 0.0

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr
 
-from turboserve.contracts.base import Contract, Count, Id, Reason, Secret, Text, UnixSeconds
+from turboserve.contracts.base import Contract, Count, Id, Note, Secret, Text, UnixSeconds
 from turboserve.contracts.sessions import Digest, SessionRecord
 
 SLOTS_LIMIT = 10_000
@@ -53,7 +53,7 @@ class Refusal(Contract):
 
     session: Id
     epoch: Count
-    reason: Reason
+    reason: Note
 
 
 class MoveStage(StrEnum):
@@ -86,7 +86,7 @@ class MoveReport(Contract):
     """Since the copy began."""
     limit_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """So long after the copy has begun it is given up, if it is not here by then; 0: it has not begun."""
-    reason: Reason | None = None
+    reason: Note | None = None
     """Why it failed."""
     code: Text | None = Field(default=None, max_length=64)
     """Code of the error that it failed with, for example `NO_STATE`."""
@@ -190,7 +190,7 @@ class WorkerRecord(Contract):
     chunk_latency_s: LatencyProfile = {}
     started_at: UnixSeconds
     renewed_at: UnixSeconds
-    reason: Reason | None = None
+    reason: Note | None = None
 
 
 class Assignment(Contract):

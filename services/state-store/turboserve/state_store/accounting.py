@@ -7,13 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
-from pydantic import ValidationError
-
 from turboserve import logs
 from turboserve.bus import Bus, Entry, read
 from turboserve.clock import Clock
-from turboserve.contracts.chunks import HEADER, ChunkHeader
-from turboserve.contracts.errors import TurboServeError
+from turboserve.contracts.chunks import ChunkHeader
+from turboserve.contracts.errors import InvalidInputError, TurboServeError
 from turboserve.state_store import metrics
 from turboserve.state_store.core.sessions import applied
 from turboserve.state_store.database import Database, make_durable
@@ -115,7 +113,7 @@ class Accounting:
 
 def _header(entry: Entry) -> ChunkHeader | None:
     try:
-        return ChunkHeader.from_headers(entry.headers) if HEADER in entry.headers else None
-    except ValidationError as error:
-        log.error("unreadable chunk header", subject=entry.subject, error=str(error))
+        return ChunkHeader.of_entry(CHUNK.token(entry.subject), entry.headers)
+    except InvalidInputError as error:
+        log.error("unreadable chunk header", subject=entry.subject, error=error.detail)
         return None

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from turboserve.contracts.base import Reason
+from turboserve.contracts.base import Note
 from turboserve.contracts.errors import TurboServeError
 
 MEDIA_TYPE = "application/problem+json"
@@ -19,11 +19,11 @@ class Problem(BaseModel):
     type: str = Field(description="URN of the kind of problem: `urn:turboserve:problem:` and the code.")
     title: str
     status: int
-    detail: Reason
-    instance: Reason = Field(description="Path of the request.")
+    detail: Note
+    instance: Note = Field(description="Path of the request.")
     code: str
-    field: Reason | None = Field(None, description="The input or thing at fault.")
-    limit: Reason | None = Field(None, description="The bound that it met.")
+    field: Note | None = Field(None, description="The input or thing at fault.")
+    limit: Note | None = Field(None, description="The bound that it met.")
     retry_after_s: float | None = Field(None, description="When to try again, seconds; also in Retry-After.")
 
 

@@ -13,14 +13,22 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from turboserve import logs
 from turboserve.bus import Bus, Entry, follow, last_entry, next_entry
 from turboserve.contracts.chunks import ChunkHeader
+from turboserve.contracts.errors import InvalidInputError, UnavailableError
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway.aio import until
 from turboserve.gateway.problems.errors import ChunkGoneError, ChunkNotMadeError
 from turboserve.subjects import CHUNK
 
+log = logs.get("stream")
+
 REMEMBERED = 65_536
+UNREADABLE_LIMIT = 8
+"""Entries at the end of a log that are looked through for one that is a chunk."""
+UNREADABLE_RETRY_S = 1.0
+"""The next chunk of a session that runs can be read."""
 EMPTY_LOG_AHEAD_S = 5.0
 """An empty log does not say how long its chunks were. Beyond the last known playhead there are at most the
 lead and a chunk. Too much costs some lead once; too little, and the worker waits for ever to be caught up."""
@@ -110,8 +118,8 @@ class ChunkLog:
         expected = start.index
         async with aclosing(self._entries(session, start.sequence, ended)) as entries:
             async for entry in entries:
-                chunk = self._chunk(entry)
-                if chunk.header.index < expected:
+                chunk = self._chunk(session, entry)
+                if chunk is None or chunk.header.index < expected:
                     continue
                 if chunk.header.index > expected:
                     raise _gone(expected, chunk.header.index)
@@ -133,11 +141,38 @@ class ChunkLog:
 
     async def _newest(self, session: str) -> Chunk | None:
         entry = await last_entry(self._bus, CHUNK.stream, CHUNK.of(session))
-        return None if entry is None else self._chunk(entry)
+        for _ in range(UNREADABLE_LIMIT):
+            if entry is None or (chunk := self._chunk(session, entry)) is not None:
+                return None if entry is None else chunk
+            entry = await self._before(session, entry.sequence)
+        raise UnavailableError(
+            "the end of this session's video cannot be read",
+            field="session",
+            retry_after_s=UNREADABLE_RETRY_S,
+        )
+
+    async def _before(self, session: str, sequence: int) -> Entry | None:
+        """The entry before stream `sequence`. The broker only finds the first one from a sequence on."""
+        subject, step, start = CHUNK.of(session), 1, sequence
+        found: Entry | None = None
+        while start > 1 and (found is None or found.sequence >= sequence):
+            start = max(1, sequence - step)
+            found = await next_entry(self._bus, CHUNK.stream, subject, start)
+            step *= 2
+        if found is None or found.sequence >= sequence:
+            return None
+        while (after := await next_entry(self._bus, CHUNK.stream, subject, found.sequence + 1)) is not None:
+            if after.sequence >= sequence:
+                break
+            found = after
+        return found
 
     async def _from(self, session: str, sequence: int) -> Chunk | None:
-        entry = await next_entry(self._bus, CHUNK.stream, CHUNK.of(session), sequence)
-        return None if entry is None else self._chunk(entry)
+        while (entry := await next_entry(self._bus, CHUNK.stream, CHUNK.of(session), sequence)) is not None:
+            if (chunk := self._chunk(session, entry)) is not None:
+                return chunk
+            sequence = entry.sequence + 1
+        return None
 
     async def _find(self, session: str, index: int, newest: Chunk) -> Chunk:
         """Chunk `index`, which is at most `newest`. Raises ChunkGoneError."""
@@ -171,10 +206,15 @@ class ChunkLog:
             raise _gone(index, low.header.index)
         return low
 
-    def _chunk(self, entry: Entry) -> Chunk:
-        header = ChunkHeader.from_headers(entry.headers)
-        self._sequences[header.session, header.index] = entry.sequence
-        self._sequences.move_to_end((header.session, header.index))
+    def _chunk(self, session: str, entry: Entry) -> Chunk | None:
+        """What `entry` holds; None if that is no chunk of `session`, which is logged."""
+        try:
+            header = ChunkHeader.of_entry(session, entry.headers, len(entry.data))
+        except InvalidInputError as error:
+            log.warning("unreadable chunk", session=session, sequence=entry.sequence, error=error.detail)
+            return None
+        self._sequences[session, header.index] = entry.sequence
+        self._sequences.move_to_end((session, header.index))
         while len(self._sequences) > REMEMBERED:
             self._sequences.popitem(last=False)
         return Chunk(header, entry.sequence, entry.data)

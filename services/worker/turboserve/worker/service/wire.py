@@ -15,8 +15,9 @@ from turboserve.bus import Bus, append, last_entry, next_entry
 from turboserve.bus.log import Entry
 from turboserve.clock import Clock
 from turboserve.contracts.chunks import ChunkHeader, LatentsHeader
-from turboserve.contracts.errors import FencedError, TurboServeError, UnavailableError
+from turboserve.contracts.errors import FencedError, InvalidInputError, TurboServeError, UnavailableError
 from turboserve.contracts.requests import GetLatents
+from turboserve.ids import new_id
 from turboserve.subjects import CHUNK, CHUNKS, GET_LATENTS, LATENTS, OWN
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service.inputs import Outcome, Ownership
@@ -45,6 +46,7 @@ class Wire:
     def __init__(self, bus: Bus, clock: Clock, worker: str, config: ModelConfig, chunk_ttl_s: int) -> None:
         self._bus, self._clock, self._worker = bus, clock, worker
         self._config, self._chunk_ttl_s = config, chunk_ttl_s
+        self._nonce = new_id("msg")
 
     async def publish(self, chunk: Chunk, ownership: Ownership) -> Outcome:
         """Append once. UNKNOWN: append the same again until it is known."""
@@ -67,18 +69,24 @@ class Wire:
             published_at=self._clock.wall(),
         )
         try:
-            ack = await append(
-                self._bus,
-                CHUNK.of(chunk.session),
-                packaged.init + packaged.fragment,
-                message_id=f"{chunk.session}:{chunk.index}",
-                headers=header.to_headers(),
-                expect=(OWN.of(chunk.session), revision),
-                ttl_s=self._chunk_ttl_s,
-            )
-            if not ack.duplicate:
-                return Outcome.ACKED
-            entry = await next_entry(self._bus, CHUNKS, CHUNK.of(chunk.session), ack.sequence)
+            name = f"{chunk.session}:{chunk.index}"
+            # Message ids are of the stream, not of a subject. One that was used on another subject, by
+            # mistake or on purpose, would make the broker drop this chunk as a repetition of that.
+            for message_id in (name, f"{name}:{self._nonce}"):
+                ack = await append(
+                    self._bus,
+                    CHUNK.of(chunk.session),
+                    packaged.init + packaged.fragment,
+                    message_id=message_id,
+                    headers=header.to_headers(),
+                    expect=(OWN.of(chunk.session), revision),
+                    ttl_s=self._chunk_ttl_s,
+                )
+                if not ack.duplicate:
+                    return Outcome.ACKED
+                entry = await next_entry(self._bus, CHUNKS, CHUNK.of(chunk.session), ack.sequence)
+                if entry is not None and entry.sequence == ack.sequence:
+                    break
         except FencedError:
             return Outcome.FENCED
         except UnavailableError as error:
@@ -87,7 +95,7 @@ class Wire:
             )
             return Outcome.UNKNOWN
         # Our own earlier attempt, or the chunk of an owner that was here before or after us.
-        return Outcome.ACKED if entry is None or self._wrote(entry) else Outcome.FENCED
+        return Outcome.ACKED if entry is None or self._wrote(chunk.session, entry) else Outcome.FENCED
 
     async def send_latents(self, chunk: Chunk, epoch: int, began: int, before: int) -> None:
         """Best effort: without them a takeover goes on from empty context."""
@@ -112,18 +120,18 @@ class Wire:
         if entry is None:
             return LogEnd(0, mine=False, epoch=0)
         try:
-            header = ChunkHeader.from_headers(entry.headers)
-        except (KeyError, ValidationError) as error:
+            header = ChunkHeader.of_entry(session, entry.headers, len(entry.data))
+        except InvalidInputError as error:
             where = f"entry {entry.sequence} of {CHUNK.of(session)}"
-            raise UnreadableEntryError(f"{where} has no readable header: {type(error).__name__}") from None
+            raise UnreadableEntryError(f"{where} has no readable header: {error.detail}") from None
         return LogEnd(header.index + 1, header.worker == self._worker, header.epoch)
 
     async def first_epoch(self, session: str) -> int | None:
         """Epoch of chunk 0; None: the log has dropped it. Raises `UnavailableError`."""
         entry = await next_entry(self._bus, CHUNKS, CHUNK.of(session), 1)
         try:
-            header = None if entry is None else ChunkHeader.from_headers(entry.headers)
-        except (KeyError, ValidationError):
+            header = None if entry is None else ChunkHeader.of_entry(session, entry.headers, len(entry.data))
+        except InvalidInputError:
             return None
         return header.epoch if header is not None and header.index == 0 else None
 
@@ -148,5 +156,8 @@ class Wire:
             return None
         return header, torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
 
-    def _wrote(self, entry: Entry) -> bool:
-        return ChunkHeader.from_headers(entry.headers).worker == self._worker
+    def _wrote(self, session: str, entry: Entry) -> bool:
+        try:
+            return ChunkHeader.of_entry(session, entry.headers, len(entry.data)).worker == self._worker
+        except InvalidInputError:
+            return False
