@@ -223,7 +223,7 @@ def test_chunks_that_cannot_be(target: Target, speaker: Speaker) -> None:
     # Chunks of one session in another's log must not be counted for either.
     poison.append(headers_of("ses_other", speaker.worker, index=5))
     poison += [{}, {HEADER: ""}, {HEADER: "{}"}, {HEADER: "[" * 5_000}, {HEADER: "x" * 30_000}]
-    own = {HEADER: headers_of(session, speaker.worker)[HEADER]}
+    own = headers_of(session, speaker.worker, index=-1)
     poison += [
         own | {"Nats-Sequence": "x"},
         own | {"Nats-Last-Sequence": "x"},

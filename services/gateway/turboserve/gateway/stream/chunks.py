@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from turboserve import logs
 from turboserve.bus import Bus, Entry, follow, last_entry, next_entry
 from turboserve.contracts.chunks import ChunkHeader
-from turboserve.contracts.errors import InvalidInputError, UnavailableError
+from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway.aio import until
 from turboserve.gateway.problems.errors import ChunkGoneError, ChunkNotMadeError
@@ -25,10 +25,8 @@ from turboserve.subjects import CHUNK
 log = logs.get("stream")
 
 REMEMBERED = 65_536
-UNREADABLE_LIMIT = 8
-"""Entries at the end of a log that are looked through for one that is a chunk."""
-UNREADABLE_RETRY_S = 1.0
-"""The next chunk of a session that runs can be read."""
+WINDOW = 64
+"""Sequences of the stream, of all sessions, that are looked through first for the newest chunk of one."""
 EMPTY_LOG_AHEAD_S = 5.0
 """An empty log does not say how long its chunks were. Beyond the last known playhead there are at most the
 lead and a chunk. Too much costs some lead once; too little, and the worker waits for ever to be caught up."""
@@ -141,31 +139,28 @@ class ChunkLog:
 
     async def _newest(self, session: str) -> Chunk | None:
         entry = await last_entry(self._bus, CHUNK.stream, CHUNK.of(session))
-        for _ in range(UNREADABLE_LIMIT):
-            if entry is None or (chunk := self._chunk(session, entry)) is not None:
-                return None if entry is None else chunk
-            entry = await self._before(session, entry.sequence)
-        raise UnavailableError(
-            "the end of this session's video cannot be read",
-            field="session",
-            retry_after_s=UNREADABLE_RETRY_S,
-        )
-
-    async def _before(self, session: str, sequence: int) -> Entry | None:
-        """The entry before stream `sequence`. The broker only finds the first one from a sequence on."""
-        subject, step, start = CHUNK.of(session), 1, sequence
-        found: Entry | None = None
-        while start > 1 and (found is None or found.sequence >= sequence):
-            start = max(1, sequence - step)
-            found = await next_entry(self._bus, CHUNK.stream, subject, start)
-            step *= 2
-        if found is None or found.sequence >= sequence:
+        if entry is None:
             return None
-        while (after := await next_entry(self._bus, CHUNK.stream, subject, found.sequence + 1)) is not None:
-            if after.sequence >= sequence:
-                break
-            found = after
-        return found
+        return self._chunk(session, entry) or await self._newest_before(session, entry.sequence)
+
+    async def _newest_before(self, session: str, end: int) -> Chunk | None:
+        """The newest chunk before stream sequence `end`, behind which the log has nothing that is one.
+
+        The broker finds only the first entry from a sequence on: windows before the end are read, each four
+        times as wide as the one behind it.
+        """
+        subject, width, newest = CHUNK.of(session), WINDOW, None
+        while newest is None and end > 1:
+            position = start = max(1, end - width)
+            while (
+                entry := await next_entry(self._bus, CHUNK.stream, CHUNK.of(session), position)
+            ) is not None:
+                if entry.sequence >= end:
+                    break
+                newest = self._chunk(session, entry) or newest
+                position = entry.sequence + 1
+            end, width = start, width * 4
+        return newest
 
     async def _from(self, session: str, sequence: int) -> Chunk | None:
         while (entry := await next_entry(self._bus, CHUNK.stream, CHUNK.of(session), sequence)) is not None:
