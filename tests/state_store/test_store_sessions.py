@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from state_store_harness import Harness, Store, until
 
 from turboserve import subjects
+from turboserve.bus.client import ERROR_HEADER
 from turboserve.contracts.errors import (
     ConflictError,
+    ErrorBody,
     InvalidInputError,
     NoCapacityError,
     NotFoundError,
@@ -200,15 +203,16 @@ async def test_the_total_of_sessions_is_limited(start_store, settings) -> None: 
 
 async def test_what_cannot_be_stored_names_its_field(api: Harness) -> None:
     record = await api.running("bad")
-    for call, field in (
-        (api.create("bad", prompt="a\x00b"), "prompt"),
-        (api.create("bad", metadata={"k": "\x00"}), "metadata"),
-        (api.prompt(record.id, "\x00"), "prompt"),
-        (api.bus.call(subjects.LIST_SESSIONS, ListSessions(after="x; drop")), "after"),
+    new = {"id": new_id("ses"), "tenant": "acme", "model": "bad", "prompt": "a", "seed": 1}
+    for endpoint, request, field in (
+        (subjects.CREATE_SESSION, {**new, "prompt": "a\x00b"}, "prompt"),
+        (subjects.CREATE_SESSION, {**new, "metadata": {"k": "\x00"}}, "metadata.k"),
+        (subjects.SUBMIT_PROMPT, {"session": record.id, "event_id": "evt_1", "prompt": "\x00"}, "prompt"),
+        (subjects.LIST_SESSIONS, {"after": "x; drop"}, "after"),
     ):
-        with pytest.raises(InvalidInputError) as caught:
-            await call
-        assert caught.value.field == field
+        answer = await api.bus.client.request(endpoint.subject, json.dumps(request).encode(), timeout=5)
+        refusal = ErrorBody.from_bytes((answer.headers or {})[ERROR_HEADER].encode())
+        assert (refusal.code, refusal.field) == ("invalid_input", field)
     raw = await api.bus.client.request(subjects.SUBMIT_PROMPT.subject, b'{"session": 5}', timeout=5)
     assert "invalid_input" in (raw.headers or {})["Ts-Error"]
     text = "日本 🎈 \\u0000 ' \" \\"

@@ -9,13 +9,12 @@ import math
 from itertools import pairwise
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, FiniteFloat, ValidationError, model_validator
+from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
-from turboserve.contracts.base import Contract, Count, Note, Number, Text, UnixSeconds, storable
+from turboserve.contracts.base import Contract, Count, Note, Number, Text, UnixSeconds
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.sessions import Numbers
 
-LongText = Annotated[str, Field(max_length=65_536), AfterValidator(storable)]
 MOST_LEVELS = 256
 """Rows of a table, at most."""
 
@@ -23,7 +22,7 @@ MOST_LEVELS = 256
 class LevelParameters(Contract):
     """One row of the table: the parameters of one interval of volatility, and what they were found from."""
 
-    level: Number = Field(ge=1)
+    level: int = Field(ge=1, le=MOST_LEVELS)
     volatility_from: float = Field(ge=0, allow_inf_nan=False)
     """Lower end of the interval, included."""
     volatility_to: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -49,9 +48,9 @@ class LevelParameters(Contract):
 class Provenance(Contract):
     """Where a table comes from."""
 
-    source: LongText
+    source: Text
     """Names and digests of the traces."""
-    command: LongText = ""
+    command: Text = ""
     made_at: UnixSeconds = Field(default=0.0, allow_inf_nan=False)
     capacity: Count = 0
     """K of the workers it was profiled with."""
@@ -60,7 +59,7 @@ class Provenance(Contract):
     """Scale-out delay in the replay, seconds."""
     epoch_s: float = Field(default=1.0, ge=0.01, le=3_600)
     """Length of the epochs whose activations are counted, seconds: the detector's must be the same."""
-    window: Number = Field(default=30, ge=2, le=10_000)
+    window: int = Field(default=30, ge=2, le=10_000)
     """Epochs in the detector's window."""
     controller: dict[Annotated[Text, Field(max_length=64)], FiniteFloat] = Field(default={}, max_length=64)
     """Hysteresis, cool-downs, windows and horizon that the controller had in the replay."""

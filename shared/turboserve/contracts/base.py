@@ -23,12 +23,16 @@ Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 NUMBER_LIMIT = 2**53 - 1
-TEXT_LIMIT = 8_192
+TEXT_LIMIT = 65_536
 NOTE_LIMIT = 1_000
 
 
 def storable(text: str) -> str:
-    """`text`, if Postgres can store it and UTF-8 encode it. Raises ValueError."""
+    """`text`, if Postgres can store it and UTF-8 encode it, and it is no longer than any has to be. Raises
+    ValueError.
+    """
+    if len(text) > TEXT_LIMIT:
+        raise ValueError(f"must have at most {TEXT_LIMIT} characters")
     found = _UNSTORABLE.search(text)
     if found is not None:
         name = "NUL" if found.group() == "\0" else f"U+{ord(found.group()):04X}, half of a surrogate pair"
@@ -47,7 +51,8 @@ Number = Annotated[int, Field(ge=-NUMBER_LIMIT, le=NUMBER_LIMIT)]
 """A whole number that JSON, Lua, Postgres and a float all keep exactly, also when 1 is added to it."""
 Count = Annotated[int, Field(ge=0, le=NUMBER_LIMIT)]
 """A `Number` of things, or of the position of one."""
-Text = Annotated[str, Field(max_length=TEXT_LIMIT), AfterValidator(storable)]
+# Without Field: of two bounds of one kind, one in the annotation and one in the field, the first would count.
+Text = Annotated[str, AfterValidator(storable)]
 """What people write, at most `TEXT_LIMIT` characters. NUL, which Postgres does not store, and lone
 surrogates, which UTF-8 does not encode, are refused."""
 Note = Annotated[str, BeforeValidator(_replaced)]

@@ -34,7 +34,7 @@ class GetCost(Contract):
     tenant: Id | None = None
     session: Id | None = None
     """Only this one's share; None: the newest `limit`."""
-    limit: Number = Field(default=100, ge=1, le=1_000)
+    limit: int = Field(default=100, ge=1, le=1_000)
     every_correction: bool = False
     """Whether corrections of all tenants are listed."""
 
@@ -47,7 +47,7 @@ class Correction(Contract):
     """Whose share is corrected; None: nobody's in particular."""
     gpu_seconds: float
     money: float
-    reason: str
+    reason: Text
     by: Id
     """The tenant that ordered it."""
     at: UnixSeconds
@@ -61,7 +61,7 @@ class CorrectCost(Contract):
     session: Id | None = None
     gpu_seconds: float = Field(default=0.0, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)
     money: float = Field(default=0.0, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)
-    reason: str = Field(min_length=1, max_length=500)
+    reason: Text = Field(min_length=1, max_length=500)
     by: Id
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from turboserve.contracts.base import Contract, Count, Id, Note, Number, Text
+from turboserve.contracts.base import Contract, Count, Id, Note, Text
 from turboserve.contracts.chunks import ChunkIndex
 from turboserve.contracts.leading import Led
 from turboserve.contracts.sessions import (
@@ -48,7 +48,7 @@ class ListSessions(Contract):
     tenant: Id | None = None
     phases: tuple[Phase, ...] = Field(default=(), max_length=len(Phase))
     """Empty: any."""
-    limit: Number = Field(default=100, ge=1, le=1_000)
+    limit: int = Field(default=100, ge=1, le=1_000)
     after: Text | None = None
     """The `next` of the page before."""
 

@@ -152,9 +152,7 @@ class ChunkLog:
         subject, width, newest = CHUNK.of(session), WINDOW, None
         while newest is None and end > 1:
             position = start = max(1, end - width)
-            while (
-                entry := await next_entry(self._bus, CHUNK.stream, CHUNK.of(session), position)
-            ) is not None:
+            while (entry := await next_entry(self._bus, CHUNK.stream, subject, position)) is not None:
                 if entry.sequence >= end:
                     break
                 newest = self._chunk(session, entry) or newest
