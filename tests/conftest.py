@@ -62,7 +62,6 @@ def nats_server(layout: Layout, ports: Ports) -> Iterator[NatsServer]:
         layout.server("nats"),
         ports.get("nats"),
         {user: layout.secret(f"nats.{user}") for user in (*subjects.SERVICES, "admin")},
-        subjects.permissions,
     )
     with running([server], layout.logs / "nats.log"):
         yield server

@@ -1,4 +1,4 @@
-"""Write the broker's configuration for containers: a user per service, by the table of subjects.
+"""Write the broker's configuration for containers: an account and a user per service.
 
     python deploy/nats/generate.py          write nats.conf beside this file
     python deploy/nats/generate.py --check  fail if it is not what would be written
@@ -8,11 +8,11 @@ Passwords are not in the file: nats-server reads them from its environment.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
-from turboserve.subjects import SERVICES, permissions
+from turboserve.broker_accounts import accounts
+from turboserve.subjects import SERVICES
 
 FILE = Path(__file__).with_name("nats.conf")
 
@@ -44,23 +44,23 @@ accounts {
       }
     ]
   }
-}
 """
-# The watchdog appends to a stream of its own, which it may make and not read.
+# The watchdog appends to a stream of its own, which it may make and not read. It has an account of its own as
+# well: whoever may make a stream can have the broker publish anything on any subject of the account.
 WATCHDOG = """\
-    {
-      user: "watchdog"
-      password: $NATS_WATCHDOG_PASSWORD
-      permissions: {
-        publish: {allow: [
-          "$JS.API.STREAM.CREATE.WATCHDOG"
-          "watchdog.probe"
-        ]}
-        subscribe: {allow: [
-          "_INBOX_watchdog.>"
-        ]}
+  WATCHDOG {
+    jetstream: enabled
+    users: [
+      {
+        user: "watchdog"
+        password: $NATS_WATCHDOG_PASSWORD
+        permissions: {
+          publish: {allow: ["$JS.API.STREAM.CREATE.WATCHDOG", "watchdog.probe"]}
+          subscribe: {allow: ["_INBOX_watchdog.>"]}
+        }
       }
-    }
+    ]
+  }
 """
 
 
@@ -71,30 +71,8 @@ def password_variable(service: str) -> str:
 
 def config() -> str:
     """The configuration file's text. Strings are quoted as JSON, which NATS reads as well."""
-    users = "".join(_user(name) for name in SERVICES) + WATCHDOG
-    return f"{HEAD}authorization {{\n  users = [\n{users}  ]\n}}\n"
-
-
-def _user(service: str) -> str:
-    publish, subscribe = (_list(permissions(service)[key]) for key in ("publish", "subscribe"))
-    # allow_responses: a service may answer a request without being allowed to write to inboxes at will.
-    return f"""\
-    {{
-      user: {json.dumps(service)}
-      password: ${password_variable(service)}
-      permissions: {{
-        publish: {{allow: [
-{publish}        ]}}
-        subscribe: {{allow: [
-{subscribe}        ]}}
-        allow_responses: {{max: 1000, expires: "60s"}}
-      }}
-    }}
-"""
-
-
-def _list(allowed: list[str]) -> str:
-    return "".join(f"          {json.dumps(subject)}\n" for subject in allowed)
+    users = {name: f"${password_variable(name)}" for name in SERVICES}
+    return f"{HEAD}{WATCHDOG}{accounts(users)}}}\n"
 
 
 def main() -> int:

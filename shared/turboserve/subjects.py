@@ -1,4 +1,7 @@
-"""Every NATS subject in one table: who sends, who reads, what travels. Broker permissions come from it."""
+"""Every NATS subject in one table: who sends, who reads, what travels.
+
+`turboserve.broker_accounts` derives the broker's accounts and permissions from it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from turboserve.contracts import chunks, cost, leading, pool, requests, sessions
 from turboserve.contracts.base import Contract
 
 SERVICES = ("gateway", "scheduler", "autoscaler", "worker", "state-store")
+ADMIN = "admin"
+"""The broker user of tests and tools, which may do everything that services may."""
 
 CHUNKS = "CHUNKS"
 """Stream of `own.<session>` and `chunk.<session>`: the fence and the chunk log share one order."""
@@ -21,14 +26,56 @@ Msg = TypeVar("Msg", bound=Contract)
 
 
 @dataclass(frozen=True)
+class Caller:
+    """Who sent a request: the broker lets each user name only itself in the request's subject."""
+
+    role: str
+    """A service's name, or `ADMIN`."""
+    id: str | None = None
+    """Which one of that role, where each has a broker user of its own."""
+
+    @property
+    def token(self) -> str:
+        """How it stands in subjects: `gateway`, or `worker.wk_1`."""
+        return self.role if self.id is None else f"{self.role}.{self.id}"
+
+    @classmethod
+    def from_token(cls, token: str) -> Caller:
+        """Raises ValueError for anything that `token` never returns."""
+        role, *rest = token.split(".")
+        if not role or len(rest) > 1 or "" in rest:
+            raise ValueError(f"caller: {token!r} is not ROLE or ROLE.ID")
+        return cls(role, *rest)
+
+
+@dataclass(frozen=True)
 class Endpoint(Generic[Req, Resp]):
-    """Request and reply with a deadline. One of the server's instances answers (queue group)."""
+    """Request and reply with a deadline. One of the server's instances answers (queue group).
+
+    A request travels on `SUBJECT.from.CALLER`.
+    """
 
     subject: str
     request: type[Req]
     response: type[Resp]
     server: str
     callers: tuple[str, ...]
+
+    def request_subject(self, caller: str) -> str:
+        """Where the caller with this token sends its requests."""
+        return f"{self.subject}.from.{caller}"
+
+    @property
+    def every(self) -> str:
+        """The requests of all callers."""
+        return f"{self.subject}.from.>"
+
+    def caller_of(self, subject: str) -> Caller:
+        """Who sent a request that arrived on `subject`; raises ValueError if it names no caller."""
+        prefix, _, token = subject.partition(".from.")
+        if prefix != self.subject:
+            raise ValueError(f"subject: {subject!r} is no request to {self.subject}")
+        return Caller.from_token(token)
 
 
 @dataclass(frozen=True)
@@ -63,6 +110,9 @@ class Log:
     live_pattern: str | None
     writers: tuple[str, ...]
     readers: tuple[str, ...]
+    """Services that hear accepted messages as they come."""
+    history_readers: tuple[str, ...] = ()
+    """Services that read stored messages."""
 
     def of(self, token: str) -> str:
         return self.pattern.format(id=token)
@@ -79,12 +129,30 @@ class Log:
     def every(self) -> str:
         return self.pattern.format(id="*")
 
+    def takes(self, subject: str) -> bool:
+        """Whether messages on `subject` are this log's."""
+        return subject.rpartition(".")[0] == self.every.rpartition(".")[0]
 
-OWN = Log(CHUNKS, "own.{id}", None, ("state-store",), ())
-CHUNK = Log(CHUNKS, "chunk.{id}", "live.chunk.{id}", ("worker",), ("gateway", "worker", "state-store"))
-EVENT = Log(EVENTS, "event.{id}", "live.event.{id}", ("state-store",), ("gateway", "scheduler", "autoscaler"))
+
+OWN = Log(CHUNKS, "own.{id}", None, ("state-store",), (), ("state-store",))
+CHUNK = Log(
+    CHUNKS, "chunk.{id}", "live.chunk.{id}", ("worker",), ("gateway",), ("gateway", "worker", "state-store")
+)
+EVENT = Log(
+    EVENTS,
+    "event.{id}",
+    "live.event.{id}",
+    ("state-store",),
+    ("gateway", "scheduler", "autoscaler"),
+    ("gateway", "scheduler", "state-store"),
+)
 WORKER_EVENT = Log(
-    EVENTS, "worker-event.{id}", "live.worker-event.{id}", ("state-store",), ("scheduler", "autoscaler")
+    EVENTS,
+    "worker-event.{id}",
+    "live.worker-event.{id}",
+    ("state-store",),
+    ("scheduler",),
+    ("scheduler", "state-store"),
 )
 CANARY_CHUNKS = Log(
     CHUNKS, "canary.CHUNKS", "live.canary.CHUNKS", ("state-store",), ("gateway", "worker", "state-store")
@@ -116,11 +184,7 @@ CREATE_SESSION = Endpoint(
     "state.session.create", requests.CreateSession, sessions.SessionRecord, _STORE, ("gateway",)
 )
 GET_SESSION = Endpoint(
-    "state.session.get",
-    requests.SessionRef,
-    sessions.SessionRecord,
-    _STORE,
-    ("gateway", "scheduler", "worker"),
+    "state.session.get", requests.SessionRef, sessions.SessionRecord, _STORE, ("gateway", "scheduler")
 )
 LIST_SESSIONS = Endpoint(
     "state.session.list", requests.ListSessions, requests.SessionPage, _STORE, ("gateway", "scheduler")
@@ -136,7 +200,7 @@ RESUME_SESSION = Endpoint(
 )
 END_SESSION = Endpoint("state.session.end", requests.EndSession, sessions.SessionRecord, _STORE, ("gateway",))
 FAIL_SESSION = Endpoint(
-    "state.session.fail", requests.FailSession, sessions.SessionRecord, _STORE, ("worker", "scheduler")
+    "state.session.fail", requests.FailSession, sessions.SessionRecord, _STORE, ("worker",)
 )
 PLACE_SESSION = Endpoint(
     "state.session.place", requests.PlaceSession, sessions.SessionRecord, _STORE, ("scheduler",)
@@ -178,9 +242,7 @@ GET_LATENTS = Endpoint("state.latents.get", requests.GetLatents, chunks.LatentsH
 MOVE_SESSION = Endpoint(
     "scheduler.session.move", requests.MoveSession, requests.MoveAccepted, "scheduler", ("gateway",)
 )
-GET_LEADER = Endpoint(
-    "state.leader.get", leading.GetLeader, leading.LeaderRecord, _STORE, ("gateway", "scheduler")
-)
+GET_LEADER = Endpoint("state.leader.get", leading.GetLeader, leading.LeaderRecord, _STORE, ("scheduler",))
 CAMPAIGN = Endpoint("state.leader.campaign", leading.Campaign, leading.CampaignResult, _STORE, ("scheduler",))
 KEEP_LEAD = Endpoint("state.leader.renew", leading.KeepLead, leading.LeaderRecord, _STORE, ("scheduler",))
 STEP_DOWN = Endpoint("state.leader.resign", leading.StepDown, leading.LeaderRecord, _STORE, ("scheduler",))
@@ -218,37 +280,6 @@ ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignme
 )
 
 
-def inbox_prefix(service: str) -> str:
-    """Where replies to this service arrive; no other service may listen there."""
-    return f"_INBOX_{service.replace('-', '_')}"
-
-
-def permissions(service: str) -> dict[str, list[str]]:
-    """What the broker lets `service` publish and subscribe to, from the table above.
-
-    Replies are allowed by the broker's `allow_responses`, so nobody may publish to a foreign inbox at will.
-    """
-    if service not in SERVICES:
-        raise ValueError(f"service: {service!r} is not one of {', '.join(SERVICES)}")
-    publish: list[str] = []
-    subscribe = [f"{inbox_prefix(service)}.>"]
-    publish += [e.subject for e in ENDPOINTS if service in e.callers]
-    subscribe += [e.subject for e in ENDPOINTS if service == e.server]
-    publish += [t.every for t in TOPICS if service in t.senders]
-    subscribe += [t.every for t in TOPICS if service in t.readers]
-    publish += [log.every for log in LOGS if service in log.writers]
-    subscribe += [f"live.{log.every}" for log in LOGS if service in log.readers and log.live_pattern]
-    if service == _STORE:
-        publish += ["$JS.API.>", "$JS.ACK.>"]
-    else:
-        for stream in sorted({log.stream for log in LOGS if service in (*log.readers, *log.writers)}):
-            publish += [
-                f"$JS.API.STREAM.INFO.{stream}",
-                f"$JS.API.DIRECT.GET.{stream}",
-                f"$JS.API.DIRECT.GET.{stream}.>",
-                f"$JS.API.CONSUMER.CREATE.{stream}.>",
-                f"$JS.API.CONSUMER.INFO.{stream}.>",
-                f"$JS.API.CONSUMER.MSG.NEXT.{stream}.>",
-                f"$JS.ACK.{stream}.>",
-            ]
-    return {"publish": sorted(set(publish)), "subscribe": sorted(set(subscribe))}
+def inbox_prefix(user: str) -> str:
+    """Where replies to this broker user arrive; no other user may listen there."""
+    return f"_INBOX_{user.replace('-', '_').replace('.', '_')}"

@@ -166,7 +166,7 @@ def test_a_broker_whose_store_is_full_by_its_own_limit_refuses_and_is_not_called
     layout = Layout(tmp_path / "data")
     layout.create()
     port = Ports(layout.ports).get("nats")
-    server = NatsServer(layout.server("nats"), port, {"admin": "secret"}, subjects.permissions)
+    server = NatsServer(layout.server("nats"), port, {"admin": "secret"})
 
     async def fill() -> None:
         client = await nats.connect(server.url())
@@ -194,7 +194,6 @@ def own_servers(tmp_path: Path) -> list[EmbeddedServer]:
             layout.server("nats"),
             ports.get("nats"),
             {"admin": layout.secret("nats.admin")},
-            subjects.permissions,
         ),
         RedisServer(layout.server("redis"), ports.get("redis"), layout.secret("redis")),
         PostgresServer(

@@ -40,7 +40,6 @@ class Pool:
             self.layout.server("nats"),
             self._ports.get("nats"),
             {user: self.layout.secret(f"nats.{user}") for user in users},
-            subjects.permissions,
         )
         redis, postgres = self.layout.secret("redis"), self.layout.secret("postgres")
         services = self.layout.secret("postgres.services")

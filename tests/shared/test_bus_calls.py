@@ -14,6 +14,7 @@ from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import DeadlineError, InvalidInputError, NoCapacityError, TurboServeError
 from turboserve.contracts.requests import Done, DrainWorker, GetLatents, WorkerGone
 from turboserve.contracts.workers import Playhead
+from turboserve.subjects import Caller
 
 LATENTS = LatentsHeader(session="s", index=3, epoch=1, dtype="float16", shape=(3, 2), first_latent=9)
 
@@ -21,7 +22,7 @@ LATENTS = LatentsHeader(session="s", index=3, epoch=1, dtype="float16", shape=(3
 async def test_an_answer_and_every_kind_of_refusal(connect) -> None:  # type: ignore[no-untyped-def]
     store, caller = await connect("state-store"), await connect("autoscaler")
 
-    async def answer(request: DrainWorker) -> Done:
+    async def answer(request: DrainWorker, _: Caller) -> Done:
         if request.worker == "full":
             raise NoCapacityError("full", field="worker", limit=2, retry_after_s=1.5)
         if request.worker == "bug":
@@ -38,7 +39,9 @@ async def test_an_answer_and_every_kind_of_refusal(connect) -> None:  # type: ig
         await caller.call(subjects.DRAIN_WORKER, DrainWorker(worker="bug"))
     assert (bug.value.code, bug.value.status) == ("internal", 500)
     assert "secrets" not in bug.value.detail
-    raw = await caller.client.request(subjects.DRAIN_WORKER.subject, b"not json", timeout=5)
+    raw = await caller.client.request(
+        subjects.DRAIN_WORKER.request_subject("autoscaler"), b"not json", timeout=5
+    )
     assert "invalid_input" in (raw.headers or {})["Ts-Error"]
 
 
@@ -59,7 +62,7 @@ async def test_nobody_there_and_nobody_answering_are_told_apart(connect) -> None
     assert nobody.value.retryable
     release = asyncio.Event()
 
-    async def slow(_: WorkerGone) -> Done:
+    async def slow(_: WorkerGone, __: Caller) -> Done:
         await release.wait()
         return Done()
 
@@ -76,7 +79,7 @@ async def test_requests_run_side_by_side_and_are_shared_by_the_instances(connect
     together = asyncio.Event()
 
     async def serve(bus: Bus, number: int) -> None:
-        async def answer(_: DrainWorker) -> Done:
+        async def answer(_: DrainWorker, __: Caller) -> Done:
             served[number] += 1
             if sum(served) == 20:
                 together.set()
@@ -99,7 +102,7 @@ async def test_raw_bodies_travel_beside_their_message(connect) -> None:  # type:
     store, worker = await connect("state-store"), await connect("worker")
     data = bytes(range(256)) * 4_096
 
-    async def answer(_: GetLatents) -> tuple[LatentsHeader, bytes]:
+    async def answer(_: GetLatents, __: Caller) -> tuple[LatentsHeader, bytes]:
         return LATENTS, data
 
     kept: asyncio.Queue[tuple[LatentsHeader, bytes]] = asyncio.Queue()
@@ -136,7 +139,7 @@ async def test_a_subscription_outlives_what_it_cannot_read_and_what_its_handler_
 async def test_what_the_caller_sends_wrong_names_its_field(connect) -> None:  # type: ignore[no-untyped-def]
     store, caller = await connect("state-store"), await connect("autoscaler")
 
-    async def answer(_: DrainWorker) -> Done:
+    async def answer(_: DrainWorker, __: Caller) -> Done:
         return Done()
 
     await store.serve(subjects.DRAIN_WORKER, answer)
@@ -156,11 +159,11 @@ async def test_a_leaders_answer_is_the_one_that_comes_though_all_instances_hear(
     )
     heard: list[str] = []
 
-    async def silent(request: DrainWorker) -> Done | None:
+    async def silent(request: DrainWorker, _: Caller) -> Done | None:
         heard.append(f"former {request.worker}")
         return None
 
-    async def leader(request: DrainWorker) -> Done | None:
+    async def leader(request: DrainWorker, _: Caller) -> Done | None:
         heard.append(f"leader {request.worker}")
         return Done()
 
@@ -178,7 +181,7 @@ async def test_what_comes_over_another_connection_is_told_from_it(connect) -> No
     store, caller = await connect("state-store"), await connect("autoscaler")
     connections: list[int | None] = []
 
-    async def answer(_: WorkerGone) -> Done:
+    async def answer(_: WorkerGone, __: Caller) -> Done:
         connections.append(store.connection)
         return Done()
 

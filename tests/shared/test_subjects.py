@@ -1,14 +1,12 @@
-"""Who may say what: the table of subjects, enforced by a real broker."""
+"""The table of subjects, and the accounts and permissions that come from it."""
 
 from __future__ import annotations
-
-import asyncio
 
 import pytest
 
 from turboserve import subjects
-from turboserve.cli.embedded import NatsServer
-from turboserve.subjects import ENDPOINTS, LOGS, SERVICES, TOPICS, permissions
+from turboserve.broker_accounts import Flow, account_of, flows, permissions
+from turboserve.subjects import ENDPOINTS, LOGS, SERVICES, TOPICS, Caller
 
 
 def test_every_subject_stands_once_and_names_services_that_exist() -> None:
@@ -18,13 +16,13 @@ def test_every_subject_stands_once_and_names_services_that_exist() -> None:
     named = {endpoint.server for endpoint in ENDPOINTS}
     named |= {service for endpoint in ENDPOINTS for service in endpoint.callers}
     named |= {service for topic in TOPICS for service in (*topic.senders, *topic.readers)}
-    named |= {service for log in LOGS for service in (*log.writers, *log.readers)}
+    named |= {service for log in LOGS for service in (*log.writers, *log.readers, *log.history_readers)}
     assert named <= set(SERVICES)
 
 
-def test_nobody_else_listens_to_a_services_answers() -> None:
+def test_only_one_user_listens_to_a_users_answers() -> None:
     for service in SERVICES:
-        for other in SERVICES:
+        for other in (*SERVICES, subjects.ADMIN):
             prefix = subjects.inbox_prefix(other)
             listens = any(name.startswith(prefix) for name in permissions(service)["subscribe"])
             assert listens == (service == other)
@@ -40,36 +38,38 @@ def test_only_the_state_store_writes_the_fence_and_events() -> None:
         assert ("chunk.*" in publish) == (service == "worker")
 
 
-@pytest.mark.parametrize(
-    ("service", "subject"),
-    [
-        ("worker", "own.s"),
-        ("worker", "event.s"),
-        ("worker", subjects.PLACE_SESSION.subject),
-        ("gateway", "chunk.s"),
-        ("gateway", subjects.RENEW.subject),
-        ("scheduler", "own.s"),
-        ("scheduler", "assign.w"),
-        ("autoscaler", subjects.CREATE_SESSION.subject),
-        ("gateway", "$JS.API.STREAM.DELETE.CHUNKS"),
-        ("worker", "$JS.API.STREAM.PURGE.CHUNKS"),
-        ("gateway", "_INBOX_worker.reply"),
-    ],
-)
-async def test_the_broker_refuses_what_the_table_does_not_allow(
-    nats_server: NatsServer, service: str, subject: str
-) -> None:
-    import nats
+def test_a_request_names_its_caller_and_nothing_else_does() -> None:
+    endpoint = subjects.END_SESSION
+    for caller in (Caller("gateway"), Caller("worker", "wk_1")):
+        assert endpoint.caller_of(endpoint.request_subject(caller.token)) == caller
+    for subject in (
+        "state.session.end",
+        "state.session.end.from.",
+        "state.session.end.from.worker.a.b",
+        "state.session.end.from.worker.",
+        "state.session.get.from.gateway",
+        "",
+    ):
+        with pytest.raises(ValueError, match=r"caller|subject"):
+            endpoint.caller_of(subject)
 
-    refused: asyncio.Queue[str] = asyncio.Queue()
 
-    async def failed(error: Exception) -> None:
-        await refused.put(str(error).lower())
+def test_what_passes_between_accounts() -> None:
+    hub, found = account_of("state-store"), flows()
+    assert len(set(found)) == len(found)
+    for flow in found:
+        assert flow.source != flow.target
+        # A pattern of any length would let through what nobody has thought of.
+        assert not flow.subject.endswith(">")
+        assert not flow.subject.startswith("_")
+    assert Flow("state.session.end.from.gateway", "GATEWAY", hub, "service") in found
+    assert Flow("scheduler.session.move.from.gateway", "GATEWAY", "SCHEDULER", "service") in found
+    assert Flow("live.event.*", hub, "SCHEDULER", "stream") in found
+    assert Flow("load.*", "WORKER", "AUTOSCALER", "stream") in found
+    assert not [flow for flow in found if flow.subject == "own.*"]
 
-    client = await nats.connect(nats_server.url(service), error_cb=failed)
-    try:
-        await client.publish(subject, b"{}")
-        await client.flush()
-        assert "permissions violation" in await asyncio.wait_for(refused.get(), 10)
-    finally:
-        await client.close()
+
+def test_a_log_takes_its_own_subjects_only() -> None:
+    assert subjects.EVENT.takes("event.ses_1")
+    for subject in ("worker-event.w", "event", "event.a.b", "canary.EVENTS", "live.event.a"):
+        assert not subjects.EVENT.takes(subject)

@@ -137,7 +137,6 @@ async def test_a_log_whose_disk_was_full_goes_on_without_loss_or_repeat(
             ports.get("full-nats"),
             ports.get("full-nats-monitor"),
             {user: layout.secret(f"nats.{user}") for user in (*subjects.SERVICES, "admin")},
-            subjects.permissions,
         )
         settings = Settings(
             nats_url=server.url(),

@@ -241,7 +241,6 @@ async def broker(
         ports.get(name),
         ports.get(f"{name}-monitor"),
         {user: layout.secret(f"nats.{user}") for user in (*subjects.SERVICES, "admin")},
-        subjects.permissions,
         max_store_bytes,
     )
     server.directory.mkdir(parents=True, exist_ok=True)
@@ -325,7 +324,7 @@ async def test_what_a_broker_at_its_own_limit_refuses_is_an_error_to_try_again(
 
 
 def test_a_data_folder_keeps_the_size_that_its_streams_have_reserved(tmp_path: Path) -> None:
-    server = NatsServer(tmp_path, 1, 2, {}, subjects.permissions)
+    server = NatsServer(tmp_path, 1, 2, {})
     first = server.store_limit()
     assert first > 0
     (tmp_path / "max_file_store").write_text(str(10 * first))

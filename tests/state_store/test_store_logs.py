@@ -108,6 +108,20 @@ async def test_an_owner_of_an_epoch_nobody_noted_is_followed(api: Harness, parts
     await api.chunk(await api.get(record.id), 0)
 
 
+async def test_no_chunk_passes_for_an_owner_by_its_message_id(api: Harness) -> None:
+    """A worker's credential may append any chunk; the broker would have answered the store's own entry as a
+    repetition of it, and the new owner's chunks would have met a fence that nobody wrote."""
+    record = await api.running("poisoned")
+    for epoch in range(1, 6):
+        body = b"not an owner"
+        await append(api.bus, "chunk.ses_poison", body, message_id=f"own:{record.id}:{epoch}")
+    moved = await api.place(record, await api.worker("poisoned"))
+    assert await owns(api, record) == [1, 2]
+    await api.chunk(moved, 0)
+    with pytest.raises(FencedError):
+        await api.chunk(record, 1)
+
+
 async def test_verification_leaves_what_agrees_alone_and_writes_what_is_lost(
     api: Harness, parts: Parts
 ) -> None:

@@ -188,7 +188,7 @@ async def test_without_redis_sessions_go_on(
 
 def broker(layout: Layout, ports: Ports, name: str) -> NatsServer:
     users = {user: f"secret-{user}" for user in (*subjects.SERVICES, "admin")}
-    return NatsServer(layout.server(name), ports.get(name), users, subjects.permissions)
+    return NatsServer(layout.server(name), ports.get(name), users)
 
 
 async def test_the_broker_dies_while_sessions_change(

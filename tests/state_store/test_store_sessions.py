@@ -210,10 +210,14 @@ async def test_what_cannot_be_stored_names_its_field(api: Harness) -> None:
         (subjects.SUBMIT_PROMPT, {"session": record.id, "event_id": "evt_1", "prompt": "\x00"}, "prompt"),
         (subjects.LIST_SESSIONS, {"after": "x; drop"}, "after"),
     ):
-        answer = await api.bus.client.request(endpoint.subject, json.dumps(request).encode(), timeout=5)
+        answer = await api.bus.client.request(
+            endpoint.request_subject(api.bus.user), json.dumps(request).encode(), timeout=5
+        )
         refusal = ErrorBody.from_bytes((answer.headers or {})[ERROR_HEADER].encode())
         assert (refusal.code, refusal.field) == ("invalid_input", field)
-    raw = await api.bus.client.request(subjects.SUBMIT_PROMPT.subject, b'{"session": 5}', timeout=5)
+    raw = await api.bus.client.request(
+        subjects.SUBMIT_PROMPT.request_subject(api.bus.user), b'{"session": 5}', timeout=5
+    )
     assert "invalid_input" in (raw.headers or {})["Ts-Error"]
     text = "日本 🎈 \\u0000 ' \" \\"
     assert (await api.prompt(record.id, text)).prompt == text

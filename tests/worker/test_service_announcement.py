@@ -17,6 +17,7 @@ from turboserve.contracts.errors import WorkerGoneError
 from turboserve.contracts.requests import Renew
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Incoming, LoadReport, MoveStage, Renewal, WorkerPhase
+from turboserve.subjects import Caller
 from turboserve.worker.service.announcement import announced, starting
 from turboserve.worker.settings import Settings
 
@@ -32,7 +33,7 @@ class Store:
         self.assigned: tuple[SessionRecord, ...] = ()
         self.incoming: tuple[Incoming, ...] = ()
 
-    async def renew(self, request: Renew) -> Renewal:
+    async def renew(self, request: Renew, _: Caller) -> Renewal:
         if request.load.phase is not WorkerPhase.GONE and self.says_gone:
             raise WorkerGoneError("it was declared gone", field="worker")
         await asyncio.sleep(self.takes_s)

@@ -15,6 +15,7 @@ from turboserve.config import Settings
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.requests import Renew
 from turboserve.contracts.workers import LoadReport, Renewal
+from turboserve.subjects import Caller
 from turboserve.tasks import stop
 from turboserve.worker.service import inputs as told
 from turboserve.worker.service.heartbeat import Heartbeat
@@ -53,7 +54,7 @@ async def test_a_store_without_its_database_keeps_the_lease(buses: tuple[Bus, Bu
     """All video stopped eight seconds into an outage of Postgres, although nobody could take it over."""
     store, worker = buses
 
-    async def renew(_: Renew) -> Renewal:
+    async def renew(_: Renew, __: Caller) -> Renewal:
         raise UnavailableError("the database does not answer at the moment", retry_after_s=1.0)
 
     await store.serve(subjects.RENEW, renew)
@@ -64,7 +65,7 @@ async def test_a_store_without_its_database_keeps_the_lease(buses: tuple[Bus, Bu
 async def test_silence_does_not_keep_the_lease(buses: tuple[Bus, Bus]) -> None:
     store, worker = buses
 
-    async def hang(_: Renew) -> Renewal:
+    async def hang(_: Renew, __: Caller) -> Renewal:
         await asyncio.sleep(60.0)
         raise AssertionError
 

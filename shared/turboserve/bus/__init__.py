@@ -1,8 +1,8 @@
-"""A thin bus over nats-py: typed messages, requests with deadlines, logs, durable consumers."""
+"""A thin bus over nats-py: typed messages, requests with deadlines, logs."""
 
 from turboserve.bus.client import Bus
-from turboserve.bus.consumer import consume
+from turboserve.bus.headers_reader import read_headers
 from turboserve.bus.log import Ack, Entry, append, follow, last_entry, next_entry
 from turboserve.bus.reader import read
 
-__all__ = ["Ack", "Bus", "Entry", "append", "consume", "follow", "last_entry", "next_entry", "read"]
+__all__ = ["Ack", "Bus", "Entry", "append", "follow", "last_entry", "next_entry", "read", "read_headers"]

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import nats
 from nats.aio.client import Client
@@ -25,16 +26,19 @@ from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import (
     DeadlineError,
     ErrorBody,
+    ForbiddenError,
     InvalidInputError,
     TurboServeError,
     UnavailableError,
     error_from,
 )
-from turboserve.subjects import Endpoint, Topic, inbox_prefix
+from turboserve.subjects import ADMIN, Caller, Endpoint, Topic, inbox_prefix
 from turboserve.telemetry import context_of, inject_context, tracer
 
 ERROR_HEADER = "Ts-Error"
 META_HEADER = "Ts-Meta"
+OTHER_ACCOUNT = "_R_."
+"""Reply subjects that the broker makes for requests from other accounts: the answer stays in the caller's."""
 COMPLAIN_S = 5.0
 """A broker that is away is logged this often."""
 
@@ -59,6 +63,8 @@ class Bus:
         self, client: Client, service: str, settings: Settings, closed: asyncio.Event | None = None
     ) -> None:
         self.client = client
+        self.user = broker_user(service, settings)
+        """Who the broker takes this process for; requests say so."""
         self.closed = closed or asyncio.Event()
         """Set once the client has given up for good: it does so after some errors that a broker may send."""
         self.service = service
@@ -102,9 +108,9 @@ class Bus:
                 client = await nats.connect(
                     settings.nats_url.split(","),
                     name=service,
-                    user=settings.nats_user or service if settings.nats_password else None,
+                    user=broker_user(service, settings) if settings.nats_password else None,
                     password=settings.nats_password.get_secret_value() if settings.nats_password else None,
-                    inbox_prefix=inbox_prefix(service).encode(),
+                    inbox_prefix=inbox_prefix(broker_user(service, settings)).encode(),
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=0.2,
                     connect_timeout=2,
@@ -212,7 +218,10 @@ class Bus:
         with _trace.start_as_current_span(endpoint.subject, kind=trace.SpanKind.CLIENT):
             try:
                 reply = await self.client.request(
-                    endpoint.subject, request.to_bytes(), timeout=wait_s, headers=inject_context({}) or None
+                    endpoint.request_subject(self.user),
+                    request.to_bytes(),
+                    timeout=wait_s,
+                    headers=inject_context({}) or None,
                 )
             except NoRespondersError:
                 raise NoServerError(
@@ -232,42 +241,45 @@ class Bus:
         return reply
 
     async def serve(
-        self, endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[Resp]]
+        self, endpoint: Endpoint[Req, Resp], handler: Callable[[Req, Caller], Awaitable[Resp]]
     ) -> Subscription:
-        """Answer `endpoint` together with this service's other instances; requests run concurrently."""
+        """Answer `endpoint` together with this service's other instances; requests run concurrently.
 
-        async def answer(request: Req) -> tuple[Resp, bytes | None]:
-            return await handler(request), None
+        The handler gets the request and who sent it, which is one of the endpoint's callers.
+        """
+
+        async def answer(request: Req, caller: Caller) -> tuple[Resp, bytes | None]:
+            return await handler(request, caller), None
 
         return await self._serve(endpoint, answer)
 
     async def serve_as_leader(
-        self, endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[Resp | None]]
+        self, endpoint: Endpoint[Req, Resp], handler: Callable[[Req, Caller], Awaitable[Resp | None]]
     ) -> Subscription:
         """Answer `endpoint` where only one instance is entitled to: all hear, and None leaves it to others.
 
         With a queue group the broker would give some requests to a former leader that stands still.
         """
 
-        async def answer(request: Req) -> tuple[Resp | None, bytes | None]:
-            return await handler(request), None
+        async def answer(request: Req, caller: Caller) -> tuple[Resp | None, bytes | None]:
+            return await handler(request, caller), None
 
         return await self._serve(endpoint, answer, queue="")
 
     async def serve_raw(
-        self, endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[tuple[Resp, bytes]]]
+        self, endpoint: Endpoint[Req, Resp], handler: Callable[[Req, Caller], Awaitable[tuple[Resp, bytes]]]
     ) -> Subscription:
         """As `serve`, for answers with a raw body."""
 
-        async def answer(request: Req) -> tuple[Resp, bytes | None]:
-            return await handler(request)
+        async def answer(request: Req, caller: Caller) -> tuple[Resp, bytes | None]:
+            return await handler(request, caller)
 
         return await self._serve(endpoint, answer)
 
     async def _serve(
         self,
         endpoint: Endpoint[Req, Resp],
-        handler: Callable[[Req], Awaitable[tuple[Resp | None, bytes | None]]],
+        handler: Callable[[Req, Caller], Awaitable[tuple[Resp | None, bytes | None]]],
         queue: str | None = None,
     ) -> Subscription:
         async def run(raw: NatsMsg) -> None:
@@ -277,7 +289,8 @@ class Bus:
                 with _trace.start_as_current_span(
                     endpoint.subject, context=context_of(raw.headers), kind=trace.SpanKind.SERVER
                 ):
-                    response, data = await handler(endpoint.request.from_bytes(raw.data))
+                    caller = caller_of(endpoint, raw)
+                    response, data = await handler(endpoint.request.from_bytes(raw.data), caller)
                 if response is None:
                     return
                 if data is None:
@@ -298,12 +311,47 @@ class Bus:
                 log.warning("reply not sent", subject=endpoint.subject, error=repr(error))
 
         async def receive(raw: NatsMsg) -> None:
+            if not is_reply_subject(endpoint, raw):
+                log.warning("request without an inbox of its caller", subject=raw.subject, reply=raw.reply)
+                return
             task = asyncio.create_task(run(raw))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
         group = endpoint.server if queue is None else queue
-        return await self.client.subscribe(endpoint.subject, queue=group, cb=receive)
+        return await self.client.subscribe(endpoint.every, queue=group, cb=receive)
+
+
+def broker_user(service: str, settings: Settings) -> str:
+    """The broker user that `service` connects as: the settings', or the one in the URL, or its own name."""
+    if settings.nats_password is not None:
+        return settings.nats_user or service
+    return urlsplit(settings.nats_url.split(",")[0]).username or service
+
+
+def caller_of(endpoint: Endpoint[Any, Any], raw: NatsMsg) -> Caller:
+    """Who sent a request; raises ForbiddenError unless it is one of the endpoint's callers.
+
+    The broker lets each user publish its own requests only. This check holds for a broker that was set up by
+    other rules.
+    """
+    try:
+        caller = endpoint.caller_of(raw.subject)
+    except ValueError as error:
+        raise ForbiddenError(str(error), field="caller") from None
+    if caller.role not in (*endpoint.callers, ADMIN):
+        raise ForbiddenError(f"{endpoint.subject} is not for {caller.token}", field="caller")
+    return caller
+
+
+def is_reply_subject(endpoint: Endpoint[Any, Any], raw: NatsMsg) -> bool:
+    """Whether the answer to `raw` would go to its caller, and to nothing that anybody else listens to."""
+    if raw.reply.startswith(OTHER_ACCOUNT):
+        return True
+    try:
+        return raw.reply.startswith(f"{inbox_prefix(endpoint.caller_of(raw.subject).token)}.")
+    except ValueError:
+        return False
 
 
 def _without_password(url: str) -> str:

@@ -1,109 +1,148 @@
-"""Reading a log in order from a position that the reader keeps, for instance beside its own results."""
+"""Reading several logs of one stream in order from a position that the reader keeps.
+
+As `follow`, a reader takes history by direct gets and the present from republished messages. Those name the
+sequence before them on their own subject only, so a reader of many subjects compares sequences of the stream:
+where one is missing, the log says whether it is a lost message, another subject's, or deleted.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 
 import nats
-from nats.js import JetStreamContext, api
+from nats.aio.msg import Msg as NatsMsg
+from nats.aio.subscription import Subscription
 
-from turboserve import ids, logs
+from turboserve import logs
 from turboserve.bus.client import Bus
-from turboserve.bus.consumer import RETRY_S
-from turboserve.bus.log import Entry
+from turboserve.bus.lives import Place
+from turboserve.bus.log import QUIET_S, Entry
+from turboserve.bus.pages import read_page
+from turboserve.contracts.errors import UnavailableError
+from turboserve.subjects import Log
 
 log = logs.get("bus")
 
-FETCH_S = 5.0
-INACTIVE_S = 60.0
-
-
-class _Gap(Exception):
-    """Messages were lost on the way to this reader: the log still has them."""
+RETRY_S = 0.2
+BACKLOG = 1_024
+"""Live messages that are held for a reader who is busy; what comes on top is read from the log."""
 
 
 async def read(
-    bus: Bus,
-    stream: str,
-    subjects: Sequence[str],
-    after: int,
-    *,
-    headers_only: bool = False,
-    batch: int = 256,
-) -> AsyncGenerator[list[Entry]]:
-    """All messages on `subjects` after stream sequence `after`, in order, each once, in batches, for ever.
+    bus: Bus, sources: Sequence[Log], after: int, *, batch: int = 512
+) -> AsyncGenerator[list[Entry], None]:
+    """All messages of `sources` after stream sequence `after`, in order, each once, in batches, for ever.
 
-    Nothing is acknowledged and the broker remembers nothing: a reader that stores the sequence of what it has
-    processed, in the transaction that processed it, goes on from there exactly. Survives broker restarts. A
-    stream that was made anew meanwhile, or is not as long as `after`, is read from its beginning.
+    `sources` are logs of one stream. Nothing is acknowledged and the broker remembers nothing. Survives
+    broker restarts and lost live messages. A stream that was deleted and made anew, or that is not as long as
+    the position that was reached in it, is noticed within a few seconds and read from its beginning. Messages
+    that came while nothing was noticed yet may come twice.
     """
-    position = after
-    born: datetime.datetime | None = None
-    while True:
-        try:
-            jetstream = bus.jetstream(5.0)
-            info = await jetstream.stream_info(stream)
-            last, before, born = info.state.last_seq, born, info.created
-            if last < position or before not in (None, born):
-                log.warning("the log is another", stream=stream, length=last, position=position)
-                position = 0
-            async with contextlib.aclosing(
-                _batches(jetstream, stream, subjects, position, headers_only, batch)
-            ) as batches:
-                async for entries in batches:
-                    position = entries[-1].sequence
-                    yield entries
-        except _Gap:
-            log.warning("messages lost on the way are read again", stream=stream, position=position)
-        except (TimeoutError, nats.errors.Error, OSError) as error:
-            log.warning("reader interrupted", stream=stream, position=position, error=repr(error))
-            await asyncio.sleep(RETRY_S)
-
-
-async def _batches(
-    jetstream: JetStreamContext,
-    stream: str,
-    subjects: Sequence[str],
-    after: int,
-    headers_only: bool,
-    batch: int,
-) -> AsyncGenerator[list[Entry]]:
-    name = ids.new_id("reader")
-    await jetstream.add_consumer(
-        stream,
-        api.ConsumerConfig(
-            name=name,
-            filter_subjects=list(subjects),
-            ack_policy=api.AckPolicy.NONE,
-            deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
-            opt_start_seq=after + 1,
-            headers_only=headers_only or None,
-            inactive_threshold=INACTIVE_S,
-            mem_storage=True,
-        ),
-    )
-    subscription = await jetstream.pull_subscribe_bind(name, stream)
-    delivered = 0
+    [stream] = {source.stream for source in sources}
+    live = _Live(BACKLOG)
+    place = Place(bus.lives, stream, after)
     try:
+        for source in sources:
+            await live.listen(bus, source)
+        caught_up = False
         while True:
-            try:
-                messages = await subscription.fetch(batch, timeout=FETCH_S)
-            except (TimeoutError, nats.errors.TimeoutError):
-                # Silence, or a consumer that a restart of the broker took away: only it can tell.
-                await jetstream.consumer_info(stream, name)
+            if place.lost():
+                log.warning("the stream is another: read from its beginning", stream=stream)
+                caught_up = False
+                live.clear()
+            if not caught_up:
+                # Whatever was heard before the question is in the log, or was deleted from it.
+                stored_up_to = live.first
+                try:
+                    page = await read_page(bus, stream, place.position + 1, batch)
+                except UnavailableError as error:
+                    log.debug("reader waits", stream=stream, position=place.position, error=error.detail)
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                if page.entries:
+                    place.reach(page.entries[-1].sequence)
+                caught_up = page.complete
+                if caught_up and stored_up_to is not None and stored_up_to > place.position + 1:
+                    place.reach(stored_up_to - 1)
+                if entries := [entry for entry in page.entries if _is_of(sources, entry)]:
+                    yield entries
                 continue
-            entries: list[Entry] = []
-            for message in messages:
-                sequence = message.metadata.sequence
-                delivered += 1
-                if sequence.consumer != delivered:
-                    raise _Gap
-                entries.append(Entry(message.subject, sequence.stream, message.data, message.headers or {}))
+            entries = live.take(place.position, batch)
             if entries:
+                place.reach(entries[-1].sequence)
                 yield entries
+            else:
+                # A hole, messages that were dropped here, or silence: only the log can tell what is missing.
+                caught_up = live.first is None and not live.dropped and await live.wait(QUIET_S)
+                live.dropped = False
     finally:
-        with contextlib.suppress(nats.errors.Error, OSError):
-            await subscription.unsubscribe()
+        await live.close()
+
+
+class _Live:
+    """Republished messages as they come, oldest first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._entries: deque[Entry] = deque()
+        self._arrived = asyncio.Event()
+        self._subscriptions: list[Subscription] = []
+        self.dropped = False
+        """Whether messages came for which there was no room."""
+
+    @property
+    def first(self) -> int | None:
+        """Sequence of the oldest one that is held."""
+        return self._entries[0].sequence if self._entries else None
+
+    async def listen(self, bus: Bus, source: Log) -> None:
+        self._subscriptions.append(await bus.client.subscribe(source.live("*"), cb=self._receive))
+
+    def take(self, after: int, limit: int) -> list[Entry]:
+        """At most `limit` that follow stream sequence `after` without a hole; older ones are dropped."""
+        found: list[Entry] = []
+        while self._entries and len(found) < limit:
+            sequence = self._entries[0].sequence
+            if sequence > after + 1:
+                break
+            entry = self._entries.popleft()
+            if sequence == after + 1:
+                found.append(entry)
+                after = sequence
+        return found
+
+    async def wait(self, limit_s: float) -> bool:
+        """Whether something came within `limit_s`."""
+        self._arrived.clear()
+        if self._entries:
+            return True
+        try:
+            # Not wait_for: before Python 3.12 it can swallow a cancellation.
+            async with asyncio.timeout(limit_s):
+                await self._arrived.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def clear(self) -> None:
+        self._entries.clear()
+
+    async def close(self) -> None:
+        for subscription in self._subscriptions:
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await subscription.unsubscribe()
+
+    async def _receive(self, raw: NatsMsg) -> None:
+        if len(self._entries) >= self._limit:
+            self.dropped = True
+            return
+        headers = raw.headers or {}
+        self._entries.append(Entry(headers["Nats-Subject"], int(headers["Nats-Sequence"]), raw.data, headers))
+        self._arrived.set()
+
+
+def _is_of(sources: Sequence[Log], entry: Entry) -> bool:
+    return any(source.takes(entry.subject) for source in sources)

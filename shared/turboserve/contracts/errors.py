@@ -75,6 +75,12 @@ class UnauthorizedError(TurboServeError):
     code, status, title = "unauthorized", 401, "Unauthorized"
 
 
+class ForbiddenError(TurboServeError):
+    """The caller's role may not ask for this."""
+
+    code, status, title = "forbidden", 403, "Forbidden"
+
+
 class SessionNotFoundError(TurboServeError):
     """No such session, or it belongs to someone else: the two are told apart for nobody."""
 

@@ -139,7 +139,7 @@ class Store:
     async def ask(self, endpoint: Endpoint[Contract, Contract], data: bytes) -> ErrorBody | None:
         """Send `data` as one that may ask; the refusal, None if it was carried out."""
         bus = self._buses[endpoint.callers[0]]
-        reply = await bus.client.request(endpoint.subject, data, timeout=PATIENCE_S)
+        reply = await bus.client.request(endpoint.request_subject(bus.user), data, timeout=PATIENCE_S)
         problem = (reply.headers or {}).get(ERROR_HEADER)
         if problem is None:
             return None

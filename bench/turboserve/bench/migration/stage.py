@@ -63,7 +63,7 @@ def processes(folder: Path, worker_environment: Mapping[str, str]) -> Iterator[P
     layout.create()
     ports = Ports(layout.ports)
     users = {user: layout.secret(f"nats.{user}") for user in (*subjects.SERVICES, "admin")}
-    nats = NatsServer(layout.server("nats"), ports.get("nats"), users, subjects.permissions)
+    nats = NatsServer(layout.server("nats"), ports.get("nats"), users)
     redis = RedisServer(layout.server("redis"), ports.get("redis"), layout.secret("redis"))
     postgres = PostgresServer(
         layout.server("postgres"),

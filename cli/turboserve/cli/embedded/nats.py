@@ -6,7 +6,7 @@ import json
 import secrets
 import shutil
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from nats.aio.msg import Msg
 from nats.js import api
 from nats.js.errors import APIError, NoStreamResponseError
 
+from turboserve import broker_accounts
 from turboserve.cli.embedded import binaries
 from turboserve.cli.embedded.ports import HOST
 from turboserve.cli.embedded.server import EmbeddedServer, NotReady, RefusesError, UnhealthyError
+from turboserve.subjects import ADMIN
 
 MAX_PAYLOAD_BYTES = 8 * 2**20
 """A chunk at 720p is well below this; latents travel raw."""
@@ -30,8 +32,6 @@ STORE_SHARE = 0.5
 its size on disk, until the broker has compacted it."""
 MAX_STORE_BYTES = 64 * 2**30
 MIN_STORE_BYTES = 16 * 2**20
-ADMIN = "admin"
-"""The user of tests and tools, which may do everything that services may."""
 SYSTEM_ACCOUNT = "SYS"
 HEALTH_USER = "health"
 """The supervisor's user in the system account, which may ask for the server's health and nothing else."""
@@ -48,12 +48,9 @@ PROBE_STREAM = api.StreamConfig(
 )
 APPEND_ANSWER_S = 2.0
 
-Permissions = Callable[[str], Mapping[str, Sequence[str]]]
-"""Service name → what it may `publish` and `subscribe` to."""
-
 
 class NatsServer(EmbeddedServer):
-    """`passwords` has one entry per user; every user but `admin` gets `permissions(user)`.
+    """`passwords` has one entry per user: services, whose rights `broker_accounts` says, and `admin`.
 
     There is no HTTP monitor, which would show connections and subjects to every user of the machine. Health
     is asked in the system account, with a password that is new in each process that prepares the server.
@@ -70,14 +67,12 @@ class NatsServer(EmbeddedServer):
         directory: Path,
         port: int,
         passwords: Mapping[str, str],
-        permissions: Permissions,
         max_store_bytes: int | None = None,
     ) -> None:
         """`max_store_bytes` is what JetStream may store; None: a share of the disk."""
         super().__init__(directory, port)
         self._max_store_bytes = max_store_bytes
         self.passwords = passwords
-        self.permissions = permissions
         self._health_password = secrets.token_urlsafe(24)
 
     @property
@@ -131,7 +126,7 @@ class NatsServer(EmbeddedServer):
 
     def config(self) -> str:
         """The server's configuration file. Strings are quoted as JSON, which NATS reads as well."""
-        users = ",\n    ".join(self._user(name) for name in self.passwords)
+        accounts = broker_accounts.accounts({user: json.dumps(word) for user, word in self.passwords.items()})
         return f"""\
 server_name: "turboserve"
 host: "{HOST}"
@@ -148,12 +143,7 @@ accounts {{
       {self._health_user()}
     ]
   }}
-}}
-authorization {{
-  users = [
-    {users}
-  ]
-}}
+{accounts}}}
 """
 
     def _health_user(self) -> str:
@@ -161,18 +151,6 @@ authorization {{
             f"{{user: {json.dumps(HEALTH_USER)}, password: {json.dumps(self._health_password)}, "
             f"permissions: {{publish: {{allow: [{json.dumps(HEALTH_SUBJECT)}]}}, "
             f'subscribe: {{allow: ["{HEALTH_INBOX}.>"]}}}}}}'
-        )
-
-    def _user(self, name: str) -> str:
-        entry = f"user: {json.dumps(name)}, password: {json.dumps(self.passwords[name])}"
-        if name == ADMIN:
-            return f"{{{entry}}}"
-        allowed = self.permissions(name)
-        publish, subscribe = (json.dumps(list(allowed[key])) for key in ("publish", "subscribe"))
-        # allow_responses: a service may answer a request without being allowed to write to inboxes at will.
-        return (
-            f"{{{entry}, permissions: {{publish: {{allow: {publish}}}, subscribe: {{allow: {subscribe}}}, "
-            'allow_responses: {max: 1000, expires: "60s"}}}'
         )
 
 

@@ -17,7 +17,6 @@ from turboserve.cli.embedded import (
     PostgresServer,
     RedisServer,
 )
-from turboserve.cli.embedded.nats import ADMIN
 from turboserve.cli.embedded.ports import HOST, is_free, next_free
 from turboserve.cli.settings import names
 from turboserve.cli.stack.options import DEFAULT_PORT, Options
@@ -62,12 +61,13 @@ class Plan:
     def nats(self) -> NatsServer | None:
         if self.options.external.nats_url is not None:
             return None
-        passwords = {user: self.layout.secret(f"nats.{user}") for user in (*subjects.SERVICES, ADMIN)}
+        passwords = {
+            user: self.layout.secret(f"nats.{user}") for user in (*subjects.SERVICES, subjects.ADMIN)
+        }
         return NatsServer(
             self.layout.server("nats"),
             self._ports.get("nats"),
             passwords,
-            subjects.permissions,
         )
 
     @cached_property

@@ -44,6 +44,7 @@ from turboserve.scheduler.messages import (
     WorkerChanged,
 )
 from turboserve.service import Runtime
+from turboserve.subjects import Caller
 from turboserve.tasks import stop
 from turboserve.telemetry import meter
 
@@ -167,7 +168,7 @@ class Shell:
             self.feed(Tick(connected=self._bus.connected))
             await asyncio.sleep(self._tick_s)
 
-    async def _on_move(self, request: MoveSession) -> MoveAccepted | None:
+    async def _on_move(self, request: MoveSession, _caller: Caller) -> MoveAccepted | None:
         return await self._desk.move(request) if self._leads() else None
 
     async def _on_load(self, report: LoadReport, _body: bytes) -> None:
@@ -179,8 +180,8 @@ class Shell:
     async def _events(self) -> None:
         """What has been committed since the first listing; later listings make up for what this misses."""
         await self._synced.wait()
-        names = [subjects.EVENT.every, subjects.WORKER_EVENT.every]
-        async with aclosing(read(self._bus, subjects.EVENTS, names, self._listed_up_to)) as batches:
+        sources = (subjects.EVENT, subjects.WORKER_EVENT)
+        async with aclosing(read(self._bus, sources, self._listed_up_to)) as batches:
             async for entries in batches:
                 for entry in entries:
                     self._on_event(entry)

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from turboserve import logs
-from turboserve.bus import Bus, Entry, read
+from turboserve.bus import Bus, Entry, read_headers
 from turboserve.clock import Clock
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import InvalidInputError, TurboServeError
@@ -50,7 +50,7 @@ class Accounting:
         """Count for ever; returns when another instance has taken over."""
         self._applied.clear()
         position = await self._patiently(self._position)
-        async with aclosing(read(self._bus, CHUNKS, [CHUNK.every], position, headers_only=True)) as batches:
+        async with aclosing(read_headers(self._bus, CHUNKS, [CHUNK.every], position)) as batches:
             async for entries in batches:
                 before, position = position, entries[-1].sequence
                 try:

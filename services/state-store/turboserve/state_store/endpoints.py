@@ -11,12 +11,13 @@ from turboserve.bus import Bus
 from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import ConflictError, TurboServeError
 from turboserve.state_store import metrics
+from turboserve.state_store.core.callers import check
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.service.leaders import Leaders
 from turboserve.state_store.service.moves import Moves
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.service.workers import Workers
-from turboserve.subjects import Endpoint
+from turboserve.subjects import Caller, Endpoint
 
 Req = TypeVar("Req", bound=Contract)
 Resp = TypeVar("Resp", bound=Contract)
@@ -29,7 +30,7 @@ async def serve(
     """Answer all endpoints of the state store."""
 
     async def one(endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[Resp]]) -> None:
-        await bus.serve(endpoint, measured(endpoint.subject, handler))
+        await bus.serve(endpoint, answering(endpoint, handler))
 
     await one(subjects.CREATE_SESSION, sessions.create)
     await one(subjects.GET_SESSION, sessions.get)
@@ -54,16 +55,20 @@ async def serve(
     await one(subjects.CAMPAIGN, leaders.campaign)
     await one(subjects.KEEP_LEAD, leaders.keep)
     await one(subjects.STEP_DOWN, leaders.step_down)
-    await bus.serve_raw(subjects.GET_LATENTS, measured(subjects.GET_LATENTS.subject, latents.get))
+    await bus.serve_raw(subjects.GET_LATENTS, answering(subjects.GET_LATENTS, latents.get))
 
 
-def measured(name: str, handler: Callable[[Req], Awaitable[Answer]]) -> Callable[[Req], Awaitable[Answer]]:
-    """`handler`, its requests counted and timed under `name`."""
+def answering(
+    endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[Answer]]
+) -> Callable[[Req, Caller], Awaitable[Answer]]:
+    """`handler` behind the rules of who may ask for what; its requests are counted and timed."""
+    name = endpoint.subject
 
-    async def run(request: Req) -> Answer:
+    async def run(request: Req, caller: Caller) -> Answer:
         started = time.monotonic()
         outcome = "ok"
         try:
+            check(caller, request)
             return await handler(request)
         except TurboServeError as error:
             outcome = error.code

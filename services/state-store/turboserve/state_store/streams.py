@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 
 import nats
 from nats.js import JetStreamContext, api
@@ -18,8 +17,6 @@ from turboserve.subjects import CANARY_CHUNKS, CANARY_EVENTS, CHUNK, CHUNKS, EVE
 
 LOOK_S = 0.5
 CHECK_S = 5.0
-RETIRED = ((EVENTS, "scheduler"), (CHUNKS, "accounting"))
-"""Durable consumers of earlier versions: nobody reads them, and a broker keeps count for them for ever."""
 LARGEST_BYTES = 64 * 2**30
 SMALLEST_BYTES = 2**20
 STEP = 0.8
@@ -95,8 +92,7 @@ class Streams:
         """Until it is done, as long as that takes."""
         while True:
             try:
-                await self.ensure(resize=True)
-                return await self._retire()
+                return await self.ensure(resize=True)
             except (TimeoutError, OSError, nats.errors.Error) as error:
                 log.warning("streams cannot be made yet", error=repr(error))
                 await asyncio.sleep(0.5)
@@ -118,12 +114,6 @@ class Streams:
             except (TimeoutError, OSError, nats.errors.Error) as error:
                 self.ready = False
                 log.warning("streams cannot be checked", error=repr(error))
-
-    async def _retire(self) -> None:
-        for stream, consumer in RETIRED:
-            with suppress(NotFoundError):
-                await self._bus.jetstream(3.0).delete_consumer(stream, consumer)
-                log.info("old consumer removed", stream=stream, consumer=consumer)
 
     async def _resize(self, jetstream: JetStreamContext, before: Mapping[str, int]) -> None:
         """The largest sizes that the broker reserves; not below `before`, except by the setting."""

@@ -46,6 +46,7 @@ class Aftermath:
         self._assign = assign
         self._awake: Awaited[bool] = Awaited()
         self._applied: dict[str, int] = {}
+        self._appended = 0
 
     def start(self) -> None:
         self.program.spawn(self._publish_for_ever())
@@ -130,7 +131,8 @@ class Aftermath:
     async def _write(self, record: SessionRecord, after: int) -> int | None:
         subject = OWN.of(record.id)
         own = Ownership(session=record.id, epoch=record.epoch, worker=record.worker)
-        name = f"own:{record.id}:{record.epoch}"
+        self._appended += 1
+        name = f"own:{self.program.name}:{self.program.life}:{self._appended}"
         try:
             ack = await self.chunks.publish(self.program, subject, own, name, (subject, after), 1.0)
             return int(ack.sequence)

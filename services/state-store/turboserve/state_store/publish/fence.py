@@ -6,7 +6,7 @@ import asyncio
 
 from pydantic import ValidationError
 
-from turboserve import logs
+from turboserve import ids, logs
 from turboserve.bus import Bus, append, last_entry
 from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.errors import FencedError, TurboServeError
@@ -71,7 +71,9 @@ class Fence:
                 self._bus,
                 subject,
                 own.to_bytes(),
-                message_id=f"own:{record.id}:{record.epoch}",
+                # Never the same: workers append to this stream as well, and the broker takes whatever has a
+                # known id for a repetition. A repetition of this one meets the fence that it wrote itself.
+                message_id=ids.new_id("own"),
                 expect=(subject, after),
                 deadline_s=1.0,
             )

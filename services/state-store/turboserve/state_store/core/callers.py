@@ -1,0 +1,32 @@
+"""What a caller may ask for beyond its role's endpoints, which the bus has checked already."""
+
+from __future__ import annotations
+
+from turboserve.contracts.base import Contract
+from turboserve.contracts.errors import ForbiddenError
+from turboserve.contracts.requests import FailSession, Renew, WorkerGone
+from turboserve.subjects import Caller
+
+
+def check(caller: Caller, request: Contract) -> None:
+    """Raises ForbiddenError for a request that this caller may not make.
+
+    A scheduler declares a worker gone only in its term and by the renewal that it read, so that the state
+    store can refuse one that does not lead, or that is mistaken. A worker with a broker user of its own
+    speaks only for itself.
+    """
+    if isinstance(request, WorkerGone) and caller.role == "scheduler":
+        for field in ("term", "renewed_at"):
+            if getattr(request, field) is None:
+                raise ForbiddenError(f"{field}: a scheduler has to name it", field=field)
+    if caller.role == "worker" and caller.id is not None:
+        worker = _worker_of(request)
+        if worker is not None and worker != caller.id:
+            raise ForbiddenError(f"worker: {caller.id} does not speak for {worker}", field="worker")
+
+
+def _worker_of(request: Contract) -> str | None:
+    """The worker that the request is made for."""
+    if isinstance(request, Renew):
+        return request.load.worker
+    return request.worker if isinstance(request, FailSession) else None

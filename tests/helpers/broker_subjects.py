@@ -1,0 +1,280 @@
+"""Every subject that somebody with a broker user might try, and what each service needs of them.
+
+The needs are written out by hand: the permissions are generated, and a generator that grants more has to fail
+here. Whoever adds an endpoint, a topic or a log adds its line.
+"""
+
+from __future__ import annotations
+
+from turboserve import subjects
+
+USERS = (*subjects.SERVICES, subjects.ADMIN)
+ID = "x1"
+"""Stands for any session, worker or model."""
+
+NEEDS: dict[str, dict[str, set[str]]] = {
+    "gateway": {
+        "publish": {
+            "$JS.API.STREAM.INFO.CHUNKS",
+            "$JS.API.STREAM.INFO.EVENTS",
+            "$JS.API.DIRECT.GET.CHUNKS",
+            "$JS.API.DIRECT.GET.CHUNKS.chunk.x1",
+            "$JS.API.DIRECT.GET.EVENTS",
+            "$JS.API.DIRECT.GET.EVENTS.event.x1",
+            "playhead.x1",
+            "scheduler.session.move.from.gateway",
+            "state.cost.correct.from.gateway",
+            "state.cost.get.from.gateway",
+            "state.pool.order.from.gateway",
+            "state.session.create.from.gateway",
+            "state.session.decisions.from.gateway",
+            "state.session.end.from.gateway",
+            "state.session.get.from.gateway",
+            "state.session.list.from.gateway",
+            "state.session.pause.from.gateway",
+            "state.session.prompt.from.gateway",
+            "state.session.resume.from.gateway",
+            "state.worker.list.from.gateway",
+        },
+        "subscribe": {
+            "_INBOX_gateway.x1",
+            "live.canary.CHUNKS",
+            "live.canary.EVENTS",
+            "live.chunk.x1",
+            "live.event.x1",
+            "pool.x1",
+        },
+    },
+    "scheduler": {
+        "publish": {
+            "$JS.API.STREAM.INFO.EVENTS",
+            "$JS.API.DIRECT.GET.EVENTS",
+            # Messages that it may read by sequence as well.
+            "$JS.API.DIRECT.GET.EVENTS.event.x1",
+            "$JS.API.DIRECT.GET.EVENTS.worker-event.x1",
+            # Answers to what it is asked; the broker chooses the token.
+            "_R_.x1",
+            "feedback.x1",
+            "state.leader.campaign.from.scheduler",
+            "state.leader.get.from.scheduler",
+            "state.leader.renew.from.scheduler",
+            "state.leader.resign.from.scheduler",
+            "state.session.get.from.scheduler",
+            "state.session.list.from.scheduler",
+            "state.session.move.abandon.from.scheduler",
+            "state.session.move.begin.from.scheduler",
+            "state.session.move.commit.from.scheduler",
+            "state.session.note.from.scheduler",
+            "state.session.place.from.scheduler",
+            "state.session.suspend-idle.from.scheduler",
+            "state.worker.gone.from.scheduler",
+            "state.worker.list.from.scheduler",
+        },
+        "subscribe": {
+            "_INBOX_scheduler.x1",
+            "live.canary.EVENTS",
+            "live.event.x1",
+            "live.worker-event.x1",
+            "load.x1",
+            "playhead.x1",
+            "pool.x1",
+            *(f"scheduler.session.move.from.{user}" for user in (*USERS, ID)),
+        },
+    },
+    "autoscaler": {
+        "publish": {
+            "pool.x1",
+            "state.pool.report.from.autoscaler",
+            "state.worker.drain.from.autoscaler",
+            "state.worker.gone.from.autoscaler",
+            "state.worker.list.from.autoscaler",
+        },
+        "subscribe": {
+            "_INBOX_autoscaler.x1",
+            "feedback.x1",
+            "live.canary.EVENTS",
+            "live.event.x1",
+            "load.x1",
+        },
+    },
+    "worker": {
+        "publish": {
+            "$JS.API.DIRECT.GET.CHUNKS",
+            "$JS.API.DIRECT.GET.CHUNKS.chunk.x1",
+            "chunk.x1",
+            "latents.x1",
+            "load.x1",
+            "state.latents.get.from.worker",
+            "state.session.fail.from.worker",
+            "state.worker.renew.from.worker",
+        },
+        "subscribe": {"_INBOX_worker.x1", "assign.x1", "live.canary.CHUNKS", "playhead.x1"},
+    },
+    "state-store": {
+        "publish": {
+            "$JS.API.STREAM.INFO.CHUNKS",
+            "$JS.API.STREAM.INFO.EVENTS",
+            "$JS.API.STREAM.CREATE.CHUNKS",
+            "$JS.API.STREAM.CREATE.EVENTS",
+            "$JS.API.STREAM.UPDATE.CHUNKS",
+            "$JS.API.STREAM.UPDATE.EVENTS",
+            "$JS.API.STREAM.PURGE.CHUNKS",
+            "$JS.API.STREAM.PURGE.EVENTS",
+            "$JS.API.INFO",
+            "$JS.API.CONSUMER.CREATE.CHUNKS.x1",
+            "$JS.API.CONSUMER.INFO.CHUNKS.x1",
+            "$JS.API.CONSUMER.MSG.NEXT.CHUNKS.x1",
+            "$JS.API.DIRECT.GET.CHUNKS",
+            "$JS.API.DIRECT.GET.CHUNKS.chunk.x1",
+            "$JS.API.DIRECT.GET.CHUNKS.own.x1",
+            "$JS.API.DIRECT.GET.EVENTS",
+            "$JS.API.DIRECT.GET.EVENTS.event.x1",
+            "$JS.API.DIRECT.GET.EVENTS.worker-event.x1",
+            "_INBOX_admin.x1",
+            "_R_.x1",
+            "assign.x1",
+            "canary.CHUNKS",
+            "canary.EVENTS",
+            "event.x1",
+            "own.x1",
+            "worker-event.x1",
+        },
+        "subscribe": {
+            "_INBOX_state_store.x1",
+            "latents.x1",
+            "live.canary.CHUNKS",
+            "live.canary.EVENTS",
+            "playhead.x1",
+            *(
+                f"{name}.from.{user}"
+                for user in (*USERS, ID)
+                for name in (
+                    "state.cost.correct",
+                    "state.cost.get",
+                    "state.latents.get",
+                    "state.leader.campaign",
+                    "state.leader.get",
+                    "state.leader.renew",
+                    "state.leader.resign",
+                    "state.pool.order",
+                    "state.pool.report",
+                    "state.session.create",
+                    "state.session.decisions",
+                    "state.session.end",
+                    "state.session.fail",
+                    "state.session.get",
+                    "state.session.list",
+                    "state.session.move.abandon",
+                    "state.session.move.begin",
+                    "state.session.move.commit",
+                    "state.session.note",
+                    "state.session.pause",
+                    "state.session.place",
+                    "state.session.prompt",
+                    "state.session.resume",
+                    "state.session.suspend-idle",
+                    "state.worker.drain",
+                    "state.worker.gone",
+                    "state.worker.list",
+                    "state.worker.renew",
+                )
+            ),
+        },
+    },
+}
+
+_API = (
+    *("INFO", "STREAM.NAMES", "STREAM.LIST", "META.LEADER.STEPDOWN", "META.RESCUE", "SERVER.REMOVE"),
+    *("SERVER.EVACUATE", "SERVER.PEER.REMOVE", "STREAM.TEMPLATE.NAMES", "STREAM.TEMPLATE.CREATE.x1"),
+    *(
+        "STREAM.TEMPLATE.INFO.x1",
+        "STREAM.TEMPLATE.DELETE.x1",
+        "ACCOUNT.PURGE.x1",
+        "ACCOUNT.PURGE.STATE_STORE",
+    ),
+)
+_API_OF_STREAM = (
+    *("STREAM.CREATE", "STREAM.UPDATE", "STREAM.INFO", "STREAM.DELETE", "STREAM.PURGE", "STREAM.SNAPSHOT"),
+    *("STREAM.RESTORE", "STREAM.MSG.DELETE", "STREAM.MSG.GET", "STREAM.PEER.REMOVE", "STREAM.PEER.EVACUATE"),
+    *("STREAM.CANCEL_MOVE", "STREAM.LEADER.STEPDOWN", "DIRECT.GET", "CONSUMER.CREATE", "CONSUMER.NAMES"),
+    *("CONSUMER.LIST", "ACCOUNT.STREAM.MOVE.STATE_STORE", "ACCOUNT.STREAM.CANCEL_MOVE.STATE_STORE"),
+)
+_API_OF_CONSUMER = (
+    *("CONSUMER.CREATE", "CONSUMER.DURABLE.CREATE", "CONSUMER.INFO", "CONSUMER.DELETE", "CONSUMER.PAUSE"),
+    *("CONSUMER.RESET", "CONSUMER.UNPIN", "CONSUMER.MSG.NEXT", "CONSUMER.LEADER.STEPDOWN"),
+)
+_SERVER = (
+    *(
+        "$SYS.REQ.SERVER.PING",
+        "$SYS.REQ.SERVER.PING.VARZ",
+        "$SYS.REQ.SERVER.PING.CONNZ",
+        "$SYS.REQ.USER.INFO",
+    ),
+    *("$SYS.REQ.SERVER.PING.KICK", "$SYS.REQ.SERVER.x1.RELOAD", "$SYS.REQ.ACCOUNT.PING.CONNZ"),
+    *("$SYS.REQ.ACCOUNT.PING.STATZ", "$SYS.REQ.ACCOUNT.STATE_STORE.CONNZ", "$SYS.REQ.CLAIMS.UPDATE"),
+    *("$SYS.ACCOUNT.STATE_STORE.CONNECT", "$SYS.DEBUG.SUBSCRIBERS", "$SYS.JSC.STREAM.ASSIGNMENT.RESULT"),
+    *("$JSC.SI.x1.CHUNKS", "$JSC.R.x1", "$JSC.ACK.x1", "$NRG.P.x1", "$NRG.V.x1", "$NRG.AE.x1", "$GNR.x1"),
+    *("$JS.ACK.CHUNKS.x1.1.1.1.1.1", "$JS.ACK.EVENTS.x1.1.1.1.1.1", "$JS.ACK.hub.x.CHUNKS.x1.1.1.1.1.1.t"),
+    *("$JS.FC.CHUNKS.x1.r", "$JS.FC.hub.x.CHUNKS.x1.r", "$JS.SNAPSHOT.ACK.CHUNKS.x1"),
+    *("$JS.SNAPSHOT.RESTORE.CHUNKS.x1", "$JS.EVENT.ADVISORY.API", "$JS.EVENT.ADVISORY.STREAM.DELETED.CHUNKS"),
+    *("$JS.EVENT.METRIC.CONSUMER.ACK.CHUNKS.x1", "$JS.M.x1", "$JS.S.x1", "$JS.hub.API.STREAM.DELETE.CHUNKS"),
+    *(
+        "$KV.x1.x1",
+        "$O.x1.C.x1",
+        "$MQTT.sub.x1",
+        "$MQTT.msgs.x1",
+        "$SRV.PING",
+        "_INBOX.x1",
+        "_INBOX_.x1",
+        "x1",
+    ),
+)
+WILDCARDS = (
+    *(">", "*", "*.*", "*.>", "*.*.*", "*.*.*.from.>", "state.>", "state.*.*.from.*", "scheduler.>"),
+    *("scheduler.*.*.from.*", "own.*", "own.>", "chunk.>", "event.>", "worker-event.>", "live.>", "live.*.*"),
+    *("live.own.*", "live.canary.>", "canary.>", "load.>", "assign.>", "playhead.>", "latents.>", "pool.>"),
+    *(
+        "feedback.>",
+        "$JS.>",
+        "$JS.API.>",
+        "$JS.API.*.*.CHUNKS",
+        "$JS.ACK.>",
+        "$JS.EVENT.>",
+        "$SYS.>",
+        "$JSC.>",
+    ),
+    *("_INBOX.>", "_R_.>", *(f"{subjects.inbox_prefix(user)}.{every}" for user in USERS for every in "*>")),
+)
+WILDCARDS_NEEDED = {
+    # Whoever may hear `pool.*` is let subscribe to `pool.>`, which is the same as long as nothing is longer.
+    "gateway": {"_INBOX_gateway.*", "_INBOX_gateway.>", "pool.>"},
+    "scheduler": {"_INBOX_scheduler.*", "_INBOX_scheduler.>", "load.>", "playhead.>", "pool.>"},
+    "autoscaler": {"_INBOX_autoscaler.*", "_INBOX_autoscaler.>", "feedback.>", "load.>"},
+    "worker": {"_INBOX_worker.*", "_INBOX_worker.>", "assign.>", "playhead.>"},
+    "state-store": {"_INBOX_state_store.*", "_INBOX_state_store.>", "latents.>", "playhead.>"},
+}
+
+
+def every_api_subject() -> list[str]:
+    """Every subject of the JetStream API, for both streams and one that is not there."""
+    names = [f"$JS.API.{verb}" for verb in _API]
+    for stream in (subjects.CHUNKS, subjects.EVENTS, "STOLEN"):
+        names += [f"$JS.API.{verb}.{stream}" for verb in _API_OF_STREAM]
+        names += [f"$JS.API.{verb}.{stream}.{ID}" for verb in _API_OF_CONSUMER]
+        for log in subjects.LOGS:
+            names.append(f"$JS.API.CONSUMER.CREATE.{stream}.{ID}.{log.of(ID)}")
+            names.append(f"$JS.API.DIRECT.GET.{stream}.{log.of(ID)}")
+    return names
+
+
+def every_application_subject() -> list[str]:
+    """Every endpoint for every caller, every topic, log and inbox, and what the broker uses itself."""
+    names = []
+    for endpoint in subjects.ENDPOINTS:
+        names += [endpoint.subject, f"{endpoint.subject}.{ID}"]
+        names += [endpoint.request_subject(caller) for caller in (*USERS, ID)]
+    names += [topic.of(ID) for topic in subjects.TOPICS]
+    for log in subjects.LOGS:
+        names += [log.of(ID), f"live.{log.of(ID)}"]
+    names += [f"{subjects.inbox_prefix(user)}.{ID}" for user in USERS]
+    return [*names, f"_R_.{ID}", *_SERVER]

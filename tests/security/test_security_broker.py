@@ -1,0 +1,166 @@
+"""What each broker user may publish and subscribe to, tried subject by subject on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import nats
+import pytest
+from broker_subjects import (
+    ID,
+    NEEDS,
+    USERS,
+    WILDCARDS,
+    WILDCARDS_NEEDED,
+    every_api_subject,
+    every_application_subject,
+)
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import api
+
+from turboserve import subjects
+from turboserve.cli.embedded import NatsServer
+
+PATIENCE_S = 20
+REFUSED = re.compile(r"permissions violation for (publish|subscription) to \"(.+?)\"")
+
+
+async def connected(server: NatsServer, user: str, refused: set[tuple[str, str]]) -> Client:
+    """A client that notes what the broker refuses; nats-py writes the broker's errors in lower case."""
+
+    async def note(error: Exception) -> None:
+        found = REFUSED.search(str(error).lower())
+        assert found is not None, error
+        refused.add((found[1], found[2]))
+
+    inbox = subjects.inbox_prefix(user).encode()
+    return await nats.connect(server.url(user), error_cb=note, allow_reconnect=False, inbox_prefix=inbox)
+
+
+async def refusals(server: NatsServer, user: str, verb: str, names: list[str]) -> set[str]:
+    """Those of `names` that `user` may not publish, or subscribe to."""
+    assert len({name.lower() for name in names}) == len(names)
+    refused: set[tuple[str, str]] = set()
+    client = await connected(server, user, refused)
+    try:
+        for name in names:
+            if verb == "publish":
+                await client.publish(name, b"")
+            else:
+                await client.subscribe(name)
+        # Errors come in the order of what caused them, and before the answer to a ping behind them.
+        for _ in range(2):
+            await client.flush(timeout=60)
+        assert client.is_connected
+    finally:
+        await client.close()
+    kind = {"publish": "publish", "subscribe": "subscription"}[verb]
+    assert {found for found, _ in refused} <= {kind}
+    told = {name for _, name in refused}
+    assert told <= {name.lower() for name in names}
+    return {name for name in names if name.lower() in told}
+
+
+@pytest.mark.parametrize("verb", ["publish", "subscribe"])
+@pytest.mark.parametrize("service", subjects.SERVICES)
+async def test_the_broker_refuses_every_subject_outside_a_services_needs(
+    nats_server: NatsServer, nats_url: str, service: str, verb: str
+) -> None:
+    names = list(dict.fromkeys([*every_api_subject(), *every_application_subject()]))
+    needed = NEEDS[service][verb]
+    assert needed <= set(names)
+    allowed = set(names) - await refusals(nats_server, service, verb, names)
+    assert allowed == needed
+
+
+@pytest.mark.parametrize("service", subjects.SERVICES)
+async def test_the_broker_refuses_subscriptions_that_reach_further(
+    nats_server: NatsServer, nats_url: str, service: str
+) -> None:
+    """A pattern that covers a subject which the service may hear does not get it those that it may not."""
+    names = list(dict.fromkeys(WILDCARDS))
+    allowed = set(names) - await refusals(nats_server, service, "subscribe", names)
+    assert allowed == WILDCARDS_NEEDED[service]
+
+
+async def test_the_needs_name_every_endpoint_topic_and_log() -> None:
+    """What nobody needs would be tried by nobody: the table is complete."""
+    sent = {name for needs in NEEDS.values() for name in needs["publish"]}
+    heard = {name for needs in NEEDS.values() for name in needs["subscribe"]}
+    for endpoint in subjects.ENDPOINTS:
+        callers = {user for user in USERS if endpoint.request_subject(user) in sent}
+        assert callers == set(endpoint.callers)
+        assert endpoint.request_subject(endpoint.callers[0]) in heard
+    for topic in subjects.TOPICS:
+        assert topic.of(ID) in sent & heard
+    for log in subjects.LOGS:
+        assert log.of(ID) in sent
+
+
+async def test_what_a_service_needs_arrives_where_it_is_needed(
+    nats_server: NatsServer, nats_url: str
+) -> None:
+    """Each topic from each sender at each reader, each live message, each request and its answer: once.
+
+    The admin may send and hear everything as well: tools and tests stand in for services.
+    """
+    clients = {user: await connected(nats_server, user, set()) for user in USERS}
+    heard: Counter[tuple[str, str]] = Counter()
+    wanted: Counter[tuple[str, str]] = Counter()
+    try:
+        jetstream = clients[subjects.ADMIN].jetstream()
+        for stream in (subjects.CHUNKS, subjects.EVENTS):
+            names = [log.every for log in subjects.LOGS if log.stream == stream]
+            republish = api.RePublish(src=">", dest="live.>")
+            await jetstream.add_stream(api.StreamConfig(name=stream, subjects=names, republish=republish))
+
+        def listener(service: str) -> Callable[[Msg], Awaitable[None]]:
+            async def hear(raw: Msg) -> None:
+                heard[service, raw.subject] += 1
+                if raw.reply:
+                    await clients[service].publish(raw.reply, b"answer")
+
+            return hear
+
+        for service in subjects.SERVICES:
+            for name in NEEDS[service]["subscribe"]:
+                if not name.startswith("_INBOX"):
+                    await clients[service].subscribe(name, cb=listener(service))
+            await clients[service].flush()
+        for topic in subjects.TOPICS:
+            await clients[subjects.ADMIN].subscribe(topic.of(ID), cb=listener(subjects.ADMIN))
+        await clients[subjects.ADMIN].flush()
+        for topic in subjects.TOPICS:
+            for sender in (*topic.senders, subjects.ADMIN):
+                await clients[sender].publish(topic.of(ID), b"{}")
+                wanted.update((reader, topic.of(ID)) for reader in (*topic.readers, subjects.ADMIN))
+        for log in subjects.LOGS:
+            for writer in (*log.writers, subjects.ADMIN):
+                await clients[writer].publish(log.of(ID), b"{}")
+                wanted.update((reader, log.live(ID)) for reader in log.readers)
+        for endpoint in subjects.ENDPOINTS:
+            for caller in (*endpoint.callers, subjects.ADMIN):
+                subject = endpoint.request_subject(caller)
+                inbox = f"{subjects.inbox_prefix(caller)}.{ID}.{endpoint.subject}"
+                await clients[caller].subscribe(inbox, cb=listener(caller))
+                await clients[caller].publish(subject, b"{}", reply=inbox)
+                wanted.update([(endpoint.server, subject), (caller, inbox)])
+        async with asyncio.timeout(PATIENCE_S):
+            while wanted - heard:
+                await asyncio.sleep(0.05)
+        for client in clients.values():
+            await client.flush()
+        assert heard == wanted
+    except TimeoutError:
+        pytest.fail(f"did not arrive: {wanted - heard}")
+    finally:
+        for stream in (subjects.CHUNKS, subjects.EVENTS):
+            with suppress(nats.errors.Error):
+                await jetstream.delete_stream(stream)
+        for client in clients.values():
+            await client.close()

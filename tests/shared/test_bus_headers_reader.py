@@ -1,0 +1,91 @@
+"""Reading the headers of a log in order, as the state store counts chunks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from nats.js import api
+
+from turboserve.bus import Bus, Entry, append, read_headers
+from turboserve.subjects import CHUNK, CHUNKS, OWN
+
+
+@pytest.fixture
+async def admin(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
+    bus: Bus = await connect("admin")
+    await bus.jetstream().add_stream(
+        api.StreamConfig(name=CHUNKS, subjects=[OWN.every, CHUNK.every], allow_direct=True)
+    )
+    yield bus
+    await bus.jetstream().delete_stream(CHUNKS)
+
+
+@pytest.fixture
+async def store(admin: Bus, connect) -> Bus:  # type: ignore[no-untyped-def]
+    """The reader has the rights of the only service that may make a consumer."""
+    bus: Bus = await connect("state-store")
+    return bus
+
+
+async def put(bus: Bus, session: str, number: int) -> int:
+    headers = {"Ts-Chunk": str(number)}
+    ack = await append(
+        bus, CHUNK.of(session), b"video" * 100, message_id=f"{session}:{number}", headers=headers
+    )
+    return ack.sequence
+
+
+async def read_until(bus: Bus, count: int, after: int = 0, batch: int = 256) -> list[Entry]:
+    found: list[Entry] = []
+    async for entries in read_headers(bus, CHUNKS, [CHUNK.every], after, batch=batch):
+        found += entries
+        if len(found) >= count:
+            break
+    return found
+
+
+def numbers(entries: list[Entry]) -> list[int]:
+    assert all(entry.data == b"" for entry in entries)
+    return [int(entry.headers["Ts-Chunk"]) for entry in entries]
+
+
+async def test_headers_are_read_from_a_position_in_order_across_subjects(admin: Bus, store: Bus) -> None:
+    places = [await put(admin, f"s{number % 3}", number) for number in range(50)]
+    await append(admin, OWN.of("s0"), b"", message_id="own:s0:1")
+    reading = asyncio.create_task(read_until(store, 80, batch=7))
+    for number in range(50, 80):
+        places.append(await put(admin, f"s{number % 3}", number))
+    found = await asyncio.wait_for(reading, 30)
+    assert [entry.sequence for entry in found] == places
+    assert numbers(found) == list(range(80))
+    later = await asyncio.wait_for(read_until(store, 30, after=places[49]), 30)
+    assert numbers(later) == list(range(50, 80))
+
+
+async def test_a_reader_whose_consumer_is_deleted_goes_on(admin: Bus, store: Bus) -> None:
+    await put(admin, "a", 0)
+    found: list[int] = []
+
+    async def reader() -> None:
+        async for entries in read_headers(store, CHUNKS, [CHUNK.every], 0):
+            found.extend(numbers(entries))
+            if len(found) == 3:
+                return
+
+    reading = asyncio.create_task(reader())
+    while not found:
+        await asyncio.sleep(0.05)
+    jetstream = admin.jetstream()
+    for info in await jetstream.consumers_info(CHUNKS):
+        await jetstream.delete_consumer(CHUNKS, info.name)
+    await put(admin, "a", 1)
+    await put(admin, "a", 2)
+    await asyncio.wait_for(reading, 40)
+    assert found == [0, 1, 2]
+
+
+async def test_a_stream_made_anew_is_read_from_its_beginning(admin: Bus, store: Bus) -> None:
+    await put(admin, "a", 0)
+    assert numbers(await asyncio.wait_for(read_until(store, 1, after=500), 30)) == [0]

@@ -1,0 +1,37 @@
+"""What a caller may ask for beyond its role's endpoints."""
+
+from __future__ import annotations
+
+import pytest
+
+from turboserve.contracts.errors import ForbiddenError
+from turboserve.contracts.requests import FailSession, Renew, SessionRef, WorkerGone
+from turboserve.contracts.workers import LoadReport, WorkerPhase
+from turboserve.state_store.core.callers import check
+from turboserve.subjects import Caller
+
+SCHEDULER, AUTOSCALER = Caller("scheduler"), Caller("autoscaler")
+
+
+@pytest.mark.parametrize("missing", ["term", "renewed_at"])
+def test_a_scheduler_declares_a_worker_gone_only_with_its_term_and_what_it_read(missing: str) -> None:
+    whole = WorkerGone(worker="w", reason="silent", term=3, renewed_at=1.0)
+    check(SCHEDULER, whole)
+    request = whole.model_copy(update={missing: None})
+    with pytest.raises(ForbiddenError) as refused:
+        check(SCHEDULER, request)
+    assert refused.value.field == missing
+    check(AUTOSCALER, request)
+
+
+def test_a_worker_with_a_user_of_its_own_speaks_for_itself() -> None:
+    load = LoadReport(worker="wk_1", model="toyworld", capacity=4, phase=WorkerPhase.READY)
+    fail = FailSession(session="s", epoch=1, worker="wk_1", reason="out of memory")
+    for request in (Renew(load=load), fail):
+        check(Caller("worker", "wk_1"), request)
+        # Workers that share a user cannot be told apart.
+        check(Caller("worker"), request)
+        with pytest.raises(ForbiddenError) as refused:
+            check(Caller("worker", "wk_2"), request)
+        assert refused.value.field == "worker"
+    check(Caller("worker", "wk_2"), SessionRef(session="s"))
