@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from turboserve.bench.chaos.people import patiently
 from turboserve.bench.chaos.small_disk import SmallDisk, why_not
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
@@ -51,7 +52,8 @@ def stack(disk: SmallDisk, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 async def viewer(stack: BackgroundStack) -> AsyncIterator[Viewer]:
     """Watches a session that plays."""
     async with httpx.AsyncClient(base_url=stack.url, timeout=10.0) as api:
-        viewer = await Viewer.create(api, "a red circle moving left", seed=1)
+        # Refused for a moment after the disk was full.
+        viewer = await patiently(lambda: Viewer.create(api, "a red circle moving left", seed=1))
         async with viewer.watching():
             await viewer.more_chunks(2, FIRST_CHUNK_S)
             yield viewer
