@@ -13,6 +13,7 @@ CAP_SYS_ADMIN = 21
 FILLER = "filler"
 MNT_DETACH = 2
 STEP_BYTES = 4096
+LARGEST_STEP_BYTES = 8 * 2**20
 
 
 class SmallDiskError(Exception):
@@ -60,7 +61,8 @@ class SmallDisk:
     def fill(self) -> None:
         """Take every block that is left; when called again, also those that were freed meanwhile."""
         with (self.path / FILLER).open("ab") as file:
-            step = max(self.free_bytes, STEP_BYTES)
+            # What does not fit is taken back: in large steps the disk would be full and then have room again.
+            step = LARGEST_STEP_BYTES
             while step >= STEP_BYTES:
                 try:
                     os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), step)
