@@ -107,6 +107,18 @@ def test_a_time_that_two_processes_report_is_paid_once() -> None:
     assert told(row, 60.0, at(105.0), "asc_2").paid_s == 105.0
 
 
+def test_what_was_paid_before_a_pool_reported_the_worker_is_not_paid_again() -> None:
+    """Also where another process of the store had followed it."""
+    row = followed(None, record(WALL + 1), PRICES, at(2.0))
+    row = followed(row, record(WALL + 4), PRICES, at(4.0))
+    assert row is not None
+    assert row.paid_s == 4.0
+    assert told(row, 10.0, at(10.0)).paid_s == 10.0
+    assert told(row, 10.0, at(10.0, "sto_2")).paid_s == 10.0
+    # No step makes that take away what was paid.
+    assert told(row, 10.0, at(10.0, "sto_2", step_s=-DAYS_40_S)).paid_s == 10.0
+
+
 def test_a_process_that_was_replaced_is_not_believed_again() -> None:
     assert take_over(None, (), "a") == ("a", ())
     assert take_over("a", (), "a") == ("a", ())

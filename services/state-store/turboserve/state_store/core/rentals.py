@@ -171,12 +171,14 @@ def _end(known: float | None, said: float | None, later: bool) -> float | None:
 def gap_before(row: Row, monotonic: float, wall: float, process: str) -> tuple[float, float]:
     """Seconds from where `row` has been counted up to until the given instant, and how many are estimated.
 
-    Below 0 where that instant has been counted already, as the same process of the state store knows.
+    Below 0 where that instant has been counted already: the same process of the state store knows; and what
+    was paid before any pool reported the worker may lie within the pool's own span.
     """
     if row.meter == process:
         return monotonic - row.meter_s, 0.0
-    gap = min(max(wall - row.seen_at, 0.0), BRIDGE_S)
-    return gap, gap
+    counted_s = row.paid_s if row.source is None else 0.0
+    gap = min(max(wall - row.seen_at, -counted_s), BRIDGE_S)
+    return gap, max(gap, 0.0)
 
 
 def unmentioned(row: Row) -> Row:
