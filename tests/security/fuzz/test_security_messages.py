@@ -217,7 +217,8 @@ POISON: tuple[dict[str, Any], ...] = (
 def test_chunks_that_cannot_be(target: Target, speaker: Speaker) -> None:
     """A worker's credentials let it write to any chunk log. What is no chunk there stops neither the counting
     of all sessions' chunks nor a viewer."""
-    session = speaker.session
+    # A session of its own: forged assignments and playheads are believed, and others made some.
+    session = target.session()
     last = chunks(target, session, -1, 2)
     poison = [headers_of(session, speaker.worker, **changes) for changes in POISON]
     # Chunks of one session in another's log must not be counted for either.
@@ -251,5 +252,6 @@ def test_chunks_that_cannot_be(target: Target, speaker: Speaker) -> None:
                 if row["applied_control_seq"] >= applied:
                     break
         assert row["next_chunk"] < 10_000
+    target.end(session)
     with target.client("bob") as client:
         assert client.get("/v1/sessions").json()["sessions"] == []
