@@ -14,7 +14,7 @@ from turboserve.gateway import metrics
 from turboserve.gateway.problems.errors import TooManyConnectionsError, TooManyOfAddressError
 from turboserve.gateway.problems.handlers import problem_response
 from turboserve.gateway.serving.connection import Overdue
-from turboserve.gateway.serving.guard import Guard, RequestLimits
+from turboserve.gateway.serving.guard import READ_BYTES, Guard, RequestLimits
 from turboserve.gateway.serving.http import raw
 
 log = logs.get("http")
@@ -104,6 +104,8 @@ class Acceptor:
             connection.setblocking(False)
             connection.send(self._answers[refusal])
             connection.shutdown(socket.SHUT_WR)
+            # Closing over unread bytes resets the connection, and the answer may be lost with it.
+            connection.recv(READ_BYTES)
 
     async def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
