@@ -184,6 +184,13 @@ async def test_a_full_disk_costs_new_latents_until_there_is_room_again(
     playheads = Playheads(store.hot, VirtualClock())
     await playheads.flush()
 
+    # Killed all the same, it starts on the full disk, with what it had.
+    await store.machine.kill()
+    await store.machine.start()
+    pid = store.server.pid_file.read_text()
+    await until(store.there(0))
+    await until(refused)
+
     filler.unlink()
     freed = time.monotonic()
     last = next(chunks)
