@@ -135,7 +135,6 @@ async def test_a_log_whose_disk_was_full_goes_on_without_loss_or_repeat(
         server = NatsServer(
             disk / "nats",
             ports.get("full-nats"),
-            ports.get("full-nats-monitor"),
             {user: layout.secret(f"nats.{user}") for user in (*subjects.SERVICES, "admin")},
         )
         settings = Settings(
@@ -217,7 +216,11 @@ async def test_a_postgres_whose_disk_was_full_is_waited_for(
 ) -> None:
     with small_disk(tmp_path / "disk", 160 * MIB) as disk:
         server = PostgresServer(
-            disk / "postgres", ports.get("full-postgres"), "secret", ("fsync=off", "full_page_writes=off")
+            disk / "postgres",
+            ports.get("full-postgres"),
+            "admin",
+            "secret",
+            ("fsync=off", "full_page_writes=off"),
         )
         settings = Settings(
             nats_url=nats_url,

@@ -239,7 +239,6 @@ async def broker(
     server = NatsServer(
         layout.server(name),
         ports.get(name),
-        ports.get(f"{name}-monitor"),
         {user: layout.secret(f"nats.{user}") for user in (*subjects.SERVICES, "admin")},
         max_store_bytes,
     )
@@ -324,7 +323,7 @@ async def test_what_a_broker_at_its_own_limit_refuses_is_an_error_to_try_again(
 
 
 def test_a_data_folder_keeps_the_size_that_its_streams_have_reserved(tmp_path: Path) -> None:
-    server = NatsServer(tmp_path, 1, 2, {})
+    server = NatsServer(tmp_path, 1, {})
     first = server.store_limit()
     assert first > 0
     (tmp_path / "max_file_store").write_text(str(10 * first))
