@@ -26,7 +26,7 @@ from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id
-from turboserve.state_store.hot.playheads import SINCE
+from turboserve.state_store.hot.playheads import since_key
 from turboserve.state_store.settings import Settings
 
 PATIENCE_S = 60.0
@@ -49,7 +49,7 @@ class SteppingClock(SystemClock):
 @pytest.fixture(scope="module")
 def settings(nats_url: str, redis_url: str, postgres_url: str) -> Settings:
     with redis.Redis.from_url(redis_url) as client:
-        client.set(SINCE, 1.0)
+        client.set(since_key(str(client.info("server")["run_id"])), 1.0)
     return Settings(
         nats_url=nats_url,
         redis_url=redis_url,

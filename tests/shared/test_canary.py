@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 from nats.js import api
 
+from turboserve.broker_accounts import permissions
 from turboserve.bus import Bus, append
 from turboserve.bus.canary import STALL_S, CanaryMonitor, canaries_of, subscribe_canaries, watch_canaries
-from turboserve.subjects import CANARY_CHUNKS, CANARY_EVENTS, CHUNKS, EVENTS, SERVICES, permissions
+from turboserve.subjects import CANARY_CHUNKS, CANARY_EVENTS, CHUNKS, EVENTS, SERVICES
 from turboserve.tasks import stop
 
 Connect = Callable[[str], Awaitable[Bus]]
