@@ -64,7 +64,7 @@ class Hot:
             # Out of memory, or of disk (MISCONF): it may take it later, and what is only read is still there.
             if time.monotonic() >= self._quiet_until:
                 self._quiet_until = time.monotonic() + REST_S
-                log.warning("Redis refuses", error=repr(error))
+                log.warning("Redis refuses", error=str(error))
             return None
         if self._rest_until:
             log.info("Redis answers again")
