@@ -15,7 +15,11 @@ from typing import Any
 import httpx
 
 GATEWAY_TESTS = Path(__file__).parents[1] / "gateway"
-KEYS = {"alice": "key-of-alice-1", "bob": "key-of-bob-22", "operator": "key-of-operator-333"}
+KEYS = {
+    "alice": "key-of-alice-1111111111",
+    "bob": "key-of-bob-2222222222222",
+    "operator": "key-of-operator-33333333",
+}
 PATIENCE_S = 60.0
 
 
@@ -94,6 +98,7 @@ def running_target(directory: Path) -> Iterator[Target]:
         TURBOSERVE_POOL_MAX="2",
         TURBOSERVE_WORKER_NATS_USER="worker",
         TURBOSERVE_WORKER_NATS_PASSWORD=pool.nats.passwords["worker"],
+        TURBOSERVE_POOL_WORKER_VARIABLES="DRAWN_CAPACITY",
         DRAWN_CAPACITY="64",
     )
     with pool.running():

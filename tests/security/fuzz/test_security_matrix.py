@@ -84,7 +84,7 @@ BODIES: dict[str, Any] = {
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
 NOT_A_KEY = {
     "no key": {},
-    "an unknown key": {"Authorization": "Bearer key-of-nobody"},
+    "an unknown key": {"Authorization": "Bearer key-of-nobody-0000000000"},
     "an empty key": {"Authorization": "Bearer"},
     "another scheme": {"Authorization": f"Basic {KEYS['alice']}"},
     "a key and more": {"Authorization": f"Bearer {KEYS['alice']} x"},
