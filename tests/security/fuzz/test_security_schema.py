@@ -32,6 +32,7 @@ READS = tuple(
 )
 WRITES = (
     ("POST", "/v1/sessions"),
+    ("POST", "/v1/cost/corrections"),
     ("PUT", "/v1/pool/override"),
     ("PUT", "/v1/pool/dry-run"),
     ("PUT", "/v1/pool/table"),
@@ -52,6 +53,7 @@ REFUSING = (
     ("GET", "/v1/cost"),
     ("GET", "/v1/sessions"),
     ("POST", "/v1/sessions"),
+    ("POST", "/v1/cost/corrections"),
     ("PUT", "/v1/pool/override"),
     ("PUT", "/v1/pool/dry-run"),
     ("PUT", "/v1/pool/table"),
