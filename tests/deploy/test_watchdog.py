@@ -47,6 +47,7 @@ class Watched:
             **os.environ,
             **{f"NATS_{user}_PASSWORD": "secret" for user in users},
             "NATS_PORT": str(self.port),
+            "NATS_MAX_FILE_STORE": str(2**30),
             "WATCHDOG_EVERY_S": "1",
             "WATCHDOG_SILENT_LIMIT": "2",
         }
