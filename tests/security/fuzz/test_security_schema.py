@@ -79,14 +79,7 @@ def schema(target: Target) -> Any:
     schema.config.update(base_url=target.url)
     # Keys have tests of their own, and unknown parameters of a query are left alone, as is usual.
     schema.config.generation.update(with_security_parameters=False, allow_extra_parameters=False)
-    schema.config.checks.negative_data_rejection.expected_statuses = [
-        "400",
-        "404",
-        "405",
-        "413",
-        "415",
-        "422",
-    ]
+    schema.config.checks.negative_data_rejection.expected_statuses = REFUSALS
     return schema
 
 
@@ -107,8 +100,9 @@ def hold(target: Target, operation: Any, mode: GenerationMode, examples: int) ->
     @given(operation.as_strategy(generation_mode=mode))
     def each(case: schemathesis.Case) -> None:
         answer = case.call(session=connection, headers=key, timeout=PATIENCE_S)
-        if answer.status_code == 201:
-            connection.delete(f"{target.url}{answer.headers['location'][0]}", headers=key)
+        # Corrections of cost are created as well, and have no address of their own.
+        for location in answer.headers.get("location", ()):
+            connection.delete(f"{target.url}{location}", headers=key)
         case.validate_response(answer, checks=checks)
 
     with requests.Session() as connection:
@@ -169,7 +163,7 @@ def test_bodies_that_no_schema_describes(target: Target) -> None:
             for body, kind in [(body, KINDS[0]) for body in BODIES] + [(b'{"x": 1}', kind) for kind in KINDS]:
                 where = path.replace("{session}", "ses_nobody")
                 answer = client.request(verb, where, content=body[:60_000], headers={"Content-Type": kind})
-                if answer.status_code == 201:
+                if "location" in answer.headers:
                     client.delete(answer.headers["location"])
                 assert answer.status_code < 500, (verb, path, body[:80], kind, answer.text)
 
@@ -206,7 +200,7 @@ def test_addresses_and_headers_that_no_schema_describes(target: Target) -> None:
                     ("GET", "/"),
                 ):
                     answer = client.request(verb, path, headers=[(name, value)], json={"prompt": "a"})
-                    if answer.status_code == 201:
+                    if "location" in answer.headers:
                         client.delete(answer.headers["location"])
                     assert answer.status_code < 500, (name, value, answer.text)
 
