@@ -73,7 +73,9 @@ class Canaries:
                 self._bus,
                 where.every,
                 canary.to_bytes(),
-                message_id=f"{canary.instance}:{canary.number}",
+                # A worker hears canaries and may append to chunk logs of the same stream. Under an id that it
+                # could guess it would append first, and the broker would drop the canary as a repetition.
+                message_id=ids.new_id("msg"),
                 ttl_s=self._ttl_s,
                 deadline_s=DEADLINE_S,
             )
