@@ -121,4 +121,6 @@ async def test_a_canary_reaches_a_service_only_once_it_is_stored(
         assert silent_s >= heard_s
     finally:
         await stop(watch)
-        await store.jetstream().delete_stream(CHUNKS)
+        # No service may delete a stream.
+        admin = await connect("admin")
+        await admin.jetstream().delete_stream(CHUNKS)
