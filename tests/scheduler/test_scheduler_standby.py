@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from turboserve import subjects
+from turboserve.bus import Bus
 from turboserve.cli.embedded import Ports
 from turboserve.contracts.leading import GetLeader, LeaderRecord
 from turboserve.contracts.requests import SessionRef
@@ -65,12 +66,17 @@ async def pair(start_scheduler: Callable[..., Any], ports: Ports) -> tuple[Insta
     return leader, standby
 
 
-async def row(viewers: Any) -> LeaderRecord:
-    return await viewers.bus.call(subjects.GET_LEADER, GetLeader(name="scheduler"))
+@pytest.fixture
+async def admin(connect: Callable[[str], Awaitable[Bus]]) -> Bus:
+    return await connect("admin")
+
+
+async def row(admin: Bus) -> LeaderRecord:
+    return await admin.call(subjects.GET_LEADER, GetLeader(name="scheduler"))
 
 
 async def test_the_standby_takes_over_from_a_killed_leader(
-    pair: tuple[Instance, Instance], workers: Workers, viewers: Any
+    pair: tuple[Instance, Instance], workers: Workers, viewers: Any, admin: Bus
 ) -> None:
     leader, standby = pair
     worker = await workers(4)
@@ -80,13 +86,13 @@ async def test_the_standby_takes_over_from_a_killed_leader(
         1,
         0,
     )
-    before = await row(viewers)
+    before = await row(admin)
     leader.service.end()
     second = await viewers.create()
     assert (await viewers.active(second)).worker == worker.id
     await standby.becomes("ready, leader")
     assert standby.metric("turboserve_scheduler_leads") == 1
-    after = await row(viewers)
+    after = await row(admin)
     assert after.term == before.term + 1
     assert after.holder != before.holder
     # Nothing was done twice to what was there before.
@@ -94,7 +100,7 @@ async def test_the_standby_takes_over_from_a_killed_leader(
 
 
 async def test_a_leader_that_stood_still_does_no_harm_when_it_wakes_up(
-    pair: tuple[Instance, Instance], workers: Workers, viewers: Any
+    pair: tuple[Instance, Instance], workers: Workers, viewers: Any, admin: Bus
 ) -> None:
     leader, standby = pair
     await workers(4)
@@ -104,7 +110,7 @@ async def test_a_leader_that_stood_still_does_no_harm_when_it_wakes_up(
     second = await viewers.create()
     await viewers.active(second)
     await standby.becomes("ready, leader")
-    term = (await row(viewers)).term
+    term = (await row(admin)).term
     leader.signal(signal.SIGCONT)
     await leader.becomes("ready, standby")
     third = await viewers.create()
@@ -113,7 +119,7 @@ async def test_a_leader_that_stood_still_does_no_harm_when_it_wakes_up(
         assert (await viewers.get(session)).epoch == 1
         page = await viewers.bus.call(subjects.LIST_DECISIONS, SessionRef(session=session))
         assert [decision.kind for decision in page.decisions if decision.worker] == ["place"]
-    assert (await row(viewers)).term == term
+    assert (await row(admin)).term == term
     assert standby.status() == "ready, leader"
 
 
@@ -135,15 +141,15 @@ async def test_worker_deaths_are_found_by_the_new_leader(
 
 
 async def test_a_leader_that_is_asked_to_stop_gives_the_lead_back(
-    pair: tuple[Instance, Instance], workers: Workers, viewers: Any
+    pair: tuple[Instance, Instance], workers: Workers, viewers: Any, admin: Bus
 ) -> None:
     leader, standby = pair
     await workers(4)
-    before = await row(viewers)
+    before = await row(admin)
     leader.signal(signal.SIGTERM)
 
     await standby.becomes("ready, leader")
-    assert (await row(viewers)).term == before.term + 1
+    assert (await row(admin)).term == before.term + 1
     # Without having waited: what it has seen last is a row without a holder.
     assert "the lead was not given back" not in leader.service.logged()
     session = await viewers.create()

@@ -198,7 +198,7 @@ def test_root_runs_servers_from_folders_closed_to_everybody(tmp_path: Path) -> N
     layout = Layout(closed / "data")
     layout.create()
     ports = Ports(layout.ports)
-    server = NatsServer(layout.server("nats"), ports.get("nats"), {"admin": "x"}, lambda _: {})
+    server = NatsServer(layout.server("nats"), ports.get("nats"), {"admin": "x"})
     with running([server], tmp_path / "log"):
         asyncio.run(_store(server))
     for path in (server.directory, *server.directory.rglob("*")):

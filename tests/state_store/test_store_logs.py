@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from nats.js.api import AckPolicy, ConsumerConfig
 from sqlalchemy import text
 from state_store_harness import Harness, Store, until
 
@@ -250,18 +249,3 @@ async def test_two_prompts_before_one_chunk_are_both_applied_by_it(api: Harness)
         *("prompt.applied", "prompt.applied"),
     )
     assert [(event.control_seq, event.chunk_index) for event in events[4:]] == [(1, 0), (2, 0)]  # type: ignore[union-attr]
-
-
-async def test_consumers_of_earlier_versions_are_removed_at_start_and_no_others(
-    api: Harness, start_store
-) -> None:  # type: ignore[no-untyped-def]
-    jetstream = api.bus.jetstream()
-    old = ((subjects.EVENTS, "scheduler"), (subjects.CHUNKS, "accounting"), (subjects.EVENTS, "somebody"))
-    for stream, name in old:
-        config = ConsumerConfig(name=name, durable_name=name, ack_policy=AckPolicy.EXPLICIT)
-        await jetstream.add_consumer(stream, config)
-    await start_store()
-    for stream, left in ((subjects.EVENTS, ["somebody"]), (subjects.CHUNKS, [])):
-        infos = await jetstream.consumers_info(stream)
-        assert [info.name for info in infos if info.config.durable_name] == left
-    await jetstream.delete_consumer(subjects.EVENTS, "somebody")

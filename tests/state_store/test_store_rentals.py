@@ -119,6 +119,14 @@ def test_what_was_paid_before_a_pool_reported_the_worker_is_not_paid_again() -> 
     assert told(row, 10.0, at(10.0, "sto_2", step_s=-DAYS_40_S)).paid_s == 10.0
 
 
+def test_what_a_late_first_look_has_counted_is_not_paid_again() -> None:
+    """The worker renewed at 1; the first look came at 5, and counted up to 5."""
+    row = followed(None, record(WALL + 1, started_at=WALL + 1), PRICES, at(5.0))
+    assert row is not None
+    assert row.paid_s == 4.0
+    assert told(row, 10.0, at(10.0, "sto_2")).paid_s == 10.0
+
+
 def test_a_process_that_was_replaced_is_not_believed_again() -> None:
     assert take_over(None, (), "a") == ("a", ())
     assert take_over("a", (), "a") == ("a", ())

@@ -176,8 +176,12 @@ def gap_before(row: Row, monotonic: float, wall: float, process: str) -> tuple[f
     """
     if row.meter == process:
         return monotonic - row.meter_s, 0.0
-    counted_s = row.paid_s if row.source is None else 0.0
-    gap = min(max(wall - row.seen_at, -counted_s), BRIDGE_S)
+    if row.source is not None:
+        gap = min(max(wall - row.seen_at, 0.0), BRIDGE_S)
+        return gap, gap
+    # The first look comes later than the renewal that it finds, and counts up to itself.
+    counted_to = max(row.seen_at, row.started_at + row.paid_s)
+    gap = min(max(wall - counted_to, -row.paid_s), BRIDGE_S)
     return gap, max(gap, 0.0)
 
 
