@@ -1,0 +1,333 @@
+"""An asyncio event loop on virtual time.
+
+Unmodified service code (`asyncio.sleep`, `asyncio.timeout`, task groups, queues) runs on it. Each callback
+belongs to the process in whose context it was scheduled. Callbacks of one process run in the order in which
+they were scheduled, as on an event loop of its own; which process runs next is drawn from the seed. Time does
+not pass while any process has something to do, and jumps to the next timer otherwise: no run waits for real
+time. There is no I/O and there are no threads. What would use them raises `RuntimeError`, except
+`run_in_executor`, which calls its function on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from contextlib import suppress
+from contextvars import Context, copy_context
+from typing import Any, TypeVar
+
+from turboserve.bench.runtime.process import Process, ProcessDeadError, current, enter, process_of
+
+T = TypeVar("T")
+
+
+class DeadlockError(RuntimeError):
+    """The awaited future cannot be done any more: no callback is ready and no timer is set."""
+
+
+class _Handle(asyncio.Handle):
+    """A callback and its process."""
+
+    __slots__ = ("process",)
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: VirtualLoop,
+        context: Context,
+        process: Process,
+    ) -> None:
+        super().__init__(callback, args, loop, context)
+        self.process = process
+
+
+class _Timer(asyncio.TimerHandle):
+    """A callback, its time and its process."""
+
+    __slots__ = ("process",)
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: VirtualLoop,
+        context: Context,
+        process: Process,
+    ) -> None:
+        super().__init__(when, callback, args, loop, context)
+        self.process = process
+
+
+class _Task(asyncio.Task[Any]):
+    """Hashed by its number, so that sets of tasks have the same order in every run."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class _Future(asyncio.Future[Any]):
+    """As `_Task`."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """One world's event loop. The same seed and the same code give the same run, callback by callback."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.random = random.Random(seed)
+        """Every choice of the world comes from here, or from generators that are seeded from here."""
+        self.world = Process("world")
+        """Owns what no process owns: the in-memory servers, the faults, the clients."""
+        self.callbacks = 0
+        """Callbacks that have run."""
+        self.before_callback: Callable[[Process], None] = lambda _process: None
+        """Called before each callback of a living process: faults may freeze or kill it."""
+        self._now = 0.0
+        self._timers: list[tuple[float, int, _Timer]] = []
+        self._frozen: list[tuple[float, int, Process]] = []
+        self._order = itertools.count()
+        self._runnable: list[Process] = []
+        self._running: Process | None = None
+        self._doomed: list[Process] = []
+        self._generators: dict[int, Process] = {}
+        self._processes: dict[Process, None] = {self.world: None}
+        self.set_task_factory(self._new_task)  # type: ignore[arg-type]
+
+    # Time
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Run everything that happens within the next `seconds` of virtual time."""
+        self.run_until_complete(asyncio.sleep(seconds))
+
+    # Scheduling
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        context = copy_context() if context is None else context
+        handle = _Handle(callback, args, self, context, process_of(context) or self.world)
+        self._enqueue(handle)
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        context = copy_context() if context is None else context
+        process = process_of(context) or self.world
+        timer = _Timer(when, callback, args, self, context, process)
+        timer._scheduled = True  # type: ignore[attr-defined]
+        if process.alive:
+            heapq.heappush(self._timers, (when, next(self._order), timer))
+        return timer
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """Call `func` on the loop, in its turn: there are no threads."""
+        future: asyncio.Future[T] = self.create_future()
+
+        def call() -> None:
+            if future.cancelled():
+                return
+            try:
+                future.set_result(func(*args))
+            except Exception as error:
+                future.set_exception(error)
+
+        self.call_soon(call)
+        return future
+
+    # Processes
+
+    def spawn(
+        self, process: Process, work: Coroutine[Any, Any, T], name: str | None = None
+    ) -> asyncio.Task[T]:
+        """Run `work` as a task of `process`. Raises `ProcessDeadError` if that was killed."""
+        if not process.alive:
+            work.close()
+            raise ProcessDeadError(process.name)
+        context = copy_context()
+        context.run(enter, process)
+        return context.run(self.create_task, work, name=name)
+
+    def freeze(self, process: Process, seconds: float) -> None:
+        """As SIGSTOP, and SIGCONT after `seconds`: callbacks wait, timers fire late, time passes."""
+        process.frozen_until = max(process.frozen_until, self._now + seconds)
+
+    def kill(self, process: Process) -> None:
+        """As `kill -9`: nothing of the process runs any more. Its ports must call `Process.check_alive`."""
+        if not process.alive:
+            return
+        process.alive = False
+        process.ready.clear()
+        self._doomed.append(process)
+        if self._running is None:
+            self._bury()
+
+    def close(self) -> None:
+        """End the world: every process is killed."""
+        for process in list(self._processes):
+            self.kill(process)
+        self._processes.clear()
+        super().close()
+
+    # Inside
+
+    def _enqueue(self, handle: asyncio.Handle) -> None:
+        process: Process = handle.process  # type: ignore[attr-defined]
+        if not process.alive:
+            return
+        if not process.ready:
+            self._runnable.append(process)
+        process.ready.append(handle)
+
+    def _run_once(self) -> None:
+        """One callback, or a jump to the time of the next."""
+        process = self._next_process()
+        if process is None:
+            self._jump()
+            return
+        handle = process.ready.popleft()
+        if not process.ready:
+            self._runnable.remove(process)
+        if handle.cancelled():
+            return
+        self.before_callback(process)
+        if not process.alive:
+            return
+        if process.frozen_until > self._now:
+            process.ready.appendleft(handle)
+            if process not in self._runnable:
+                self._runnable.append(process)
+            return
+        self.callbacks += 1
+        self._running = process
+        try:
+            handle._run()
+        finally:
+            self._running = None
+            if self._doomed:
+                self._bury()
+
+    def _next_process(self) -> Process | None:
+        """Drawn from those with a ready callback; one that is frozen waits for its time."""
+        while self._runnable:
+            index = self.random.randrange(len(self._runnable)) if len(self._runnable) > 1 else 0
+            process = self._runnable[index]
+            if process.alive and process.frozen_until <= self._now:
+                return process
+            del self._runnable[index]
+            if process.alive:
+                heapq.heappush(self._frozen, (process.frozen_until, next(self._order), process))
+        return None
+
+    def _jump(self) -> None:
+        if self._stopping:  # type: ignore[attr-defined]
+            return
+        self._drop_cancelled()
+        timer_at = self._timers[0][0] if self._timers else math.inf
+        thaw_at = self._frozen[0][0] if self._frozen else math.inf
+        when = min(timer_at, thaw_at)
+        if when == math.inf:
+            raise DeadlockError(f"nothing is left to happen at {self._now:.6f} s")
+        self._now = max(self._now, when)
+        while self._frozen and self._frozen[0][0] <= self._now:
+            process = heapq.heappop(self._frozen)[2]
+            if process.alive and process.ready:
+                self._runnable.append(process)
+        while self._timers and self._timers[0][0] <= self._now:
+            timer = heapq.heappop(self._timers)[2]
+            timer._scheduled = False  # type: ignore[attr-defined]
+            if not timer.cancelled():
+                self._enqueue(timer)
+
+    def _drop_cancelled(self) -> None:
+        while self._timers and (self._timers[0][2].cancelled() or not self._timers[0][2].process.alive):
+            heapq.heappop(self._timers)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Cancelled timers leave the queue when their time comes."""
+
+    def _new_task(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
+    ) -> asyncio.Task[Any]:
+        context = options.get("context")
+        process = (current() if context is None else process_of(context)) or self.world
+        task = _Task(work, loop=loop, **options)
+        task.number = next(self._order)
+        if not process.alive:
+            # Made while a killed process unwinds: it never runs.
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            work.close()
+            return task
+        process.tasks.add(task)
+        self._processes[process] = None
+        task.add_done_callback(process.tasks.discard)
+        return task
+
+    def create_future(self) -> asyncio.Future[Any]:
+        future = _Future(loop=self)
+        future.number = next(self._order)
+        return future
+
+    def _bury(self) -> None:
+        """Unwind the coroutines of killed processes, with their ports closed.
+
+        Python would unwind them whenever it collects them, and complain of tasks that are pending.
+        """
+        while self._doomed:
+            process = self._doomed.pop()
+            context = copy_context()
+            context.run(enter, process)
+            for task in sorted(process.tasks, key=hash):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                # A `finally` that awaits makes Python complain, and a closed port raises: both are expected.
+                with suppress(BaseException):
+                    context.run(task.get_coro().close)
+            process.tasks.clear()
+            self._processes.pop(process, None)
+
+    def _asyncgen_firstiter_hook(self, agen: Any) -> None:
+        self._generators[id(agen)] = current() or self.world
+
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        """An async generator that was dropped is closed by its own process, if that still lives."""
+        process = self._generators.pop(id(agen), self.world)
+        if process.alive and not self.is_closed():
+            self.spawn(process, agen.aclose())
+
+    # What there is not
+
+    def _process_events(self, event_list: object) -> None:
+        raise RuntimeError("a virtual loop has no I/O")
+
+    def _write_to_self(self) -> None:
+        """Nothing to wake: there are no threads."""

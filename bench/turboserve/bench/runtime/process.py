@@ -1,0 +1,55 @@
+"""A simulated operating-system process: what runs in it can be frozen, thawed and killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextvars import Context, ContextVar
+
+
+class ProcessDeadError(BaseException):
+    """A killed process called a port. Raised while Python unwinds its coroutines, so that no `finally` block
+    of a dead process has an effect on others. Not an `Exception`: nothing may handle it."""
+
+
+class Process:
+    """One life of a process. A process that starts again is another object.
+
+    `VirtualLoop` owns the fields; faults use `VirtualLoop.freeze` and `VirtualLoop.kill`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self.frozen_until = 0.0
+        """Virtual seconds. Before this time none of its callbacks runs."""
+        self.ready: deque[asyncio.Handle] = deque()
+        """Callbacks that may run now, in the order of `call_soon`, as in a process of its own."""
+        self.tasks: set[asyncio.Task[object]] = set()
+        """Tasks that have not ended."""
+
+    def check_alive(self) -> None:
+        """For ports, at the beginning of each call. Raises `ProcessDeadError` once the process was killed."""
+        if not self.alive:
+            raise ProcessDeadError(self.name)
+
+    def __repr__(self) -> str:
+        return f"Process({self.name!r}, {'alive' if self.alive else 'dead'})"
+
+
+_current: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+def current() -> Process | None:
+    """The process whose code runs now; None: the simulation's own."""
+    return _current.get()
+
+
+def process_of(context: Context) -> Process | None:
+    """The process that the context belongs to; None: the simulation's own."""
+    return context.get(_current)
+
+
+def enter(process: Process | None) -> None:
+    """Make the current context the process's. Tasks and callbacks created from now on inherit it."""
+    _current.set(process)
