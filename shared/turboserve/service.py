@@ -35,11 +35,12 @@ _S = TypeVar("_S", bound=Settings)
 class Runtime:
     """What a service is given: its bus, the clock, a place for tasks, and how to say that it is ready."""
 
-    def __init__(self, name: str, settings: Settings, bus: Bus) -> None:
+    def __init__(self, name: str, settings: Settings, bus: Bus, clock: Clock | None = None) -> None:
+        """`clock`: the machine's own if there is none."""
         self.name = name
         self.settings = settings
         self.bus = bus
-        self.clock: Clock = SystemClock()
+        self.clock: Clock = SystemClock() if clock is None else clock
         self.role: Callable[[], str | None] = lambda: None
         """What this instance is among several of its service, for /readyz; None: one like the others."""
         self.stopping = asyncio.Event()
@@ -103,21 +104,12 @@ def _space(monitor: CanaryMonitor) -> str | None:
     return None if monitor.space is SpaceLevel.ENOUGH else monitor.space.value
 
 
-async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Awaitable[None]]) -> int:
-    bus = await Bus.connect(name, settings)
-    runtime = Runtime(name, settings, bus)
-    loop = asyncio.get_running_loop()
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sign, runtime.stopping.set)
-    health = HealthServer(
-        settings.health_host,
-        settings.health_port,
-        runtime.checks,
-        lambda: runtime.role(),
-        runtime.warnings,
-    )
-    if settings.health_port:
-        await health.start()
+async def run_service(runtime: Runtime, start: Callable[[Runtime], Awaitable[None]]) -> int:
+    """Run a service from its start until `runtime.stopping`, and close its bus.
+
+    Returns the exit status: 1 if a task of the service failed. Raises what `start` raises.
+    """
+    bus = runtime.bus
     try:
         await runtime.watch_streams()
         await start(runtime)
@@ -137,9 +129,29 @@ async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Await
             except Exception:
                 log.exception("close failed")
         await stop(*runtime._tasks)
-        await health.stop()
         await bus.close()
     return 1 if runtime._failed else 0
+
+
+async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Awaitable[None]]) -> int:
+    """`run_service` as a process of its own: connected to the broker, with signals and a health server."""
+    runtime = Runtime(name, settings, await Bus.connect(name, settings))
+    loop = asyncio.get_running_loop()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sign, runtime.stopping.set)
+    health = HealthServer(
+        settings.health_host,
+        settings.health_port,
+        runtime.checks,
+        lambda: runtime.role(),
+        runtime.warnings,
+    )
+    if settings.health_port:
+        await health.start()
+    try:
+        return await run_service(runtime, start)
+    finally:
+        await health.stop()
 
 
 async def _until_closed(bus: Bus) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterable
 
 import nats
@@ -81,9 +80,7 @@ class CanaryMonitor:
         return now - self._ran_at > STALL_S
 
 
-async def subscribe_canaries(
-    bus: Bus, monitor: CanaryMonitor, monotonic: Callable[[], float] = time.monotonic
-) -> None:
+async def subscribe_canaries(bus: Bus, monitor: CanaryMonitor, monotonic: Callable[[], float]) -> None:
     """Tell `monitor` of every canary of its streams."""
     for log in CANARIES:
         if log.stream not in monitor.streams:
@@ -98,9 +95,7 @@ async def subscribe_canaries(
         await bus.client.subscribe(log.live_pattern, cb=receive)
 
 
-async def watch_canaries(
-    bus: Bus, monitor: CanaryMonitor, monotonic: Callable[[], float] = time.monotonic
-) -> None:
+async def watch_canaries(bus: Bus, monitor: CanaryMonitor, monotonic: Callable[[], float]) -> None:
     """Notice when this process was stopped, and hand over what arrived meanwhile; never returns."""
     while True:
         await asyncio.sleep(TICK_S)

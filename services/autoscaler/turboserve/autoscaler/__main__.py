@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from turboserve import service
-from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler import app
 from turboserve.autoscaler.providers.base import PoolProvider
 from turboserve.autoscaler.providers.external import ExternalProvider
 from turboserve.autoscaler.providers.local import LocalProvider, pool_id, worker_environment
 from turboserve.autoscaler.providers.ray import RayProvider
 from turboserve.autoscaler.providers.ray_cluster import Needs, RayCluster, node_environment
 from turboserve.autoscaler.settings import AutoscalerSettings
-from turboserve.autoscaler.shell import Shell, is_ready
-from turboserve.ids import new_id
-
-STOP_GRACE_S = 3.5
-"""A service's close has five seconds in all."""
 
 
 def provider_of(settings: AutoscalerSettings) -> PoolProvider:
@@ -39,12 +34,7 @@ def main() -> None:
     settings = service.load("autoscaler", AutoscalerSettings)
 
     async def start(runtime: service.Runtime) -> None:
-        pool = Pool(settings.pool_name, lambda: new_id("wrk"), settings.policy())
-        provider = provider_of(settings)
-        shell = Shell(runtime, pool, provider, settings)
-        runtime.check("pool", lambda: is_ready(pool, provider.managed))
-        runtime.on_stop(lambda: shell.stop(settings.pool_stop_with_autoscaler, STOP_GRACE_S))
-        await shell.start()
+        await app.start(runtime, settings, provider_of(settings))
 
     service.run("autoscaler", settings, start)
 

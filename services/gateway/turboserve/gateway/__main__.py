@@ -6,7 +6,7 @@ import os
 
 from turboserve import logs, service
 from turboserve.gateway import exposure
-from turboserve.gateway.app import create_app, create_gateway
+from turboserve.gateway.app import create_app, start_gateway
 from turboserve.gateway.auth import reload
 from turboserve.gateway.server import Server
 from turboserve.gateway.settings import Settings
@@ -17,15 +17,13 @@ log = logs.get("gateway")
 async def start(runtime: service.Runtime) -> None:
     assert isinstance(runtime.settings, Settings)
     settings = runtime.settings
-    gateway = create_gateway(settings, runtime.bus, runtime.clock, runtime.checks, runtime.warnings)
+    gateway = await start_gateway(runtime, settings)
     server = Server(create_app(gateway), settings.gateway_host, settings.gateway_port, settings)
     runtime.check("http", lambda: server.started and not server.should_exit)
     if settings.api_keys_file is not None:
         runtime.spawn(reload.follow(gateway.keys, settings.api_keys_file), "api keys")
-    await gateway.pools.start()
     await server.start()
     runtime.spawn(server.wait(), "http server")
-    runtime.spawn(gateway.timeline.run(), "timeline")
     # Last added, first called: viewers are told to come back before the server stops listening.
     runtime.on_stop(server.stop)
     runtime.on_stop(gateway.streams.close)

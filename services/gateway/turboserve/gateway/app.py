@@ -35,6 +35,7 @@ from turboserve.gateway.stream.chunks import ChunkLog
 from turboserve.gateway.stream.endpoints import router as stream
 from turboserve.gateway.stream.registry import Streams
 from turboserve.gateway.timeline.service import TimelineService
+from turboserve.service import Runtime
 
 VERSION = "1"
 
@@ -63,6 +64,17 @@ def create_gateway(
         streams=Streams(settings.stream_limit),
         pools=Pools(bus, clock),
     )
+
+
+async def start_gateway(runtime: Runtime, settings: Settings) -> Gateway:
+    """Everything of a gateway but its HTTP server. The caller runs `streams.close()` at the end.
+
+    Raises KeyFileError.
+    """
+    gateway = create_gateway(settings, runtime.bus, runtime.clock, runtime.checks, runtime.warnings)
+    await gateway.pools.start()
+    runtime.spawn(gateway.timeline.run(), "timeline")
+    return gateway
 
 
 def create_app(gateway: Gateway) -> FastAPI:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections import OrderedDict
 from typing import TypeVar
 
@@ -32,7 +31,7 @@ from turboserve.contracts.sessions import Phase, PromptReceipt, SessionRecord
 from turboserve.gateway import metrics
 from turboserve.gateway.problems.errors import KeyReusedError
 from turboserve.gateway.sessions.schemas import NewSession
-from turboserve.ids import new_id
+from turboserve.ids import new_id, random_bits
 from turboserve.subjects import (
     CREATE_SESSION,
     END_SESSION,
@@ -69,7 +68,7 @@ class Sessions:
         seed = request.seed
         if key is None:
             session = new_id("ses")
-            seed = secrets.randbits(SEED_BITS) if seed is None else seed
+            seed = random_bits(SEED_BITS) if seed is None else seed
         else:
             session = _derived("ses", tenant, key)
             seed = int(_digest("seed", tenant, key), 16) >> (256 - SEED_BITS) if seed is None else seed

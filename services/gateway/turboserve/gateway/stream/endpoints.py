@@ -9,36 +9,19 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from turboserve.contracts.errors import InvalidInputError, TurboServeError
-from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway.auth.dependency import StreamTenant
 from turboserve.gateway.auth.middleware import admitted
 from turboserve.gateway.context import Gateway, gateway_of
-from turboserve.gateway.events.happened import newest_event
 from turboserve.gateway.problems.errors import UpgradeRequiredError
 from turboserve.gateway.problems.schemas import problems
-from turboserve.gateway.stream.chunks import Start
 from turboserve.gateway.stream.mp4 import video
 from turboserve.gateway.stream.response import LiveResponse
 from turboserve.gateway.stream.socket import Connection, refuse
+from turboserve.gateway.stream.watch import place_of_viewer
 
 router = APIRouter(prefix="/v1/sessions", tags=["video"])
 
 INDEX_LIMIT = 2**53
-
-
-async def _begin(
-    gateway: Gateway, tenant: str, session: str, after: int | None
-) -> tuple[SessionRecord, Start, int]:
-    gateway.sessions.check_id(session)
-    # The newest event is read before the row, so that no event between the two is missed.
-    events_after = await newest_event(gateway.bus, session)
-    record = await gateway.sessions.get_or_remembered(tenant, session)
-    if after is not None:
-        return record, await gateway.chunks.after(record, after), events_after
-    view = gateway.timeline.view(session)
-    # The row knows of other gateways' viewers, the timeline is newer.
-    playhead_s = record.playhead_s if view is None else max(record.playhead_s, view.playhead_s)
-    return record, await gateway.chunks.at(record, playhead_s), events_after
 
 
 @router.get(
@@ -63,7 +46,7 @@ async def stream_mp4(
     ] = None,
 ) -> Response:
     gateway.streams.check()
-    record, start, events_after = await _begin(gateway, tenant, session, after)
+    record, start, events_after = await place_of_viewer(gateway, tenant, session, after)
     return LiveResponse(video(gateway, record, start, events_after), gateway.streams, "video/mp4")
 
 
@@ -86,7 +69,7 @@ async def stream(socket: WebSocket, session: str) -> None:
         after = _index(socket.query_params.get("after"), "after", -1)
         events = _index(socket.query_params.get("events_after"), "events_after", 0)
         with gateway.streams.place():
-            record, start, newest = await _begin(gateway, tenant, session, after)
+            record, start, newest = await place_of_viewer(gateway, tenant, session, after)
             begin = newest if events is None else min(events, newest)
             await Connection(socket, gateway, record, start, (begin, newest)).run()
     except TurboServeError as error:

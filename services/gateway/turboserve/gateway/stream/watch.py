@@ -15,7 +15,7 @@ from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import Activity, SessionRecord
 from turboserve.gateway import metrics
 from turboserve.gateway.context import Gateway
-from turboserve.gateway.events.happened import happened
+from turboserve.gateway.events.happened import happened, newest_event
 from turboserve.gateway.stream.chunks import Chunk, Start
 from turboserve.ids import new_id
 
@@ -24,6 +24,25 @@ log = logs.get("stream")
 WAKE_RETRIES_S = (0.0, 0.5, 1.0, 2.0, 4.0)
 WAKE_AGAIN_S = 8.0
 """Between later attempts, for as long as the viewer stays: nobody else asks for an idle session."""
+
+
+async def place_of_viewer(
+    gateway: Gateway, tenant: str, session: str, after: int | None
+) -> tuple[SessionRecord, Start, int]:
+    """The session's row, where a viewer who has chunk `after` begins, and the sequence of the newest event.
+
+    `after` None: the viewer begins at the playhead. Raises the errors of `Sessions.get` and `ChunkLog`.
+    """
+    gateway.sessions.check_id(session)
+    # The newest event is read before the row, so that no event between the two is missed.
+    events_after = await newest_event(gateway.bus, session)
+    record = await gateway.sessions.get_or_remembered(tenant, session)
+    if after is not None:
+        return record, await gateway.chunks.after(record, after), events_after
+    view = gateway.timeline.view(session)
+    # The row knows of other gateways' viewers, the timeline is newer.
+    playhead_s = record.playhead_s if view is None else max(record.playhead_s, view.playhead_s)
+    return record, await gateway.chunks.at(record, playhead_s), events_after
 
 
 class Watch:

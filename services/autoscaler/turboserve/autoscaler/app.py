@@ -1,0 +1,23 @@
+"""Putting an autoscaler together, in the service runner, over any provider."""
+
+from __future__ import annotations
+
+from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.providers.base import PoolProvider
+from turboserve.autoscaler.settings import AutoscalerSettings
+from turboserve.autoscaler.shell import Shell, is_ready
+from turboserve.ids import new_id
+from turboserve.service import Runtime
+
+STOP_GRACE_S = 3.5
+"""A service's close has five seconds in all."""
+
+
+async def start(runtime: Runtime, settings: AutoscalerSettings, provider: PoolProvider) -> Shell:
+    """Run the pool of `provider`."""
+    pool = Pool(settings.pool_name, lambda: new_id("wrk"), settings.policy())
+    shell = Shell(runtime, pool, provider, settings)
+    runtime.check("pool", lambda: is_ready(pool, provider.managed))
+    runtime.on_stop(lambda: shell.stop(settings.pool_stop_with_autoscaler, STOP_GRACE_S))
+    await shell.start()
+    return shell
