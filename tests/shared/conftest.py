@@ -1,4 +1,4 @@
-"""A bus per service on a real broker, with the permissions that the table of subjects gives it."""
+"""A bus per service: on a real broker, with the permissions of the table of subjects, or in memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from turboserve.bench.runtime.broker import MemoryBroker
 from turboserve.bus import Bus
 from turboserve.cli.embedded import NatsServer
 from turboserve.config import Settings
@@ -14,13 +15,31 @@ from turboserve.config import Settings
 Connect = Callable[[str], Awaitable[Bus]]
 
 
+@pytest.fixture(params=["nats", "memory"])
+def real_server(request: pytest.FixtureRequest) -> NatsServer | None:
+    """nats-server without streams; None: the broker in memory."""
+    if request.param == "memory":
+        return None
+    request.getfixturevalue("nats_url")
+    server: NatsServer = request.getfixturevalue("nats_server")
+    return server
+
+
 @pytest.fixture
-async def connect(nats_url: str, nats_server: NatsServer) -> AsyncIterator[Connect]:
-    """`await connect("gateway")`: a bus as that service; `admin` may do everything."""
+async def connect(real_server: NatsServer | None) -> AsyncIterator[Connect]:
+    """`await connect("gateway")`: a bus as that service; `admin` may do everything.
+
+    All that is tested with it holds for nats-server and for the broker that the simulation runs on.
+    """
+    broker = MemoryBroker()
     async with AsyncExitStack() as stack:
 
         async def one(service: str) -> Bus:
-            bus = await Bus.connect(service, Settings(nats_url=nats_server.url(service)))
+            if real_server is not None:
+                bus = await Bus.connect(service, Settings(nats_url=real_server.url(service)))
+            else:
+                settings = Settings(nats_url=f"nats://{service}@memory")
+                bus = await Bus.connect(service, settings, broker.connect)
             stack.push_async_callback(bus.close)
             return bus
 

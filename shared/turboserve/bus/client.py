@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import nats
-from nats.aio.client import Client
 from nats.aio.msg import Msg as NatsMsg
 from nats.aio.subscription import Subscription
 from nats.errors import ConnectionClosedError, NoRespondersError
@@ -21,6 +19,7 @@ from pydantic import ValidationError
 
 from turboserve import logs
 from turboserve.bus.lives import Lives
+from turboserve.bus.port import BrokerClient, Connect
 from turboserve.config import Settings
 from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import (
@@ -60,7 +59,7 @@ class Bus:
     """One service's connection to the broker. Reconnects for ever; subscriptions survive a reconnect."""
 
     def __init__(
-        self, client: Client, service: str, settings: Settings, closed: asyncio.Event | None = None
+        self, client: BrokerClient, service: str, settings: Settings, closed: asyncio.Event | None = None
     ) -> None:
         self.client = client
         self.user = broker_user(service, settings)
@@ -73,7 +72,7 @@ class Bus:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
-    async def connect(cls, service: str, settings: Settings) -> Bus:
+    async def connect(cls, service: str, settings: Settings, connect: Connect = nats.connect) -> Bus:
         """Connect as `service`, waiting for the broker as long as it takes."""
 
         async def disconnected() -> None:
@@ -87,13 +86,14 @@ class Bus:
         async def ended() -> None:
             closed.set()
 
-        complained_at = 0.0
+        monotonic = asyncio.get_running_loop().time
+        complained_at = -COMPLAIN_S
 
         async def failed(error: Exception) -> None:
             # The client tries again for ever, several times a second.
             nonlocal complained_at
-            if isinstance(error, OSError) and time.monotonic() >= complained_at + COMPLAIN_S:
-                complained_at = time.monotonic()
+            if isinstance(error, OSError) and monotonic() >= complained_at + COMPLAIN_S:
+                complained_at = monotonic()
                 log.warning(
                     "broker not reachable", url=_without_password(settings.nats_url), error=repr(error)
                 )
@@ -105,7 +105,7 @@ class Bus:
 
         while True:
             try:
-                client = await nats.connect(
+                client = await connect(
                     settings.nats_url.split(","),
                     name=service,
                     user=broker_user(service, settings) if settings.nats_password else None,

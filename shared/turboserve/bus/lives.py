@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,7 +23,7 @@ class Life:
     last: int
     """Sequence of its newest message."""
     asked_at: float
-    """Monotonic seconds; the answer is younger."""
+    """Seconds of the event loop; the answer is younger."""
 
 
 class Lives:
@@ -38,7 +37,7 @@ class Lives:
 
     def look(self, stream: str) -> Life | None:
         """The newest answer; None: there was none yet. Never waits: the next answer is on its way."""
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         if now >= self._asked_at.get(stream, -ASK_S) + ASK_S:
             self._asked_at[stream] = now
             asking = asyncio.create_task(self._ask(stream, now))
@@ -66,11 +65,12 @@ class Place:
         self._lives, self._stream = lives, stream
         self._born: datetime.datetime | None = None
         self.position = after
-        self._began_at = self._reached_at = time.monotonic()
+        self._now = asyncio.get_running_loop().time
+        self._began_at = self._reached_at = self._now()
 
     def reach(self, sequence: int) -> None:
         """The follower has everything up to `sequence`."""
-        self.position, self._reached_at = sequence, time.monotonic()
+        self.position, self._reached_at = sequence, self._now()
 
     def lost(self) -> bool:
         """Whether the stream is another than the one the place is in; then the place is its beginning."""

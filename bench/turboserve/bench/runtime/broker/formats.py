@@ -1,0 +1,58 @@
+"""Times, durations and answers in JetStream's format."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3_600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+ZERO_TIME = "0001-01-01T00:00:00Z"
+
+
+class ApiError(Exception):
+    """JetStream refuses a request."""
+
+    def __init__(self, code: int, err_code: int, description: str) -> None:
+        super().__init__(description)
+        self.code = code
+        self.err_code = err_code
+        self.description = description
+
+    def body(self) -> dict[str, Any]:
+        return {"code": self.code, "err_code": self.err_code, "description": self.description}
+
+
+def ttl_seconds(text: str) -> float | None:
+    """A message's time to live: seconds, or a duration such as `1h30m`; `never` is 0. None: not valid."""
+    if text == "never":
+        return 0.0
+    if text.isdigit():
+        seconds = float(text)
+    elif re.fullmatch(f"(?:{_DURATION.pattern})+", text):
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
+    else:
+        return None
+    return seconds if seconds >= 1.0 else None
+
+
+_second = (-1, "")
+
+
+def rfc3339(seconds: float) -> str:
+    """Wall-clock seconds in UTC, with nanoseconds as Go writes them."""
+    global _second
+    nanoseconds = round(seconds * 1e9)
+    whole, fraction = divmod(nanoseconds, 10**9)
+    if _second[0] != whole:
+        text = datetime.datetime.fromtimestamp(whole, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        _second = (whole, text)
+    digits = f"{fraction:09d}".rstrip("0")
+    return f"{_second[1]}.{digits}Z" if digits else f"{_second[1]}Z"
+
+
+def to_json(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()

@@ -1,0 +1,126 @@
+"""What happens to messages between the clients and the broker."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from turboserve.bench.runtime.broker.messages import Kind, Message
+
+if TYPE_CHECKING:
+    from turboserve.bench.runtime.broker.client import MemoryClient
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What happens to one message in one direction."""
+
+    copies: int = 1
+    """How often it arrives; 0: it is lost."""
+    late_s: float | None = None
+    """It arrives this much later, behind messages that were sent after it; None: in its turn."""
+
+
+LOST = Fate(copies=0)
+DOUBLED = Fate(copies=2)
+
+
+class Network:
+    """No faults: every message takes `latency_s` from a client to the broker, and as long back."""
+
+    faulty = False
+    """Whether the methods have to be asked for each message."""
+    entries_apart = False
+    """Whether stored messages on their way to followers keep an order of their own, so that others overtake
+    them, or the order of all messages of a connection."""
+
+    def __init__(self, latency_s: float = 0.0) -> None:
+        self.latency_s = latency_s
+
+    def delay(self, client: MemoryClient, kind: Kind, to_broker: bool) -> float:
+        """Seconds for one direction. Messages of one connection and direction arrive in their order."""
+        return self.latency_s
+
+    def fate(self, client: MemoryClient, kind: Kind, message: Message, to_broker: bool) -> Fate | None:
+        """What happens to the message in one direction; None: nothing. Connections' pings have no fate."""
+        return None
+
+
+@dataclass
+class Rates:
+    """Probabilities per message."""
+
+    delay_s: float = 0.002
+    """Mean delay of each message in each direction."""
+    lag_s: float = 0.002
+    """Mean delay of a stored message to its followers."""
+    lost_hint: float = 0.0
+    """Per receiver; also of stored messages on their way to followers."""
+    doubled_hint: float = 0.0
+    """As `lost_hint`."""
+    late_hint: float = 0.0
+    """As `lost_hint`: hints that others overtake."""
+    lost_request: float = 0.0
+    """A request or an append that does not reach the broker."""
+    lost_answer: float = 0.0
+    """An answer or an acknowledgement that does not reach who asked."""
+    late_request: float = 0.0
+    """A request or an append that arrives after its sender may have given it up."""
+    late_s: float = 2.0
+    """How late: half to two and a half times this."""
+
+
+class FaultyNetwork(Network):
+    """Delays, losses and doubles at the given rates, drawn from one generator."""
+
+    faulty = True
+    entries_apart = True
+
+    def __init__(self, generator: random.Random, rates: Rates) -> None:
+        super().__init__(rates.delay_s)
+        self.rates = rates
+        """May be changed at any time."""
+        self._random = generator
+        self._muted: dict[MemoryClient, float] = {}
+
+    def mute(self, client: MemoryClient, until: float) -> None:
+        """The client's appends arrive and their acknowledgements do not, until this time of the loop."""
+        self._muted[client] = until
+
+    def mend(self) -> None:
+        """No fault but delay from now on."""
+        self._muted.clear()
+        self.rates = Rates(delay_s=self.rates.delay_s, lag_s=self.rates.lag_s)
+
+    def delay(self, client: MemoryClient, kind: Kind, to_broker: bool) -> float:
+        mean_s = self.rates.lag_s if kind is Kind.ENTRY else self.rates.delay_s
+        return self._random.expovariate(1.0 / mean_s) if mean_s > 0.0 else 0.0
+
+    def fate(self, client: MemoryClient, kind: Kind, message: Message, to_broker: bool) -> Fate | None:
+        # Each message is drawn for in one of its directions.
+        rates = self.rates
+        if to_broker:
+            if kind in (Kind.REQUEST, Kind.APPEND):
+                if self._happens(rates.lost_request):
+                    return LOST
+                if self._happens(rates.late_request):
+                    return Fate(late_s=rates.late_s * self._random.uniform(0.5, 2.5))
+            elif kind is Kind.ANSWER and self._happens(rates.lost_answer):
+                return LOST
+            return None
+        if kind is Kind.ACK and self._muted and client.loop_time() < self._muted.get(client, 0.0):
+            return LOST
+        if kind in (Kind.ACK, Kind.API_ANSWER):
+            return LOST if self._happens(rates.lost_answer) else None
+        if kind in (Kind.HINT, Kind.ENTRY):
+            if self._happens(rates.lost_hint):
+                return LOST
+            if self._happens(rates.doubled_hint):
+                return DOUBLED
+            if self._happens(rates.late_hint):
+                return Fate(late_s=self._random.expovariate(1.0 / max(rates.delay_s, 1e-6)))
+        return None
+
+    def _happens(self, probability: float) -> bool:
+        return probability > 0.0 and self._random.random() < probability

@@ -1,0 +1,361 @@
+"""One stream: stored messages in one order, with the limits and checks of JetStream."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from turboserve.bench.runtime.broker.formats import ApiError, ttl_seconds
+from turboserve.bench.runtime.broker.patterns import has_wildcard, matches, overlap, wildcards
+
+NS = 10**9
+RECORD_BYTES, HEADER_RECORD_BYTES = 30, 34
+"""What the server's file store adds to a message's subject and body; and to one with headers."""
+HEADER_LINE_BYTES = len("NATS/1.0\r\n\r\n")
+UNLIMITED = {"max_consumers", "max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size"}
+DEFAULTS: dict[str, Any] = {
+    "retention": "limits",
+    "max_age": 0,
+    "discard": "old",
+    "storage": "file",
+    "num_replicas": 1,
+    "duplicate_window": 0,
+    "allow_direct": False,
+    "allow_msg_ttl": False,
+}
+LONGEST_DUPLICATE_WINDOW = 120 * NS
+
+
+class Stored:
+    """A stored message."""
+
+    __slots__ = ("data", "headers", "sequence", "size", "subject", "time")
+
+    def __init__(
+        self, sequence: int, subject: str, data: bytes, headers: Mapping[str, str], size: int, time: float
+    ) -> None:
+        self.sequence = sequence
+        self.subject = subject
+        self.data = data
+        self.headers = headers
+        self.size = size
+        """Bytes that count for the stream's limit."""
+        self.time = time
+        """Wall-clock seconds."""
+
+
+class Appended:
+    """An accepted message; `stored` is None for a duplicate."""
+
+    __slots__ = ("before", "sequence", "stored")
+
+    def __init__(self, sequence: int, before: int = 0, stored: Stored | None = None) -> None:
+        self.sequence = sequence
+        self.before = before
+        """Sequence of the one before it on its subject; 0: there is none."""
+        self.stored = stored
+
+
+class Stream:
+    """`now` tells wall-clock seconds. Expired messages are removed whenever the stream is used."""
+
+    def __init__(self, config: dict[str, Any], now: Callable[[], float]) -> None:
+        self.created = now()
+        self.on_removed: Callable[[Stored], None] = lambda _stored: None
+        self.last_sequence = 0
+        self.last_time: float | None = None
+        self.bytes = 0
+        self._now = now
+        self._messages: dict[int, Stored] = {}
+        self._first = 0
+        self._subjects: dict[str, list[int]] = {}
+        """Sequences by subject, oldest first."""
+        self._live: dict[str, str | None] = {}
+        self._ids: dict[str, tuple[int, float]] = {}
+        self._id_order: deque[tuple[float, str]] = deque()
+        self._expiring: list[tuple[float, int]] = []
+        self.configure(config)
+
+    # Configuration
+
+    def configure(self, config: dict[str, Any]) -> None:
+        """Raises ApiError for limits that the server does not take."""
+        self.config = complete(config)
+        self.name: str = self.config["name"]
+        self.subjects: list[str] = self.config["subjects"]
+        self.allow_direct = bool(self.config["allow_direct"])
+        self._max_bytes = int(self.config["max_bytes"])
+        self._max_messages = int(self.config["max_msgs"])
+        self._max_per_subject = int(self.config["max_msgs_per_subject"])
+        self._max_age_s = self.config["max_age"] / NS
+        self._discards_new = self.config["discard"] == "new"
+        self._new_per_subject = bool(self.config.get("discard_new_per_subject"))
+        self._window_s = self.config["duplicate_window"] / NS
+        self._republish: dict[str, Any] | None = self.config.get("republish")
+        self._live.clear()
+        self.expire()
+        self._shrink()
+
+    @property
+    def republishes_headers_only(self) -> bool:
+        return self._republish is not None and bool(self._republish.get("headers_only"))
+
+    def live_subject(self, subject: str) -> str | None:
+        """Where a message that was stored on `subject` is republished; None: nowhere."""
+        if self._republish is None:
+            return None
+        if subject not in self._live:
+            source = self._republish.get("src") or ">"
+            if not matches(source, subject):
+                self._live[subject] = None
+            else:
+                self._live[subject] = transform(source, self._republish["dest"], subject)
+        return self._live[subject]
+
+    # Appending
+
+    def append(self, subject: str, data: bytes, headers: Mapping[str, str]) -> Appended:
+        """Raises ApiError if a condition of the headers does not hold, or a limit refuses the message."""
+        self.expire()
+        now = self._now()
+        ttl_s = 0.0
+        message_id = ""
+        if headers:
+            ttl_s = self._check(subject, headers)
+            message_id = headers.get("Nats-Msg-Id", "")
+            if message_id and (known := self._ids.get(message_id)) and now - known[1] < self._window_s:
+                return Appended(known[0])
+        size = size_of(subject, data, headers)
+        sequences = self._subjects.get(subject)
+        at_limit = 0 < self._max_per_subject <= len(sequences or ())
+        self._check_room(size, sequences[0] if at_limit and sequences else None)
+        self.last_sequence += 1
+        self.last_time = now
+        sequence = self.last_sequence
+        stored = Stored(sequence, subject, data, headers, size, now)
+        self._messages[sequence] = stored
+        self.bytes += size
+        before = 0
+        if sequences is None:
+            self._subjects[subject] = [sequence]
+        else:
+            before = sequences[-1]
+            sequences.append(sequence)
+        if message_id:
+            self._remember(message_id, sequence, now)
+        if ttl_s > 0.0:
+            heapq.heappush(self._expiring, (now + ttl_s, sequence))
+        if at_limit and sequences is not None:
+            while len(sequences) > self._max_per_subject:
+                self.remove(sequences[0])
+        self._shrink()
+        return Appended(sequence, before, stored)
+
+    def _check(self, subject: str, headers: Mapping[str, str]) -> float:
+        """Conditions in the headers, in the server's order; returns the time to live, 0: for ever."""
+        expected = headers.get("Nats-Expected-Stream")
+        if expected and expected != self.name:
+            raise ApiError(400, 10060, "expected stream does not match")
+        ttl_s = 0.0
+        if (text := headers.get("Nats-TTL")) is not None:
+            ttl = ttl_seconds(text)
+            if ttl is None:
+                raise ApiError(400, 10165, "invalid per-message TTL")
+            if not self.config["allow_msg_ttl"]:
+                raise ApiError(400, 10166, "per-message TTL is disabled")
+            ttl_s = ttl
+        if (text := headers.get("Nats-Expected-Last-Subject-Sequence")) is not None:
+            fenced = headers.get("Nats-Expected-Last-Subject-Sequence-Subject") or subject
+            newest = self.newest_sequence(fenced)
+            if not text.isdigit() or int(text) != newest:
+                raise ApiError(400, 10071, f"wrong last sequence: {newest}")
+        text = headers.get("Nats-Expected-Last-Sequence")
+        if text is not None and (not text.isdigit() or int(text) != self.last_sequence):
+            raise ApiError(400, 10071, f"wrong last sequence: {self.last_sequence}")
+        return ttl_s
+
+    def _check_room(self, size: int, replaced: int | None) -> None:
+        """`replaced`: sequence of the message that this one removes by the limit of its subject."""
+        if not self._discards_new:
+            return
+        if replaced is not None and self._new_per_subject:
+            raise ApiError(503, 10077, "maximum messages per subject exceeded")
+        if 0 <= self._max_messages <= len(self._messages) and replaced is None:
+            raise ApiError(503, 10077, "maximum messages exceeded")
+        if 0 <= self._max_bytes < self.bytes + size and (
+            replaced is None or self._messages[replaced].size < size
+        ):
+            raise ApiError(503, 10077, "maximum bytes exceeded")
+
+    def _shrink(self) -> None:
+        if self._max_per_subject > 0:
+            # Only after an update: an append removes what it replaces.
+            for subject in [s for s, known in self._subjects.items() if len(known) > self._max_per_subject]:
+                self.keep_newest(subject, self._max_per_subject)
+        if self._discards_new:
+            return
+        while self._messages and (
+            0 <= self._max_bytes < self.bytes or 0 <= self._max_messages < len(self._messages)
+        ):
+            self.remove(self.first_sequence)
+
+    def _remember(self, message_id: str, sequence: int, now: float) -> None:
+        order = self._id_order
+        while order and now - order[0][0] >= self._window_s:
+            at, old = order.popleft()
+            if self._ids.get(old, (0, -1.0))[1] == at:
+                del self._ids[old]
+        self._ids[message_id] = (sequence, now)
+        order.append((now, message_id))
+
+    # Reading
+
+    @property
+    def first_sequence(self) -> int:
+        """Of the oldest message; one more than the last if there is none, and 0 in a new stream."""
+        if not self._messages:
+            return self.last_sequence + 1 if self.last_sequence else 0
+        while self._first not in self._messages:
+            self._first += 1
+        return self._first
+
+    @property
+    def count(self) -> int:
+        return len(self._messages)
+
+    @property
+    def subject_count(self) -> int:
+        return len(self._subjects)
+
+    def get(self, sequence: int) -> Stored | None:
+        return self._messages.get(sequence)
+
+    def sequences(self, subject: str) -> Sequence[int]:
+        """Of the messages on one subject, oldest first."""
+        return self._subjects.get(subject, ())
+
+    def count_from(self, sequence: int) -> int:
+        """How many messages there are from `sequence` on."""
+        if sequence <= self.first_sequence:
+            return len(self._messages)
+        return sum(1 for _ in self.from_sequence(sequence))
+
+    def newest_sequence(self, pattern: str) -> int:
+        """Of the newest message on the subjects that `pattern` names; 0: there is none."""
+        if not has_wildcard(pattern):
+            sequences = self._subjects.get(pattern)
+            return sequences[-1] if sequences else 0
+        return max((known[-1] for _, known in self._matching(pattern)), default=0)
+
+    def next_sequence(self, pattern: str, at_least: int) -> int | None:
+        """Of the first message on the subjects that `pattern` names, from `at_least` on."""
+        found: list[int] = []
+        for _, sequences in self._matching(pattern):
+            index = bisect_left(sequences, at_least)
+            if index < len(sequences):
+                found.append(sequences[index])
+        return min(found, default=None)
+
+    def from_sequence(self, sequence: int) -> Iterator[Stored]:
+        """All messages from `sequence` on. The stream must not change meanwhile."""
+        messages = self._messages
+        for number in range(max(sequence, self.first_sequence), self.last_sequence + 1):
+            if (stored := messages.get(number)) is not None:
+                yield stored
+
+    def counts(self, pattern: str) -> dict[str, int]:
+        """Messages by subject."""
+        return {subject: len(known) for subject, known in sorted(self._matching(pattern))}
+
+    def _matching(self, pattern: str) -> Iterable[tuple[str, list[int]]]:
+        if pattern == ">":
+            return self._subjects.items()
+        if not has_wildcard(pattern):
+            known = self._subjects.get(pattern)
+            return [] if known is None else [(pattern, known)]
+        return [item for item in self._subjects.items() if matches(pattern, item[0])]
+
+    # Removing
+
+    def remove(self, sequence: int) -> bool:
+        stored = self._messages.pop(sequence, None)
+        if stored is None:
+            return False
+        self.bytes -= stored.size
+        sequences = self._subjects[stored.subject]
+        del sequences[bisect_left(sequences, sequence)]
+        if not sequences:
+            del self._subjects[stored.subject]
+        self.on_removed(stored)
+        return True
+
+    def keep_newest(self, pattern: str, keep: int) -> int:
+        """Remove all but the newest `keep` messages on the subjects of `pattern`; returns how many."""
+        sequences = sorted(number for _, known in self._matching(pattern) for number in known)
+        return self._remove_all(sequences[: max(0, len(sequences) - keep)])
+
+    def remove_before(self, pattern: str, sequence: int) -> int:
+        """Remove the messages on the subjects of `pattern` that are older than `sequence`."""
+        chosen = [known[: bisect_left(known, sequence)] for _, known in self._matching(pattern)]
+        return self._remove_all(sorted(number for known in chosen for number in known))
+
+    def _remove_all(self, sequences: list[int]) -> int:
+        return sum(self.remove(sequence) for sequence in sequences)
+
+    def expire(self) -> None:
+        """Remove what is older than it may become."""
+        if not self._expiring and self._max_age_s <= 0.0:
+            return
+        now = self._now()
+        while self._expiring and self._expiring[0][0] <= now:
+            self.remove(heapq.heappop(self._expiring)[1])
+        if self._max_age_s > 0.0:
+            while self._messages and self._messages[self.first_sequence].time + self._max_age_s <= now:
+                self.remove(self._first)
+
+
+def complete(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with the server's defaults in what it leaves open."""
+    full = {**DEFAULTS, **{key: value for key, value in config.items() if value is not None}}
+    for key in UNLIMITED:
+        full[key] = full.get(key) or -1
+    full.setdefault("subjects", [full["name"]])
+    if not full["duplicate_window"]:
+        age = full["max_age"]
+        full["duplicate_window"] = min(age, LONGEST_DUPLICATE_WINDOW) if age else LONGEST_DUPLICATE_WINDOW
+    return full
+
+
+def subjects_overlap(first: list[str], second: list[str]) -> bool:
+    return any(overlap(a, b) for a in first for b in second)
+
+
+def size_of(subject: str, data: bytes, headers: Mapping[str, str]) -> int:
+    """Bytes of a message in the server's file store."""
+    if not headers:
+        return RECORD_BYTES + len(subject) + len(data)
+    lines = sum(
+        len(key) + (len(value) if value.isascii() else len(value.encode())) + 4
+        for key, value in headers.items()
+    )
+    return HEADER_RECORD_BYTES + len(subject) + len(data) + HEADER_LINE_BYTES + lines
+
+
+def transform(source: str, destination: str, subject: str) -> str:
+    """The subject that a mapping of patterns gives, as `live.>` or `live.chunk.{{wildcard(1)}}`."""
+    tokens: list[str] = []
+    found = wildcards(source, subject)
+    tail = subject.split(".")[len(source.split(".")) - 1 :] if source.endswith(">") else []
+    for token in destination.split("."):
+        if token == ">":
+            tokens += tail
+        elif token.startswith("{{") and "wildcard(" in token.lower():
+            tokens.append(found[int(token[token.index("(") + 1 : token.index(")")]) - 1])
+        elif token.startswith("$") and token[1:].isdigit():
+            tokens.append(found[int(token[1:]) - 1])
+        else:
+            tokens.append(token)
+    return ".".join(tokens)
