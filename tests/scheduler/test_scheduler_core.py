@@ -35,8 +35,18 @@ from turboserve.scheduler.policy import Policy
 Kind = TypeVar("Kind")
 
 
-def worker(name: str, phase: WorkerPhase = WorkerPhase.READY, capacity: int = 1) -> WorkerRecord:
-    return WorkerRecord(id=name, model="m", phase=phase, capacity=capacity, started_at=1, renewed_at=1)
+def worker(
+    name: str, phase: WorkerPhase = WorkerPhase.READY, capacity: int = 1, weights: str | None = None
+) -> WorkerRecord:
+    return WorkerRecord(
+        id=name,
+        model="m",
+        phase=phase,
+        capacity=capacity,
+        weights_digest=weights,
+        started_at=1,
+        renewed_at=1,
+    )
 
 
 def session(name: str = "s", version: int = 1, **more: object) -> SessionRecord:

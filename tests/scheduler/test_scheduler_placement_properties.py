@@ -29,6 +29,10 @@ SESSIONS = tuple(f"s{n:02}" for n in range(24))
 BIG = {"w4", "w5", "s20", "s21", "s22", "s23"}
 """Workers and sessions of the other model; a session is only ever on a worker of its own."""
 GB = 10**9
+Kind = tuple[str, str | None]
+"""Model and weights: sessions move between workers of one kind."""
+
+weights_digests = st.sampled_from((None, None, "a", "b"))
 
 rates = st.sampled_from((0.05, 0.1, 0.1003, 0.2))
 
@@ -53,6 +57,7 @@ def worker_states(draw: st.DrawFn, name: str) -> WorkerState:
         id=name,
         model=model_of(name),
         capacity=draw(st.integers(0, 5)),
+        weights_digest=draw(weights_digests),
         ready=not draw(rarely),
         draining=draw(rarely),
         suspect=draw(rarely),
@@ -77,6 +82,7 @@ def session_states(draw: st.DrawFn, name: str) -> SessionState:
         state_bytes=draw(st.sampled_from((0, GB, 4 * GB))),
         movable=target is None and draw(st.integers(0, 7)) > 0,
         rests_until=draw(st.sampled_from((0.0, 0.0, 0.0, 5.0))),
+        weights_digest=draw(weights_digests),
         excluded=frozenset(draw(st.lists(st.sampled_from(WORKERS), max_size=1))),
     )
 
@@ -107,6 +113,7 @@ def demands(draw: st.DrawFn) -> list[Demand]:
             kind="place",
             holder=draw(st.one_of(st.none(), st.sampled_from(WORKERS))),
             excluded=frozenset(draw(st.lists(st.sampled_from(WORKERS), max_size=2))),
+            weights_digest=draw(weights_digests),
         )
         for n in range(draw(st.integers(0, 8)))
     ]
@@ -155,8 +162,8 @@ def test_deltas_lead_to_the_same_index_as_building_it_at_once(
     cluster = changed(deltas, target_s)
     other = fresh(cluster)
     assert cluster.entries.keys() == other.entries.keys()
-    for model in MODELS:
-        one, two = cluster.pool(model), other.pool(model)
+    for kind in cluster.pools.keys() | other.pools.keys():
+        one, two = cluster.pool(*kind), other.pool(*kind)
         assert (one.ready, one.draining, one.moving) == (two.ready, two.draining, two.moving)
         for ranking in ("targets", "tops", "spare", "shelves"):
             assert getattr(one, ranking).items == getattr(two, ranking).items
@@ -181,7 +188,10 @@ def test_assignment_keeps_its_promises(
         rooms = [
             c
             for c in there.values()
-            if c.model == demand.model and loads[c.worker] < c.capacity and c.worker not in demand.excluded
+            if c.model == demand.model
+            and demand.weights_digest in (None, c.weights_digest)
+            and loads[c.worker] < c.capacity
+            and c.worker not in demand.excluded
         ]
         assert (choice.worker is None) == (rooms == [])
         if choice.worker is not None:
@@ -202,13 +212,17 @@ def finish(cluster: Cluster, move: Move, rests_until: float = 0.0) -> None:
     cluster.put_session(replace(session, rests_until=rests_until))
 
 
-def levels(cluster: Cluster) -> dict[str, list[float]]:
-    """Per model, chunk latencies of workers that serve, the worst first."""
-    found: dict[str, list[float]] = {model: [] for model in MODELS}
+def kind_of(state: WorkerState) -> Kind:
+    return state.model, state.weights_digest
+
+
+def levels(cluster: Cluster) -> dict[Kind, list[float]]:
+    """Per kind, chunk latencies of workers that serve, the worst first."""
+    found: dict[Kind, list[float]] = {kind_of(worker): [] for worker in cluster.workers.values()}
     for entry in cluster.entries.values():
         if entry.serves:
-            found[entry.state.model].append(entry.curve(entry.staying))
-    return {model: sorted(values, reverse=True) for model, values in found.items()}
+            found[kind_of(entry.state)].append(entry.curve(entry.staying))
+    return {kind: sorted(values, reverse=True) for kind, values in found.items()}
 
 
 @given(changes(), targets_s, st.booleans())
@@ -221,7 +235,7 @@ def test_moves_keep_their_promises(
     held = {name: entry.held for name, entry in cluster.entries.items()}
     moves = MinMaxRebalancer(Weights(spreads=spreads)).propose(cluster, 1.0)
     assert len({move.session for move in moves}) == len(moves)
-    drained = dict.fromkeys(MODELS, False)
+    drained = dict.fromkeys(before, False)
     for move in moves:
         event(move.kind.value)
         session = cluster.sessions[move.session]
@@ -230,12 +244,12 @@ def test_moves_keep_their_promises(
         assert session.movable
         assert session.target is None
         assert target.serves
-        assert target.state.model == session.model
+        assert kind_of(target.state) == kind_of(source.state)
         assert target.id not in session.excluded
         assert not source.state.suspect
         assert (move.kind is MoveKind.DRAIN) == source.state.draining
         if move.kind is MoveKind.DRAIN:
-            drained[session.model] = True
+            drained[kind_of(source.state)] = True
         else:
             assert move.gain_s > 0
             assert session.rests_until <= 1.0
@@ -245,9 +259,9 @@ def test_moves_keep_their_promises(
         # All moves may be under way at once, counted at both ends.
         assert entry.held <= max(entry.slots, held[name])
     after = levels(cluster)
-    for model in MODELS:
-        if not drained[model]:
-            assert after[model] <= before[model]
+    for kind, latencies in after.items():
+        if not drained[kind]:
+            assert latencies <= before[kind]
 
 
 @given(changes())
@@ -259,12 +273,12 @@ def test_what_is_to_be_emptied_is_emptied_at_once_if_there_is_room(
     for session in list(cluster.sessions.values()):
         cluster.put_session(replace(session, excluded=frozenset(), movable=session.target is None))
     moving = {move.session for move in MinMaxRebalancer(Weights(moves_at_once=0)).propose(cluster, 0.0)}
-    for model in MODELS:
-        there = [e for e in cluster.entries.values() if e.serves and e.state.model == model]
+    for kind in {kind_of(worker) for worker in cluster.workers.values()}:
+        there = [e for e in cluster.entries.values() if e.serves and kind_of(e.state) == kind]
         emptied = [
             e
             for e in cluster.entries.values()
-            if e.state.draining and e.state.model == model and not e.state.suspect
+            if e.state.draining and kind_of(e.state) == kind and not e.state.suspect
         ]
         # One that already moves, wherever to, is not moved once more.
         active = {s for e in emptied for s in e.here - e.going if cluster.sessions[s].target is None}
@@ -314,14 +328,16 @@ def test_giving_way_overfills_nobody_and_does_not_raise_the_bottleneck(
     for demand, choice, before in zip(wanted, choices, MinMax().assign(plain, wanted), strict=True):
         assert (choice.worker is None) == (before.worker is None)
         assert choice.worker not in demand.excluded
+        if choice.worker is not None:
+            assert cluster.entries[choice.worker].fits(demand.model, demand.weights_digest)
         event("gave way" if choice.worker != before.worker else "stayed")
         for there, chosen in ((cluster, choice), (plain, before)):
             there.put_session(SessionState(demand.session, demand.model, reserved=chosen.worker))
     for entry in cluster.entries.values():
         came = sum(choice.worker == entry.id for choice in choices)
         assert came == 0 or entry.held <= entry.slots
-    for model in MODELS:
-        assert cluster.pool(model).bottleneck_s <= plain.pool(model).bottleneck_s
+    for kind in cluster.pools.keys() | plain.pools.keys():
+        assert cluster.pool(*kind).bottleneck_s <= plain.pool(*kind).bottleneck_s
 
 
 @st.composite

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from turboserve.contracts.base import Contract, Id, Note, Number, Text, UnixSeconds
-from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.sessions import SessionRecord, WeightsDigest
 from turboserve.contracts.workers import WorkerRecord
 
 
@@ -37,6 +37,9 @@ class SessionPlaced(_SessionEvent):
     type: Literal["session.placed"] = "session.placed"
     kind: Text
     previous_worker: Id | None = None
+    previous_weights: WeightsDigest | None = None
+    """Weights of its chunks so far, where the worker has others: it goes on from its latents, and may look
+    different from here on."""
 
 
 class SessionMigrating(_SessionEvent):

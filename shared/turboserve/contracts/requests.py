@@ -81,13 +81,17 @@ class PlaceSession(Led):
     """scheduler → state store: one compare-and-set that changes the owner and raises the epoch.
 
     Refused with `conflict` if the row's version is not `expected_version`, with `no_capacity` if the worker
-    is full, with `worker_gone` if it is not alive.
+    is full, with `worker_gone` if it is not alive, with `invalid_input` if it serves another model, or other
+    weights than the session's chunks were made with.
     """
 
     session: Id
     expected_version: Count
     worker: Id
     decision: Decision
+    other_weights: bool = False
+    """The worker may have other weights than those that made the session's chunks: the session goes on from
+    its latents, and may look different from there on."""
 
 
 class BeginMove(Led):
@@ -95,8 +99,8 @@ class BeginMove(Led):
 
     A running one becomes `migrating` and goes on where it is; a suspended one stays suspended, and needs no
     slot. Refused with `conflict` if the row's version is not `expected_version`, `transition_not_allowed` if
-    it does not run or moves already, `invalid_input` if the target is its worker or serves another model,
-    `no_capacity` or `worker_gone` as a placement.
+    it does not run or moves already, `invalid_input` if the target is its worker or serves another model or
+    other weights, `no_capacity` or `worker_gone` as a placement.
     """
 
     session: Id

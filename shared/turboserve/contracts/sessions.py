@@ -18,6 +18,9 @@ SEED_LIMIT = 2**63 - 1
 Prompt = Annotated[Text, Field(min_length=1, max_length=PROMPT_LIMIT)]
 Digest = Annotated[Text, Field(max_length=128)]
 """Of a session's state."""
+WeightsDigest = Annotated[Text, Field(max_length=64)]
+"""Of a worker's model as it computes: configuration and weights of all networks. A session's state goes on
+only where this is equal."""
 Numbers = Annotated[dict[Annotated[Text, Field(max_length=64)], float], Field(max_length=64)]
 """The figures behind a decision, by name."""
 
@@ -94,6 +97,9 @@ class SessionRecord(Contract):
     applied_control_seq: Count = 0
     """Number of the newest control that an accepted chunk was made under."""
     state_digest: Digest | None = None
+    weights_digest: WeightsDigest | None = None
+    """Of the worker that owns the session, or that owned it last; None: no worker has owned it yet, or that
+    worker did not say."""
     playhead_s: float = 0.0
     """Media time that playback had reached when last reported, seconds."""
     unwatched_s: float | None = None

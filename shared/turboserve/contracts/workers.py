@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr
 
 from turboserve.contracts.base import Contract, Count, Id, Note, Secret, Text, UnixSeconds
-from turboserve.contracts.sessions import Digest, SessionRecord
+from turboserve.contracts.sessions import Digest, SessionRecord, WeightsDigest
 
 SLOTS_LIMIT = 10_000
 """Sessions of one worker, at most."""
@@ -99,6 +99,8 @@ class LoadReport(Contract):
     model: Id
     capacity: Slots
     """Sessions that fit at once: K, from the byte budget and the configured limit."""
+    weights_digest: WeightsDigest | None = None
+    """None: not known yet, as while it loads."""
     phase: WorkerPhase = WorkerPhase.READY
     sessions: tuple[HeldSession, ...] = ()
     refusals: tuple[Refusal, ...] = ()
@@ -181,6 +183,8 @@ class WorkerRecord(Contract):
     suspended: Count = 0
     incoming: Count = 0
     """Sessions that are moving here; each has a slot reserved, beside `sessions`."""
+    weights_digest: WeightsDigest | None = None
+    """None: not known yet, as while it loads."""
     transfer: Addresses = ()
     """Where other workers ask it for the state of sessions."""
     host: Text = Field(default="", max_length=255)

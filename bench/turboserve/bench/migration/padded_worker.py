@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ def padded_models(settings: Settings) -> Models:
     pad_bytes = int(os.environ.get(PAD_VARIABLE, "0"))
     if not pad_bytes:
         return models
-    return Models(models.transformer, models.text, PaddedDecoder(models.decoder, pad_bytes))
+    return replace(models, decoder=PaddedDecoder(models.decoder, pad_bytes))
 
 
 if __name__ == "__main__":

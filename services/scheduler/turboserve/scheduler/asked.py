@@ -122,6 +122,15 @@ def named(view: View, session: SessionView, name: str) -> Choice:
         raise InvalidInputError(
             f"worker {name} serves {worker.model}, not {record.model}", field="worker", limit=worker.model
         )
+    if None not in (worker.weights_digest, record.weights_digest) and (
+        worker.weights_digest != record.weights_digest
+    ):
+        raise InvalidInputError(
+            f"worker {name} has the weights {worker.weights_digest}, and the session's state was made with "
+            f"{record.weights_digest}",
+            field="worker",
+            limit=worker.weights_digest,
+        )
     if not worker.ready:
         phase = "draining" if worker.draining else worker.phase.value
         raise NoCapacityError(f"worker {name} is {phase}", field="worker", limit=phase, retry_after_s=1.0)
@@ -146,6 +155,7 @@ def best(
         model=record.model,
         kind="migrate",
         excluded=frozenset({*failed, record.worker or ""}),
+        weights_digest=record.weights_digest,
     )
     others = [candidate for candidate in candidates if candidate.worker != record.worker]
     [choice] = placement.place(others, [demand])

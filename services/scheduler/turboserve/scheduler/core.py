@@ -274,14 +274,23 @@ class Scheduler:
             return
         ripe = deciding.in_order(ripe)
         kinds = [self.view.kind(session) or "place" for session in ripe]
-        demands = [deciding.demand_of(s, kind, now) for s, kind in zip(ripe, kinds, strict=True)]
+        served = {(w.model, w.weights_digest) for w in self.view.workers.values() if w.ready}
+        limit_s = self.policy.weights_wait_s
+        demands = [
+            deciding.demand_of(s, kind, deciding.weights_needed(s, served, limit_s, now), now)
+            for s, kind in zip(ripe, kinds, strict=True)
+        ]
         choices = self.placement.assign(self._cluster(now), demands)
         for session, kind, choice in zip(ripe, kinds, choices, strict=True):
-            decision = deciding.decision_of(session, kind, choice, now)
+            other_weights = choice.worker is not None and session.record.weights_digest not in (
+                None,
+                self.view.workers[choice.worker].weights_digest,
+            )
+            decision = deciding.decision_of(session, kind, choice, other_weights, now)
             if choice.worker is not None:
                 self.decisions += 1
                 self.view.reserve(session, choice.worker)
-                self._send(Place(self._take(session), session.record.version, decision))
+                self._send(Place(self._take(session), session.record.version, decision, other_weights))
             elif session.noted != choice.reason:
                 session.noted = choice.reason
                 self._commands.append(Note(decision))

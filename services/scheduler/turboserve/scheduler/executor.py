@@ -93,12 +93,13 @@ class Executor:
     async def _run(self, command: Command) -> Event | None:
         call = self._call
         match command:
-            case Place(ticket, version, decision):
+            case Place(ticket, version, decision, other_weights):
                 request = requests.PlaceSession(
                     session=command.session,
                     expected_version=version,
                     worker=command.worker,
                     decision=decision.model_copy(update={"at": self._clock.wall()}),
+                    other_weights=other_weights,
                 )
                 return Answered(ticket, await call(subjects.PLACE_SESSION, request))
             case BeginMove(ticket, version, decision):

@@ -33,7 +33,7 @@ class WorkerView(Pictured):
 
     PICTURED = frozenset(
         {"capacity", "phase", "heard_at", "draining", "gone", "declaring", "full_until"}
-        | {"host", "gives_state", "chunk_latency_s"}
+        | {"host", "gives_state", "chunk_latency_s", "weights_digest"}
     )
 
     id: str
@@ -55,6 +55,8 @@ class WorkerView(Pictured):
     """When its process started, wall-clock seconds; only ever compared with itself."""
     gone: bool = False
     host: str = ""
+    weights_digest: str | None = None
+    """None: not known (yet)."""
     gives_state: bool = False
     """Other workers can ask it for the state of sessions."""
     chunk_latency_s: dict[int, float] = field(default_factory=dict)

@@ -125,6 +125,8 @@ class Place:
     ticket: int
     expected_version: int
     decision: Decision
+    other_weights: bool = False
+    """That worker has other weights than those that made the session's chunks."""
 
     @property
     def session(self) -> str:

@@ -85,6 +85,7 @@ def worker_state(worker: WorkerView, now: float, listened: float, timeout_s: flo
         id=worker.id,
         model=worker.model,
         capacity=worker.capacity,
+        weights_digest=worker.weights_digest,
         ready=worker.ready and worker.full_until <= now,
         draining=worker.draining,
         suspect=liveness.is_suspect(worker, listened, timeout_s),
@@ -106,6 +107,7 @@ def session_state(view: View, session: SessionView, now: float, sizes: Mapping[s
         # Also while a move is being begun: the session may be suspended by now, and its slot is kept still.
         reserved=session.reserved_on,
         state_bytes=sizes.get(record.model, 0),
+        weights_digest=record.weights_digest,
         movable=is_movable(view, session, now),
         rests_until=session.rests_until,
         excluded=frozenset(excluded),
@@ -122,4 +124,6 @@ def is_movable(view: View, session: SessionView, now: float) -> bool:
         and view.kind(session) is None
         and source is not None
         and source.gives_state
+        # A process that was started again under its id with other weights has no state of it.
+        and (source.weights_digest is None or session.record.weights_digest in (None, source.weights_digest))
     )

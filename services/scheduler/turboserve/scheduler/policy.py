@@ -31,6 +31,8 @@ class Policy:
     refused_s: float = 5.0
     """A worker that refused a session is not asked again for this long; twice as long each time."""
     refused_limit_s: float = 60.0
+    weights_wait_s: float = 10.0
+    """A session waits this long for a slot on a worker with the weights that made its chunks."""
     target_chunk_s: float | None = None
     """A worker is given no more sessions than keep its chunk latency within this; None: up to its own K."""
     rebalance: bool = True

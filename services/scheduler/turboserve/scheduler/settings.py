@@ -33,6 +33,9 @@ class SchedulerSettings(Settings):
     target_chunk_s: Seconds | None = None
     """A worker is given no more sessions than keep its chunk latency within this; none: as many as the worker
     itself says it can serve in real time."""
+    weights_wait_s: Seconds = 10.0
+    """A session waits this long for a slot on a worker with the weights that made its video so far, if there
+    is one. Then it goes on from its latents on a worker with other weights."""
     move_weight: float = Field(default=0.1, ge=0)
     """η: seconds of the worst chunk latency that a second of transfer must save."""
     rebalance: bool = True
@@ -55,6 +58,7 @@ class SchedulerSettings(Settings):
             idle_after_s=self.idle_after_s,
             resync_s=self.resync_s,
             target_chunk_s=self.target_chunk_s,
+            weights_wait_s=self.weights_wait_s,
             rebalance=self.rebalance and self.placement == "min-max",
             moves_at_once=self.moves_at_once,
             moves_per_worker=self.moves_per_worker,

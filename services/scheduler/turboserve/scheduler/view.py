@@ -79,6 +79,7 @@ class View:
         self._drains(worker, record.phase, record.started_at)
         worker.phase, worker.capacity = record.phase, record.capacity
         worker.host, worker.gives_state = record.host, bool(record.transfer)
+        worker.weights_digest = record.weights_digest
         worker.measured(record.chunk_latency_s)
         return worker
 
@@ -91,6 +92,8 @@ class View:
         self._drains(worker, report.phase, report.started_at)
         worker.phase, worker.capacity = report.phase, report.capacity
         worker.host, worker.gives_state = report.host, bool(report.transfer)
+        # A late word of when it was loading takes away nothing.
+        worker.weights_digest = report.weights_digest or worker.weights_digest
         worker.arrivals = {move.session: move for move in report.moves}
         worker.measured(report.chunk_latency_s)
         return worker

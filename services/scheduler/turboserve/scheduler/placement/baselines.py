@@ -18,7 +18,7 @@ class _OneByOne(Placement):
         loads = {candidate.worker: candidate.load for candidate in candidates}
         choices = []
         for demand in demands:
-            serving = [c for c in candidates if c.model == demand.model]
+            serving = [c for c in candidates if c.serves(demand)]
             rooms = [
                 c
                 for c in serving

@@ -8,6 +8,9 @@ from turboserve.scheduler.placement.interface import Candidate
 from turboserve.scheduler.placement.pool import NOBODY, Entry, Pool
 from turboserve.scheduler.placement.states import SessionState, WorkerState
 
+PoolKey = tuple[str, str | None]
+"""Model and weights."""
+
 
 class Cluster:
     """All workers and sessions. Putting one replaces what was known under its id.
@@ -28,8 +31,9 @@ class Cluster:
         self.sessions: dict[str, SessionState] = {}
         self.entries: dict[str, Entry] = {}
         """Workers that exist, and those that sessions name."""
-        self.pools: dict[str, Pool] = {}
-        """By model."""
+        self.pools: dict[PoolKey, Pool] = {}
+        self._keys: dict[str, list[PoolKey]] = {}
+        """Of the pools, by model."""
         for worker in workers:
             self.put_worker(worker)
         for session in sessions:
@@ -48,7 +52,7 @@ class Cluster:
             return
         self._leave(entry)
         entry.become(worker, self.target_chunk_s)
-        pool = self.pool(worker.model)
+        pool = self.pool(worker.model, worker.weights_digest)
         pool.ready += entry.candidate
         pool.rank(entry)
 
@@ -68,23 +72,33 @@ class Cluster:
         self.sessions[session.id] = session
         touched = self._unmark(before) if before is not None else {}
         touched.update(self._mark(session))
-        moving = self.pool(session.model).moving
+        if before is not None:
+            self.pool(before.model, before.weights_digest).moving.discard(session.id)
         if session.target is not None:
-            moving.add(session.id)
-        else:
-            moving.discard(session.id)
+            self.pool(session.model, session.weights_digest).moving.add(session.id)
         self._rank(touched)
 
     def drop_session(self, session: str) -> None:
         """It has ended."""
         before = self.sessions.pop(session, None)
         if before is not None:
-            self.pool(before.model).moving.discard(session)
+            self.pool(before.model, before.weights_digest).moving.discard(session)
             self._rank(self._unmark(before))
 
-    def pool(self, model: str) -> Pool:
-        """The rankings of one model's workers."""
-        return self.pools.setdefault(model, Pool())
+    def pool(self, model: str, weights_digest: str | None = None) -> Pool:
+        """The rankings of the workers of one model with one set of weights."""
+        key = model, weights_digest
+        pool = self.pools.get(key)
+        if pool is None:
+            pool = self.pools[key] = Pool()
+            self._keys.setdefault(model, []).append(key)
+        return pool
+
+    def pools_for(self, model: str, weights_digest: str | None) -> list[Pool]:
+        """Pools whose workers may be given a session. `weights_digest` None: any weights will do."""
+        if weights_digest is not None:
+            return [self.pool(model, weights_digest)]
+        return [self.pools[key] for key in self._keys.get(model, ())]
 
     def slots(self, worker: str) -> int:
         """K of a worker; 0 if it is not known."""
@@ -97,6 +111,7 @@ class Cluster:
             Candidate(
                 worker=entry.id,
                 model=entry.state.model,
+                weights_digest=entry.state.weights_digest,
                 capacity=entry.slots,
                 load=entry.held,
                 leaving=len(entry.going),
@@ -118,7 +133,7 @@ class Cluster:
     def _leave(self, entry: Entry) -> None:
         state = entry.state
         if state is not NOBODY:
-            pool = self.pool(state.model)
+            pool = self.pool(state.model, state.weights_digest)
             pool.ready -= entry.candidate
             pool.forget(entry)
 
@@ -141,7 +156,7 @@ class Cluster:
             if entry.state is NOBODY:
                 self._tidy(entry)
             else:
-                self.pool(entry.state.model).rank(entry)
+                self.pool(entry.state.model, entry.state.weights_digest).rank(entry)
 
     def _tidy(self, entry: Entry) -> None:
         if not (entry.here or entry.coming or entry.parked):

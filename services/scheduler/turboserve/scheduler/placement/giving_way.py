@@ -65,7 +65,7 @@ def _exchanged(
         nearer = [
             (_nearness(cluster, move.source, str(found[i].worker)), i)
             for i in open_
-            if demands[i].model == session.model
+            if _same_pool(cluster, str(found[i].worker), move.target)
             and found[i].worker not in session.excluded
             and cluster.entries[str(found[i].worker)].serves
             and move.target not in demands[i].excluded
@@ -75,6 +75,12 @@ def _exchanged(
             found[i] = _at(cluster, found[i], move)
             open_.remove(i)
     return found
+
+
+def _same_pool(cluster: Cluster, one: str, other: str) -> bool:
+    """Whether sessions can move between them: who may be given to the one may be given to the other."""
+    first, second = (cluster.entries[name].state for name in (one, other))
+    return (first.model, first.weights_digest) == (second.model, second.weights_digest)
 
 
 def _nearness(cluster: Cluster, source: str, worker: str) -> int:

@@ -26,6 +26,11 @@ class Candidate:
     """Measured profile L(b), seconds by batch size; may be empty."""
     leaving: int = 0
     """Of `load`, sessions that are on their way to another worker."""
+    weights_digest: str | None = None
+
+    def serves(self, demand: Demand) -> bool:
+        """Whether it has the model and, if the session needs certain ones, the weights."""
+        return self.model == demand.model and demand.weights_digest in (None, self.weights_digest)
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class Demand:
     """The candidate whose `load` already includes this session."""
     excluded: frozenset[str] = frozenset()
     """Workers that have refused it."""
+    weights_digest: str | None = None
+    """It goes only where these weights are; None: to any worker of its model."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +88,12 @@ class Placement(Assigner, Protocol):
 
 def why_not(candidates: int, refused: bool, demand: Demand) -> str:
     """Why nobody takes the session; `refused`: one of the candidates did."""
+    if candidates == 0 and demand.weights_digest is not None:
+        return f"no worker with the weights {demand.weights_digest} is ready"
     if candidates == 0:
         return f"no worker that serves {demand.model} is ready"
     if refused:
         return "the workers with room have refused it"
+    if demand.weights_digest is not None:
+        return f"all {candidates} workers with the weights {demand.weights_digest} are full"
     return f"all {candidates} workers that serve {demand.model} are full"

@@ -15,11 +15,13 @@ class LeastLoaded(Placement):
     """
 
     def place(self, candidates: Sequence[Candidate], demands: Sequence[Demand]) -> list[Choice]:
-        by_model: dict[str, list[Candidate]] = {}
-        for candidate in candidates:
-            by_model.setdefault(candidate.model, []).append(candidate)
+        kinds: dict[tuple[str, str | None], list[Candidate]] = {}
+        for demand in demands:
+            kind = demand.model, demand.weights_digest
+            if kind not in kinds:
+                kinds[kind] = [c for c in candidates if c.serves(demand)]
         added = {candidate.worker: 0 for candidate in candidates}
-        return [self._one(by_model.get(demand.model, []), added, demand) for demand in demands]
+        return [self._one(kinds[demand.model, demand.weights_digest], added, demand) for demand in demands]
 
     def _one(self, candidates: list[Candidate], added: dict[str, int], demand: Demand) -> Choice:
         rooms: list[tuple[Candidate, int]] = []

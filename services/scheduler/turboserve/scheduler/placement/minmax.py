@@ -11,6 +11,7 @@ from turboserve.scheduler.placement.interface import Candidate, Choice, Demand, 
 from turboserve.scheduler.placement.latency import Curve
 from turboserve.scheduler.placement.moves import Rebalancer
 from turboserve.scheduler.placement.pool import Entry
+from turboserve.scheduler.placement.ranking import Item
 
 HELD = "it holds the session's state"
 LEAST = "the bottleneck latency grows least"
@@ -33,70 +34,79 @@ class MinMax(Placement):
 
     def assign(self, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]:
         filling = Filling(cluster)
-        bottlenecks: dict[str, float] = {}
+        bottlenecks: dict[int, float] = {}
         choices = [self._assign(cluster, filling, bottlenecks, demand) for demand in demands]
         if self._rebalancer is None or not demands:
             return choices
         return give_way(cluster, demands, choices, self._rebalancer)
 
     def _assign(
-        self, cluster: Cluster, filling: Filling, bottlenecks: dict[str, float], demand: Demand
+        self, cluster: Cluster, filling: Filling, bottlenecks: dict[int, float], demand: Demand
     ) -> Choice:
-        pool = cluster.pool(demand.model)
-        bottleneck_s = bottlenecks.setdefault(demand.model, pool.bottleneck_s)
+        pools = cluster.pools_for(demand.model, demand.weights_digest)
+        bottleneck_s = max((bottlenecks.setdefault(id(p), p.bottleneck_s) for p in pools), default=0.0)
+        ready = sum(pool.ready for pool in pools)
         entry = self._held(cluster, filling, demand)
         reason = HELD if entry is not None else LEAST
         if entry is None:
             entry = self._best(cluster, filling, demand)
         if entry is None:
             known = (cluster.entries.get(name) for name in demand.excluded)
-            refused = any(e is not None and e.candidate and e.state.model == demand.model for e in known)
-            return Choice(
-                demand.session, None, why_not(pool.ready, refused, demand), {"candidates": pool.ready}
+            refused = any(
+                e is not None and e.candidate and e.fits(demand.model, demand.weights_digest) for e in known
             )
+            return Choice(demand.session, None, why_not(ready, refused, demand), {"candidates": ready})
         counted = entry.id == demand.counted_on
         others = entry.held + filling.added.get(entry.id, 0) - counted
         staying = others - len(entry.going)
         if not counted:
             filling.add(entry.id)
-        after_s = max(bottleneck_s, entry.curve(staying + 1)) if not entry.state.suspect else bottleneck_s
-        bottlenecks[demand.model] = after_s
+        level_s = 0.0 if entry.state.suspect else entry.curve(staying + 1)
+        after_s = max(bottleneck_s, level_s)
+        own = id(cluster.pool(demand.model, entry.state.weights_digest))
+        bottlenecks[own] = max(bottlenecks[own], level_s)
         latency_s = entry.curve(others + 1)
         return _choice(
-            demand, entry.id, reason, latency_s, (bottleneck_s, after_s), (others, entry.slots), pool.ready
+            demand, entry.id, reason, latency_s, (bottleneck_s, after_s), (others, entry.slots), ready
         )
 
     @staticmethod
     def _held(cluster: Cluster, filling: Filling, demand: Demand) -> Entry | None:
         entry = cluster.entries.get(demand.holder or "")
-        if entry is None or not entry.candidate or entry.state.suspect or entry.state.model != demand.model:
+        if entry is None or not entry.candidate or entry.state.suspect:
+            return None
+        if not entry.fits(demand.model, demand.weights_digest):
             return None
         others = entry.held + filling.added.get(entry.id, 0) - (entry.id == demand.counted_on)
         return entry if others < entry.slots and entry.id not in demand.excluded else None
 
     @staticmethod
     def _best(cluster: Cluster, filling: Filling, demand: Demand) -> Entry | None:
-        targets = cluster.pool(demand.model).targets
         own = cluster.entries.get(demand.counted_on or "")
-        if own is None or own.id in demand.excluded or own.state.model != demand.model:
-            return filling.best(targets, excluded=demand.excluded, suspects=True)
+        if own is not None and (
+            own.id in demand.excluded or not own.fits(demand.model, demand.weights_digest)
+        ):
+            own = None
         # Its own slot is not counted against it, so it ranks further in front than the ranking says.
-        best = filling.best(targets, excluded={*demand.excluded, own.id}, suspects=True)
-        own_item = own.target_item(filling.added.get(own.id, 0) - 1)
-        if own_item is None:
-            return best
-        if best is None:
-            return own
-        best_item = best.target_item(filling.added.get(best.id, 0))
-        return own if best_item is None or own_item < best_item else best
+        excluded = demand.excluded if own is None else {*demand.excluded, own.id}
+        found: list[tuple[Item, Entry]] = []
+        for pool in cluster.pools_for(demand.model, demand.weights_digest):
+            best = filling.best(pool.targets, excluded=excluded, suspects=True)
+            if best is not None and (item := best.target_item(filling.added.get(best.id, 0))) is not None:
+                found.append((item, best))
+        if own is not None and (item := own.target_item(filling.added.get(own.id, 0) - 1)) is not None:
+            found.append((item, own))
+        return min(found, key=lambda one: one[0])[1] if found else None
 
     def place(self, candidates: Sequence[Candidate], demands: Sequence[Demand]) -> list[Choice]:
         curves = {c.worker: Curve(c.chunk_latency_s, c.capacity) for c in candidates}
-        by_model: dict[str, list[Candidate]] = {}
-        for candidate in candidates:
-            by_model.setdefault(candidate.model, []).append(candidate)
+        kinds: dict[tuple[str, str | None], list[Candidate]] = {}
+        for demand in demands:
+            kind = demand.model, demand.weights_digest
+            if kind not in kinds:
+                kinds[kind] = [c for c in candidates if c.serves(demand)]
         added = {candidate.worker: 0 for candidate in candidates}
-        return [self._place(by_model.get(d.model, []), curves, added, d) for d in demands]
+        return [self._place(kinds[d.model, d.weights_digest], curves, added, d) for d in demands]
 
     def _place(
         self, candidates: list[Candidate], curves: dict[str, Curve], added: dict[str, int], demand: Demand

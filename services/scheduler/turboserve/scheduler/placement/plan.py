@@ -1,4 +1,4 @@
-"""The cheapest set of moves after which no chunk latency of a model exceeds a limit."""
+"""The cheapest set of moves after which no chunk latency of a pool exceeds a limit."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Plan:
 
 
 class Planner:
-    """Plans for one model on a cluster that does not change meanwhile."""
+    """Plans for one pool of a cluster that does not change meanwhile."""
 
-    def __init__(self, cluster: Cluster, model: str, links: Links, now: float) -> None:
-        self.pool: Pool = cluster.pool(model)
+    def __init__(self, cluster: Cluster, pool: Pool, links: Links, now: float) -> None:
+        self.pool = pool
         self._cluster = cluster
         self._links = links
         self._now = now

@@ -1,4 +1,4 @@
-"""Workers of one model, ranked by everything that a decision asks for."""
+"""Workers of one model with the same weights, ranked by everything that a decision asks for."""
 
 from __future__ import annotations
 
@@ -51,6 +51,10 @@ class Entry:
         """Whether it may be given sessions, if it has room."""
         return self.state.ready and not self.state.draining
 
+    def fits(self, model: str, weights_digest: str | None) -> bool:
+        """Whether it has the model and the weights (None: any)."""
+        return self.state.model == model and weights_digest in (None, self.state.weights_digest)
+
     @property
     def serves(self) -> bool:
         """Whether sessions may be moved to it, and from it for balance."""
@@ -66,7 +70,10 @@ class Entry:
 
 
 class Pool:
-    """Rankings of one model's workers. An item's second place in `targets` and `near` is a latency."""
+    """Rankings of the workers between which sessions can move.
+
+    An item's second place in `targets` and `near` is a latency.
+    """
 
     def __init__(self) -> None:
         self.ready = 0

@@ -33,11 +33,11 @@ class MinMaxRebalancer:
 
     def propose(self, cluster: Cluster, now: float) -> list[Move]:
         found: list[Move] = []
-        for model in sorted(cluster.pools):
-            found += self._of_model(cluster, Planner(cluster, model, self.links, now))
+        for _, pool in sorted(cluster.pools.items(), key=lambda one: (one[0][0], one[0][1] or "")):
+            found += self._in_pool(cluster, Planner(cluster, pool, self.links, now))
         return found
 
-    def _of_model(self, cluster: Cluster, planner: Planner) -> list[Move]:
+    def _in_pool(self, cluster: Cluster, planner: Planner) -> list[Move]:
         pool, eta = planner.pool, self.weights.eta
         before_s = pool.bottleneck_s
         base = self._base(planner, before_s)

@@ -14,6 +14,8 @@ class WorkerState:
     model: str
     capacity: int
     """Slots: what its memory and its own limit allow. What the target chunk latency allows may be less."""
+    weights_digest: str | None = None
+    """Sessions move between workers of equal weights only. None: not known."""
     ready: bool = True
     """It may be given sessions: serving, not draining, not being declared gone, not called full."""
     draining: bool = False
@@ -43,6 +45,8 @@ class SessionState:
     """Where it was placed by a decision that is not confirmed yet: a slot there."""
     state_bytes: int = 0
     """What a move of it transfers; 0: not known, only the fixed part of the cost counts."""
+    weights_digest: str | None = None
+    """Of the worker that made its state. None: it has none yet, or that worker did not say."""
     movable: bool = True
     """False: a command is under way for it, or its row is in doubt."""
     rests_until: float = 0.0

@@ -39,6 +39,7 @@ def begin(record: SessionRecord, request: BeginMove, slots: Slots, now: float, r
         raise InvalidInputError(f"session {record.id} is at {record.worker} already", field="target")
     slots.check(request.target)
     slots.check_model(request.target, record.model)
+    slots.check_weights(request.target, record.weights_digest)
     if record.phase.holds_slot:
         slots.check_room(request.target, retry_s)
     to = Phase.MIGRATING if record.phase is Phase.ACTIVE else Phase.SUSPENDED

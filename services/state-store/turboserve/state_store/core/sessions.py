@@ -138,16 +138,24 @@ def _end(record: SessionRecord, to: Phase, reason: str, now: float) -> Change:
 def place(record: SessionRecord, request: PlaceSession, slots: Slots, now: float, retry_s: float) -> Change:
     """The worker owns it under the next epoch.
 
-    `slots` are the worker's without this session. Raises ConflictError (the row changed), TransitionError
-    (nobody wants it to run), WorkerGoneError, NoCapacityError or InvalidInputError (the worker cannot).
+    A session with chunks goes to a worker with the weights that made them, unless the request allows others;
+    then the event says so. `slots` are the worker's without this session. Raises ConflictError (the row
+    changed), TransitionError (nobody wants it to run), WorkerGoneError, NoCapacityError or InvalidInputError
+    (the worker cannot).
     """
     expect_version(record, request.expected_version)
     if record.phase is Phase.SUSPENDED and record.activity is not Activity.WATCHING:
         raise not_allowed(record, "placed")
     slots.check(request.worker)
     slots.check_model(request.worker, record.model)
+    if record.next_chunk > 0 and not request.other_weights:
+        slots.check_weights(request.worker, record.weights_digest)
     slots.check_room(request.worker, retry_s)
-    after = step(record, now, to=Phase.ACTIVE, reason=None, **NO_MOVE, **own_anew(record, request.worker))
+    owned = own_anew(record, request.worker) | {
+        "weights_digest": slots.weights_digest or record.weights_digest
+    }
+    after = step(record, now, to=Phase.ACTIVE, reason=None, **NO_MOVE, **owned)
+    changed = record.next_chunk > 0 and record.weights_digest not in (None, after.weights_digest)
     decision = request.decision.model_copy(
         update={"session": record.id, "epoch": after.epoch, "worker": request.worker, "at": now}
     )
@@ -157,6 +165,7 @@ def place(record: SessionRecord, request: PlaceSession, slots: Slots, now: float
         record=after,
         kind=decision.kind,
         previous_worker=record.worker,
+        previous_weights=record.weights_digest if changed else None,
     )
     return Change(after, (event,), decision)
 

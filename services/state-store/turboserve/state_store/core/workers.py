@@ -26,6 +26,7 @@ class Slots:
     phase: WorkerPhase
     capacity: int
     used: int
+    weights_digest: str | None = None
 
     @property
     def free(self) -> int:
@@ -48,6 +49,16 @@ class Slots:
         if self.model != model:
             raise InvalidInputError(
                 f"worker {worker} serves {self.model}, not {model}", field="worker", limit=self.model
+            )
+
+    def check_weights(self, worker: str, weights_digest: str | None) -> None:
+        """Raises InvalidInputError if it is known to have other weights than those."""
+        if None not in (self.weights_digest, weights_digest) and self.weights_digest != weights_digest:
+            raise InvalidInputError(
+                f"worker {worker} has the weights {self.weights_digest}, "
+                f"and the session's state was made with {weights_digest}",
+                field="weights_digest",
+                limit=self.weights_digest,
             )
 
     def check_room(self, worker: str, retry_s: float) -> None:
@@ -124,6 +135,7 @@ def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> Worker
         # The drain was the process's before this one: that has gone, and with it what it held.
         phase=load.phase if record is None or again else phase_after(record.phase, load.phase),
         capacity=load.capacity,
+        weights_digest=load.weights_digest,
         device=load.device,
         pid=load.pid,
         pool_slot=load.pool_slot,

@@ -39,7 +39,7 @@ class Moves:
             if target is None:
                 raise gone(request.target)
             used = await admission.slots_used(db, target.id, besides=record.id)
-            slots = Slots(target.model, target.phase, target.capacity, used)
+            slots = Slots(target.model, target.phase, target.capacity, used, target.weights_digest)
             change = rules.begin(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
             await changes.write(db, change, migration_key=secrets.token_hex(KEY_BYTES))
         metrics.moves.add(1, {"step": "begin"})

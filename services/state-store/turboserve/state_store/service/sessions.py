@@ -220,7 +220,7 @@ class Sessions:
             if worker is None:
                 raise gone(request.worker)
             used = await admission.slots_used(db, worker.id, besides=record.id)
-            slots = Slots(worker.model, worker.phase, worker.capacity, used)
+            slots = Slots(worker.model, worker.phase, worker.capacity, used, worker.weights_digest)
             change = rules.place(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
             await changes.write(db, change)
         return await self._aftermath.owned_anew(

@@ -39,8 +39,11 @@ class SessionTable:
     """Active and suspended sessions. Every slab and every host byte in use belongs to exactly one of them, or
     is kept for one that is on its way here (`adoption.reserve`)."""
 
-    def __init__(self, model: CausalWanTransformer, options: EngineOptions, bell: Bell) -> None:
-        """Raises `BudgetTooSmall` or `HostMemoryUnavailable`. `bell` rings when a transfer is done."""
+    def __init__(
+        self, model: CausalWanTransformer, fingerprint: str, options: EngineOptions, bell: Bell
+    ) -> None:
+        """Raises `BudgetTooSmall` or `HostMemoryUnavailable`. `fingerprint`: see `snapshot.parts`; `bell`
+        rings when a transfer is done."""
         parameter = model.patch_embedding.weight
         self.device = parameter.device
         self.pool = SlabPool(SlabLayout.of(model.config, parameter.dtype), options.slab_bytes, self.device)
@@ -49,7 +52,7 @@ class SessionTable:
         self.sessions: dict[str, Session] = {}
         """Active sessions by name, and those whose state is on its way."""
         self._asleep: dict[str, _Asleep] = {}
-        self._model = model
+        self._model, self._fingerprint = model, fingerprint
         self._config = model.config
         self._options = options
 
@@ -100,7 +103,7 @@ class SessionTable:
     def suspend(self, session: Session) -> None:
         """Begin to move a session at rest to the host. Raises `HostPoolFull` or `HostMemoryUnavailable`; then
         the session is as before."""
-        header, tensors = parts(session.state, self._config)
+        header, tensors = parts(session.state, self._fingerprint)
         extent = self.host.take(size_of(tensors))
         try:
             targets = self.host.tensors(extent, tensors)
@@ -176,7 +179,7 @@ class SessionTable:
             raise
 
     def _prepared(self, snapshot: Snapshot, slab: Slab) -> _Seated:
-        return prepare(snapshot, slab, self._config, self._model.rotation, self.device)
+        return prepare(snapshot, slab, self._config, self._fingerprint, self._model.rotation, self.device)
 
     def _fresh(self, spec: SessionSpec, slab: Slab) -> SessionState:
         ring = KVRing(slab, self._config, self._model.rotation)

@@ -54,7 +54,7 @@ def read_at_rest(engine: Engine, session: str) -> tuple[Mapping[str, Any], Seque
     if not held.frozen:
         raise UnknownSession(session, "frozen")
     _synchronize(engine)
-    return pages_at_rest(held, engine.config)
+    return pages_at_rest(held, engine.config, engine.fingerprint)
 
 
 def reserve(engine: Engine, *, on_host: bool) -> Landing:
@@ -66,9 +66,9 @@ def reserve(engine: Engine, *, on_host: bool) -> Landing:
     own_bytes = own_limit(config, models.decoder.cache_bytes)
     rotation = models.transformer.rotation
     if not on_host:
-        return Landing(table.pool.acquire(), config, rotation, table.device, own_bytes)
+        return Landing(table.pool.acquire(), config, engine.fingerprint, rotation, table.device, own_bytes)
     room = host_room(table.host, table.pool.layout, own_bytes)
-    return Landing(room.slab, config, rotation, table.device, own_bytes, room)
+    return Landing(room.slab, config, engine.fingerprint, rotation, table.device, own_bytes, room)
 
 
 def release(engine: Engine, landing: Landing) -> None:

@@ -20,7 +20,7 @@ from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.engine.profile_file import STAGES
 from turboserve.worker.engine.session import PendingControl, Session
-from turboserve.worker.engine.snapshot import Snapshot
+from turboserve.worker.engine.snapshot import Snapshot, state_fingerprint
 from turboserve.worker.engine.spec import Control, Decoder, EngineOptions, SessionSpec, TextEncoder
 from turboserve.worker.engine.stages import Clock, ForwardStage, TextStage
 from turboserve.worker.engine.streams import DEVICE_LOST
@@ -45,6 +45,13 @@ class Models:
     transformer: CausalWanTransformer
     text: TextEncoder
     decoder: Decoder
+    weights: str = ""
+    """`weights_digest` of all three networks; empty where nobody has to tell them apart, as in benchmarks."""
+
+    @property
+    def fingerprint(self) -> str:
+        """See `state_fingerprint`."""
+        return state_fingerprint(self.transformer.config, self.weights)
 
     @property
     def weight_bytes(self) -> int:
@@ -72,11 +79,13 @@ class Engine:
         known = {stage: LatencyProfile((profiles or {}).get(stage)) for stage in STAGES}
         transformer = models.transformer
         self.models = models
+        self.fingerprint = models.fingerprint
+        """Of configuration and weights: states of sessions go on only where it is equal."""
         self.config = transformer.config
         self.options = options
         self._bell = Bell()
         self._clock = clock
-        self.table = SessionTable(transformer, options, self._bell)
+        self.table = SessionTable(transformer, self.fingerprint, options, self._bell)
         device = self.table.device
         self.package = known["package"]
         """L(b) of packaging, which is not the engine's work: whoever does it refines this."""

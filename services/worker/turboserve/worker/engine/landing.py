@@ -14,7 +14,7 @@ from turboserve.worker.engine.hostpool import ALIGNMENT, Extent, HostPool, align
 from turboserve.worker.engine.moving import DECODER, PROMPT, RECENT, SLOTTED, flat_bytes, slot_parts
 from turboserve.worker.engine.ring import KVRing
 from turboserve.worker.engine.slab import Slab, SlabLayout
-from turboserve.worker.engine.snapshot import VERSION, Snapshot, fingerprint
+from turboserve.worker.engine.snapshot import VERSION, Snapshot
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.rope import Rotation
@@ -106,15 +106,18 @@ class Landing:
         self,
         slab: Slab,
         config: ModelConfig,
+        model: str,
         rotation: Rotation,
         device: torch.device,
         own_bytes: int,
         room: HostRoom | None = None,
     ) -> None:
-        """`own_bytes`: beside the slab at most. `room`: where `slab` lies, of one that arrives suspended."""
+        """`model`: see `snapshot.parts`. `own_bytes`: beside the slab at most.
+
+        `room`: where `slab` lies, of one that arrives suspended."""
         self.slab = slab
         self.room = room
-        self._config, self._rotation, self._device = config, rotation, device
+        self._config, self._model, self._rotation, self._device = config, model, rotation, device
         self._limit_bytes = own_bytes
         self._slotted = dict(zip(SLOTTED, (slab.keys, slab.values, slab.sink_keys), strict=True))
         self._prompt = dict(zip(PROMPT, (slab.text_keys, slab.text_values), strict=True))
@@ -160,7 +163,7 @@ class Landing:
         Pages that are not among `names` are forgotten. Raises `SnapshotRejected`.
         """
         names = set(names)
-        for field, wanted in (("version", VERSION), ("model", fingerprint(self._config))):
+        for field, wanted in (("version", VERSION), ("model", self._model)):
             if header.get(field) != wanted:
                 raise SnapshotRejected(field, header.get(field), wanted)
         slots = [int(frame) for frame in header["ring"]["slots"]]

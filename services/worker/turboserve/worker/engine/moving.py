@@ -91,11 +91,11 @@ def pages_in_use(session: Session, config: ModelConfig) -> list[Page]:
 
 
 @torch.inference_mode()
-def pages_at_rest(session: Session, config: ModelConfig) -> tuple[dict[str, Any], list[Page]]:
-    """Header and all pages of a session of which nothing is being computed."""
+def pages_at_rest(session: Session, config: ModelConfig, model: str) -> tuple[dict[str, Any], list[Page]]:
+    """Header and all pages of a session of which nothing is being computed. `model`: see `snapshot.parts`."""
     generator = session.state.generator.get_state()
     pages = [*pages_in_use(session, config), _whole("generator", generator, Same(generator))]
-    header, _ = parts(session.state, config)
+    header, _ = parts(session.state, model)
     return header, sorted(pages, key=lambda page: page.name)
 
 

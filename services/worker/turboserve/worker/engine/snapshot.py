@@ -57,12 +57,21 @@ class Snapshot:
 
 
 def fingerprint(config: ModelConfig) -> str:
-    """Short digest of a model's configuration: snapshots move between equal ones only."""
+    """Short digest of a model's configuration: what a latency profile was measured with."""
     return hashlib.blake2b(config.to_json().encode(), digest_size=8).hexdigest()
 
 
-def parts(state: SessionState, config: ModelConfig) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Header and tensors of a session between two chunks; the tensors are the session's own, not copies."""
+def state_fingerprint(config: ModelConfig, weights: str) -> str:
+    """Digest of a model's configuration and its weights (`weights_digest`): a session's state goes on only
+    where this is equal. 32 hexadecimal digits."""
+    return hashlib.blake2b(f"{config.to_json()}\0{weights}".encode(), digest_size=16).hexdigest()
+
+
+def parts(state: SessionState, model: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Header and tensors of a session between two chunks; the tensors are the session's own, not copies.
+
+    `model`: the `state_fingerprint` of what made the state.
+    """
     tensors = dict(state.ring.filled())
     tensors["generator"] = state.generator.get_state()
     if state.text is not None:
@@ -73,7 +82,7 @@ def parts(state: SessionState, config: ModelConfig) -> tuple[dict[str, Any], dic
         tensors[_DECODER + name] = tensor
     header = {
         "version": VERSION,
-        "model": fingerprint(config),
+        "model": model,
         "session": state.session,
         "seed": state.seed,
         "prompt": state.prompt,
@@ -86,24 +95,26 @@ def parts(state: SessionState, config: ModelConfig) -> tuple[dict[str, Any], dic
 
 
 @torch.inference_mode()
-def export(state: SessionState, config: ModelConfig) -> Snapshot:
-    """Copy a session's state to host memory of its own. The session must be between two chunks."""
-    header, tensors = parts(state, config)
+def export(state: SessionState, model: str) -> Snapshot:
+    """Copy a session's state to host memory of its own. The session must be between two chunks. `model`: see
+    `parts`."""
+    header, tensors = parts(state, model)
     return Snapshot(header, {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()})
 
 
 @torch.inference_mode()
 def prepare(
-    snapshot: Snapshot, slab: Slab, config: ModelConfig, rotation: Rotation, device: torch.device
+    snapshot: Snapshot, slab: Slab, config: ModelConfig, model: str, rotation: Rotation, device: torch.device
 ) -> tuple[SessionState, dict[str, Tensor]]:
     """The state that `parts` saw, but for the contents of its tensors: those, by name, are still to be
     filled.
 
-    Raises `SnapshotRejected` when the snapshot is of another model or version, or its tensors do not fit.
+    `model`: see `parts`. Raises `SnapshotRejected` when the snapshot is of another model, other weights or
+    another version, or its tensors do not fit.
     """
     header, tensors = snapshot.header, snapshot.tensors
     _require("version", header.get("version"), VERSION)
-    _require("model", header.get("model"), fingerprint(config))
+    _require("model", header.get("model"), model)
     ring = KVRing(slab, config, rotation)
     marks = header["ring"]
     ring.restore(marks["slots"], marks["next"], marks["shift"])

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from turboserve.worker.engine.spec import Decoder
 from turboserve.worker.model.config import ModelConfig, ModelConfigError
 from turboserve.worker.model.load import UnreadableCheckpoint, load_state, read_checkpoint
 from turboserve.worker.model.naming import renamed, wan_vae
@@ -28,7 +27,7 @@ def load_decoder(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     sizes: WanVaeConfig | TaehvConfig | None = None,
-) -> Decoder:
+) -> WanDecoder | TaehvDecoder:
     """A decoder for the latents of a transformer with `config`. What the file is, its tensors' names say.
 
     `path`: `Wan2.1_VAE.pth`, `taew2_1.pth` or its `.safetensors`, a file or folder of diffusers'

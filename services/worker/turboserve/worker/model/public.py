@@ -17,6 +17,7 @@ from turboserve.worker.model.naming import transformer_names
 from turboserve.worker.model.presets import UnknownPreset, preset
 from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.model.umt5 import load_text_encoder
+from turboserve.worker.model.weights import weights_digest
 
 _CONTAINERS = {
     # As the authors' own inference does: Self-Forcing with the averaged weights, LongLive with the last ones.
@@ -64,11 +65,11 @@ def load_public(
         raise ModelConfigError(
             f"text encoder: width {text.width} must be the transformer's text_dim ({config.text_dim})"
         )
-    return Models(
-        load_transformer(config, files, device, dtype, _CONTAINERS[name]),
-        text,
-        load_decoder(files.vae, config, device, dtype),
-    )
+    transformer = load_transformer(config, files, device, dtype, _CONTAINERS[name])
+    decoder = load_decoder(files.vae, config, device, dtype)
+    # As they compute: with the adapter merged, in the type that they run in.
+    digest = weights_digest({"transformer": transformer, "text": text.network, "vae": decoder.network})
+    return Models(transformer, text, decoder, digest)
 
 
 def load_transformer(

@@ -158,6 +158,11 @@ class TaehvDecoder:
         self.workspace_bytes = model.workspace_bytes(frames_at_once, height, width)
         """See `Decoder.workspace_bytes`."""
 
+    @property
+    def network(self) -> Taehv:
+        """What decodes."""
+        return self._model
+
     @torch.inference_mode()
     def decode(self, latents: Tensor, caches: Sequence[Cache] | None) -> tuple[Tensor, list[Cache]]:
         """See `Decoder.decode`."""

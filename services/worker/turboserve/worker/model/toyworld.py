@@ -19,7 +19,7 @@ from turboserve.worker.model.streaming import Cache, keep, stacked
 from turboserve.worker.model.toy_text import ToyText
 from turboserve.worker.model.toy_vae import ToyVae
 from turboserve.worker.model.transformer import CausalWanTransformer
-from turboserve.worker.model.weights import weight_bytes
+from turboserve.worker.model.weights import weight_bytes, weights_digest
 
 WEIGHTS = Path(__file__).parent.parent / "weights" / "toyworld.safetensors"
 
@@ -106,6 +106,9 @@ def read_toyworld(path: Path | None = None) -> ToyWorld:
 def load_toyworld(device: torch.device | str = "cpu", path: Path | None = None) -> Models:
     """The engine's models on `device`. Raises as `read_toyworld`."""
     world = read_toyworld(path)
-    for network in (world.transformer, world.vae, world.text):
+    networks: dict[str, nn.Module] = {"transformer": world.transformer, "vae": world.vae, "text": world.text}
+    for network in networks.values():
         network.to(device)
-    return Models(world.transformer, world.text, ToyDecoder(world.vae, world.config))
+    # Words are numbers to the text encoder by their place in its vocabulary.
+    digest = weights_digest(networks, json.dumps(world.details["vocabulary"]))
+    return Models(world.transformer, world.text, ToyDecoder(world.vae, world.config), digest)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from turboserve.worker.model.load import UnreadableCheckpoint, load_state, read_checkpoint
@@ -52,6 +52,12 @@ class Umt5TextEncoder:
         """See `TextEncoder.weight_bytes`."""
         self.workspace_bytes = _workspace_bytes(model, text_len)
         """See `TextEncoder.workspace_bytes`."""
+
+    @property
+    def network(self) -> nn.Module:
+        """What encodes."""
+        network: nn.Module = self._model
+        return network
 
     @torch.inference_mode()
     def encode(self, prompts: Sequence[str]) -> Tensor:

@@ -246,6 +246,11 @@ class WanDecoder:
         self.workspace_bytes = vae.workspace_numbers(height, width) * weight.element_size()
         """See `Decoder.workspace_bytes`."""
 
+    @property
+    def network(self) -> WanVae:
+        """What decodes."""
+        return self._vae
+
     @torch.inference_mode()
     def decode(self, latents: Tensor, caches: Sequence[Cache] | None) -> tuple[Tensor, list[Cache]]:
         """See `Decoder.decode`."""

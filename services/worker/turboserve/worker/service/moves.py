@@ -14,7 +14,6 @@ from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import EngineError, UnknownSession
 from turboserve.worker.engine.landing import Landing
 from turboserve.worker.engine.moving import Page
-from turboserve.worker.engine.snapshot import fingerprint
 from turboserve.worker.service import commands as do
 from turboserve.worker.service import inputs as told
 from turboserve.worker.service.engine_thread import EngineThread
@@ -85,8 +84,8 @@ class Moves:
         self._engine, self._table, self._tell, self._now = engine, table, tell, now
         self.keys = MigrationKeys()
         self._interface, self._port = find_interface(settings.transfer_host), settings.transfer_port
-        device, config = engine.engine.table.device, engine.engine.config
-        self.links = Links(settings.transfer_backends, device, fingerprint(config), self._interface)
+        device, model = engine.engine.table.device, engine.engine.fingerprint
+        self.links = Links(settings.transfer_backends, device, model, self._interface)
         limits = Limits(
             least_s=settings.move_limit_s,
             most_s=settings.move_limit_most_s,

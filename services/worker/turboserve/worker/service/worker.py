@@ -148,6 +148,7 @@ class Worker:
             worker=self.id,
             model=self._settings.model,
             capacity=self.table.capacity,
+            weights_digest=self._engine.engine.fingerprint,
             phase=WorkerPhase.DRAINING if draining else WorkerPhase.READY,
             sessions=self.table.held(self._config.media_start),
             refusals=self.table.refusals(),

@@ -60,7 +60,7 @@ class Hello(_Frame):
 
     type: Literal["hello"] = "hello"
     model: str = Field(max_length=64)
-    """Fingerprint of its model's configuration."""
+    """`state_fingerprint` of its model: configuration and weights."""
     backends: tuple[str, ...] = Field(max_length=16)
     """Those it has, the one it likes best first."""
     warm: tuple[str, ...] = Field(default=(), max_length=64)

@@ -61,7 +61,7 @@ class Links:
         interface: Interface = Interface(),  # noqa: B008 - frozen.
     ) -> None:
         """`backends`: in order of preference; what this machine does not have is left out. `model`: the
-        fingerprint of the model whose sessions move here. `interface`: where the libraries listen."""
+        `state_fingerprint` of the model whose sessions move here. `interface`: where the libraries listen."""
         self.model = model
         self._interface = interface
         self.backends = tuple(name for name in backends if available(name, device))

@@ -1,0 +1,116 @@
+"""Which weights made a session's chunks: in its row, compared wherever a worker becomes its owner."""
+
+from __future__ import annotations
+
+import pytest
+from core_requests import REQUEST, begin_request, place_request
+from state_store_harness import Harness, until
+
+from turboserve import subjects
+from turboserve.contracts.errors import InvalidInputError
+from turboserve.contracts.events import SessionPlaced
+from turboserve.contracts.requests import ListWorkers, PlaceSession
+from turboserve.contracts.sessions import Decision, SessionRecord
+from turboserve.contracts.workers import WorkerPhase
+from turboserve.state_store.core import moves
+from turboserve.state_store.core import sessions as rules
+from turboserve.state_store.core.change import Change
+from turboserve.state_store.core.workers import Slots
+
+
+def slots(weights: str | None) -> Slots:
+    return Slots("m", WorkerPhase.READY, capacity=2, used=0, weights_digest=weights)
+
+
+def place(record: SessionRecord, weights: str | None, *, other_weights: bool = False) -> Change:
+    request = place_request(record, "w2").model_copy(update={"other_weights": other_weights})
+    return rules.place(record, request, slots(weights), 2.0, 5.0)
+
+
+def owned(weights: str | None, chunks: int = 0) -> SessionRecord:
+    record = rules.place(
+        rules.create(REQUEST, 1.0).record,
+        place_request(rules.create(REQUEST, 1.0).record, "w1"),
+        slots(weights),
+        1.0,
+        5.0,
+    ).record
+    assert record.weights_digest == weights
+    return record.model_copy(update={"next_chunk": chunks})
+
+
+def previous_of(change: Change) -> str | None:
+    [event] = change.events
+    assert isinstance(event, SessionPlaced)
+    return event.previous_weights
+
+
+def test_a_session_with_chunks_goes_to_other_weights_only_if_the_request_allows_it() -> None:
+    record = owned("old", chunks=3)
+    same = place(record, "old")
+    assert (same.record.weights_digest, previous_of(same)) == ("old", None)
+    with pytest.raises(InvalidInputError) as caught:
+        place(record, "new")
+    assert (caught.value.field, caught.value.limit, caught.value.retryable) == (
+        "weights_digest",
+        "new",
+        False,
+    )
+    other = place(record, "new", other_weights=True)
+    assert (other.record.weights_digest, previous_of(other)) == ("new", "old")
+
+
+def test_one_without_chunks_goes_anywhere() -> None:
+    change = place(owned("old"), "new")
+    assert (change.record.weights_digest, previous_of(change)) == ("new", None)
+
+
+@pytest.mark.parametrize(("before", "worker", "after"), [(None, "new", "new"), ("old", None, "old")])
+def test_what_is_not_known_is_compared_with_nothing(
+    before: str | None, worker: str | None, after: str | None
+) -> None:
+    change = place(owned(before, chunks=3), worker)
+    assert (change.record.weights_digest, previous_of(change)) == (after, None)
+
+
+def test_no_state_moves_to_other_weights() -> None:
+    record = owned("old")
+    with pytest.raises(InvalidInputError, match="weights"):
+        moves.begin(record, begin_request(record), slots("new"), 3.0, 5.0)
+    begun = moves.begin(record, begin_request(record), slots("old"), 3.0, 5.0).record
+    assert begun.weights_digest == "old"
+
+
+async def test_the_weights_are_in_the_rows_of_the_worker_and_of_its_sessions(api: Harness) -> None:
+    loading = await api.worker("weights", phase=WorkerPhase.STARTING)
+    old, new = [await api.worker("weights", weights_digest=digest) for digest in ("old", "new")]
+    workers = {row.id: row for row in (await api.bus.call(subjects.LIST_WORKERS, ListWorkers())).workers}
+    assert [workers[name].weights_digest for name in (loading, old, new)] == [None, "old", "new"]
+
+    created = await api.create("weights")
+    assert created.weights_digest is None
+    placed = await api.place(created, old)
+    assert (await api.get(placed.id)).weights_digest == "old"
+    await api.chunk(placed, 0)
+
+    async def counted() -> bool:
+        return (await api.get(placed.id)).next_chunk == 1
+
+    await until(counted)
+    with pytest.raises(InvalidInputError, match="new"):
+        await api.begin_move(placed, new)
+    with pytest.raises(InvalidInputError, match="new"):
+        await api.place(placed, new)
+    assert (await api.get(placed.id)).version == placed.version
+
+    decision = Decision(session=placed.id, epoch=1, kind="recover", reason="its worker is gone")
+    request = PlaceSession(
+        session=placed.id,
+        expected_version=placed.version,
+        worker=new,
+        decision=decision,
+        other_weights=True,
+    )
+    after = await api.bus.call(subjects.PLACE_SESSION, request)
+    assert (after.worker, after.weights_digest) == (new, "new")
+    assert (await api.renew(new, "weights", weights_digest="new")).assigned[0].weights_digest == "new"
