@@ -344,3 +344,33 @@ def test_the_noise_of_measured_latencies_is_not_followed_and_their_drift_is() ->
     for step in range(1, 40):
         true = 0.1 * 1.02**step
         assert report({1: true})[1] == pytest.approx(true, rel=0.11)
+
+
+def test_a_refusal_that_is_not_repeated_is_over() -> None:
+    """The only worker was started again: what it refused while it loaded, it runs under the same epoch."""
+    bench = Bench(worker("a"), session(), policy=Policy(worker_timeout_s=1e6))
+    row = bench.confirm(bench.take(Place), session())
+    bench.load("a", WorkerPhase.STARTING, refuses=row)
+    assert bench.core.waiting == 1
+    # It has just begun to load again, and has not read its rows yet.
+    bench.load("a", WorkerPhase.STARTING)
+    assert bench.core.waiting == 1
+    bench.load("a", refuses=row)
+    assert bench.core.waiting == 1
+    bench.load("a")
+    assert bench.core.waiting == 0
+    bench.pass_time(60.0)
+    assert not bench.all(Place)
+    # What it runs can be refused again.
+    bench.load("a", refuses=row)
+    assert bench.core.waiting == 1
+
+
+def test_a_refusal_of_another_epoch_or_by_another_worker_takes_nothing_back() -> None:
+    bench = Bench(worker("a"), worker("b", capacity=0), session(), policy=Policy(worker_timeout_s=1e6))
+    row = bench.confirm(bench.take(Place), session())
+    bench.load("a", refuses=row)
+    bench.load("b")
+    assert bench.core.waiting == 1
+    bench.load("a", refuses=row.model_copy(update={"epoch": row.epoch - 1}))
+    assert bench.core.waiting == 0

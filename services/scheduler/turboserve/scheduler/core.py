@@ -43,6 +43,7 @@ from turboserve.scheduler.picture import Picture
 from turboserve.scheduler.placement import Cluster, Links, NeverMoves, Placement, Rebalancer
 from turboserve.scheduler.policy import Policy
 from turboserve.scheduler.questions import Question
+from turboserve.scheduler.refusals import note_refusals
 from turboserve.scheduler.view import View
 
 
@@ -181,23 +182,12 @@ class Scheduler:
                 self.view.settle(self.view.sessions.get(name))
 
     def _load_reported(self, report: LoadReport, now: float) -> None:
-        if self.view.put_report(report, self.listening.now) is None:
+        worker = self.view.put_report(report, self.listening.now)
+        if worker is None:
             # Its row comes first: the store would refuse to place anything on a worker without one.
             self._listing.wanted = self._listing.wanted or not self.view.is_gone(report.worker)
             return
-        for refusal in report.refusals:
-            session = self.view.sessions.get(refusal.session)
-            if (
-                session is None
-                or session.record.worker != report.worker
-                or session.record.epoch != refusal.epoch
-                or session.refused_epoch == refusal.epoch
-            ):
-                continue
-            times = session.refusals.get(report.worker, (0, 0.0))[0] + 1
-            session.refusals[report.worker] = (times, now + self.policy.rest_after(times))
-            session.refused_epoch = refusal.epoch
-            self.view.settle(session)
+        note_refusals(self.view, self.policy, worker, report, now)
 
     def _workers_listed(self, ticket: int, asked_at: float, records: tuple[WorkerRecord, ...]) -> None:
         for record in records:
