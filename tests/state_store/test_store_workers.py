@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import pytest
-from state_store_harness import PATIENT, Harness
+from sqlalchemy import text
+from state_store_harness import PATIENT, Harness, until
 
 from turboserve import subjects
 from turboserve.contracts.errors import (
@@ -21,6 +23,9 @@ from turboserve.contracts.errors import (
 from turboserve.contracts.requests import DrainWorker, ListWorkers, WorkerGone
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import HeldSession, WorkerPhase, WorkerRecord
+from turboserve.state_store.database import Database
+from turboserve.state_store.repository import workers
+from turboserve.state_store.settings import Settings
 
 
 async def listed(api: Harness, worker: str, *, gone: bool = False) -> WorkerRecord:
@@ -183,6 +188,51 @@ async def test_one_that_was_started_again_at_once_is_told_what_its_id_had_and_he
     assert (await listed(api, worker)).phase is WorkerPhase.STARTING
     await api.renew(worker, "again", started_at=20.0)
     assert (await listed(api, worker)).phase is WorkerPhase.READY
+
+
+async def test_the_drain_of_a_process_whose_goodbye_was_lost_ends_with_it(api: Harness) -> None:
+    """It is started again under its old id: the row says `draining`, and the next process serves."""
+    worker = await api.worker("undrained", started_at=10.0)
+    await api.bus.call(subjects.DRAIN_WORKER, DrainWorker(worker=worker))
+    assert (await api.renew(worker, "undrained", phase=WorkerPhase.DRAINING, started_at=10.0)).drain
+    renewal = await api.renew(worker, "undrained", 0, WorkerPhase.STARTING, started_at=20.0)
+    assert not renewal.drain
+    assert (await listed(api, worker)).phase is WorkerPhase.STARTING
+    with pytest.raises(WorkerGoneError):
+        await api.renew(worker, "undrained", phase=WorkerPhase.DRAINING, started_at=10.0)
+    assert not (await api.renew(worker, "undrained", started_at=20.0)).drain
+    assert (await listed(api, worker)).phase is WorkerPhase.READY
+    assert (await api.place(await api.create("undrained"), worker)).worker == worker
+    # Its own drain is for good.
+    await api.bus.call(subjects.DRAIN_WORKER, DrainWorker(worker=worker))
+    assert (await api.renew(worker, "undrained", started_at=20.0)).drain
+    assert (await listed(api, worker)).phase is WorkerPhase.DRAINING
+
+
+async def test_a_goodbye_that_waits_for_the_row_does_not_bury_the_next_process(
+    api: Harness, settings: Settings
+) -> None:
+    """Both wait for the row's lock, the renewal of the next process first."""
+    worker = await api.worker("buried", started_at=10.0)
+    database = Database(settings)
+
+    async def waiting() -> int:
+        query = text("select count(*) from pg_stat_activity where wait_event_type = 'Lock'")
+        async with database.statement() as db:
+            return int((await db.execute(query)).scalar_one())
+
+    async with asyncio.TaskGroup() as tasks, database.transaction() as db:
+        await workers.get(db, worker, lock=True)
+        tasks.create_task(api.renew(worker, "buried", 0, WorkerPhase.STARTING, started_at=20.0))
+        await until(lambda: _equals(waiting, 1))
+        tasks.create_task(api.renew(worker, "buried", phase=WorkerPhase.GONE, started_at=10.0))
+        await until(lambda: _equals(waiting, 2))
+    assert (await listed(api, worker)).phase is WorkerPhase.STARTING
+    await database.close()
+
+
+async def _equals(count: Callable[[], Awaitable[int]], wanted: int) -> bool:
+    return await count() == wanted
 
 
 async def test_a_renewal_leaves_out_what_sleeps_elsewhere(api: Harness) -> None:

@@ -95,22 +95,25 @@ class Workers:
         )
 
     async def _left(self, load: LoadReport) -> None:
-        async with self._database.transaction(durable=False) as db:
-            replaced = rules.of_an_earlier_life(await workers.get(db, load.worker), load)
-        if not replaced:
-            await self.gone(WorkerGone(worker=load.worker, reason="it left"))
+        await self._gone(WorkerGone(worker=load.worker, reason="it left"), load)
 
     async def gone(self, request: WorkerGone) -> Done:
         """Nothing runs on it any more; its rows stay as they are until the scheduler places them anew.
 
         What was moving there stays where it is. Raises ConflictError if it was taken for dead and may live.
         """
+        return await self._gone(request)
+
+    async def _gone(self, request: WorkerGone, goodbye: LoadReport | None = None) -> Done:
+        """As `gone`. `goodbye`: the worker's own word; another process may have its row by now."""
         now = self._clock.wall()
         stayed: list[SessionRecord] = []
         async with self._database.transaction() as db:
             if request.term is not None:
                 await in_term(db, request.term)
             record = await workers.get(db, request.worker, lock=True)
+            if goodbye is not None and rules.of_an_earlier_life(record, goodbye):
+                return Done()
             after = None if record is None else rules.left(record, request.reason)
             if record is not None and after is not None and request.renewed_at is not None:
                 leases = self._held_leases()
