@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ from moving_pages import FAR, SPEC, copy, equal, frozen, prints, stayed
 
 from turboserve.worker.engine import adoption
 from turboserve.worker.engine.events import ChunkReady, Frozen, Suspended
-from turboserve.worker.engine.moving import changed, digest_of
+from turboserve.worker.engine.moving import DECODER, changed, digest_of
 from turboserve.worker.engine.spec import Control
 
 
@@ -62,6 +64,25 @@ def test_what_did_not_change_is_told_from_what_did_after_any_number_of_chunks(
         different = {name for name in new if old.get(name) != new[name]}
         assert different <= resent
         assert len(resent) < len(new)
+
+
+def test_what_was_sent_is_remembered_without_being_kept(make_driver: Callable[..., Any]) -> None:
+    """A decoder's cache is new with every chunk. The stamps of an old one must not keep its gigabytes."""
+    driver = make_driver(max_lead_s=FAR)
+    driver.engine.admit(SPEC, driver.now)
+    driver.chunks("a", 2)
+    pages = [page for page in adoption.read(driver.engine, "a") if page.name.startswith(DECODER)]
+    cache = driver.engine.table.active("a").state.decoder_cache
+    kept = [weakref.ref(tensor) for tensor in cache.values()]
+    sent = {page.name: page.stamp for page in pages}
+    assert len(sent) == len(kept) > 0
+    assert changed([p for p in adoption.read(driver.engine, "a") if p.name in sent], sent) == []
+    del cache, pages
+    driver.chunks("a", 1)
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * len(kept)
+    now = [page for page in adoption.read(driver.engine, "a") if page.name in sent]
+    assert changed(now, sent) == now
 
 
 def test_a_prompt_switch_changes_the_pages_that_it_rewrites(make_driver: Callable[..., Any]) -> None:

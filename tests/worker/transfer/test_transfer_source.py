@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from turboserve.worker.engine.moving import Page
+from turboserve.worker.engine.moving import SOURCES_AT_ONCE, Page
 from turboserve.worker.transfer import handshake, shm
 from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline
@@ -70,7 +70,7 @@ class Giver:
         self.said.append("over")
 
 
-Say = Callable[[], Awaitable[Channel]]
+Say = Callable[..., Awaitable[Channel]]
 
 
 @pytest.fixture
@@ -86,10 +86,10 @@ async def hello(giver: Giver) -> AsyncIterator[Say]:
     server, port = await listen(source.serve, "127.0.0.1", 0)
     channels: list[Channel] = []
 
-    async def say() -> Channel:
+    async def say(session: str = SESSION) -> Channel:
         channel = Channel(*await asyncio.open_connection("127.0.0.1", port))
         channels.append(channel)
-        opened = Open(session=SESSION, move=MOVE, worker=TARGET, nonce=handshake.new_nonce())
+        opened = Open(session=session, move=MOVE, worker=TARGET, nonce=handshake.new_nonce())
         await handshake.authenticate(channel, opened, KEY, PATIENCE_S)
         await channel.send(HELLO, PATIENCE_S)
         return channel
@@ -134,6 +134,32 @@ async def test_a_source_that_is_not_ready_yet_says_that_it_is_there(hello: Say) 
     channel = await hello()
     assert (await heard(channel)).type == "welcome"
     assert [(await heard(channel)).type for _ in range(2)] == ["wait", "wait"]
+
+
+async def test_no_more_than_the_budget_counts_send_while_their_sessions_generate(
+    giver: Giver, hello: Say
+) -> None:
+    """Each keeps a second cache of the decoder. The next waits, saying so, until one of them has ended."""
+    first, *_ = [await hello(f"s{n}") for n in range(SOURCES_AT_ONCE)]
+    async with asyncio.timeout(PATIENCE_S):
+        while giver.said.count("pages") < SOURCES_AT_ONCE:
+            await asyncio.sleep(0.01)
+    for hangs_up in (True, False):
+        third = await hello("third")
+        assert (await heard(third)).type == "welcome"
+        assert [(await heard(third)).type for _ in range(2)] == ["wait", "wait"]
+        assert giver.said.count("pages") == SOURCES_AT_ONCE
+        if hangs_up:
+            # One that gives up while it waits takes nobody's turn along.
+            over = giver.said.count("over")
+            third.abort()
+            async with asyncio.timeout(PATIENCE_S):
+                while giver.said.count("over") == over:
+                    await asyncio.sleep(0.01)
+    first.abort()
+    async with asyncio.timeout(PATIENCE_S):
+        while giver.said.count("pages") == SOURCES_AT_ONCE:
+            await asyncio.sleep(0.01)
 
 
 async def test_so_does_one_that_is_still_busy_when_all_has_been_taken() -> None:

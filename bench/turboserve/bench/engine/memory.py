@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
 from typing import Any
 
@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from turboserve.worker.engine import adoption
 from turboserve.worker.engine.budget import MemoryBudget, plan
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.events import ChunkReady, SessionFailed
+from turboserve.worker.engine.moving import SOURCES_AT_ONCE, Page
 from turboserve.worker.engine.spec import Control, EngineOptions, SessionSpec
 
 PROMPTS = ("a red circle moving left on black", "a blue square on white")
@@ -64,7 +66,8 @@ def peak_and_expected(
     """Bytes at the peak, bytes that the budget expects, and the budget, of an engine on a CPU.
 
     All sessions run abreast for `chunks` chunks and change their prompts in between; so many are decoded at
-    once where they wait together. Suspended sessions are not in it: the host pool has a size of its own.
+    once where they wait together. As many as may be are being sent to another worker meanwhile, each round
+    for two chunks. Suspended sessions are not in it: the host pool has a size of its own.
     """
     budget = plan(models, 1 << 62, decode_batch)
     peak = PeakMemory()
@@ -86,11 +89,16 @@ def peak_and_expected(
         for number in range(sessions):
             engine.admit(SessionSpec(str(number), PROMPTS[0], seed=number), 0.0)
         made = 0
+        sent: list[Sequence[Page]] = []
         for turn, prompt in enumerate(islice(cycle(PROMPTS), chunks), 1):
             while made < turn * sessions:
                 made += _step(engine)
             for number in range(sessions):
                 engine.control(str(number), Control(turn, prompt=prompt))
+            if turn % 2 == 0:
+                # A round of a migration keeps what it has read until it is sent.
+                sent = [adoption.read(engine, str(n)) for n in range(min(sessions, SOURCES_AT_ONCE))]
+        del sent
     return models.weight_bytes + peak.peak_bytes, budget.expected_bytes(sessions), budget
 
 

@@ -8,6 +8,7 @@ import torch
 
 from turboserve.worker.engine.engine import LANE_DEPTH, TEXT_BATCH, Models
 from turboserve.worker.engine.errors import BudgetTooSmall
+from turboserve.worker.engine.moving import SOURCES_AT_ONCE
 from turboserve.worker.engine.rows import ROTATIONS
 from turboserve.worker.engine.session import MAX_UNDECODED
 from turboserve.worker.engine.slab import SlabLayout
@@ -71,6 +72,7 @@ def plan(models: Models, total_bytes: int, decode_batch: int = 1) -> MemoryBudge
         + projected
         + TEXT_BATCH * text.workspace_bytes
         + decoding
+        + SOURCES_AT_ONCE * decoder.cache_bytes
         + ROTATIONS * rotation_bytes(config, config.frames_per_chunk)
         + (len(config.denoising_steps) + 1) * modulation_bytes(config, dtype),
         slab_bytes=layout.total_bytes,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,21 +34,29 @@ HASHED_AT_ONCE_BYTES = 8 << 20
 """Less than this is not worth them."""
 HASHED_UNASKED_BYTES = 32 << 20
 """After so much of a page it is asked whether anybody still wants to know."""
+SOURCES_AT_ONCE = 2
+"""Sessions whose pages are sent while they generate, at most. Meanwhile each has two caches of the decoder:
+the one that is being sent, and the one that it goes on with."""
 RECENT = "recent"
 DECODER = "decoder."
 
 
 class Same:
-    """Stamp of a tensor that nobody changes in place: equal to itself alone. Keeps the tensor alive."""
+    """Stamp of a tensor that nobody changes in place: equal to that of the same one, while that lives.
+
+    Does not keep it alive: the decoder's cache is made anew by every chunk, and takes gigabytes.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
+        self._tensor = weakref.ref(tensor)
+        self._hash = id(tensor)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other._tensor is self._tensor
+        tensor = self._tensor()
+        return tensor is not None and isinstance(other, Same) and other._tensor() is tensor
 
     def __hash__(self) -> int:
-        return id(self._tensor)
+        return self._hash
 
 
 @dataclass(frozen=True, eq=False)

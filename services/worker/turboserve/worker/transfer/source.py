@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from turboserve import logs
-from turboserve.worker.engine.moving import Page, changed, digest_of, fingerprints_of
+from turboserve.worker.engine.moving import SOURCES_AT_ONCE, Page, changed, digest_of, fingerprints_of
 from turboserve.worker.transfer import handshake, metrics
 from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline, ended
@@ -107,6 +107,8 @@ class Source:
         self._giver, self._links, self._limits = giver, links, limits
         self._open: dict[str, tuple[asyncio.Task[None], int]] = {}
         """What gives a session away, and for which move; a newer connection takes its place."""
+        self._turns = asyncio.Semaphore(SOURCES_AT_ONCE)
+        """Of those that send while their session generates."""
         self._connections = 0
         self._half_open = HalfOpen()
 
@@ -193,7 +195,7 @@ class Source:
         gift = Gift(opened, channel, link, deadline)
         try:
             if not at_rest:
-                await self._bulk(gift)
+                await self._bulk_in_turn(gift)
             await self._rest(gift, None if at_rest else self._limits.still_s)
         except BaseException:
             link.close()
@@ -207,6 +209,15 @@ class Source:
             rounds=gift.rounds,
             bytes=gift.bytes_moved,
         )
+
+    async def _bulk_in_turn(self, gift: Gift) -> None:
+        turn = asyncio.ensure_future(self._turns.acquire())
+        try:
+            await gift.meanwhile(asyncio.wait([turn]))
+            await self._bulk(gift)
+        finally:
+            if not turn.cancel():
+                self._turns.release()
 
     async def _bulk(self, gift: Gift) -> None:
         """While the session generates: everything, then what changed meanwhile, as long as that is much."""
