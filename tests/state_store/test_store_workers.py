@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 from sqlalchemy import text
-from state_store_harness import PATIENT, Harness, until
+from state_store_harness import PATIENT, Harness, Store, until
 
 from turboserve import subjects
 from turboserve.contracts.errors import (
@@ -210,24 +210,29 @@ async def test_the_drain_of_a_process_whose_goodbye_was_lost_ends_with_it(api: H
 
 
 async def test_a_goodbye_that_waits_for_the_row_does_not_bury_the_next_process(
-    api: Harness, settings: Settings
+    start_store: Callable[..., Awaitable[Store]], settings: Settings
 ) -> None:
     """Both wait for the row's lock, the renewal of the next process first."""
-    worker = await api.worker("buried", started_at=10.0)
-    database = Database(settings)
+    patient = settings.model_copy(update=PATIENT)
+    await start_store(transaction_deadline_s=60.0)
+    database = Database(patient)
 
     async def waiting() -> int:
-        query = text("select count(*) from pg_stat_activity where wait_event_type = 'Lock'")
+        query = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
         async with database.statement() as db:
-            return int((await db.execute(query)).scalar_one())
+            here = text(f"{query} and datname = current_database()")
+            return int((await db.execute(here)).scalar_one())
 
-    async with asyncio.TaskGroup() as tasks, database.transaction() as db:
-        await workers.get(db, worker, lock=True)
-        tasks.create_task(api.renew(worker, "buried", 0, WorkerPhase.STARTING, started_at=20.0))
-        await until(lambda: _equals(waiting, 1))
-        tasks.create_task(api.renew(worker, "buried", phase=WorkerPhase.GONE, started_at=10.0))
-        await until(lambda: _equals(waiting, 2))
-    assert (await listed(api, worker)).phase is WorkerPhase.STARTING
+    async with Harness.connected(patient) as api, asyncio.TaskGroup() as tasks:
+        worker = await api.worker("buried", started_at=10.0)
+        async with database.transaction() as db:
+            await workers.get(db, worker, lock=True)
+            tasks.create_task(api.renew(worker, "buried", 0, WorkerPhase.STARTING, started_at=20.0))
+            await until(lambda: _equals(waiting, 1))
+            tasks.create_task(api.renew(worker, "buried", phase=WorkerPhase.GONE, started_at=10.0))
+            await until(lambda: _equals(waiting, 2))
+    async with Harness.connected(patient) as api:
+        assert (await listed(api, worker)).phase is WorkerPhase.STARTING
     await database.close()
 
 
