@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from turboserve.cli.embedded import Layout, Ports, RedisServer
-from turboserve.clock import VirtualClock
+from turboserve.clock import SystemClock, VirtualClock
 from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import NotFoundError
 from turboserve.contracts.requests import GetLatents
+from turboserve.state_store.hot.guard import Hot
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads
-from turboserve.state_store.hot.redis import Hot
+from turboserve.state_store.hot.redis import RedisStore
 from turboserve.state_store.settings import Settings
 
 # The tests are no package: what they share is found beside them.
@@ -37,7 +38,7 @@ class Store:
 
     def __init__(self, server: RedisServer, machine: Machine) -> None:
         self.server, self.machine = server, machine
-        self.hot = Hot(Settings(redis_url=server.url))
+        self.hot = Hot(RedisStore(Settings(redis_url=server.url)), SystemClock())
         self.latents = Latents(self.hot, kept=4, ttl_s=3_600)
 
     async def keep(self, index: int) -> None:

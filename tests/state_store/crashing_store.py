@@ -17,7 +17,11 @@ from turboserve.state_store import tables
 from turboserve.state_store.__main__ import main
 from turboserve.state_store.publish.assignments import Assignments
 from turboserve.state_store.publish.fence import Fence
-from turboserve.state_store.repository import controls, fence, outbox, progress, rentals
+from turboserve.state_store.repository.controls import SqlControls
+from turboserve.state_store.repository.fence import SqlFence
+from turboserve.state_store.repository.outbox import SqlOutbox
+from turboserve.state_store.repository.progress import SqlProgress
+from turboserve.state_store.repository.rentals import SqlRentals
 from turboserve.state_store.service.aftermath import Aftermath
 
 MANY_GPUS = 500
@@ -42,8 +46,8 @@ def after(work: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
 def put_and_die(put: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """Once there is a rental of very many GPUs: earlier ones belong to the tests before."""
 
-    async def run(db: Any, rows: Any) -> None:
-        await put(db, rows)
+    async def run(rentals: Any, rows: Any) -> None:
+        await put(rentals, rows)
         if any(row.gpus >= MANY_GPUS for row in rows):
             die()
 
@@ -51,10 +55,10 @@ def put_and_die(put: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
 
 
 def give_and_die(accrue: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def run(db: Any) -> None:
-        await accrue(db)
+    async def run(rentals: Any) -> None:
+        await accrue(rentals)
         marked = select(func.count()).where(tables.rentals.c.gpus >= MANY_GPUS)
-        if (await db.execute(marked)).scalar_one():
+        if (await rentals._db.execute(marked)).scalar_one():
             die()
 
     return run
@@ -65,14 +69,14 @@ POINTS: dict[str, tuple[Any, str, Any]] = {
     "placed, nothing published": (Aftermath, "owned_anew", die),
     "placed, fence not begun": (Fence, "settle", die),
     "own in the log, nobody told": (Assignments, "tell", die),
-    "own in the log, revision not stored": (fence, "store", die),
-    "own in the log, revision not committed": (fence, "store", after(fence.store)),
-    "event in the log, not removed": (outbox, "remove", die),
-    "event in the log, removal not committed": (outbox, "remove", after(outbox.remove)),
-    "chunk counted, not committed": (progress, "count", after(progress.count)),
-    "shares given, not committed": (rentals, "accrue", give_and_die(rentals.accrue)),
-    "rentals written, not committed": (rentals, "put", put_and_die(rentals.put)),
-    "prompt applied, not committed": (controls, "mark_applied", after(controls.mark_applied)),
+    "own in the log, revision not stored": (SqlFence, "store", die),
+    "own in the log, revision not committed": (SqlFence, "store", after(SqlFence.store)),
+    "event in the log, not removed": (SqlOutbox, "remove", die),
+    "event removed, lock not given up": (SqlOutbox, "remove", after(SqlOutbox.remove)),
+    "chunk counted, not committed": (SqlProgress, "count", after(SqlProgress.count)),
+    "shares given, not committed": (SqlRentals, "accrue", give_and_die(SqlRentals.accrue)),
+    "rentals written, not committed": (SqlRentals, "put", put_and_die(SqlRentals.put)),
+    "prompt applied, not committed": (SqlControls, "mark_applied", after(SqlControls.mark_applied)),
 }
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id
 from turboserve.state_store.core import sessions as rules
-from turboserve.state_store.database import Database
+from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.hot.playheads import since_key
 from turboserve.state_store.settings import Settings
 
@@ -26,7 +26,7 @@ LIMIT_S = 3_600.0
 @asynccontextmanager
 async def store(
     settings: Settings, abandoned_after_s: float, redis_since: float | None = 1.0
-) -> AsyncIterator[tuple[Harness, Database]]:
+) -> AsyncIterator[tuple[Harness, PostgresDatabase]]:
     """`redis_since`: since when Redis has been there, wall-clock seconds; None: it has come back empty."""
     with redis.Redis.from_url(settings.redis_url.get_secret_value()) as client:
         key = since_key(client.info("server")["run_id"])
@@ -34,7 +34,7 @@ async def store(
         if redis_since is not None:
             client.set(key, redis_since)
     changed = settings.model_copy(update={"abandoned_after_s": abandoned_after_s, "purge_s": 0.1})
-    database = Database(settings)
+    database = PostgresDatabase(settings)
     try:
         async with Harness.connected(settings) as api, Store.running(changed):
             yield api, database
@@ -42,10 +42,10 @@ async def store(
         await database.close()
 
 
-async def long_ago(database: Database, record: SessionRecord) -> None:
+async def long_ago(database: PostgresDatabase, record: SessionRecord) -> None:
     async with database.transaction() as db:
         shift = text("update sessions set updated_at = updated_at - :s where id = :id")
-        await db.execute(shift, {"s": LIMIT_S + 1.0, "id": record.id})
+        await db.connection.execute(shift, {"s": LIMIT_S + 1.0, "id": record.id})
 
 
 async def test_who_sleeps_unwatched_for_too_long_is_ended_and_nobody_else(settings: Settings) -> None:

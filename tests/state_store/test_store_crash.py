@@ -169,9 +169,7 @@ async def test_a_move_that_was_committed_reaches_the_fence_exactly_once(
             await api.until_events(row.id, *types)
 
 
-@pytest.mark.parametrize(
-    "point", ["event in the log, not removed", "event in the log, removal not committed"]
-)
+@pytest.mark.parametrize("point", ["event in the log, not removed", "event removed, lock not given up"])
 async def test_an_event_that_was_published_is_not_published_again(settings: Settings, point: str) -> None:
     model = point.replace(" ", "-").replace(",", "")
     worker = new_id("wk")

@@ -9,26 +9,26 @@ import pytest
 from sqlalchemy import text
 
 from turboserve.contracts.errors import UnavailableError
-from turboserve.state_store.database import Database
+from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.settings import Settings
 
 DEADLINE_S = 2.0
 
 
 @pytest.fixture
-async def database(postgres_url: str) -> AsyncIterator[Database]:
-    database = Database(Settings(postgres_url=postgres_url, transaction_deadline_s=DEADLINE_S))
+async def database(postgres_url: str) -> AsyncIterator[PostgresDatabase]:
+    database = PostgresDatabase(Settings(postgres_url=postgres_url, transaction_deadline_s=DEADLINE_S))
     yield database
     await database.close()
 
 
-async def test_what_the_driver_trips_over_after_the_cut_is_unavailable(database: Database) -> None:
+async def test_what_the_driver_trips_over_after_the_cut_is_unavailable(database: PostgresDatabase) -> None:
     """Incident: on a starved machine the cut came between two steps of a statement, and ended the service."""
 
     async def late() -> None:
         async with database.transaction() as db:
-            await db.execute(text("select 1"))
-            driver = (await db.get_raw_connection()).driver_connection
+            await db.connection.execute(text("select 1"))
+            driver = (await db.connection.get_raw_connection()).driver_connection
             await asyncio.sleep(DEADLINE_S + 0.2)
             # What asyncpg does when it looks up the types of a statement that it has just prepared.
             driver._protocol.bind_execute(None)  # type: ignore[union-attr]
@@ -36,10 +36,10 @@ async def test_what_the_driver_trips_over_after_the_cut_is_unavailable(database:
     with pytest.raises(UnavailableError):
         await late()
     async with database.transaction() as db:
-        assert (await db.execute(text("select 2"))).scalar() == 2
+        assert (await db.connection.execute(text("select 2"))).scalar() == 2
 
 
-async def test_a_mistake_of_ours_is_not_taken_for_an_outage(database: Database) -> None:
+async def test_a_mistake_of_ours_is_not_taken_for_an_outage(database: PostgresDatabase) -> None:
     with pytest.raises(AttributeError):
         async with database.transaction() as db:
             db.no_such_thing  # type: ignore[attr-defined]  # noqa: B018

@@ -7,22 +7,24 @@ from collections.abc import AsyncIterator
 import pytest
 
 from turboserve.audience import SILENT_S
-from turboserve.clock import VirtualClock
+from turboserve.clock import SystemClock, VirtualClock
 from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import NotFoundError
 from turboserve.contracts.requests import GetLatents
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id
+from turboserve.state_store.hot.guard import Hot
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads
-from turboserve.state_store.hot.redis import Hot
+from turboserve.state_store.hot.redis import RedisStore
+from turboserve.state_store.ports.hot import HotStore
 from turboserve.state_store.settings import Settings
 
 
 @pytest.fixture
 async def hot(redis_url: str) -> AsyncIterator[Hot]:
-    hot = Hot(Settings(redis_url=redis_url))
+    hot = Hot(RedisStore(Settings(redis_url=redis_url)), SystemClock())
     yield hot
     await hot.close()
 
@@ -134,13 +136,13 @@ async def test_for_how_long_nobody_has_watched(hot: Hot) -> None:
 
 
 async def test_an_unreachable_redis_is_left_alone_for_a_while() -> None:
-    hot = Hot(Settings(redis_url="redis://127.0.0.1:1/0"))
+    hot = Hot(RedisStore(Settings(redis_url="redis://127.0.0.1:1/0")), SystemClock())
     tries = 0
 
-    async def work(redis: object) -> str:
+    async def work(store: HotStore) -> str:
         nonlocal tries
         tries += 1
-        await redis.ping()  # type: ignore[attr-defined]
+        await store.probe()
         return "answer"
 
     for _ in range(5):

@@ -14,17 +14,16 @@ from turboserve.contracts.errors import ConflictError, StaleTermError
 from turboserve.contracts.leading import Campaign, CampaignResult, GetLeader, KeepLead, LeaderRecord, StepDown
 from turboserve.contracts.requests import NoteDecision, PlaceSession, SuspendIdle, WorkerGone
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
-from turboserve.state_store.database import Database
-from turboserve.state_store.repository import leaders
+from turboserve.state_store.database import PostgresDatabase
 
 
 @pytest.fixture
-async def database(settings, api: Harness) -> AsyncIterator[Database]:  # type: ignore[no-untyped-def]
+async def database(settings, api: Harness) -> AsyncIterator[PostgresDatabase]:  # type: ignore[no-untyped-def]
     """The same database; afterwards nobody has ever led, for the tests that follow."""
-    database = Database(settings)
+    database = PostgresDatabase(settings)
     yield database
     async with database.transaction() as db:
-        await db.execute(text("delete from leaders"))
+        await db.connection.execute(text("delete from leaders"))
     await database.close()
 
 
@@ -61,7 +60,7 @@ def place(record: SessionRecord, worker: str, term: int) -> PlaceSession:
     )
 
 
-async def test_of_many_candidates_one_leads(api: Harness, database: Database) -> None:
+async def test_of_many_candidates_one_leads(api: Harness, database: PostgresDatabase) -> None:
     candidates = [Candidate(api, f"c{number}") for number in range(8)]
     results = await asyncio.gather(*(candidate.campaign() for candidate in candidates))
     [winner] = [result.record for result in results if result.granted]
@@ -70,7 +69,7 @@ async def test_of_many_candidates_one_leads(api: Harness, database: Database) ->
 
 
 async def test_a_leader_that_renews_is_not_replaced_and_a_silent_one_is(
-    api: Harness, database: Database
+    api: Harness, database: PostgresDatabase
 ) -> None:
     first, second = Candidate(api, "first"), Candidate(api, "second")
     assert (await first.campaign()).granted
@@ -88,7 +87,7 @@ async def test_a_leader_that_renews_is_not_replaced_and_a_silent_one_is(
         await first.keep(2)
 
 
-async def test_who_steps_down_is_followed_at_once(api: Harness, database: Database) -> None:
+async def test_who_steps_down_is_followed_at_once(api: Harness, database: PostgresDatabase) -> None:
     first, second = Candidate(api, "first"), Candidate(api, "second")
     await first.campaign()
     await second.look()
@@ -98,7 +97,9 @@ async def test_who_steps_down_is_followed_at_once(api: Harness, database: Databa
     assert (taken.record.holder, taken.record.term) == ("second", 2)
 
 
-async def test_a_command_of_an_old_term_is_refused_whatever_it_is(api: Harness, database: Database) -> None:
+async def test_a_command_of_an_old_term_is_refused_whatever_it_is(
+    api: Harness, database: PostgresDatabase
+) -> None:
     worker, spare = await api.worker("terms"), await api.worker("terms")
     waiting, running = await api.create("terms"), await api.place(await api.create("terms"), worker)
     old, new = Candidate(api, "old"), Candidate(api, "new")
@@ -123,12 +124,14 @@ async def test_a_command_of_an_old_term_is_refused_whatever_it_is(api: Harness, 
     await api.bus.call(subjects.WORKER_GONE, WorkerGone(worker=spare, reason="released"))
 
 
-async def test_a_new_term_waits_for_the_commands_of_the_old_one(api: Harness, database: Database) -> None:
+async def test_a_new_term_waits_for_the_commands_of_the_old_one(
+    api: Harness, database: PostgresDatabase
+) -> None:
     """And renewals do not: a leader must not lose its lease because its own commands are slow."""
     first, second = Candidate(api, "first"), Candidate(api, "second")
     await first.campaign()
     async with database.transaction() as db:
-        assert (await leaders.share(db, "scheduler")).term == 1
+        assert (await db.leaders.share("scheduler")).term == 1
         await first.keep(1)
         await second.look()
         taking = asyncio.create_task(second.campaign())
@@ -137,7 +140,7 @@ async def test_a_new_term_waits_for_the_commands_of_the_old_one(api: Harness, da
     assert (await taking).granted
 
 
-async def test_leads_of_two_services_are_two(api: Harness, database: Database) -> None:
+async def test_leads_of_two_services_are_two(api: Harness, database: PostgresDatabase) -> None:
     assert (await Candidate(api, "a", "scheduler").campaign()).granted
     assert (await Candidate(api, "b", "another").campaign()).granted
     with pytest.raises(ConflictError):

@@ -15,10 +15,11 @@ from state_store_harness import Harness, Machine, Store, until
 from turboserve import subjects
 from turboserve.bus import Bus, append, last_entry
 from turboserve.cli.embedded import Layout, NatsServer, Ports
+from turboserve.clock import SystemClock
 from turboserve.contracts.chunks import ChunkHeader, Ownership
 from turboserve.contracts.errors import LogFullError, LogUnavailableError
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.state_store.database import Database
+from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.settings import Settings
 from turboserve.state_store.streams import Streams
 from turboserve.subjects import CHUNK, CHUNKS, EVENT, EVENTS, OWN
@@ -210,10 +211,10 @@ async def test_sessions_that_no_row_knows_make_room(api: Harness, store: Store) 
     unknown = await api.running("unknown")
     for index in range(10):
         assert await append_chunk(api, unknown, index)
-    database = Database(_settings_of(store))
+    database = PostgresDatabase(_settings_of(store))
     try:
         async with database.transaction() as db:
-            await db.execute(text("delete from sessions where id = :id"), {"id": unknown.id})
+            await db.connection.execute(text("delete from sessions where id = :id"), {"id": unknown.id})
     finally:
         await database.close()
     live = await api.running("known")
@@ -267,7 +268,7 @@ async def test_streams_of_an_earlier_version_get_a_size_in_place(
             await jetstream.publish("own.before", b"{}")
             await jetstream.publish("chunk.before", b"video")
 
-            streams = Streams(bus, settings)
+            streams = Streams(bus, SystemClock(), settings)
             await streams.ensure(resize=True)
             sizes: dict[str, int] = {}
             for name in (CHUNKS, EVENTS):

@@ -13,16 +13,16 @@ from turboserve.bus import append, last_entry
 from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.errors import FencedError
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.state_store.database import Database
+from turboserve.state_store.database import PostgresDatabase
+from turboserve.state_store.hot.guard import Hot
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads
-from turboserve.state_store.hot.redis import Hot
+from turboserve.state_store.hot.redis import RedisStore
 from turboserve.state_store.log_status import LogStatus
 from turboserve.state_store.publish.assignments import Assignments
 from turboserve.state_store.publish.canaries import Canaries
 from turboserve.state_store.publish.fence import Fence
 from turboserve.state_store.publish.outbox import Outbox
-from turboserve.state_store.repository import outbox as outbox_rows
 from turboserve.state_store.retention import Retention
 from turboserve.state_store.service.aftermath import Aftermath
 from turboserve.state_store.service.sessions import Sessions
@@ -40,9 +40,9 @@ class Parts:
     """The parts of a store that follow a commit, driven by hand beside the store that serves."""
 
     def __init__(self, api: Harness, store: Store, settings: Settings) -> None:
-        self.database = Database(settings)
-        self.hot = Hot(settings)
+        self.database = PostgresDatabase(settings)
         clock = store.runtime.clock
+        self.hot = Hot(RedisStore(settings), clock)
         playheads = Playheads(self.hot, clock)
         assignments = Assignments(api.bus, self.database, playheads)
         self.fence = Fence(self.database, api.bus, assignments)
@@ -55,7 +55,7 @@ class Parts:
 
     async def sql(self, statement: str, **values: object) -> list[tuple[object, ...]]:
         async with self.database.transaction() as db:
-            result = await db.execute(text(statement), values)
+            result = await db.connection.execute(text(statement), values)
             return [tuple(row) for row in result.fetchall()] if result.returns_rows else []
 
 
@@ -145,11 +145,10 @@ async def test_events_published_long_ago_are_recognised_in_the_log(api: Harness,
     await asyncio.sleep(2 * WINDOW_S)
     # As a crash before the removal leaves them, with one more that was never published.
     async with parts.database.transaction() as db:
-        await outbox_rows.lock(db)
-        await outbox_rows.add(db, events[2:])
+        await db.outbox.add(events[2:])
         again = events[3].model_copy(update={"id": "ev_never_published"})
-        await outbox_rows.add(db, [again])
-        await db.execute(text("update outbox set created_at = created_at - 60"))
+        await db.outbox.add([again])
+        await db.connection.execute(text("update outbox set created_at = created_at - 60"))
     while await parts.outbox.drain():
         pass
 

@@ -11,21 +11,23 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect
 
-from turboserve.state_store.database import Database
+from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.migrate import config, migrate
 from turboserve.state_store.settings import Settings
 from turboserve.state_store.tables import metadata
 
 
 @pytest.fixture
-async def database(postgres_url: str) -> AsyncIterator[Database]:
+async def database(postgres_url: str) -> AsyncIterator[PostgresDatabase]:
     # Comparing takes a busy machine longer than a transaction of the store may.
-    database = Database(Settings(postgres_url=postgres_url, transaction_deadline_s=60.0))
+    database = PostgresDatabase(Settings(postgres_url=postgres_url, transaction_deadline_s=60.0))
     yield database
     await database.close()
 
 
-async def test_several_instances_migrate_at_once_and_the_schema_is_the_codes(database: Database) -> None:
+async def test_several_instances_migrate_at_once_and_the_schema_is_the_codes(
+    database: PostgresDatabase,
+) -> None:
     await asyncio.gather(*(migrate(database.engine) for _ in range(4)))
 
     def differences(connection: Connection) -> list[object]:
@@ -35,7 +37,7 @@ async def test_several_instances_migrate_at_once_and_the_schema_is_the_codes(dat
         assert await connection.run_sync(differences) == []
 
 
-async def test_every_migration_can_be_undone_and_done_again(database: Database) -> None:
+async def test_every_migration_can_be_undone_and_done_again(database: PostgresDatabase) -> None:
     await migrate(database.engine)
     async with database.engine.begin() as connection:
         await connection.run_sync(lambda sync: command.downgrade(config(sync), "base"))

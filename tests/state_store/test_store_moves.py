@@ -37,7 +37,7 @@ from turboserve.contracts.workers import (
     WorkerRecord,
 )
 from turboserve.ids import new_id
-from turboserve.state_store.database import Database
+from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.settings import Settings
 
 ADDRESS = "tcp://127.0.0.1:4711?backend=gloo"
@@ -402,11 +402,11 @@ async def test_moves_among_everything_else_leave_rows_and_logs_that_agree(start_
 
 
 async def key_in_row(settings: Settings, session: str) -> str | None:
-    database = Database(settings)
+    database = PostgresDatabase(settings)
     try:
         async with database.transaction() as db:
             query = text("select migration_key from sessions where id = :id")
-            found: str | None = (await db.execute(query, {"id": session})).scalar_one()
+            found: str | None = (await db.connection.execute(query, {"id": session})).scalar_one()
             return found
     finally:
         await database.close()

@@ -24,7 +24,7 @@ from turboserve.contracts.errors import (
 )
 from turboserve.contracts.pool import OrderPool, PoolOrders, PoolReport
 from turboserve.ids import new_id
-from turboserve.state_store.database import Database
+from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.settings import Settings
 from turboserve.state_store.tables import pools
 
@@ -141,18 +141,20 @@ async def test_a_stored_table_outside_of_todays_limits_costs_nothing_but_itself(
     row = LevelParameters(level=1, volatility_from=0, latency_weight=0.2, target_utilization=0.8)
     table = ProfileTable(levels=(row,), provenance=Provenance(source="a test"))
     await api.bus.call(subjects.ORDER_POOL, OrderPool(pool=pool, change=("table",), table=table))
-    database = Database(settings)
+    database = PostgresDatabase(settings)
     stored = table.model_dump(mode="json")
     stored["levels"][0]["target_utilization"] = 7.0
     async with database.transaction() as db:
-        await db.execute(update(pools).where(pools.c.id == pool).values(table=stored))
+        await db.connection.execute(update(pools).where(pools.c.id == pool).values(table=stored))
     told = await report(api, pool)
     assert (told.version, told.table) == (1, None)
     order = OrderPool(pool=pool, change=("override",), override=3)
     assert (await api.bus.call(subjects.ORDER_POOL, order)).override == 3
     # What is stored stays: a version that can read it may still want it.
     async with database.transaction() as db:
-        assert (await db.execute(select(pools.c.table).where(pools.c.id == pool))).scalar_one() == stored
+        assert (
+            await db.connection.execute(select(pools.c.table).where(pools.c.id == pool))
+        ).scalar_one() == stored
     await database.close()
     assert (await report(api, pool)).version == 2
 

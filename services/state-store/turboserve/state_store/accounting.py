@@ -14,9 +14,9 @@ from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import InvalidInputError, TurboServeError
 from turboserve.state_store import metrics
 from turboserve.state_store.core.sessions import applied
-from turboserve.state_store.database import Database, make_durable
 from turboserve.state_store.hot.playheads import Playheads
-from turboserve.state_store.repository import controls, outbox, progress
+from turboserve.state_store.ports.database import Database
+from turboserve.state_store.ports.records import Reached
 from turboserve.subjects import CHUNK, CHUNKS
 
 CURSOR = "accounting"
@@ -65,7 +65,7 @@ class Accounting:
         # A prompt that is applied is worth a disk's wait; a count would only be counted again.
         fresh = [chunk for chunk in chunks if chunk.control_seq > self._applied.get(chunk.session, 0)]
         reached = {
-            chunk.session: progress.Reached(
+            chunk.session: Reached(
                 chunk.session,
                 max(other.index for other in chunks if other.session == chunk.session) + 1,
                 max(other.control_seq for other in chunks if other.session == chunk.session),
@@ -76,19 +76,19 @@ class Accounting:
         now = self._clock.wall()
         told = 0
         async with self._database.transaction(durable=False) as db:
-            if not await progress.move(db, CURSOR, position, entries[-1].sequence):
+            if not await db.progress.move(CURSOR, position, entries[-1].sequence):
                 raise Overtaken
-            rows = await progress.count(db, list(reached.values()))
+            rows = await db.progress.count(list(reached.values()))
             for chunk in fresh:
                 if chunk.session not in rows:
                     continue
-                receipts = await controls.mark_applied(db, chunk.session, chunk.control_seq, chunk.index, now)
-                await outbox.add(
-                    db, [applied(rows[chunk.session], receipt, chunk.index, now) for receipt in receipts]
+                receipts = await db.controls.mark_applied(chunk.session, chunk.control_seq, chunk.index, now)
+                await db.outbox.add(
+                    [applied(rows[chunk.session], receipt, chunk.index, now) for receipt in receipts]
                 )
                 told += len(receipts)
             if told:
-                await make_durable(db)
+                await db.make_durable()
         for session, row in rows.items():
             self._applied.pop(session, None)
             self._applied[session] = row.applied_control_seq
@@ -100,7 +100,7 @@ class Accounting:
 
     async def _position(self) -> int:
         async with self._database.transaction() as db:
-            return await progress.position(db, CURSOR)
+            return await db.progress.position(CURSOR)
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
         while True:

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
-from sqlalchemy import event, exc, text
+from sqlalchemy import TextClause, event, exc, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from turboserve import logs
 from turboserve.contracts.errors import ConflictError, UnavailableError
+from turboserve.state_store.migrate import migrate
+from turboserve.state_store.ports.database import StatementError, unavailable
+from turboserve.state_store.repository.unit import SqlUnitOfWork
 from turboserve.state_store.settings import Settings
 
-RETRY_AFTER_S = 1.0
 TRANSIENT = ("08", "40", "53", "57", "58", "55P03", "25P0", "XX")
 """Beginnings of SQL states that time heals: connection, rollback, resources, operator, system, timeouts."""
 
+NO_DATABASE = "3D000"
+"""SQLSTATE of a server that has just been set up: its database is made a moment after it answers."""
+LOCK_ANSWER_S = 3.0
+"""A session lock's connection that does not answer for this long is given up."""
+LOCK_SILENCE_S = 5.0
+"""The server ends a session lock's connection after this much silence: its holder is stopped."""
+
+_LOCK = text("select set_config('idle_session_timeout', :limit_ms, false), pg_advisory_lock(:key)")
+_UNLOCK = text("select set_config('idle_session_timeout', '0', false), pg_advisory_unlock(:key)")
+_TRY_LOCK = text(
+    "select pg_try_advisory_lock(:key) from set_config('idle_session_timeout', :limit_ms, false)"
+)
 _PROBE_ROW = text(
     "insert into cursors (name, sequence) values ('write-probe', 1) "
     "on conflict (name) do update set sequence = cursors.sequence + 1"
@@ -31,12 +44,12 @@ _PROBE_SPILL = text(
 log = logs.get("postgres")
 
 
-class Database:
-    """The pool. Every statement runs inside `transaction`."""
+class PostgresDatabase:
+    """`ports.database.Database` on a pool of connections."""
 
     def __init__(self, settings: Settings) -> None:
         self._deadline_s = settings.transaction_deadline_s
-        limit_ms = str(int(settings.transaction_deadline_s * 1000))
+        self._limit_ms = limit_ms = str(int(settings.transaction_deadline_s * 1000))
         self.engine: AsyncEngine = create_async_engine(
             settings.sqlalchemy_url,
             pool_size=settings.postgres_pool,
@@ -63,25 +76,56 @@ class Database:
         self._quiet_until = 0.0
 
     @asynccontextmanager
-    async def transaction(self, *, durable: bool = True) -> AsyncIterator[AsyncConnection]:
-        """One transaction, committed at the end of the block.
-
-        `durable=False` does not wait for the disk: for what a crash of Postgres may take back. Raises
-        `UnavailableError` within the deadline when Postgres is down, slow or restarting, and `ConflictError`
-        when another transaction inserted the same thing first.
-        """
+    async def transaction(self, *, durable: bool = True) -> AsyncIterator[SqlUnitOfWork]:
         async with self._bounded(self.engine) as connection:
             await connection.begin()
             if not durable:
                 await connection.execute(text("set local synchronous_commit = off"))
-            yield connection
+            yield SqlUnitOfWork(connection)
             await connection.commit()
 
     @asynccontextmanager
-    async def statement(self) -> AsyncIterator[AsyncConnection]:
-        """For a single statement, which commits itself: two round trips less. Raises as `transaction`."""
+    async def statement(self) -> AsyncIterator[SqlUnitOfWork]:
         async with self._bounded(self._single) as connection:
-            yield connection
+            yield SqlUnitOfWork(connection)
+
+    @asynccontextmanager
+    async def exclusive(self, key: int) -> AsyncIterator[SqlUnitOfWork]:
+        async with self._bounded(self._single) as connection:
+            driver = (await connection.get_raw_connection()).driver_connection
+            assert driver is not None
+            try:
+                # Of a process that is stopped, only the server can end the session, and the lock with it.
+                await connection.execute(_LOCK, {"key": key, "limit_ms": self._limit_ms})
+                yield SqlUnitOfWork(connection)
+                await connection.execute(_UNLOCK, {"key": key})
+            except BaseException:
+                # The connection must not return to the pool with the lock.
+                driver.terminate()
+                raise
+
+    @asynccontextmanager
+    async def session_lock(self, key: int) -> AsyncIterator[PostgresSessionLock]:
+        connection = self._single.connect()
+        try:
+            await connection.start()
+        except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            raise self._failed(error) from error
+        try:
+            yield PostgresSessionLock(connection, key, self._failed)
+        finally:
+            # The lock goes with the connection, which must not return to the pool with it.
+            await connection.invalidate()
+            await connection.close()
+
+    async def migrate(self) -> None:
+        try:
+            await migrate(self.engine)
+        except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            state = getattr(getattr(error, "orig", error), "sqlstate", None)
+            if state == NO_DATABASE:
+                raise self._away(error) from error
+            raise self._failed(error) from error
 
     @asynccontextmanager
     async def _bounded(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
@@ -104,23 +148,26 @@ class Database:
             raise ConflictError(f"another request did this first: {error.orig}") from error
         except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
             # TimeoutError is an OSError: our own deadline and the driver's both end here.
-            if not transient(error):
-                raise
-            raise self._away(error) from error
+            raise self._failed(error) from error
         except AttributeError as error:
             # The driver takes several steps for some statements, and trips over a connection cut in between.
             if driver is None or not driver.is_closed():
                 raise
             raise self._away(error) from error
 
+    def _failed(self, error: BaseException) -> Exception:
+        """The port's error for one of the driver's."""
+        return self._away(error) if transient(error) else StatementError(repr(error))
+
     def _away(self, error: BaseException) -> UnavailableError:
         self._complain(error)
-        return UnavailableError("the database does not answer at the moment", retry_after_s=RETRY_AFTER_S)
+        return unavailable()
 
     def _complain(self, error: BaseException) -> None:
         """Once a second at most: a database that is down fails everything at once."""
-        if time.monotonic() >= self._quiet_until:
-            self._quiet_until = time.monotonic() + 1.0
+        now = asyncio.get_running_loop().time()
+        if now >= self._quiet_until:
+            self._quiet_until = now + 1.0
             log.warning("transaction given up", error=_brief(error))
 
     async def ping(self) -> bool:
@@ -130,24 +177,42 @@ class Database:
         page that it has. So the probe lets a sort spill to a new file of its disk, and commits a row.
         """
         try:
-            async with self.transaction() as connection:
-                await connection.execute(text("set local work_mem = '64kB'"))
-                await connection.execute(_PROBE_SPILL)
+            async with self.transaction() as unit:
+                await unit.connection.execute(text("set local work_mem = '64kB'"))
+                await unit.connection.execute(_PROBE_SPILL)
                 # Last: other instances write the same row.
-                await connection.execute(_PROBE_ROW)
+                await unit.connection.execute(_PROBE_ROW)
             self.reachable = True
         except UnavailableError:
             self.reachable = False
         return self.reachable
 
-    async def watch(self, every_s: float = 1.0) -> None:
-        """Keep `reachable` true to the facts, for readiness; never returns."""
-        while True:
-            await self.ping()
-            await asyncio.sleep(every_s)
-
     async def close(self) -> None:
         await self.engine.dispose()
+
+
+class PostgresSessionLock:
+    """`ports.database.SessionLock` on a connection of its own."""
+
+    def __init__(
+        self, connection: AsyncConnection, key: int, failed: Callable[[BaseException], Exception]
+    ) -> None:
+        self._connection, self._failed = connection, failed
+        limit_ms = str(int(LOCK_SILENCE_S * 1000))
+        self._try_lock = _TRY_LOCK.bindparams(key=key, limit_ms=limit_ms)
+
+    async def acquire(self) -> bool:
+        return await self._ask(self._try_lock)
+
+    async def confirm(self) -> None:
+        await self._ask(text("select true"))
+
+    async def _ask(self, question: TextClause) -> bool:
+        try:
+            async with asyncio.timeout(LOCK_ANSWER_S):
+                return bool((await self._connection.execute(question)).scalar())
+        except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            raise self._failed(error) from error
 
 
 def transient(error: BaseException) -> bool:
@@ -171,8 +236,3 @@ def _refuse_closed(connection: Any, _record: Any, _proxy: Any) -> None:
 
 def _brief(error: BaseException) -> str:
     return repr(error).splitlines()[0][:200]
-
-
-async def make_durable(connection: AsyncConnection) -> None:
-    """Let a transaction that began without wait for the disk after all."""
-    await connection.execute(text("set local synchronous_commit = on"))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from turboserve import subjects
 from turboserve.bus import Bus
+from turboserve.clock import Clock
 from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import ConflictError, TurboServeError
 from turboserve.state_store import metrics
@@ -25,12 +25,18 @@ Answer = TypeVar("Answer")
 
 
 async def serve(
-    bus: Bus, sessions: Sessions, moves: Moves, workers: Workers, leaders: Leaders, latents: Latents
+    bus: Bus,
+    clock: Clock,
+    sessions: Sessions,
+    moves: Moves,
+    workers: Workers,
+    leaders: Leaders,
+    latents: Latents,
 ) -> None:
     """Answer all endpoints of the state store."""
 
     async def one(endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[Resp]]) -> None:
-        await bus.serve(endpoint, answering(endpoint, handler))
+        await bus.serve(endpoint, answering(clock, endpoint, handler))
 
     await one(subjects.CREATE_SESSION, sessions.create)
     await one(subjects.GET_SESSION, sessions.get)
@@ -55,17 +61,17 @@ async def serve(
     await one(subjects.CAMPAIGN, leaders.campaign)
     await one(subjects.KEEP_LEAD, leaders.keep)
     await one(subjects.STEP_DOWN, leaders.step_down)
-    await bus.serve_raw(subjects.GET_LATENTS, answering(subjects.GET_LATENTS, latents.get))
+    await bus.serve_raw(subjects.GET_LATENTS, answering(clock, subjects.GET_LATENTS, latents.get))
 
 
 def answering(
-    endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[Answer]]
+    clock: Clock, endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[Answer]]
 ) -> Callable[[Req, Caller], Awaitable[Answer]]:
     """`handler` behind the rules of who may ask for what; its requests are counted and timed."""
     name = endpoint.subject
 
     async def run(request: Req, caller: Caller) -> Answer:
-        started = time.monotonic()
+        started = clock.monotonic()
         outcome = "ok"
         try:
             check(caller, request)
@@ -80,6 +86,6 @@ def answering(
             raise
         finally:
             metrics.requests.add(1, {"endpoint": name, "outcome": outcome})
-            metrics.request_time.record(time.monotonic() - started, {"endpoint": name})
+            metrics.request_time.record(clock.monotonic() - started, {"endpoint": name})
 
     return run

@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import asyncpg
-from sqlalchemy import TextClause, exc, text
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from turboserve import logs
-from turboserve.state_store.database import Database
+from turboserve.contracts.errors import UnavailableError
+from turboserve.state_store.ports.database import Database, StatementError
 from turboserve.tasks import stop
 
 CHECK_S = 1.0
-ANSWER_S = 3.0
 
 log = logs.get("leader")
 
@@ -24,31 +20,21 @@ async def lead(database: Database, key: int, work: Callable[[], Awaitable[None]]
     while True:
         try:
             await _term(database, key, work)
-        except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        except (UnavailableError, StatementError, OSError) as error:
             log.warning("lost the lead", error=repr(error).splitlines()[0][:200])
         await asyncio.sleep(CHECK_S)
 
 
 async def _term(database: Database, key: int, work: Callable[[], Awaitable[None]]) -> None:
-    engine = database.engine.execution_options(isolation_level="AUTOCOMMIT")
-    async with engine.connect() as connection:
+    async with database.session_lock(key) as lock:
+        while not await lock.acquire():
+            await asyncio.sleep(CHECK_S)
+        log.info("leads")
+        task = asyncio.ensure_future(work())
         try:
-            while not await _ask(connection, text("select pg_try_advisory_lock(:key)").bindparams(key=key)):
-                await asyncio.sleep(CHECK_S)
-            log.info("leads")
-            task = asyncio.ensure_future(work())
-            try:
-                while not task.done():
-                    await asyncio.wait({task}, timeout=CHECK_S)
-                    await _ask(connection, text("select true"))
-                await task
-            finally:
-                await stop(task)
+            while not task.done():
+                await asyncio.wait({task}, timeout=CHECK_S)
+                await lock.confirm()
+            await task
         finally:
-            # The lock goes with the connection, which must not return to the pool with it.
-            await connection.invalidate()
-
-
-async def _ask(connection: AsyncConnection, question: TextClause) -> bool:
-    async with asyncio.timeout(ANSWER_S):
-        return bool((await connection.execute(question)).scalar())
+            await stop(task)

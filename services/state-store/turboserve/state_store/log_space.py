@@ -18,10 +18,9 @@ from turboserve.contracts.errors import TurboServeError
 from turboserve.state_store import metrics
 from turboserve.state_store.core import space
 from turboserve.state_store.core.space import Disk, Shares
-from turboserve.state_store.database import Database
 from turboserve.state_store.log_purge import LogPurge
+from turboserve.state_store.ports.database import Database
 from turboserve.state_store.publish.canaries import Canaries
-from turboserve.state_store.repository import progress
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import CHUNKS, EVENTS
 
@@ -142,7 +141,7 @@ class LogSpace:
                 async for session in sessions:
                     await self._purge.sessions([session])
                     async with self._database.transaction() as db:
-                        await progress.mark_purged(db, [session], self._clock.wall())
+                        await db.progress.mark_purged([session], self._clock.wall())
                     removed += 1
                     if await self._enough(self._shares.low):
                         return True
@@ -160,14 +159,14 @@ class LogSpace:
         while True:
             ended_before = self._clock.wall() - self._settings.log_guard_s
             async with self._database.transaction() as db:
-                due = await progress.unpurged(db, ended_before, BATCH)
+                due = await db.progress.unpurged(ended_before, BATCH)
             if not due:
                 break
             for session in due:
                 yield session
         logged = await self._purge.sessions_in_log()
         async with self._database.transaction() as db:
-            unknown = await progress.unknown(db, logged)
+            unknown = await db.progress.unknown(logged)
         if unknown:
             log.warning("sessions without a row are removed from the log", sessions=len(unknown))
         for session in unknown:

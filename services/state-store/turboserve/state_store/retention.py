@@ -11,9 +11,8 @@ from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TurboServeError
 from turboserve.state_store.core import aging
-from turboserve.state_store.database import Database
 from turboserve.state_store.log_purge import LogPurge
-from turboserve.state_store.repository import clocks, progress, workers
+from turboserve.state_store.ports.database import Database
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.settings import Settings
 
@@ -57,13 +56,13 @@ class Retention:
         if ended := await self._sessions.end_abandoned(now):
             log.info("abandoned sessions ended", sessions=ended)
         async with self._database.transaction() as db:
-            due = await progress.unpurged(db, now - self._settings.chunk_retention_s, BATCH)
+            due = await db.progress.unpurged(now - self._settings.chunk_retention_s, BATCH)
         await self._log.sessions(due)
         async with self._database.transaction() as db:
             if due:
-                await progress.mark_purged(db, due, now)
-            await progress.delete_ended(db, now - self._settings.session_retention_s)
-            await workers.delete_gone(db, now - self._settings.session_retention_s)
+                await db.progress.mark_purged(due, now)
+            await db.progress.delete_ended(now - self._settings.session_retention_s)
+            await db.workers.delete_gone(now - self._settings.session_retention_s)
         return len(due)
 
     async def _aged_to(self) -> float:
@@ -72,13 +71,13 @@ class Retention:
         Each instance moves it on by what it has measured itself since somebody last did, at most.
         """
         async with self._database.transaction() as db:
-            before = await clocks.get(db, RETENTION)
+            before = await db.clocks.get(RETENTION)
             monotonic, wall = self._clock.monotonic(), self._clock.wall()
             if before is None:
                 after = aging.first(wall)
             else:
                 after = aging.went_on(before, wall, self._elapsed_s(before, monotonic))
-            await clocks.put(db, RETENTION, after)
+            await db.clocks.put(RETENTION, after)
         self._last = (after, monotonic)
         behind_s = wall - after.aged_to
         if behind_s > BEHIND_S and behind_s > self._told_s * 1.5:

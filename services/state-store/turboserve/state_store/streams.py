@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Mapping
 
 import nats
@@ -12,6 +11,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from turboserve import logs
 from turboserve.bus import Bus
+from turboserve.clock import Clock
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import CANARY_CHUNKS, CANARY_EVENTS, CHUNK, CHUNKS, EVENT, EVENTS, OWN, WORKER_EVENT
 
@@ -65,8 +65,8 @@ def wanted(settings: Settings) -> tuple[api.StreamConfig, ...]:
 class Streams:
     """Keeps them there: a broker that lost its disk gets them again."""
 
-    def __init__(self, bus: Bus, settings: Settings) -> None:
-        self._bus, self._wanted = bus, wanted(settings)
+    def __init__(self, bus: Bus, clock: Clock, settings: Settings) -> None:
+        self._bus, self._clock, self._wanted = bus, clock, wanted(settings)
         self._total = settings.log_max_bytes
         self._shares: Mapping[str, float] = {
             CHUNKS: settings.log_chunks_share,
@@ -99,10 +99,10 @@ class Streams:
 
     async def keep(self) -> None:
         """Look again now and then, and after every reconnect; never returns."""
-        seen, checked_at = int(self._bus.client.stats["reconnects"]), time.monotonic()
+        seen, checked_at = int(self._bus.client.stats["reconnects"]), self._clock.monotonic()
         while True:
             await asyncio.sleep(LOOK_S)
-            connects, now = int(self._bus.client.stats["reconnects"]), time.monotonic()
+            connects, now = int(self._bus.client.stats["reconnects"]), self._clock.monotonic()
             if connects == seen and self.ready and now < checked_at + CHECK_S:
                 continue
             resize = connects != seen

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-from redis.asyncio import Redis
 
 from turboserve.audience import Audience
 from turboserve.clock import Clock
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import Playhead
-from turboserve.state_store.hot.redis import Hot
+from turboserve.state_store.hot.guard import Hot
+from turboserve.state_store.ports.hot import HotStore
 
 FLUSH_S = 0.1
 TTL_S = 86_400
@@ -95,36 +93,28 @@ class Playheads:
         dirty, self._dirty = self._dirty, set()
         batch = {session: self._seen[session] for session in dirty if session in self._seen}
 
-        async def run(redis: Redis) -> bool:
-            async with redis.pipeline(transaction=False) as pipe:
-                for session, seen in batch.items():
-                    fields: dict[Any, Any] = {
-                        "playhead_s": seen.playhead_s,
-                        "at": seen.at,
-                    }
-                    if seen.watched_at:
-                        fields["watched_at"] = seen.watched_at
-                    pipe.hset(_key(session), mapping=fields)
-                    pipe.expire(_key(session), self._ttl_s)
-                await pipe.execute()
+        hashes: dict[str, dict[str, float]] = {}
+        for session, seen in batch.items():
+            fields = {"playhead_s": seen.playhead_s, "at": seen.at}
+            if seen.watched_at:
+                fields["watched_at"] = seen.watched_at
+            hashes[_key(session)] = fields
+
+        async def run(store: HotStore) -> bool:
+            await store.write(hashes, ttl_s=self._ttl_s)
             return True
 
         if await self._hot.attempt(run) is None:
             self._dirty |= batch.keys()
 
     async def _read(self, sessions: Sequence[str]) -> dict[str, Seen]:
-        async def run(redis: Redis) -> list[list[bytes | None]]:
-            async with redis.pipeline(transaction=False) as pipe:
-                for session in sessions:
-                    pipe.hmget(_key(session), ["playhead_s", "watched_at", "at"])
-                rows: list[list[bytes | None]] = await pipe.execute()
-                return rows
-
-        rows = await self._hot.attempt(run) if sessions else None
+        keys = [_key(session) for session in sessions]
+        fields = ("playhead_s", "watched_at", "at")
+        rows = await self._hot.attempt(lambda store: store.read(keys, fields)) if sessions else None
         found: dict[str, Seen] = {}
-        nothing: list[bytes | None] = [None, None, None]
+        nothing: list[float | None] = [None, None, None]
         for session, row in zip(sessions, rows or [nothing] * len(sessions), strict=True):
-            playhead, watched, at = (float(value) if value is not None else None for value in row)
+            playhead, watched, at = row
             mine = self._seen.get(session)
             if at is None and mine is None:
                 continue
@@ -167,12 +157,10 @@ class Playheads:
         """Since when Redis has kept who watches, wall-clock seconds: it may have come back empty, or with
         what it held before nobody could watch. None: it is away."""
 
-        async def run(redis: Redis) -> float:
+        async def run(store: HotStore) -> float:
             # A restart that keeps the keys is a gap all the same.
-            key = since_key((await redis.info("server"))["run_id"])
-            await redis.set(key, self._clock.wall(), nx=True)
-            await redis.expire(key, SINCE_TTL_S)
-            return float(await redis.get(key) or self._clock.wall())
+            key = since_key(await store.run_id())
+            return await store.first(key, self._clock.wall(), ttl_s=SINCE_TTL_S)
 
         return await self._hot.attempt(run)
 
@@ -181,10 +169,7 @@ class Playheads:
         self._audiences.pop(session, None)
         self._dirty.discard(session)
 
-        async def run(redis: Redis) -> None:
-            await redis.delete(_key(session))
-
-        await self._hot.attempt(run)
+        await self._hot.attempt(lambda store: store.delete(_key(session)))
 
 
 def since_key(run: str) -> str:

@@ -1,36 +1,41 @@
-"""Redis behind a guard: short deadlines, and left alone for a while after it failed."""
+"""The hot store on Redis."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from turboserve import logs
+from turboserve.state_store.ports.hot import HotRefusedError, HotUnavailableError
 from turboserve.state_store.settings import Settings
 
 DEADLINE_S = 0.25
-"""For one command; an attempt, which may be several, takes at most twice that."""
-REST_S = 1.0
+"""For one command."""
 CONNECTIONS = 16
 PROBE_KEY = "write-probe"
-PROBE_S = 1.0
 PROBE_TTL_S = 60
 
-T = TypeVar("T")
-log = logs.get("redis")
+KEEP = """
+local epoch = redis.call('HGET', KEYS[1], 'epoch:' .. ARGV[1])
+if epoch and tonumber(epoch) > tonumber(ARGV[2]) then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3], 'epoch:' .. ARGV[1], ARGV[2])
+for old = math.max(1, ARGV[1] - 2 * ARGV[4]), ARGV[1] - ARGV[4] do
+  redis.call('HDEL', KEYS[1], old, 'epoch:' .. old)
+end
+redis.call('EXPIRE', KEYS[1], ARGV[5])
+return 1
+"""
 
 
-class Hot:
-    """The connection. Callers get None when Redis is down, and go on without."""
+class RedisStore:
+    """`ports.hot.HotStore` on a pool of connections."""
 
     def __init__(self, settings: Settings) -> None:
         pool = BlockingConnectionPool.from_url(
@@ -43,62 +48,63 @@ class Hot:
             retry=Retry(NoBackoff(), 1),
         )
         self._redis: Redis = Redis.from_pool(pool)
-        self._rest_until = 0.0
-        self._quiet_until = 0.0
-        self._trouble: str | None = None
-        self._refuses = False
 
-    async def attempt(self, work: Callable[[Redis], Awaitable[T]]) -> T | None:
-        """What `work` returns, or None if Redis does not answer (now, or a moment ago) or refuses."""
-        if time.monotonic() < self._rest_until:
-            return None
-        try:
-            async with asyncio.timeout(2 * DEADLINE_S):
-                result = await work(self._redis)
-        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
-            if self._rest_until == 0.0:
-                log.warning("Redis does not answer; going on without", error=repr(error))
-            self._rest_until = time.monotonic() + REST_S
-            return None
-        except RedisError as error:
-            # Out of memory, or of disk (MISCONF): it may take it later, and what is only read is still there.
-            if time.monotonic() >= self._quiet_until:
-                self._quiet_until = time.monotonic() + REST_S
-                log.warning("Redis refuses", error=str(error))
-            return None
-        if self._rest_until:
-            log.info("Redis answers again")
-            self._rest_until = 0.0
-        return result
+    async def keep_latents(
+        self, key: str, index: int, epoch: int, value: bytes, *, kept: int, ttl_s: int
+    ) -> None:
+        arguments: list[str | bytes | int] = [index, epoch, value, kept, ttl_s]
+        with _typed_errors():
+            await self._redis.eval(KEEP, 1, key, *arguments)
 
-    @property
-    def resting(self) -> bool:
-        """Whether what it holds may be old: it does not answer, or it takes no writes."""
-        return self._rest_until > 0.0 or self._refuses
+    async def latents(self, key: str, index: int) -> bytes | None:
+        with _typed_errors():
+            value = await self._redis.hget(key, str(index))
+        return value.encode() if isinstance(value, str) else value
 
-    def warning(self) -> str | None:
-        """Why nothing can be written at the moment; None while it can."""
-        return self._trouble
+    async def write(self, hashes: Mapping[str, Mapping[str, float]], *, ttl_s: int) -> None:
+        with _typed_errors():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for key, fields in hashes.items():
+                    mapping: dict[Any, Any] = dict(fields)
+                    pipe.hset(key, mapping=mapping)
+                    pipe.expire(key, ttl_s)
+                await pipe.execute()
 
-    async def watch(self, every_s: float = PROBE_S) -> None:
-        """Write a probe now and then, for readiness; never returns."""
-        while True:
-            trouble: Exception | None = None
-            try:
-                async with asyncio.timeout(2 * DEADLINE_S):
-                    await self._redis.set(PROBE_KEY, 1, ex=PROBE_TTL_S)
-            except (RedisError, OSError) as error:
-                trouble = error
-            self._refuses = isinstance(trouble, ResponseError)
-            self._note(None if trouble is None else f"{type(trouble).__name__}: {trouble}"[:200])
-            await asyncio.sleep(every_s)
+    async def read(self, keys: Sequence[str], fields: Sequence[str]) -> list[list[float | None]]:
+        with _typed_errors():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for key in keys:
+                    pipe.hmget(key, list(fields))
+                rows: list[list[bytes | None]] = await pipe.execute()
+        return [[None if value is None else float(value) for value in row] for row in rows]
 
-    def _note(self, trouble: str | None) -> None:
-        if trouble is None and self._trouble is not None:
-            log.info("Redis takes writes again")
-        elif trouble is not None and self._trouble is None:
-            log.warning("Redis takes no writes; going on without", error=trouble)
-        self._trouble = trouble
+    async def first(self, key: str, value: float, *, ttl_s: int) -> float:
+        with _typed_errors():
+            await self._redis.set(key, value, nx=True)
+            await self._redis.expire(key, ttl_s)
+            return float(await self._redis.get(key) or value)
+
+    async def run_id(self) -> str:
+        with _typed_errors():
+            return str((await self._redis.info("server"))["run_id"])
+
+    async def delete(self, key: str) -> None:
+        with _typed_errors():
+            await self._redis.delete(key)
+
+    async def probe(self) -> None:
+        with _typed_errors():
+            await self._redis.set(PROBE_KEY, 1, ex=PROBE_TTL_S)
 
     async def close(self) -> None:
         await self._redis.aclose()
+
+
+@contextmanager
+def _typed_errors() -> Iterator[None]:
+    try:
+        yield
+    except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+        raise HotUnavailableError(repr(error)) from error
+    except RedisError as error:
+        raise HotRefusedError(str(error)) from error

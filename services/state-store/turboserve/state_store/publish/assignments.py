@@ -9,9 +9,8 @@ from turboserve.bus import Bus
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import Assignment, Incoming, MigrationKey
-from turboserve.state_store.database import Database
 from turboserve.state_store.hot.playheads import Playheads
-from turboserve.state_store.repository import sessions, workers
+from turboserve.state_store.ports.database import Database
 from turboserve.subjects import ASSIGN
 
 log = logs.get("assignments")
@@ -39,8 +38,8 @@ class Assignments:
         """What the two workers of a move need beside the row."""
         try:
             async with self._database.statement() as db:
-                source = await workers.get(db, str(record.worker))
-                keys = await sessions.migration_keys(db, str(record.worker), record.id)
+                source = await db.workers.get(str(record.worker))
+                keys = await db.sessions.migration_keys(str(record.worker), record.id)
         except TurboServeError as error:
             log.debug("source of a move not read", session=record.id, error=error.detail)
             return None, None

@@ -12,10 +12,9 @@ from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.errors import FencedError, TurboServeError
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store import metrics
-from turboserve.state_store.database import Database
+from turboserve.state_store.ports.database import Database
+from turboserve.state_store.ports.records import SessionRow
 from turboserve.state_store.publish.assignments import Assignments
-from turboserve.state_store.repository import fence, sessions
-from turboserve.state_store.repository.sessions import Row
 from turboserve.subjects import CHUNKS, OWN
 
 ATTEMPTS = 5
@@ -32,7 +31,7 @@ class Fence:
         self._database, self._bus, self._assignments = database, bus, assignments
 
     async def settle(
-        self, session: str, *named: str | None, known: Row | None = None
+        self, session: str, *named: str | None, known: SessionRow | None = None
     ) -> SessionRecord | None:
         """See to it that the session's current epoch is in the log; the row then, or None if there is none.
 
@@ -43,7 +42,7 @@ class Fence:
         for _ in range(ATTEMPTS):
             if row is None:
                 async with self._database.statement() as db:
-                    row = await sessions.get_row(db, session)
+                    row = await db.sessions.get_row(session)
             if row is None:
                 return None
             record = row.record
@@ -56,7 +55,7 @@ class Fence:
             # Told before it is stored: it stands in the log, and whoever comes after finds it there.
             await self._assignments.tell(record.model_copy(update={"own_revision": revision}), *named)
             async with self._database.statement() as db:
-                stored = await fence.store(db, session, record.epoch, revision)
+                stored = await db.fence.store(session, record.epoch, revision)
             if stored is not None:
                 return stored
         log.warning("owner changes faster than the fence follows", session=session)
@@ -87,13 +86,13 @@ class Fence:
         if entry is not None and written is not None and written.epoch == record.epoch:
             return entry.sequence
         async with self._database.statement() as db:
-            await fence.store_seen(db, record.id, record.epoch, entry.sequence if entry else 0)
+            await db.fence.store_seen(record.id, record.epoch, entry.sequence if entry else 0)
         return None
 
     async def sweep(self) -> int:
         """Settle what was left undone; how many there were."""
         async with self._database.statement() as db:
-            missing = await fence.missing(db, BATCH)
+            missing = await db.fence.missing(BATCH)
         for session in missing:
             try:
                 await self.settle(session)
@@ -108,7 +107,7 @@ class Fence:
         A broker that comes back without the tail of its log would refuse every owner for ever.
         """
         async with self._database.statement() as db:
-            settled = list(await fence.settled(db))
+            settled = list(await db.fence.settled())
         gate = asyncio.Semaphore(ABREAST)
 
         async def check(session: str, epoch: int, revision: int) -> bool:
@@ -120,7 +119,7 @@ class Fence:
                 written = Ownership.from_bytes(entry.data).epoch if entry else 0
                 async with self._database.statement() as db:
                     # Only what is older than the row is a loss; a newer one belongs to a commit on its way.
-                    if written > epoch or not await fence.reopen(db, session, epoch, revision, actual):
+                    if written > epoch or not await db.fence.reopen(session, epoch, revision, actual):
                         return False
                 log.warning("the log had lost an owner", session=session, epoch=epoch, found=actual)
                 await self.settle(session)

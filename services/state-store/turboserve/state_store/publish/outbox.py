@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -12,15 +11,16 @@ from turboserve.bus import Bus, append, last_entry
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TurboServeError
 from turboserve.state_store import metrics
-from turboserve.state_store.database import Database
-from turboserve.state_store.repository import outbox
-from turboserve.state_store.repository.outbox import Pending
+from turboserve.state_store.ports.database import Database
+from turboserve.state_store.ports.records import PendingEvent
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import EVENTS
 
+LOCK = 0x7475_7262_0002
+"""Number of the advisory lock that lets one instance at a time publish: their order is the log's order."""
 BATCH = 64
 TURN_S = 1.0
-"""A turn is over after this long, so that the transaction around it stays short."""
+"""No event is appended later in a turn than this, so that the lock outlasts the turn."""
 
 log = logs.get("outbox")
 
@@ -30,6 +30,7 @@ class Outbox:
 
     def __init__(self, database: Database, bus: Bus, clock: Clock, settings: Settings) -> None:
         self._database, self._bus, self._clock, self._settings = database, bus, clock, settings
+        self._turn_s = min(TURN_S, settings.transaction_deadline_s)
         self._awake = asyncio.Event()
 
     def wake(self) -> None:
@@ -54,19 +55,20 @@ class Outbox:
     async def drain(self) -> bool:
         """One turn; whether there may be more. Raises UnavailableError if either server is away.
 
-        Published and removed in one transaction that holds the turn's lock: a crash in between publishes
-        again under the same message id, which the broker (after its window, a look at the log) recognises.
+        Read, published and removed under the lock, without a transaction: a slow broker holds no row. A crash
+        before the removal publishes again under the same message id, which the broker (after its window, a
+        look at the log) recognizes. So does a process that was stopped in an append, and whose lock another
+        instance has by now: it appends no second event in this turn.
         """
-        started = time.monotonic()
+        started = self._clock.monotonic()
         trouble: TurboServeError | None = None
-        async with self._database.transaction() as db:
-            await outbox.lock(db)
-            pending = await outbox.oldest(db, BATCH)
+        async with self._database.exclusive(LOCK) as db:
+            pending = await db.outbox.oldest(BATCH)
             done: list[int] = await self._published_before(pending)
             for event in pending:
                 if event.number in done:
                     continue
-                if time.monotonic() - started > TURN_S:
+                if self._clock.monotonic() - started > self._turn_s:
                     break
                 try:
                     await append(
@@ -82,7 +84,7 @@ class Outbox:
                 done.append(event.number)
                 metrics.outbox_delay.record(max(0.0, self._clock.wall() - event.created_at))
             if done:
-                await outbox.remove(db, done)
+                await db.outbox.remove(done)
         if trouble is not None:
             raise trouble
         return len(pending) == BATCH or len(done) < len(pending)
@@ -92,12 +94,12 @@ class Outbox:
         while True:
             with suppress(TurboServeError):
                 async with self._database.statement() as db:
-                    count, since = await outbox.backlog(db)
+                    count, since = await db.outbox.backlog()
                 metrics.outbox_backlog.set(count)
                 metrics.outbox_lag.set(0.0 if since is None else max(0.0, self._clock.wall() - since))
             await asyncio.sleep(every_s)
 
-    async def _published_before(self, pending: Sequence[Pending]) -> list[int]:
+    async def _published_before(self, pending: Sequence[PendingEvent]) -> list[int]:
         """Numbers of events that an earlier life published too long ago for the broker to recognise.
 
         Each subject is published in order, so everything up to the one that stands last in the log is there.

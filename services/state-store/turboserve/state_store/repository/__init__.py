@@ -1,1 +1,1 @@
-"""SQL, and nothing else: each function runs in the caller's transaction."""
+"""The repositories in SQL. Their protocols in `ports` say what each method does."""

@@ -10,14 +10,18 @@ from turboserve.state_store.core.aging import Aging
 from turboserve.state_store.tables import clocks
 
 
-async def get(db: AsyncConnection, name: str) -> Aging | None:
-    """Locks the row, if there is one."""
-    query = select(clocks.c.aged_to, clocks.c.wall).where(clocks.c.name == name).with_for_update()
-    row = (await db.execute(query)).first()
-    return None if row is None else Aging(row.aged_to, row.wall)
+class SqlClocks:
+    """`ClockRepository` in one transaction."""
 
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._db = connection
 
-async def put(db: AsyncConnection, name: str, aging: Aging) -> None:
-    values = {"aged_to": aging.aged_to, "wall": aging.wall}
-    query = pg_insert(clocks).values(name=name, **values)
-    await db.execute(query.on_conflict_do_update(index_elements=[clocks.c.name], set_=values))
+    async def get(self, name: str) -> Aging | None:
+        query = select(clocks.c.aged_to, clocks.c.wall).where(clocks.c.name == name).with_for_update()
+        row = (await self._db.execute(query)).first()
+        return None if row is None else Aging(row.aged_to, row.wall)
+
+    async def put(self, name: str, aging: Aging) -> None:
+        values = {"aged_to": aging.aged_to, "wall": aging.wall}
+        query = pg_insert(clocks).values(name=name, **values)
+        await self._db.execute(query.on_conflict_do_update(index_elements=[clocks.c.name], set_=values))

@@ -3,68 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import delete, func, insert, select, text
+from sqlalchemy import delete, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from turboserve.contracts.events import Event, WorkerJoined, WorkerLeft
+from turboserve.contracts.events import Event
+from turboserve.state_store.ports.records import PendingEvent, outbox_values
 from turboserve.state_store.tables import outbox
-from turboserve.subjects import EVENT, WORKER_EVENT
-
-LOCK = 0x7475_7262_0002
-"""Number of the advisory lock that lets one instance at a time publish: their order is the log's order."""
 
 
-@dataclass(frozen=True)
-class Pending:
-    number: int
-    event_id: str
-    subject: str
-    body: str
-    created_at: float
+class SqlOutbox:
+    """`OutboxRepository` in one transaction."""
 
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._db = connection
 
-async def add(db: AsyncConnection, events: Iterable[Event]) -> None:
-    """Write the events of a change with the change itself."""
-    for event in events:
-        await db.execute(insert(outbox).values(values_of(event)))
+    async def add(self, events: Iterable[Event]) -> None:
+        values = [outbox_values(event) for event in events]
+        if values:
+            await self._db.execute(insert(outbox).values(values))
 
+    async def oldest(self, limit: int) -> Sequence[PendingEvent]:
+        query = select(outbox).order_by(outbox.c.number).limit(limit)
+        return [PendingEvent(**row) for row in (await self._db.execute(query)).mappings()]
 
-def values_of(event: Event) -> dict[str, Any]:
-    """The columns of its row."""
-    if isinstance(event, WorkerJoined | WorkerLeft):
-        subject = WORKER_EVENT.of(event.worker.id)
-    else:
-        subject = EVENT.of(event.record.id)
-    return {
-        "event_id": event.id,
-        "subject": subject,
-        "body": event.to_bytes().decode(),
-        "created_at": event.at,
-    }
+    async def remove(self, numbers: Iterable[int]) -> None:
+        # Set by the statement itself, so that the removal commits without a transaction around it.
+        loose = func.set_config("synchronous_commit", "off", True) == "off"
+        await self._db.execute(delete(outbox).where(outbox.c.number.in_(list(numbers)), loose))
 
-
-async def lock(db: AsyncConnection) -> None:
-    """Wait for the turn to publish; held until the transaction ends, which does not wait for the disk.
-
-    A removal that a crash of Postgres takes back is a repetition, and repetitions are recognised.
-    """
-    query = "select set_config('synchronous_commit', 'off', true), pg_advisory_xact_lock(:key)"
-    await db.execute(text(query), {"key": LOCK})
-
-
-async def oldest(db: AsyncConnection, limit: int) -> Sequence[Pending]:
-    query = select(outbox).order_by(outbox.c.number).limit(limit)
-    return [Pending(**row) for row in (await db.execute(query)).mappings()]
-
-
-async def remove(db: AsyncConnection, numbers: Iterable[int]) -> None:
-    await db.execute(delete(outbox).where(outbox.c.number.in_(list(numbers))))
-
-
-async def backlog(db: AsyncConnection) -> tuple[int, float | None]:
-    """How many wait, and since when the oldest does (wall-clock seconds)."""
-    count, since = (await db.execute(select(func.count(), func.min(outbox.c.created_at)))).one()
-    return int(count), since
+    async def backlog(self) -> tuple[int, float | None]:
+        count, since = (await self._db.execute(select(func.count(), func.min(outbox.c.created_at)))).one()
+        return int(count), since

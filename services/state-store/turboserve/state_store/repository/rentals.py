@@ -40,144 +40,137 @@ _CORRECTED = (
 )
 
 
-async def lock(db: AsyncConnection) -> None:
-    await db.execute(select(func.pg_advisory_xact_lock(LOCK)))
-
-
-async def of_pool(db: AsyncConnection, pool: str, named: Collection[str]) -> dict[str, Row]:
-    """The pool's open rentals, and those of the workers `named`."""
-    mine = and_(rentals.c.pool == pool, _OPEN)
-    query = select(rentals).where(or_(mine, rentals.c.worker.in_(named)))
-    return {row["worker"]: _row(row) for row in (await db.execute(query)).mappings()}
-
-
-async def beside_workers(db: AsyncConnection) -> list[tuple[Row | None, WorkerRecord]]:
-    """Each worker that is there, or whose rental is open, with its rental."""
-    query = (
-        select(workers, *(rentals.c[name].label(f"rental_{name}") for name in _COLUMNS))
-        .join(rentals, rentals.c.worker == workers.c.id, isouter=True)
-        .where(
-            or_(
-                and_(rentals.c.worker.is_(None), workers.c.phase != WorkerPhase.GONE.value),
-                and_(rentals.c.worker.is_not(None), rentals.c.ended_at.is_(None)),
-            )
-        )
-    )
-    found = []
-    for row in (await db.execute(query)).mappings():
-        values = {name: row[f"rental_{name}"] for name in _COLUMNS}
-        rental = None if values["worker"] is None else Row(**values)
-        found.append((rental, worker_rows.record_of(row)))
-    return found
-
-
-async def put(db: AsyncConnection, rows: Iterable[Row]) -> None:
-    """Write the rows as they are, but never how far shares have been given."""
-    values = [asdict(row) for row in rows]
-    if not values:
-        return
-    query = pg_insert(rentals).values(values)
-    kept = {"worker", "accrued_s"}
-    news = {name: query.excluded[name] for name in _COLUMNS if name not in kept}
-    await db.execute(query.on_conflict_do_update(index_elements=[rentals.c.worker], set_=news))
-
-
-async def accrue(db: AsyncConnection) -> None:
-    """Give the sessions that hold a slot now their shares of what has been paid since the last time."""
-    due = (
-        select(rentals.c.worker, (rentals.c.paid_s - rentals.c.accrued_s).label("seconds"))
-        .where(rentals.c.accrued_s < rentals.c.paid_s)
-        .with_for_update()
-        .cte("due")
-    )
-    share = due.c.seconds * rentals.c.gpus / func.count().over(partition_by=rentals.c.worker)
-    holders = (
-        select(sessions.c.id, share.label("gpu_seconds"), (share * rentals.c.price_hour / 3_600.0))
-        .select_from(
-            due.join(rentals, rentals.c.worker == due.c.worker).join(
-                sessions, sessions.c.worker == due.c.worker
-            )
-        )
-        .where(sessions.c.ended_at.is_(None), sessions.c.phase.in_([p.value for p in Phase if p.holds_slot]))
-    )
-    given = pg_insert(session_costs).from_select(["session", "gpu_seconds", "money"], holders)
-    given = given.on_conflict_do_update(
-        index_elements=[session_costs.c.session],
-        set_={
-            "gpu_seconds": session_costs.c.gpu_seconds + given.excluded.gpu_seconds,
-            "money": session_costs.c.money + given.excluded.money,
-        },
-    )
-    moved = (
-        update(rentals)
-        .where(rentals.c.worker == due.c.worker)
-        .values(accrued_s=rentals.c.accrued_s + due.c.seconds)
-    )
-    await db.execute(moved.add_cte(given.cte("given")))
-
-
-async def by_kind(db: AsyncConnection) -> list[dict[str, Any]]:
-    """Sums over all rentals, by kind."""
-    query = (
-        select(
-            rentals.c.kind,
-            func.count().label("workers"),
-            func.count().filter(_OPEN).label("running"),
-            func.sum(_GPU_SECONDS).label("gpu_seconds"),
-            func.sum(_STARTING).label("starting_gpu_seconds"),
-            func.sum(_ESTIMATED).label("estimated_gpu_seconds"),
-            func.sum(_MONEY).label("money"),
-            func.min(rentals.c.started_at).label("since"),
-        )
-        .group_by(rentals.c.kind)
-        .order_by(rentals.c.kind)
-    )
-    return [dict(row) for row in (await db.execute(query)).mappings()]
-
-
-async def by_pool(db: AsyncConnection) -> list[PoolCost]:
-    query = (
-        select(rentals.c.pool, func.sum(_GPU_SECONDS).label("gpu_seconds"), func.sum(_MONEY).label("money"))
-        .group_by(rentals.c.pool)
-        .order_by(rentals.c.pool.asc().nulls_last())
-    )
-    return [PoolCost.model_validate(dict(row)) for row in (await db.execute(query)).mappings()]
-
-
-async def used(db: AsyncConnection) -> Cost:
-    """The sum of all sessions' shares, those of deleted ones included."""
-    query = select(
-        func.coalesce(func.sum(session_costs.c.gpu_seconds), 0.0).label("gpu_seconds"),
-        func.coalesce(func.sum(session_costs.c.money), 0.0).label("money"),
-    )
-    return Cost.model_validate(dict((await db.execute(query)).mappings().one()))
-
-
-async def of_sessions(
-    db: AsyncConnection, tenant: str | None, session: str | None, limit: int
-) -> list[SessionCost]:
-    """Shares of a tenant's sessions, newest first; of one that has had no share yet: 0."""
-    query = (
-        select(
-            sessions.c.id.label("session"),
-            sessions.c.model,
-            sessions.c.phase,
-            func.coalesce(session_costs.c.gpu_seconds, 0.0).label("gpu_seconds"),
-            func.coalesce(session_costs.c.money, 0.0).label("money"),
-            func.coalesce(_CORRECTED.c.gpu_seconds, 0.0).label("corrected_gpu_seconds"),
-            func.coalesce(_CORRECTED.c.money, 0.0).label("corrected_money"),
-        )
-        .join(session_costs, session_costs.c.session == sessions.c.id, isouter=True)
-        .join(_CORRECTED, _CORRECTED.c.session == sessions.c.id, isouter=True)
-        .order_by(sessions.c.number.desc())
-        .limit(limit)
-    )
-    if tenant is not None:
-        query = query.where(sessions.c.tenant == tenant)
-    if session is not None:
-        query = query.where(sessions.c.id == session)
-    return [SessionCost.model_validate(dict(row)) for row in (await db.execute(query)).mappings()]
-
-
 def _row(row: RowMapping) -> Row:
     return Row(**{name: row[name] for name in _COLUMNS})
+
+
+class SqlRentals:
+    """`RentalRepository` in one transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._db = connection
+
+    async def lock(self) -> None:
+        await self._db.execute(select(func.pg_advisory_xact_lock(LOCK)))
+
+    async def of_pool(self, pool: str, named: Collection[str]) -> dict[str, Row]:
+        mine = and_(rentals.c.pool == pool, _OPEN)
+        query = select(rentals).where(or_(mine, rentals.c.worker.in_(named)))
+        return {row["worker"]: _row(row) for row in (await self._db.execute(query)).mappings()}
+
+    async def beside_workers(self) -> list[tuple[Row | None, WorkerRecord]]:
+        query = (
+            select(workers, *(rentals.c[name].label(f"rental_{name}") for name in _COLUMNS))
+            .join(rentals, rentals.c.worker == workers.c.id, isouter=True)
+            .where(
+                or_(
+                    and_(rentals.c.worker.is_(None), workers.c.phase != WorkerPhase.GONE.value),
+                    and_(rentals.c.worker.is_not(None), rentals.c.ended_at.is_(None)),
+                )
+            )
+        )
+        found = []
+        for row in (await self._db.execute(query)).mappings():
+            values = {name: row[f"rental_{name}"] for name in _COLUMNS}
+            rental = None if values["worker"] is None else Row(**values)
+            found.append((rental, worker_rows.record_of(row)))
+        return found
+
+    async def put(self, rows: Iterable[Row]) -> None:
+        values = [asdict(row) for row in rows]
+        if not values:
+            return
+        query = pg_insert(rentals).values(values)
+        kept = {"worker", "accrued_s"}
+        news = {name: query.excluded[name] for name in _COLUMNS if name not in kept}
+        await self._db.execute(query.on_conflict_do_update(index_elements=[rentals.c.worker], set_=news))
+
+    async def accrue(self) -> None:
+        due = (
+            select(rentals.c.worker, (rentals.c.paid_s - rentals.c.accrued_s).label("seconds"))
+            .where(rentals.c.accrued_s < rentals.c.paid_s)
+            .with_for_update()
+            .cte("due")
+        )
+        share = due.c.seconds * rentals.c.gpus / func.count().over(partition_by=rentals.c.worker)
+        holders = (
+            select(sessions.c.id, share.label("gpu_seconds"), (share * rentals.c.price_hour / 3_600.0))
+            .select_from(
+                due.join(rentals, rentals.c.worker == due.c.worker).join(
+                    sessions, sessions.c.worker == due.c.worker
+                )
+            )
+            .where(
+                sessions.c.ended_at.is_(None), sessions.c.phase.in_([p.value for p in Phase if p.holds_slot])
+            )
+        )
+        given = pg_insert(session_costs).from_select(["session", "gpu_seconds", "money"], holders)
+        given = given.on_conflict_do_update(
+            index_elements=[session_costs.c.session],
+            set_={
+                "gpu_seconds": session_costs.c.gpu_seconds + given.excluded.gpu_seconds,
+                "money": session_costs.c.money + given.excluded.money,
+            },
+        )
+        moved = (
+            update(rentals)
+            .where(rentals.c.worker == due.c.worker)
+            .values(accrued_s=rentals.c.accrued_s + due.c.seconds)
+        )
+        await self._db.execute(moved.add_cte(given.cte("given")))
+
+    async def by_kind(self) -> list[dict[str, Any]]:
+        query = (
+            select(
+                rentals.c.kind,
+                func.count().label("workers"),
+                func.count().filter(_OPEN).label("running"),
+                func.sum(_GPU_SECONDS).label("gpu_seconds"),
+                func.sum(_STARTING).label("starting_gpu_seconds"),
+                func.sum(_ESTIMATED).label("estimated_gpu_seconds"),
+                func.sum(_MONEY).label("money"),
+                func.min(rentals.c.started_at).label("since"),
+            )
+            .group_by(rentals.c.kind)
+            .order_by(rentals.c.kind)
+        )
+        return [dict(row) for row in (await self._db.execute(query)).mappings()]
+
+    async def by_pool(self) -> list[PoolCost]:
+        query = (
+            select(
+                rentals.c.pool, func.sum(_GPU_SECONDS).label("gpu_seconds"), func.sum(_MONEY).label("money")
+            )
+            .group_by(rentals.c.pool)
+            .order_by(rentals.c.pool.asc().nulls_last())
+        )
+        return [PoolCost.model_validate(dict(row)) for row in (await self._db.execute(query)).mappings()]
+
+    async def used(self) -> Cost:
+        query = select(
+            func.coalesce(func.sum(session_costs.c.gpu_seconds), 0.0).label("gpu_seconds"),
+            func.coalesce(func.sum(session_costs.c.money), 0.0).label("money"),
+        )
+        return Cost.model_validate(dict((await self._db.execute(query)).mappings().one()))
+
+    async def of_sessions(self, tenant: str | None, session: str | None, limit: int) -> list[SessionCost]:
+        query = (
+            select(
+                sessions.c.id.label("session"),
+                sessions.c.model,
+                sessions.c.phase,
+                func.coalesce(session_costs.c.gpu_seconds, 0.0).label("gpu_seconds"),
+                func.coalesce(session_costs.c.money, 0.0).label("money"),
+                func.coalesce(_CORRECTED.c.gpu_seconds, 0.0).label("corrected_gpu_seconds"),
+                func.coalesce(_CORRECTED.c.money, 0.0).label("corrected_money"),
+            )
+            .join(session_costs, session_costs.c.session == sessions.c.id, isouter=True)
+            .join(_CORRECTED, _CORRECTED.c.session == sessions.c.id, isouter=True)
+            .order_by(sessions.c.number.desc())
+            .limit(limit)
+        )
+        if tenant is not None:
+            query = query.where(sessions.c.tenant == tenant)
+        if session is not None:
+            query = query.where(sessions.c.id == session)
+        return [SessionCost.model_validate(dict(row)) for row in (await self._db.execute(query)).mappings()]

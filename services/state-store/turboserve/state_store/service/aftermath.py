@@ -8,10 +8,10 @@ from turboserve import logs
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.hot.playheads import Playheads
+from turboserve.state_store.ports.records import SessionRow
 from turboserve.state_store.publish.assignments import Assignments
 from turboserve.state_store.publish.fence import Fence
 from turboserve.state_store.publish.outbox import Outbox
-from turboserve.state_store.repository.sessions import Row
 
 PATIENCE_S = 1.0
 """A caller waits this long for the fence; the row is committed, and the rest goes on without the caller."""
@@ -44,9 +44,11 @@ class Aftermath:
     ) -> SessionRecord:
         """After a change of owner. The record to answer with, fenced if that was done in time."""
         self._outbox.wake()
-        return await self._fenced(record, Row(record, fence_revision), *named)
+        return await self._fenced(record, SessionRow(record, fence_revision), *named)
 
-    async def _fenced(self, record: SessionRecord, known: Row | None, *named: str | None) -> SessionRecord:
+    async def _fenced(
+        self, record: SessionRecord, known: SessionRow | None, *named: str | None
+    ) -> SessionRecord:
         task = asyncio.create_task(self._settle(record.id, known, *named))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -69,7 +71,9 @@ class Aftermath:
         [answer] = await self._playheads.onto([record])
         return answer
 
-    async def _settle(self, session: str, known: Row | None, *named: str | None) -> SessionRecord | None:
+    async def _settle(
+        self, session: str, known: SessionRow | None, *named: str | None
+    ) -> SessionRecord | None:
         try:
             return await self._fence.settle(session, *named, known=known)
         except TurboServeError as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from turboserve import logs
 from turboserve.contracts.leading import (
     Campaign,
@@ -15,8 +13,7 @@ from turboserve.contracts.leading import (
     StepDown,
 )
 from turboserve.state_store.core import leading as rules
-from turboserve.state_store.database import Database
-from turboserve.state_store.repository import leaders
+from turboserve.state_store.ports.database import Database, UnitOfWork
 
 SCHEDULER = "scheduler"
 
@@ -31,34 +28,34 @@ class Leaders:
 
     async def get(self, request: GetLeader) -> LeaderRecord:
         async with self._database.transaction() as db:
-            return await leaders.get(db, request.name)
+            return await db.leaders.get(request.name)
 
     async def campaign(self, request: Campaign) -> CampaignResult:
         async with self._database.transaction() as db:
-            before = await leaders.lock(db, request.name, new_term=True)
+            before = await db.leaders.lock(request.name, new_term=True)
             after = rules.campaign(before, request)
             if after is None:
                 return CampaignResult(record=before, granted=False)
-            await leaders.write(db, after)
+            await db.leaders.write(after)
         log.info("new leader", service=after.name, holder=after.holder, term=after.term)
         return CampaignResult(record=after, granted=True)
 
     async def keep(self, request: KeepLead) -> LeaderRecord:
         # Waits for the disk: a renewal that a crash takes back would end a lease that its holder counts on.
         async with self._database.transaction() as db:
-            after = rules.keep(await leaders.lock(db, request.name, new_term=False), request)
-            await leaders.write(db, after)
+            after = rules.keep(await db.leaders.lock(request.name, new_term=False), request)
+            await db.leaders.write(after)
         return after
 
     async def step_down(self, request: StepDown) -> LeaderRecord:
         async with self._database.transaction() as db:
-            after = rules.step_down(await leaders.lock(db, request.name, new_term=True), request)
-            await leaders.write(db, after)
+            after = rules.step_down(await db.leaders.lock(request.name, new_term=True), request)
+            await db.leaders.write(after)
         log.info("leader stepped down", service=after.name, holder=request.holder, term=after.term)
         return after
 
 
-async def fenced(db: AsyncConnection, request: Led) -> None:
+async def fenced(db: UnitOfWork, request: Led) -> None:
     """Hold the scheduler's term until this transaction ends. Raises StaleTermError if it is not the sender's.
 
     To be called first, before any other row is locked: all that take a share take it first.
@@ -66,6 +63,6 @@ async def fenced(db: AsyncConnection, request: Led) -> None:
     await in_term(db, request.term)
 
 
-async def in_term(db: AsyncConnection, term: int) -> None:
+async def in_term(db: UnitOfWork, term: int) -> None:
     """As `fenced`, for a term by itself."""
-    rules.check(await leaders.share(db, SCHEDULER), term)
+    rules.check(await db.leaders.share(SCHEDULER), term)

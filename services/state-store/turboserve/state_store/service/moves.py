@@ -11,8 +11,7 @@ from turboserve.contracts.workers import WorkerPhase
 from turboserve.state_store import metrics
 from turboserve.state_store.core import moves as rules
 from turboserve.state_store.core.workers import Slots, gone
-from turboserve.state_store.database import Database
-from turboserve.state_store.repository import admission, changes, controls, workers
+from turboserve.state_store.ports.database import Database
 from turboserve.state_store.service.aftermath import Aftermath
 from turboserve.state_store.service.leaders import fenced
 from turboserve.state_store.service.rows import locked
@@ -32,31 +31,31 @@ class Moves:
         async with self._database.transaction() as db:
             await fenced(db, request)
             # The target's row first: whoever places on it, or declares it gone, waits here.
-            target = await workers.get(db, request.target, lock=True)
+            target = await db.workers.get(request.target, lock=True)
             record = (await locked(db, SessionRef(session=request.session))).record
             if rules.began(record, request):
                 return await self._aftermath.fresh(record)
             if target is None:
                 raise gone(request.target)
-            used = await admission.slots_used(db, target.id, besides=record.id)
+            used = await db.admission.slots_used(target.id, besides=record.id)
             slots = Slots(target.model, target.phase, target.capacity, used, target.weights_digest)
             change = rules.begin(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
-            await changes.write(db, change, migration_key=secrets.token_hex(KEY_BYTES))
+            await db.changes.write(change, migration_key=secrets.token_hex(KEY_BYTES))
         metrics.moves.add(1, {"step": "begin"})
         return await self._aftermath.changed(change.record)
 
     async def commit(self, request: CommitMove) -> SessionRecord:
         async with self._database.transaction() as db:
             await fenced(db, request)
-            target = await workers.get(db, request.target, lock=True)
+            target = await db.workers.get(request.target, lock=True)
             row = await locked(db, SessionRef(session=request.session))
             record = row.record
-            if await controls.moved(db, record, request.move):
+            if await db.controls.moved(record, request.move):
                 return await self._aftermath.fresh(record)
             change = rules.commit(record, request, self._clock.wall())
             if target is None or target.phase is WorkerPhase.GONE:
                 raise gone(request.target)
-            await changes.write(db, change)
+            await db.changes.write(change)
         metrics.moves.add(1, {"step": "commit"})
         return await self._aftermath.owned_anew(change.record, row.fence_revision, record.worker)
 
@@ -69,7 +68,7 @@ class Moves:
             change = rules.abandon(record, request.move, request.reason, now, release=request.release)
             if change is None:
                 return await self._aftermath.fresh(record)
-            await changes.write(db, change)
+            await db.changes.write(change)
         metrics.moves.add(1, {"step": "abandon"})
         if change.record.epoch != record.epoch:
             named = (record.worker, record.target)

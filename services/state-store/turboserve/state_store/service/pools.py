@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from turboserve import logs
 from turboserve.clock import Clock
 from turboserve.contracts.cost import CorrectCost, Correction, Cost, CostReport, GetCost, KindCost
@@ -19,8 +17,7 @@ from turboserve.contracts.errors import (
 from turboserve.contracts.pool import OrderPool, PoolOrders, PoolReport
 from turboserve.ids import new_id
 from turboserve.state_store.core import rentals as rules
-from turboserve.state_store.database import Database
-from turboserve.state_store.repository import corrections, pools, rentals
+from turboserve.state_store.ports.database import Database, UnitOfWork
 from turboserve.state_store.settings import Settings
 
 UNNAMED = "unnamed"
@@ -41,29 +38,29 @@ class Pools:
         now = self._now()
         async with self._database.transaction(durable=False) as db:
             if report.rentals is not None:
-                await rentals.lock(db)
-            orders = await pools.reported(db, report, now.wall)
+                await db.rentals.lock()
+            orders = await db.pools.reported(report, now.wall)
             if report.rentals is not None:
                 await self._rentals(db, report, now)
             return orders
 
-    async def _rentals(self, db: AsyncConnection, report: PoolReport, now: rules.Moment) -> None:
+    async def _rentals(self, db: UnitOfWork, report: PoolReport, now: rules.Moment) -> None:
         """Under the lock."""
         process = report.process or UNNAMED
-        taken = rules.take_over(*await pools.processes(db, report.pool), process)
+        taken = rules.take_over(*await db.pools.processes(report.pool), process)
         if taken is None:
             log.warning("a report of a replaced autoscaler is not counted", pool=report.pool, process=process)
             return
-        await pools.replaced(db, report.pool, *taken)
+        await db.pools.replaced(report.pool, *taken)
         said = {rental.worker: rental for rental in report.rentals or ()}
-        known = await rentals.of_pool(db, report.pool, said)
+        known = await db.rentals.of_pool(report.pool, said)
         prices = self._settings.prices
         after = [
             rules.reported(known.get(worker), report.pool, process, rental, prices, now)
             for worker, rental in said.items()
         ]
         after += [rules.unmentioned(row) for worker, row in known.items() if worker not in said]
-        await rentals.put(db, after)
+        await db.rentals.put(after)
         # What was paid before anyone knew of the worker must not fall to who comes a moment later.
         await self._account(db, None)
 
@@ -73,7 +70,7 @@ class Pools:
     async def order(self, order: OrderPool) -> PoolOrders:
         """Change what is ordered, if anything; answered when it is on disk. Raises NotFoundError."""
         async with self._database.transaction() as db:
-            before = await pools.get(db, order.pool, lock=True)
+            before = await db.pools.get(order.pool, lock=True)
             if before is None:
                 raise NotFoundError(f"there is no pool {order.pool}", field="pool")
             if not order.change:
@@ -81,19 +78,19 @@ class Pools:
             after = before.model_copy(
                 update={name: getattr(order, name) for name in order.change} | {"version": before.version + 1}
             )
-            await pools.write(db, after, order.change)
+            await db.pools.write(after, order.change)
         return after
 
     async def cost(self, request: GetCost) -> CostReport:
         """Sums as of now. Raises SessionNotFoundError."""
         async with self._database.transaction() as db:
-            kinds = await rentals.by_kind(db)
-            by_pool = await rentals.by_pool(db)
-            used = await rentals.used(db)
-            sessions = await rentals.of_sessions(db, request.tenant, request.session, request.limit)
-            corrected = await corrections.total(db)
-            listed = await corrections.newest(
-                db, None if request.every_correction else request.tenant, request.limit
+            kinds = await db.rentals.by_kind()
+            by_pool = await db.rentals.by_pool()
+            used = await db.rentals.used()
+            sessions = await db.rentals.of_sessions(request.tenant, request.session, request.limit)
+            corrected = await db.corrections.total()
+            listed = await db.corrections.newest(
+                None if request.every_correction else request.tenant, request.limit
             )
         if request.session is not None and not sessions:
             raise SessionNotFoundError(f"there is no session {request.session}", field="session")
@@ -137,22 +134,22 @@ class Pools:
         wanted = Correction(at=self._clock.wall(), **request.model_dump())
         async with self._database.transaction() as db:
             # Two at once must not take the same time away together.
-            await rentals.lock(db)
-            share = await corrections.share(db, request.session) if request.session is not None else None
+            await db.rentals.lock()
+            share = await db.corrections.share(request.session) if request.session is not None else None
             if request.session is not None and share is None:
                 raise SessionNotFoundError(f"there is no session {request.session}", field="session")
-            made = await corrections.add(db, wanted)
+            made = await db.corrections.add(wanted)
             if made.model_copy(update={"at": wanted.at}) != wanted:
                 raise ConflictError(f"the correction id {request.id} is taken", field="id")
-            kinds = await rentals.by_kind(db)
+            kinds = await db.rentals.by_kind()
             everything = Cost(
                 gpu_seconds=sum(kind["gpu_seconds"] for kind in kinds),
                 money=sum(kind["money"] for kind in kinds),
             )
-            _check_left("the total", everything, await corrections.total(db), request)
+            _check_left("the total", everything, await db.corrections.total(), request)
             if share is not None:
                 _check_left(
-                    "the session's share", share, await corrections.total(db, request.session), request
+                    "the session's share", share, await db.corrections.total(request.session), request
                 )
         log.info("cost corrected", **made.model_dump(exclude={"at"}))
         return made
@@ -161,22 +158,22 @@ class Pools:
         """Look at the workers once, and give sessions their shares of what has been paid since."""
         now = self._now()
         async with self._database.transaction(durable=False) as db:
-            await rentals.lock(db)
+            await db.rentals.lock()
             await self._account(db, now)
 
-    async def _account(self, db: AsyncConnection, now: rules.Moment | None) -> None:
+    async def _account(self, db: UnitOfWork, now: rules.Moment | None) -> None:
         """Under the lock. Workers' own word comes first: no share is given at an unknown kind's price.
 
         None: those that no pool reports are left to the instance that measures them.
         """
         prices, after = self._settings.prices, []
-        for row, record in await rentals.beside_workers(db):
+        for row, record in await db.rentals.beside_workers():
             if row is not None and row.pool is not None:
                 after.append(rules.described(row, record, prices))
             elif now is not None and (seen := rules.followed(row, record, prices, now)) is not None:
                 after.append(seen)
-        await rentals.put(db, after)
-        await rentals.accrue(db)
+        await db.rentals.put(after)
+        await db.rentals.accrue()
 
     async def accrue_forever(self) -> None:
         """By one instance at a time: it measures workers that no pool reports by its own clock."""

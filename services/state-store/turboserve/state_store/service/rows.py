@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from turboserve.contracts.errors import SessionNotFoundError
 from turboserve.contracts.requests import SessionRef
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.state_store.repository import sessions
-from turboserve.state_store.repository.sessions import Row
+from turboserve.state_store.ports.database import UnitOfWork
+from turboserve.state_store.ports.records import SessionRow
 
 
-async def locked(db: AsyncConnection, ref: SessionRef) -> Row:
+async def locked(db: UnitOfWork, ref: SessionRef) -> SessionRow:
     """The row, which nobody else changes until the transaction ends. Raises SessionNotFoundError."""
-    row = await sessions.get_row(db, ref.session, lock=True)
+    row = await db.sessions.get_row(ref.session, lock=True)
     visible(None if row is None else row.record, ref)
     assert row is not None
     return row

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from turboserve.clock import Clock
 from turboserve.contracts.errors import (
     ConflictError,
@@ -32,11 +30,11 @@ from turboserve.contracts.sessions import PromptReceipt, SessionRecord
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.change import Change
 from turboserve.state_store.core.workers import Slots, gone
-from turboserve.state_store.database import Database
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.log_status import LogStatus
-from turboserve.state_store.repository import admission, changes, controls, sessions, workers
+from turboserve.state_store.ports.database import Database, UnitOfWork
+from turboserve.state_store.ports.records import Census
 from turboserve.state_store.service.aftermath import Aftermath
 from turboserve.state_store.service.leaders import fenced
 from turboserve.state_store.service.rows import locked, visible
@@ -71,13 +69,13 @@ class Sessions:
 
     async def get(self, ref: SessionRef) -> SessionRecord:
         async with self._database.transaction() as db:
-            record = visible(await sessions.get(db, ref.session), ref)
+            record = visible(await db.sessions.get(ref.session), ref)
         return await self._aftermath.fresh(record)
 
     async def list(self, request: ListSessions) -> SessionPage:
         before = _cursor(request.after)
         async with self._database.transaction() as db:
-            rows = await sessions.page(db, request, before)
+            rows = await db.sessions.page(request, before)
         kept: list[tuple[int, SessionRecord]] = []
         size = 0
         for number, record in rows[: request.limit]:
@@ -91,30 +89,30 @@ class Sessions:
 
     async def decisions(self, ref: SessionRef) -> DecisionPage:
         async with self._database.transaction() as db:
-            visible(await sessions.get(db, ref.session), ref)
-            return DecisionPage(decisions=tuple(await controls.decisions_of(db, ref.session, DECISIONS)))
+            visible(await db.sessions.get(ref.session), ref)
+            return DecisionPage(decisions=tuple(await db.controls.decisions_of(ref.session, DECISIONS)))
 
     # By users
 
     async def create(self, request: CreateSession) -> SessionRecord:
         change = rules.create(request, self._clock.wall())
         async with self._database.transaction() as db:
-            await admission.lock(db)
+            await db.admission.lock()
             census = await self._census(db, request.id, request.model)
             if census.taken:
-                existing = await sessions.get(db, request.id)
-                if existing is None or not await sessions.created_by(db, request):
+                existing = await db.sessions.get(request.id)
+                if existing is None or not await db.sessions.created_by(request):
                     raise ConflictError(f"the session id {request.id} is taken", field="id")
                 return existing
             self._log.require()
             self._admit(census)
-            await changes.create(db, change)
+            await db.changes.create(change)
         return await self._aftermath.changed(change.record)
 
     async def submit_prompt(self, request: SubmitPrompt) -> PromptReceipt:
         async with self._database.transaction() as db:
             record = (await locked(db, request)).record
-            first = await controls.prompt_of_event(db, request.event_id)
+            first = await db.controls.prompt_of_event(request.event_id)
             if first is not None:
                 if first.session != record.id:
                     raise ConflictError(f"the event id {request.event_id} is taken", field="event_id")
@@ -125,8 +123,8 @@ class Sessions:
                     )
                 return first
             change, receipt = rules.submit_prompt(record, request, self._clock.wall())
-            await changes.write(db, change)
-            await controls.insert_prompt(db, receipt)
+            await db.changes.write(change)
+            await db.controls.insert_prompt(receipt)
         await self._aftermath.changed(change.record)
         return receipt
 
@@ -135,14 +133,14 @@ class Sessions:
 
     async def resume(self, ref: SessionRef) -> SessionRecord:
         async with self._database.transaction() as db:
-            await admission.lock(db)
+            await db.admission.lock()
             record = (await locked(db, ref)).record
             change = rules.resume(record, self._clock.wall())
             if change is not None:
                 self._log.require()
                 census = await self._census(db, record.id, record.model)
                 census.room.admit(self._settings.admission_retry_s)
-                await changes.write(db, change)
+                await db.changes.write(change)
         if change is None:
             return await self._aftermath.fresh(record)
         return await self._aftermath.changed(change.record)
@@ -165,7 +163,7 @@ class Sessions:
             # Who watched before that, nobody knows.
             return 0
         async with self._database.transaction() as db:
-            rows = await sessions.asleep_since(db, now - limit_s, ABANDONED)
+            rows = await db.sessions.asleep_since(now - limit_s, ABANDONED)
         reason = f"nobody has watched it for {limit_s:g} s"
         ended = 0
         for row in await self._playheads.onto(rows, now):
@@ -203,26 +201,26 @@ class Sessions:
         async with self._database.transaction(durable=False) as db:
             await fenced(db, request)
             await locked(db, SessionRef(session=decision.session))
-            await controls.note(db, decision)
+            await db.controls.note(decision)
         return Done()
 
     async def place(self, request: PlaceSession) -> SessionRecord:
         async with self._database.transaction() as db:
             await fenced(db, request)
             # The worker's row first: whoever places on it, or declares it gone, waits here.
-            worker = await workers.get(db, request.worker, lock=True)
+            worker = await db.workers.get(request.worker, lock=True)
             row = await locked(db, SessionRef(session=request.session))
             record = row.record
-            if record.version != request.expected_version and await controls.decided(
-                db, record, request.expected_version + 1, request.worker
+            if record.version != request.expected_version and await db.controls.decided(
+                record, request.expected_version + 1, request.worker
             ):
                 return await self._aftermath.fresh(record)
             if worker is None:
                 raise gone(request.worker)
-            used = await admission.slots_used(db, worker.id, besides=record.id)
+            used = await db.admission.slots_used(worker.id, besides=record.id)
             slots = Slots(worker.model, worker.phase, worker.capacity, used, worker.weights_digest)
             change = rules.place(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
-            await changes.write(db, change)
+            await db.changes.write(change)
         return await self._aftermath.owned_anew(
             change.record, row.fence_revision, record.worker, record.target
         )
@@ -238,7 +236,7 @@ class Sessions:
             record = (await locked(db, ref)).record
             change = rule(record)
             if change is not None:
-                await changes.write(db, change)
+                await db.changes.write(change)
         if change is None:
             return await self._aftermath.fresh(record)
         return await self._aftermath.changed(change.record, record.target)
@@ -249,7 +247,7 @@ class Sessions:
             record = row.record
             change = rule(record)
             if change is not None:
-                await changes.write(db, change)
+                await db.changes.write(change)
         if change is None:
             return record
         await self._latents.forget(record.id)
@@ -258,17 +256,16 @@ class Sessions:
             change.record, row.fence_revision, record.worker, record.target
         )
 
-    async def _census(self, db: AsyncConnection, session: str, model: str) -> admission.Census:
+    async def _census(self, db: UnitOfWork, session: str, model: str) -> Census:
         now = self._clock.wall()
-        return await admission.census(
-            db,
+        return await db.admission.census(
             session,
             model,
             renewed_after=now - self._settings.worker_timeout_s,
             known_after=now - self._settings.model_memory_s,
         )
 
-    def _admit(self, census: admission.Census) -> None:
+    def _admit(self, census: Census) -> None:
         limit, retry_s = self._settings.max_sessions, self._settings.admission_retry_s
         census.room.admit(retry_s)
         if census.live >= limit:

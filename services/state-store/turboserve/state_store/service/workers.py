@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from turboserve.clock import Clock
 from turboserve.contracts.errors import NotFoundError
 from turboserve.contracts.requests import (
@@ -22,9 +20,8 @@ from turboserve.contracts.workers import LoadReport, Renewal, WorkerPhase, Worke
 from turboserve.state_store.core import moves
 from turboserve.state_store.core import workers as rules
 from turboserve.state_store.core.leases import Leases
-from turboserve.state_store.database import Database, make_durable
 from turboserve.state_store.hot.playheads import Playheads
-from turboserve.state_store.repository import changes, outbox, sessions, workers
+from turboserve.state_store.ports.database import Database, UnitOfWork
 from turboserve.state_store.service.aftermath import Aftermath
 from turboserve.state_store.service.leaders import in_term
 from turboserve.state_store.service.rows import locked
@@ -64,17 +61,17 @@ class Workers:
         self._held_leases().heard(load.worker, self._clock.monotonic())
         now = self._clock.wall()
         async with self._database.transaction(durable=False) as db:
-            before = await workers.get(db, load.worker, lock=True)
+            before = await db.workers.get(load.worker, lock=True)
             record = rules.renewed(before, load, now)
             if before is not None:
-                await workers.write(db, record)
-            elif await workers.insert(db, record):
-                await make_durable(db)
-                await outbox.add(db, [rules.joined_event(record, now)])
-            assigned = await sessions.assigned(db, load.worker, held)
-            coming = await sessions.moving_to(db, load.worker)
+                await db.workers.write(record)
+            elif await db.workers.insert(record):
+                await db.make_durable()
+                await db.outbox.add([rules.joined_event(record, now)])
+            assigned = await db.sessions.assigned(load.worker, held)
+            coming = await db.sessions.moving_to(load.worker)
             moves_here = bool(coming) or any(row.target is not None for row in assigned)
-            keys = await sessions.migration_keys(db, load.worker) if moves_here else ()
+            keys = await db.sessions.migration_keys(load.worker) if moves_here else ()
         if before is None:
             self._aftermath.events()
         settled = await self._aftermath.settled(assigned)
@@ -111,7 +108,7 @@ class Workers:
         async with self._database.transaction() as db:
             if request.term is not None:
                 await in_term(db, request.term)
-            record = await workers.get(db, request.worker, lock=True)
+            record = await db.workers.get(request.worker, lock=True)
             if goodbye is not None and rules.of_an_earlier_life(record, goodbye):
                 return Done()
             after = None if record is None else rules.left(record, request.reason)
@@ -119,8 +116,8 @@ class Workers:
                 leases = self._held_leases()
                 leases.check_silent(record, request.renewed_at, self._clock.monotonic())
             if after is not None:
-                await workers.write(db, after, gone_at=now)
-                await outbox.add(db, [rules.left_event(after, now)])
+                await db.workers.write(after, gone_at=now)
+                await db.outbox.add([rules.left_event(after, now)])
                 stayed = await self._abandon_moves_to(db, after, now)
         self._leases.forget(request.worker)
         self._aftermath.events()
@@ -133,31 +130,31 @@ class Workers:
         return self._leases
 
     async def _abandon_moves_to(
-        self, db: AsyncConnection, worker: WorkerRecord, now: float
+        self, db: UnitOfWork, worker: WorkerRecord, now: float
     ) -> list[SessionRecord]:
         """No new one can begin meanwhile: that takes the lock of the worker's row, which the caller holds."""
         stayed = []
-        for one in await sessions.moving_to(db, worker.id):
+        for one in await db.sessions.moving_to(worker.id):
             row = (await locked(db, SessionRef(session=one.record.id))).record
             change = moves.abandon(row, one.record.move or 0, f"{worker.id} is gone", now)
             if change is not None:
-                await changes.write(db, change)
+                await db.changes.write(change)
                 stayed.append(change.record)
         return stayed
 
     async def drain(self, request: DrainWorker) -> Done:
         async with self._database.transaction() as db:
-            record = await workers.get(db, request.worker, lock=True)
+            record = await db.workers.get(request.worker, lock=True)
             if record is None:
                 raise NotFoundError(f"there is no worker {request.worker}", field="worker")
             after = rules.draining(record)
             if after is not None:
-                await workers.write(db, after)
+                await db.workers.write(after)
         return Done()
 
     async def list(self, request: ListWorkers) -> WorkerPage:
         async with self._database.transaction() as db:
-            return WorkerPage(workers=tuple(await workers.page(db, include_gone=request.include_gone)))
+            return WorkerPage(workers=tuple(await db.workers.page(include_gone=request.include_gone)))
 
 
 def _without_notes(record: SessionRecord) -> SessionRecord:

@@ -1,0 +1,211 @@
+"""The hot store in memory: keys with a time to live, a file that is synced now and then, faults."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from turboserve.bench.runtime.process import current
+from turboserve.state_store.ports.hot import HotRefusedError, HotUnavailableError
+
+T = TypeVar("T")
+
+SYNC_S = 1.0
+"""Redis syncs its append-only file once a second: a crash of its machine takes back what came later."""
+PROBE_KEY = "write-probe"
+PROBE_TTL_S = 60
+
+
+@dataclass
+class RedisBehavior:
+    """Latencies of Redis. Fields may change during a run."""
+
+    random: random.Random = field(default_factory=lambda: random.Random(0))
+    command_s: float = 0.0
+    """Time of one round trip: the mean of an exponential distribution if `varied`."""
+    varied: bool = True
+
+    def delay_s(self) -> float:
+        """Of one round trip."""
+        if self.command_s <= 0.0 or not self.varied:
+            return self.command_s
+        return self.random.expovariate(1.0 / self.command_s)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """What a key has: hash fields, chunks with their epochs, or one number."""
+
+    fields: Mapping[str, float] = field(default_factory=dict)
+    chunks: Mapping[int, tuple[int, bytes]] = field(default_factory=dict)
+    number: float | None = None
+    expires_at: float = float("inf")
+
+
+class MemoryRedis:
+    """One server. It belongs to no process."""
+
+    def __init__(
+        self, behavior: RedisBehavior | None = None, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        self.behavior = behavior or RedisBehavior()
+        self.loop = loop or asyncio.get_running_loop()
+        self.values: dict[str, _Value] = {}
+        self.down = False
+        self.refuses_writes = False
+        """As with a full disk or memory: what is only read is still answered."""
+        self.run = 1
+        self._frozen_until = 0.0
+        self._unsynced: list[tuple[float, str, _Value | None]] = []
+        """When a key was written, and what it had before."""
+        self._context = Context()
+
+    # Faults
+
+    def crash(self, *, power_loss: bool = False) -> None:
+        """As `kill -9`, which loses nothing; `power_loss` takes back the last second."""
+        self.down = True
+        if power_loss:
+            horizon = self.loop.time() - SYNC_S
+            for at, key, before in reversed(self._unsynced):
+                if at >= horizon:
+                    self._set(key, before)
+        self._unsynced.clear()
+
+    def start(self, *, empty: bool = False) -> None:
+        """Accept connections again, as another run; `empty`: with nothing of before."""
+        self.down = False
+        self.run += 1
+        if empty:
+            self.values.clear()
+
+    def freeze(self, seconds: float) -> None:
+        """As SIGSTOP: nothing is answered until then."""
+        self._frozen_until = max(self._frozen_until, self.loop.time() + seconds)
+
+    # Commands
+
+    def send(self, command: Callable[[], T], future: asyncio.Future[T]) -> None:
+        """A client sends a command; `future` gets its answer."""
+        delay_s = self.behavior.delay_s()
+        if delay_s > 0.0:
+            self.loop.call_later(delay_s, self._arrive, command, future, context=self._context)
+        else:
+            self.loop.call_soon(self._arrive, command, future, context=self._context)
+
+    def _arrive(self, command: Callable[[], T], future: asyncio.Future[T]) -> None:
+        if not self.down and self._frozen_until > self.loop.time():
+            self.loop.call_at(self._frozen_until, self._arrive, command, future, context=self._context)
+            return
+        try:
+            if self.down:
+                raise HotUnavailableError("connection refused")
+            result = command()
+        except Exception as error:
+            if not future.done():
+                future.set_exception(error)
+        else:
+            if not future.done():
+                future.set_result(result)
+
+    def get(self, key: str) -> _Value | None:
+        """The value, unless its time is over."""
+        value = self.values.get(key)
+        return value if value is not None and value.expires_at > self.loop.time() else None
+
+    def put(self, key: str, value: _Value | None) -> None:
+        """Set or (None) delete. Raises HotRefusedError."""
+        if self.refuses_writes:
+            raise HotRefusedError("MISCONF writes are refused: the disk is full")
+        now = self.loop.time()
+        if len(self._unsynced) > 1_000:
+            self._unsynced = [entry for entry in self._unsynced if entry[0] >= now - SYNC_S]
+        self._unsynced.append((now, key, self.values.get(key)))
+        self._set(key, value)
+
+    def _set(self, key: str, value: _Value | None) -> None:
+        if value is None:
+            self.values.pop(key, None)
+        else:
+            self.values[key] = value
+
+
+class MemoryHotStore:
+    """`ports.hot.HotStore` of one process."""
+
+    def __init__(self, server: MemoryRedis) -> None:
+        self._server, self._process = server, current()
+
+    async def keep_latents(
+        self, key: str, index: int, epoch: int, value: bytes, *, kept: int, ttl_s: int
+    ) -> None:
+        def run() -> None:
+            before = self._server.get(key)
+            chunks = {} if before is None else dict(before.chunks)
+            if index in chunks and chunks[index][0] > epoch:
+                return
+            chunks[index] = (epoch, value)
+            for old in range(max(1, index - 2 * kept), index - kept + 1):
+                chunks.pop(old, None)
+            self._server.put(key, _Value(chunks=chunks, expires_at=self._expires_at(ttl_s)))
+
+        await self._execute(run)
+
+    async def latents(self, key: str, index: int) -> bytes | None:
+        def run() -> bytes | None:
+            value = self._server.get(key)
+            return None if value is None or index not in value.chunks else value.chunks[index][1]
+
+        return await self._execute(run)
+
+    async def write(self, hashes: Mapping[str, Mapping[str, float]], *, ttl_s: int) -> None:
+        def run() -> None:
+            for key, fields in hashes.items():
+                before = self._server.get(key)
+                merged = {**before.fields, **fields} if before is not None else dict(fields)
+                self._server.put(key, _Value(fields=merged, expires_at=self._expires_at(ttl_s)))
+
+        await self._execute(run)
+
+    async def read(self, keys: Sequence[str], fields: Sequence[str]) -> list[list[float | None]]:
+        def run() -> list[list[float | None]]:
+            values = [self._server.get(key) for key in keys]
+            return [[None if value is None else value.fields.get(f) for f in fields] for value in values]
+
+        return await self._execute(run)
+
+    async def first(self, key: str, value: float, *, ttl_s: int) -> float:
+        def run() -> float:
+            before = self._server.get(key)
+            number = value if before is None or before.number is None else before.number
+            self._server.put(key, _Value(number=number, expires_at=self._expires_at(ttl_s)))
+            return number
+
+        return await self._execute(run)
+
+    async def run_id(self) -> str:
+        return await self._execute(lambda: f"run{self._server.run}")
+
+    async def delete(self, key: str) -> None:
+        await self._execute(lambda: self._server.put(key, None))
+
+    async def probe(self) -> None:
+        value = _Value(number=1.0, expires_at=self._expires_at(PROBE_TTL_S))
+        await self._execute(lambda: self._server.put(PROBE_KEY, value))
+
+    async def close(self) -> None:
+        """It has no connections to give up."""
+
+    def _expires_at(self, ttl_s: int) -> float:
+        return self._server.loop.time() + ttl_s
+
+    async def _execute(self, command: Callable[[], T]) -> T:
+        if self._process is not None:
+            self._process.check_alive()
+        future: asyncio.Future[T] = self._server.loop.create_future()
+        self._server.send(command, future)
+        return await future

@@ -1,0 +1,69 @@
+"""Counting what there is room for."""
+
+from __future__ import annotations
+
+from turboserve.bench.runtime.rows.session import Session
+from turboserve.contracts.sessions import Activity, Phase, SessionRecord
+from turboserve.contracts.workers import WorkerPhase
+from turboserve.state_store.core.workers import Room
+from turboserve.state_store.ports.records import Census
+
+_LOCK = ("advisory", "admission")
+
+
+def _demands(record: SessionRecord) -> bool:
+    if record.phase is Phase.SUSPENDED:
+        return record.activity is Activity.WATCHING
+    return record.phase is Phase.REQUESTED or record.phase.holds_slot
+
+
+class MemoryAdmission:
+    """`AdmissionRepository` in one session of the server."""
+
+    def __init__(self, session: Session) -> None:
+        self._db = session
+
+    async def lock(self) -> None:
+        await self._db.execute(lambda: self._db.take(_LOCK))
+
+    async def census(self, session: str, model: str, *, renewed_after: float, known_after: float) -> Census:
+        db, tables = self._db, self._db.tables
+
+        def run() -> Census:
+            workers = [entry.record for _, entry in db.find(tables.workers, "model", model)]
+            takes = [
+                worker
+                for worker in workers
+                if worker.phase in (WorkerPhase.STARTING, WorkerPhase.READY)
+                and worker.renewed_at > renewed_after
+            ]
+            pools = [
+                pool for _, pool in db.find(tables.pools, "model", model) if pool.reported_at > renewed_after
+            ]
+            ready = sum(worker.phase is WorkerPhase.READY for worker in takes)
+            coming = max(sum(pool.maximum for pool in pools) - ready, 0)
+            largest = max(1, max((worker.capacity for worker in workers), default=1))
+            places = sum(worker.capacity for worker in takes) + coming * largest
+            known = any(worker.renewed_at > known_after for worker in workers)
+            known = known or any(pool.maximum > 0 for pool in pools)
+            demand = sum(_demands(entry.record) for _, entry in db.find(tables.sessions, "live", model))
+            if tables.sessions in db.writes:
+                live = sum(entry.ended_at is None for _, entry in db.all(tables.sessions))
+            else:
+                live = sum(len(keys) for keys in tables.sessions.values("live").values())
+            taken = db.get(tables.sessions, session) is not None
+            return Census(taken, live, Room(model, known, places, demand))
+
+        return await db.execute(run)
+
+    async def slots_used(self, worker: str, *, besides: str) -> int:
+        db, sessions = self._db, self._db.tables.sessions
+
+        def run() -> int:
+            found = dict(db.find(sessions, "worker", worker)) | dict(db.find(sessions, "target", worker))
+            return sum(
+                entry.ended_at is None and entry.record.phase.holds_slot and session != besides
+                for session, entry in found.items()
+            )
+
+        return await db.execute(run)

@@ -1,0 +1,195 @@
+"""Committed rows by key, with indexes. Rows are frozen and shared between readers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from turboserve.contracts.cost import Correction, Cost
+from turboserve.contracts.leading import LeaderRecord
+from turboserve.contracts.sessions import Decision, Phase, PromptReceipt, SessionRecord
+from turboserve.contracts.workers import WorkerRecord
+from turboserve.state_store.core.aging import Aging
+from turboserve.state_store.core.rentals import Row as RentalRow
+from turboserve.state_store.ports.records import PendingEvent
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+Index = Callable[[Any], Hashable | None]
+"""The value that a row is found by; None: the index does not have the row."""
+
+
+class Table(Generic[K, V]):
+    """Rows that are committed. `unique`: indexes of which no two rows may have one value."""
+
+    def __init__(
+        self, name: str, indexes: Mapping[str, Index] | None = None, unique: tuple[str, ...] = ()
+    ) -> None:
+        self.name, self.unique = name, unique
+        self.rows: dict[K, V] = {}
+        self.indexes = dict(indexes or {})
+        self._found: dict[str, dict[Hashable, dict[K, None]]] = {index: {} for index in self.indexes}
+
+    def keys(self, index: str, value: Hashable) -> Mapping[K, None]:
+        """Keys of the rows that have `value`."""
+        return self._found[index].get(value, {})
+
+    def values(self, index: str) -> Mapping[Hashable, Mapping[K, None]]:
+        """Keys of all rows that `index` has, by value."""
+        return self._found[index]
+
+    def set(self, key: K, row: V | None) -> V | None:
+        """Insert, replace or (None) delete; the row before."""
+        before = self.rows.get(key)
+        for index, value_of in self.indexes.items():
+            old = None if before is None else value_of(before)
+            new = None if row is None else value_of(row)
+            if old == new:
+                continue
+            found = self._found[index]
+            if old is not None:
+                found[old].pop(key)
+                if not found[old]:
+                    del found[old]
+            if new is not None:
+                found.setdefault(new, {})[key] = None
+        if row is None:
+            self.rows.pop(key, None)
+        else:
+            self.rows[key] = row
+        return before
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEntry:
+    """A row of `sessions`."""
+
+    record: SessionRecord
+    number: int
+    first_prompt: str
+    migration_key: str | None = None
+    fence_revision: int = 0
+    ended_at: float | None = None
+    purged_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEntry:
+    """A row of `workers`."""
+
+    record: WorkerRecord
+    gone_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ControlEntry:
+    """A row of `controls`."""
+
+    receipt: PromptReceipt
+    applied_at: float | None = None
+    chunk_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionEntry:
+    """A row of `decisions`."""
+
+    decision: Decision
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEntry:
+    """A row of `pools`."""
+
+    model: str
+    maximum: int
+    reported_at: float
+    orders: Mapping[str, Any] = field(default_factory=dict)
+    """Columns of the orders that are not at their default, as JSON."""
+    process: str | None = None
+    former: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionEntry:
+    """A row of `cost_corrections`."""
+
+    correction: Correction
+    number: int
+
+
+def _live(entry: SessionEntry) -> str | None:
+    return entry.record.model if entry.ended_at is None else None
+
+
+def _unfenced(entry: SessionEntry) -> bool | None:
+    record = entry.record
+    return True if record.own_revision is None and record.epoch > 0 and entry.purged_at is None else None
+
+
+def _suspended(entry: SessionEntry) -> bool | None:
+    return True if entry.record.phase is Phase.SUSPENDED and entry.ended_at is None else None
+
+
+def _ended(entry: SessionEntry) -> bool | None:
+    """Whether the chunks of an ended session were purged."""
+    return None if entry.ended_at is None else entry.purged_at is not None
+
+
+def _version(entry: DecisionEntry) -> tuple[str, int] | None:
+    return None if entry.version is None else (entry.decision.session, entry.version)
+
+
+class Tables:
+    """All tables, and the counters of their identity columns."""
+
+    def __init__(self) -> None:
+        self.sessions: Table[str, SessionEntry] = Table(
+            "sessions",
+            {
+                "worker": lambda entry: entry.record.worker if entry.ended_at is None else None,
+                "target": lambda entry: entry.record.target,
+                "live": _live,
+                "unfenced": _unfenced,
+                "suspended": _suspended,
+                "ended": _ended,
+            },
+        )
+        self.controls: Table[tuple[str, int], ControlEntry] = Table(
+            "controls",
+            {
+                "event_id": lambda entry: entry.receipt.event_id,
+                "session": lambda entry: entry.receipt.session,
+                "unapplied": lambda entry: entry.receipt.session if entry.applied_at is None else None,
+            },
+            ("event_id",),
+        )
+        self.decisions: Table[int, DecisionEntry] = Table(
+            "decisions",
+            {"session": lambda entry: entry.decision.session, "version": _version},
+            ("version",),
+        )
+        self.workers: Table[str, WorkerEntry] = Table("workers", {"model": lambda entry: entry.record.model})
+        self.outbox: Table[int, PendingEvent] = Table(
+            "outbox", {"event_id": lambda event: event.event_id}, ("event_id",)
+        )
+        self.cursors: Table[str, int] = Table("cursors")
+        self.leaders: Table[str, LeaderRecord] = Table("leaders")
+        self.pools: Table[str, PoolEntry] = Table("pools", {"model": lambda entry: entry.model})
+        self.rentals: Table[str, RentalRow] = Table("rentals")
+        self.session_costs: Table[str, Cost] = Table("session_costs")
+        self.corrections: Table[str, CorrectionEntry] = Table(
+            "cost_corrections", {"session": lambda entry: entry.correction.session}
+        )
+        self.clocks: Table[str, Aging] = Table("clocks")
+        self._numbers: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[Table[Any, Any]]:
+        return (value for value in vars(self).values() if isinstance(value, Table))
+
+    def number(self, table: Table[Any, Any]) -> int:
+        """The next of the table's identity column. A transaction that is rolled back leaves a gap."""
+        self._numbers[table.name] = self._numbers.get(table.name, 0) + 1
+        return self._numbers[table.name]

@@ -1,0 +1,80 @@
+"""All repositories over one session."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from turboserve.bench.runtime.rows.admission import MemoryAdmission
+from turboserve.bench.runtime.rows.changes import MemoryChanges, MemoryFence
+from turboserve.bench.runtime.rows.controls import MemoryControls
+from turboserve.bench.runtime.rows.cost import MemoryCorrections, MemoryRentals
+from turboserve.bench.runtime.rows.deployment import MemoryClocks, MemoryLeaders, MemoryOutbox, MemoryPools
+from turboserve.bench.runtime.rows.progress import MemoryProgress
+from turboserve.bench.runtime.rows.session import Session
+from turboserve.bench.runtime.rows.sessions import MemorySessions
+from turboserve.bench.runtime.rows.workers import MemoryWorkers
+
+
+class MemoryUnitOfWork:
+    """`UnitOfWork` in memory. A repository is made when it is first asked for."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    async def make_durable(self) -> None:
+        await self.session.execute(self._make_durable)
+
+    def _make_durable(self) -> None:
+        self.session.durable = True
+
+    @cached_property
+    def admission(self) -> MemoryAdmission:
+        return MemoryAdmission(self.session)
+
+    @cached_property
+    def changes(self) -> MemoryChanges:
+        return MemoryChanges(self.session)
+
+    @cached_property
+    def clocks(self) -> MemoryClocks:
+        return MemoryClocks(self.session)
+
+    @cached_property
+    def controls(self) -> MemoryControls:
+        return MemoryControls(self.session)
+
+    @cached_property
+    def corrections(self) -> MemoryCorrections:
+        return MemoryCorrections(self.session)
+
+    @cached_property
+    def fence(self) -> MemoryFence:
+        return MemoryFence(self.session)
+
+    @cached_property
+    def leaders(self) -> MemoryLeaders:
+        return MemoryLeaders(self.session)
+
+    @cached_property
+    def outbox(self) -> MemoryOutbox:
+        return MemoryOutbox(self.session)
+
+    @cached_property
+    def pools(self) -> MemoryPools:
+        return MemoryPools(self.session)
+
+    @cached_property
+    def progress(self) -> MemoryProgress:
+        return MemoryProgress(self.session)
+
+    @cached_property
+    def rentals(self) -> MemoryRentals:
+        return MemoryRentals(self.session)
+
+    @cached_property
+    def sessions(self) -> MemorySessions:
+        return MemorySessions(self.session)
+
+    @cached_property
+    def workers(self) -> MemoryWorkers:
+        return MemoryWorkers(self.session)

@@ -1,0 +1,33 @@
+"""Waiting for Postgres: at the start, and for readiness."""
+
+from __future__ import annotations
+
+import asyncio
+
+from turboserve import logs
+from turboserve.contracts.errors import UnavailableError
+from turboserve.state_store.ports.database import Database
+
+RETRY_S = 0.5
+PING_S = 1.0
+
+log = logs.get("postgres")
+
+
+async def migrate_patiently(database: Database) -> None:
+    """Bring the schema up to date, waiting for Postgres as long as it takes."""
+    while True:
+        try:
+            await database.migrate()
+            await database.ping()
+            return
+        except UnavailableError as error:
+            log.warning("Postgres not reachable yet", error=error.detail)
+            await asyncio.sleep(RETRY_S)
+
+
+async def watch(database: Database) -> None:
+    """Keep `reachable` true to the facts, for readiness; never returns."""
+    while True:
+        await database.ping()
+        await asyncio.sleep(PING_S)

@@ -1,0 +1,99 @@
+"""Putting it together: the streams first, then the databases, then repair, then service.
+
+Nothing here names a server's driver: tests and simulations pass other implementations of the ports.
+"""
+
+from __future__ import annotations
+
+import math
+
+from turboserve.service import Runtime
+from turboserve.state_store.accounting import Accounting
+from turboserve.state_store.availability import migrate_patiently, watch
+from turboserve.state_store.core.leases import Leases
+from turboserve.state_store.endpoints import serve
+from turboserve.state_store.hot.guard import Hot
+from turboserve.state_store.hot.latents import Latents
+from turboserve.state_store.hot.playheads import TTL_S, Playheads
+from turboserve.state_store.leader import lead
+from turboserve.state_store.log_space import LogSpace
+from turboserve.state_store.log_status import LogStatus
+from turboserve.state_store.pool_endpoints import serve_pools
+from turboserve.state_store.ports.database import Database
+from turboserve.state_store.ports.hot import HotStore
+from turboserve.state_store.publish.assignments import Assignments
+from turboserve.state_store.publish.canaries import Canaries
+from turboserve.state_store.publish.fence import Fence
+from turboserve.state_store.publish.outbox import Outbox
+from turboserve.state_store.retention import Retention
+from turboserve.state_store.service.aftermath import Aftermath
+from turboserve.state_store.service.leaders import Leaders
+from turboserve.state_store.service.moves import Moves
+from turboserve.state_store.service.pools import Pools
+from turboserve.state_store.service.sessions import Sessions
+from turboserve.state_store.service.workers import Workers
+from turboserve.state_store.settings import Settings
+from turboserve.state_store.streams import Streams
+from turboserve.subjects import LATENTS, PLAYHEAD
+
+ACCOUNTING_LOCK = 0x7475_7262_0004
+COST_LOCK = 0x7475_7262_0011
+QUEUE = "state-store"
+
+
+async def compose(runtime: Runtime, settings: Settings, database: Database, hot_store: HotStore) -> None:
+    """Build the service on these ports and start it. Returns once every endpoint is answered."""
+    bus, clock = runtime.bus, runtime.clock
+    hot = Hot(hot_store, clock)
+    runtime.on_stop(database.close)
+    runtime.on_stop(hot.close)
+    streams = Streams(bus, clock, settings)
+    runtime.check("postgres", lambda: database.reachable)
+    runtime.check("streams", lambda: streams.ready)
+
+    await streams.ensure_patiently()
+    runtime.spawn(streams.keep(), "streams")
+    # Before the database: the log works without it, and so does the video.
+    canaries = Canaries(bus, clock, settings)
+    await canaries.append_all()
+    runtime.spawn(canaries.run(), "canary appends")
+    await migrate_patiently(database)
+
+    playheads = Playheads(hot, clock, TTL_S + math.ceil(settings.abandoned_after_s))
+    latents = Latents(hot, kept=settings.latents_kept, ttl_s=settings.latents_ttl_s)
+    assignments = Assignments(bus, database, playheads)
+    outbox = Outbox(database, bus, clock, settings)
+    fence = Fence(database, bus, assignments)
+    aftermath = Aftermath(outbox, fence, assignments, playheads)
+    accounting = Accounting(database, bus, playheads, clock, outbox.wake)
+
+    runtime.spawn(watch(database), "postgres")
+    # What Redis holds may be lost, and the store goes on without: that does not make it unready.
+    runtime.warn("redis", hot.warning)
+    runtime.spawn(hot.watch(), "redis")
+    runtime.spawn(outbox.run(), "outbox")
+    runtime.spawn(outbox.measure(), "outbox gauges")
+    runtime.spawn(fence.sweep_forever(settings.sweep_s), "fence")
+    runtime.spawn(playheads.flush_forever(), "playheads")
+    runtime.spawn(lead(database, ACCOUNTING_LOCK, accounting.run), "accounting")
+    space = LogSpace(database, bus, clock, canaries, settings)
+    runtime.warn("log_space", space.warning)
+    runtime.spawn(space.run(), "log space")
+    status = LogStatus(canaries, settings)
+    sessions = Sessions(database, aftermath, playheads, latents, status, clock, settings)
+    runtime.spawn(Retention(database, sessions, bus, clock, settings).run(), "retention")
+    pools = Pools(database, clock, settings)
+    runtime.spawn(lead(database, COST_LOCK, pools.accrue_forever), "cost")
+    leases = Leases(settings.lease_s, settings.worker_timeout_s, clock.monotonic())
+    await serve_pools(bus, clock, pools)
+    await bus.subscribe(PLAYHEAD, "*", playheads.report, queue=QUEUE)
+    await bus.subscribe(LATENTS, "*", latents.keep, queue=QUEUE)
+    await serve(
+        bus,
+        clock,
+        sessions,
+        Moves(database, aftermath, clock, settings),
+        Workers(database, aftermath, playheads, clock, leases, lambda: bus.connection),
+        Leaders(database),
+        latents,
+    )

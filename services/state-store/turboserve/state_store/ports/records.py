@@ -1,0 +1,114 @@
+"""What repositories take and return where the contracts have no record of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from turboserve import logs
+from turboserve.contracts.errors import InvalidInputError
+from turboserve.contracts.events import Event, WorkerJoined, WorkerLeft
+from turboserve.contracts.pool import PoolOrders
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.workers import WorkerRecord
+from turboserve.state_store.core.workers import Room
+from turboserve.subjects import EVENT, WORKER_EVENT
+
+SESSION_FIELDS = tuple(name for name in SessionRecord.model_fields if name != "unwatched_s")
+"""Fields of a session's record that its row keeps."""
+SESSION_FIXED = frozenset({"id", "tenant", "model", "seed", "metadata", "created_at"})
+"""Fields that stay as they were created."""
+SESSION_COUNTED = frozenset({"next_chunk", "applied_control_seq", "playhead_s"})
+"""Fields that the log decides: only `ProgressRepository.count` writes them."""
+SESSION_CHANGING = frozenset(SESSION_FIELDS) - SESSION_FIXED - SESSION_COUNTED
+"""Fields that a change writes."""
+WORKER_COUNTED = ("sessions", "suspended", "incoming")
+"""Fields of a worker's record that are counted when it is listed."""
+WORKER_FIELDS = tuple(name for name in WorkerRecord.model_fields if name not in WORKER_COUNTED)
+"""Fields of a worker's record that its row keeps."""
+GONE_LISTED = 500
+"""Workers that are gone and still listed. One that dies at every start leaves more rows than fit into one
+message."""
+
+log = logs.get("pools")
+
+_warned: set[tuple[str, int]] = set()
+
+
+@dataclass(frozen=True)
+class SessionRow:
+    """A record, and the newest revision of its `own` subject that the store knows (0: none)."""
+
+    record: SessionRecord
+    fence_revision: int
+
+
+@dataclass(frozen=True)
+class Census:
+    """What admission looks at, at one moment."""
+
+    taken: bool
+    """Whether there is a session of the asked id."""
+    live: int
+    """Sessions that have not ended, over all models."""
+    room: Room
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How far the log has come with one session."""
+
+    session: str
+    next_chunk: int
+    control_seq: int
+    playhead_s: float | None
+
+
+@dataclass(frozen=True)
+class PendingEvent:
+    """An event that is committed and not yet removed from the outbox."""
+
+    number: int
+    """Rows of one subject have increasing numbers in the order of their commits."""
+    event_id: str
+    subject: str
+    body: str
+    created_at: float
+    """Unix seconds."""
+
+
+def outbox_values(event: Event) -> dict[str, Any]:
+    """What the outbox keeps of an event, beside its number."""
+    if isinstance(event, WorkerJoined | WorkerLeft):
+        subject = WORKER_EVENT.of(event.worker.id)
+    else:
+        subject = EVENT.of(event.record.id)
+    return {
+        "event_id": event.id,
+        "subject": subject,
+        "body": event.to_bytes().decode(),
+        "created_at": event.at,
+    }
+
+
+def pool_orders(values: Mapping[str, Any]) -> PoolOrders:
+    """The orders that a pool's row keeps. A profile table that cannot be read counts as none."""
+    try:
+        return PoolOrders.model_validate(values)
+    except (ValidationError, InvalidInputError) as error:
+        if values["table"] is None:
+            raise
+        orders = PoolOrders.model_validate({**values, "table": None})
+        if (orders.pool, orders.version) not in _warned:
+            # A report a second reads the row: one line for each table is enough.
+            _warned.add((orders.pool, orders.version))
+            log.warning(
+                "the stored profile table cannot be read: the shipped one is in force",
+                pool=orders.pool,
+                version=orders.version,
+                error=str(error)[:500],
+            )
+        return orders

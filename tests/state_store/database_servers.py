@@ -1,0 +1,71 @@
+"""Both implementations of the database port, as the contract's tests use them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sqlalchemy import text
+
+from turboserve.bench.runtime.rows.database import MemoryDatabase
+from turboserve.bench.runtime.rows.server import MemoryPostgres
+from turboserve.state_store.database import PostgresDatabase
+from turboserve.state_store.ports.database import Database
+from turboserve.state_store.settings import Settings
+from turboserve.state_store.tables import metadata
+
+KINDS = ("postgres", "memory")
+
+
+class DatabaseServer:
+    """One server with an empty database. Each `connect` is another instance of the state store."""
+
+    def __init__(self, kind: str, postgres_url: str | None) -> None:
+        self._url = postgres_url if kind == "postgres" else None
+        self.memory = MemoryPostgres() if kind == "memory" else None
+        self._open: list[Database] = []
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, kind: str, postgres_url: str | None) -> AsyncIterator[DatabaseServer]:
+        server = cls(kind, postgres_url)
+        try:
+            database = server.connect(60.0)
+            await database.migrate()
+            if isinstance(database, PostgresDatabase):
+                names = ", ".join(f'"{table.name}"' for table in metadata.sorted_tables)
+                async with database.transaction() as unit:
+                    await unit.connection.execute(text(f"truncate {names} restart identity cascade"))
+            yield server
+        finally:
+            for database in server._open:
+                await database.close()
+
+    def connect(self, deadline_s: float = 20.0) -> Database:
+        database: Database
+        if self.memory is not None:
+            database = MemoryDatabase(self.memory, deadline_s=deadline_s)
+        else:
+            settings = Settings(postgres_url=self._url, transaction_deadline_s=deadline_s)
+            database = PostgresDatabase(settings)
+        self._open.append(database)
+        return database
+
+    async def until_waiting(self, sessions: int = 1) -> None:
+        """Until so many sessions wait for a lock."""
+        async with asyncio.timeout(20.0):
+            while await self._waiting() != sessions:
+                await asyncio.sleep(0.02)
+
+    async def _waiting(self) -> int:
+        if self.memory is not None:
+            return self.memory.locks.waiting
+        database = self._open[0]
+        assert isinstance(database, PostgresDatabase)
+        query = (
+            "select count(*) from pg_stat_activity "
+            "where wait_event_type = 'Lock' and datname = current_database()"
+        )
+        async with database.statement() as unit:
+            return int((await unit.connection.execute(text(query))).scalar_one())

@@ -1,0 +1,464 @@
+"""Random calls of every repository's methods, the same for each seed whatever the implementation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from turboserve.contracts.cost import Correction
+from turboserve.contracts.leading import LeaderRecord
+from turboserve.contracts.pool import PoolOrders, PoolReport
+from turboserve.contracts.requests import CreateSession, ListSessions
+from turboserve.contracts.sessions import Activity, Decision, Phase, PromptReceipt, SessionRecord
+from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.state_store.core import sessions as rules
+from turboserve.state_store.core import workers as worker_rules
+from turboserve.state_store.core.aging import Aging
+from turboserve.state_store.core.change import Change, change_id
+from turboserve.state_store.core.rentals import Row
+from turboserve.state_store.ports.database import UnitOfWork
+from turboserve.state_store.ports.records import Reached
+
+SESSIONS = tuple(f"ses_{n}" for n in range(6))
+WORKERS = tuple(f"wk_{n}" for n in range(4))
+MODELS = ("ma", "mb")
+TENANTS = ("ta", "tb")
+POOLS = ("pa", "pb")
+LEADERS = ("scheduler", "other")
+Call = Callable[[UnitOfWork], Awaitable[Any]]
+
+
+class RandomRows:
+    """Draws calls. All numbers are multiples of a quarter, so that sums are exact in any order."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self._serial = 0
+
+    def call(self) -> tuple[str, Call]:
+        """The next call and its name."""
+        name = self.random.choice(sorted(name for name in dir(self) if name.startswith("do_")))
+        return name.removeprefix("do_"), getattr(self, name)()
+
+    # Values
+
+    def number(self, limit: int = 40) -> float:
+        return self.random.randrange(4 * limit) / 4.0
+
+    def serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def session(self) -> str:
+        return self.random.choice(SESSIONS)
+
+    def worker(self) -> str:
+        return self.random.choice(WORKERS)
+
+    def maybe(self, value: Any) -> Any:
+        return self.random.choice((None, value))
+
+    def request(self) -> CreateSession:
+        return CreateSession(
+            id=self.session(),
+            tenant=self.random.choice(TENANTS),
+            model=self.random.choice(MODELS),
+            prompt=self.random.choice(("a circle", "a square")),
+            seed=self.random.randrange(2),
+            metadata=self.random.choice(({}, {"k": "v"})),
+        )
+
+    def decision(self, session: str) -> Decision:
+        return Decision(
+            session=session,
+            epoch=self.random.randrange(3),
+            worker=self.maybe(self.worker()),
+            kind=self.random.choice(("place", "moved", "stay")),
+            reason=self.random.choice(("a", "b")),
+            numbers=self.random.choice(({}, {"move": 1.0}, {"move": 2.0, "x": 0.5})),
+            at=float(self.serial()),
+        )
+
+    def worker_record(self) -> WorkerRecord:
+        return WorkerRecord(
+            id=self.worker(),
+            model=self.random.choice(MODELS),
+            phase=self.random.choice(list(WorkerPhase)),
+            capacity=self.random.randrange(1, 5),
+            transfer=self.random.choice(((), ("tcp://10.0.0.1:1",))),
+            chunk_latency_s=self.random.choice(({}, {1: 0.25, 2: 0.5})),
+            pool_slot=self.maybe("slot-1"),
+            started_at=self.number(),
+            renewed_at=self.number(),
+            reason=self.maybe("because"),
+        )
+
+    def record(self, before: SessionRecord, now: float) -> SessionRecord:
+        """Any columns that the table takes: what is allowed is not the repository's to decide."""
+        move = self.maybe(self.random.randrange(1, 4))
+        return before.model_copy(
+            update={
+                "phase": self.random.choice(list(Phase)),
+                "activity": self.random.choice(list(Activity)),
+                "version": before.version + 1,
+                "epoch": before.epoch + self.random.randrange(2),
+                "worker": self.maybe(self.worker()),
+                "target": None if move is None else self.worker(),
+                "move": move,
+                "own_revision": self.maybe(self.random.randrange(1, 9)),
+                "control_seq": self.random.randrange(5),
+                "prompt": self.random.choice(("a circle", "a star")),
+                "reason": self.maybe("because"),
+                "updated_at": now,
+                # Of these, the row keeps what it has.
+                "next_chunk": 77,
+                "playhead_s": 77.0,
+                "unwatched_s": 7.0,
+            }
+        )
+
+    def rental(self) -> Row:
+        paid_s = self.number()
+        return Row(
+            worker=self.worker(),
+            pool=self.maybe(self.random.choice(POOLS)),
+            slot=None,
+            kind=self.random.choice(("h100", "l4")),
+            gpus=1.0,
+            price_hour=3_600.0,
+            started_at=self.number(),
+            seen_at=self.number(),
+            ended_at=self.maybe(self.number()),
+            ready=True,
+            paid_s=paid_s,
+            starting_s=paid_s / 2,
+            estimated_s=paid_s / 4,
+            accrued_s=0.0,
+            source=self.maybe("p1"),
+            source_s=self.number(),
+            meter="m1",
+            meter_s=self.number(),
+        )
+
+    # Sessions
+
+    def do_sessions_create(self) -> Call:
+        request, now = self.request(), float(self.serial())
+
+        async def run(db: UnitOfWork) -> Any:
+            await db.admission.lock()
+            if await db.sessions.get(request.id) is None:
+                await db.changes.create(rules.create(request, now))
+
+        return run
+
+    def do_sessions_write(self) -> Call:
+        session, key = self.session(), self.maybe("0a" * 32)
+        serial, events = self.serial(), self.random.randrange(1, 4)
+        decides = self.random.random() < 0.5
+        decision = self.decision(session)
+        draw = RandomRows(serial)
+
+        async def run(db: UnitOfWork) -> Any:
+            row = await db.sessions.get_row(session, lock=True)
+            if row is None:
+                return None
+            record = draw.record(row.record, float(serial))
+            kinds = [f"test{number}" for number in range(events)]
+            told = rules.create(CREATE, 1.0).events[0].model_copy(update={"record": record})
+            change = Change(
+                record,
+                tuple(told.model_copy(update={"id": change_id(record, kind)}) for kind in kinds),
+                decision if decides else None,
+            )
+            await db.changes.write(change, migration_key=key if record.move is not None else None)
+            return await db.sessions.get_row(session)
+
+        return run
+
+    def do_sessions_read(self) -> Call:
+        session, worker, request, held = self.session(), self.worker(), self.request(), self.session()
+        before = self.number(200)
+
+        async def run(db: UnitOfWork) -> Any:
+            return [
+                await db.sessions.get(session),
+                await db.sessions.get_row(session),
+                await db.sessions.created_by(request),
+                await db.sessions.asleep_since(before, 3),
+                await db.sessions.assigned(worker, {held}),
+                [key.model_dump() for key in await db.sessions.migration_keys(worker)],
+                await db.sessions.migration_keys(worker, session),
+                await db.sessions.moving_to(worker),
+            ]
+
+        return run
+
+    def do_sessions_page(self) -> Call:
+        phases = tuple(self.random.sample(list(Phase), self.random.randrange(4)))
+        request = ListSessions(
+            tenant=self.maybe(self.random.choice(TENANTS)), phases=phases, limit=self.random.randrange(1, 5)
+        )
+        before = self.maybe(self.random.randrange(1, 8))
+        return lambda db: db.sessions.page(request, before)
+
+    # Fence
+
+    def do_fence_store(self) -> Call:
+        session, epoch, revision = self.session(), self.random.randrange(4), self.serial()
+        return lambda db: db.fence.store(session, epoch, revision)
+
+    def do_fence_seen(self) -> Call:
+        session, epoch, revision = self.session(), self.random.randrange(4), self.serial()
+        return lambda db: db.fence.store_seen(session, epoch, revision)
+
+    def do_fence_reopen(self) -> Call:
+        session, epoch, actual = self.session(), self.random.randrange(4), self.serial()
+        other = self.random.randrange(9)
+
+        async def run(db: UnitOfWork) -> Any:
+            row = await db.sessions.get(session)
+            stored = other if row is None else row.own_revision or other
+            return await db.fence.reopen(session, epoch, stored, actual)
+
+        return run
+
+    def do_fence_read(self) -> Call:
+        async def run(db: UnitOfWork) -> Any:
+            return await db.fence.missing(10), sorted(await db.fence.settled())
+
+        return run
+
+    # Progress
+
+    def do_progress_count(self) -> Call:
+        reached = [
+            Reached(session, self.random.randrange(9), self.random.randrange(5), self.maybe(self.number()))
+            for session in self.random.sample([*SESSIONS, "ses_unknown"], self.random.randrange(4))
+        ]
+        return lambda db: db.progress.count(reached)
+
+    def do_progress_cursor(self) -> Call:
+        before, after = self.random.randrange(3), self.random.randrange(3)
+
+        async def run(db: UnitOfWork) -> Any:
+            return [
+                await db.progress.position("c"),
+                await db.progress.move("c", before, after),
+                await db.progress.position("c"),
+            ]
+
+        return run
+
+    def do_progress_purge(self) -> Call:
+        before, now, ids = self.number(200), float(self.serial()), [self.session(), "ses_unknown"]
+
+        async def run(db: UnitOfWork) -> Any:
+            due = await db.progress.unpurged(before, 2)
+            await db.progress.mark_purged(due, now)
+            return due, await db.progress.unknown(ids)
+
+        return run
+
+    def do_progress_delete(self) -> Call:
+        before = self.number(60)
+        return lambda db: db.progress.delete_ended(before)
+
+    # Controls
+
+    def do_controls_prompt(self) -> Call:
+        receipt = PromptReceipt(
+            session=self.session(),
+            event_id=f"e{self.random.randrange(12)}",
+            control_seq=self.random.randrange(1, 6),
+            prompt="p",
+            accepted_at=self.number(),
+        )
+
+        async def run(db: UnitOfWork) -> Any:
+            await db.controls.insert_prompt(receipt)
+            return await db.controls.prompt_of_event(receipt.event_id)
+
+        return run
+
+    def do_controls_apply(self) -> Call:
+        session, seq, chunk = self.session(), self.random.randrange(6), self.random.randrange(9)
+        return lambda db: db.controls.mark_applied(session, seq, chunk, 1.0)
+
+    def do_controls_note(self) -> Call:
+        decision = self.decision(self.session())
+        return lambda db: db.controls.note(decision)
+
+    def do_controls_read(self) -> Call:
+        session, version = self.session(), self.random.randrange(1, 6)
+        worker, move = self.worker(), self.random.randrange(1, 3)
+
+        async def run(db: UnitOfWork) -> Any:
+            record = await db.sessions.get(session)
+            if record is None:
+                return await db.controls.decisions_of(session, 5)
+            return [
+                await db.controls.decided(record, version, worker),
+                await db.controls.moved(record, move),
+                await db.controls.decisions_of(session, 3),
+            ]
+
+        return run
+
+    def do_admission(self) -> Call:
+        session, model, worker = self.session(), self.random.choice(MODELS), self.worker()
+        renewed, known = self.number(), self.number()
+
+        async def run(db: UnitOfWork) -> Any:
+            census = await db.admission.census(session, model, renewed_after=renewed, known_after=known)
+            return census, await db.admission.slots_used(worker, besides=session)
+
+        return run
+
+    # The deployment
+
+    def do_workers_insert(self) -> Call:
+        record, told = self.worker_record(), self.random.random() < 0.5
+
+        async def run(db: UnitOfWork) -> Any:
+            inserted = await db.workers.insert(record)
+            if inserted and told:
+                event = worker_rules.joined_event(record, 1.0)
+                await db.outbox.add([event.model_copy(update={"id": f"{record.id}-{self.serial()}"})])
+            return inserted
+
+        return run
+
+    def do_workers_write(self) -> Call:
+        record, gone_at = self.worker_record(), self.maybe(self.number())
+        record = record.model_copy(update={"sessions": 3})
+
+        async def run(db: UnitOfWork) -> Any:
+            before = await db.workers.get(record.id, lock=True)
+            await db.workers.write(record, gone_at=gone_at)
+            return before, await db.workers.get(record.id)
+
+        return run
+
+    def do_workers_page(self) -> Call:
+        include_gone = self.random.random() < 0.5
+        return lambda db: db.workers.page(include_gone=include_gone)
+
+    def do_workers_delete(self) -> Call:
+        before = self.number(10)
+        return lambda db: db.workers.delete_gone(before)
+
+    def do_leaders(self) -> Call:
+        name, new_term = self.random.choice(LEADERS), self.random.random() < 0.5
+        record = LeaderRecord(name=name, holder=self.maybe("h"), term=self.serial(), beat=self.serial())
+
+        async def run(db: UnitOfWork) -> Any:
+            found = [await db.leaders.get(name), await db.leaders.share(name)]
+            found.append(await db.leaders.lock(name, new_term=new_term))
+            await db.leaders.write(record)
+            return [*found, await db.leaders.get(name)]
+
+        return run
+
+    def do_outbox(self) -> Call:
+        limit, removed = self.random.randrange(1, 5), self.random.randrange(3)
+
+        async def run(db: UnitOfWork) -> Any:
+            found = await db.outbox.oldest(limit)
+            await db.outbox.remove([event.number for event in found[:removed]])
+            # Numbers have gaps, which are not the same where something was rolled back.
+            return [(e.event_id, e.subject, e.body, e.created_at) for e in found], await db.outbox.backlog()
+
+        return run
+
+    def do_pools_report(self) -> Call:
+        report = PoolReport(
+            pool=self.random.choice(POOLS), model=self.random.choice(MODELS), maximum=self.random.randrange(3)
+        )
+        now, process = self.number(), f"p{self.random.randrange(3)}"
+
+        async def run(db: UnitOfWork) -> Any:
+            orders = await db.pools.reported(report, now)
+            before = await db.pools.processes(report.pool)
+            await db.pools.replaced(report.pool, process, ("old",))
+            return orders, before, await db.pools.processes(report.pool)
+
+        return run
+
+    def do_pools_order(self) -> Call:
+        pool, changed = self.random.choice(POOLS), self.random.sample(["override", "dry_run"], 1)
+        orders = PoolOrders(
+            pool=pool, version=self.serial(), override=self.maybe(2), dry_run=self.maybe(True)
+        )
+
+        async def run(db: UnitOfWork) -> Any:
+            before = await db.pools.get(pool, lock=True)
+            await db.pools.write(orders, changed)
+            return before, await db.pools.get(pool)
+
+        return run
+
+    def do_rentals_put(self) -> Call:
+        rows = {row.worker: row for row in (self.rental() for _ in range(self.random.randrange(3)))}
+        return lambda db: db.rentals.put(rows.values())
+
+    def do_rentals_accrue(self) -> Call:
+        async def run(db: UnitOfWork) -> Any:
+            await db.rentals.lock()
+            await db.rentals.accrue()
+            return await db.rentals.used()
+
+        return run
+
+    def do_rentals_read(self) -> Call:
+        pool, worker = self.random.choice(POOLS), self.worker()
+        tenant, session = self.maybe(self.random.choice(TENANTS)), self.maybe(self.session())
+
+        async def run(db: UnitOfWork) -> Any:
+            return [
+                await db.rentals.of_pool(pool, {worker}),
+                sorted(await db.rentals.beside_workers(), key=lambda pair: pair[1].id),
+                await db.rentals.by_kind(),
+                await db.rentals.by_pool(),
+                await db.rentals.used(),
+                await db.rentals.of_sessions(tenant, session, 3),
+            ]
+
+        return run
+
+    def do_corrections(self) -> Call:
+        correction = Correction(
+            id=f"cor{self.random.randrange(8)}",
+            session=self.maybe(self.session()),
+            gpu_seconds=self.number(),
+            money=-self.number(),
+            reason="r",
+            by="me",
+            at=self.number(),
+        )
+        tenant, session = self.maybe(self.random.choice(TENANTS)), self.session()
+
+        async def run(db: UnitOfWork) -> Any:
+            return [
+                await db.corrections.add(correction),
+                await db.corrections.total(),
+                await db.corrections.total(session),
+                await db.corrections.newest(tenant, 3),
+                await db.corrections.share(session),
+            ]
+
+        return run
+
+    def do_clocks(self) -> Call:
+        aging = Aging(self.number(), self.number())
+
+        async def run(db: UnitOfWork) -> Any:
+            before = await db.clocks.get("c")
+            await db.clocks.put("c", aging)
+            return before
+
+        return run
+
+
+CREATE = CreateSession(id="ses_x", tenant="ta", model="ma", prompt="p", seed=1)

@@ -1,0 +1,91 @@
+"""Every repository method gives the same in memory as in Postgres: the same random calls on both."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+import pytest
+from database_servers import DatabaseServer
+from pydantic import BaseModel
+from random_rows import RandomRows
+
+from turboserve.contracts.errors import TurboServeError
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.workers import WorkerRecord
+from turboserve.state_store.ports.database import Database
+from turboserve.state_store.ports.records import SESSION_FIELDS, WORKER_FIELDS
+from turboserve.state_store.tables import sessions, workers
+
+SEEDS = 8
+TRANSACTIONS = 60
+
+
+class RollBackError(Exception):
+    """Raised to end a transaction without its commit."""
+
+
+def plain(value: Any) -> Any:
+    """The value without classes, with floats that a sum in another order does not change."""
+    if isinstance(value, BaseModel):
+        return {name: plain(getattr(value, name)) for name in type(value).model_fields}
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    return round(value, 6) if isinstance(value, float) else value
+
+
+async def play(database: Database, seed: int) -> list[tuple[str, Any]]:
+    """What each of the seed's calls gave, each transaction of up to four."""
+    draw, log = RandomRows(seed), []
+    for _ in range(TRANSACTIONS):
+        calls = [draw.call() for _ in range(draw.random.randrange(1, 5))]
+        rolls_back = draw.random.random() < 0.15
+        with suppress(RollBackError):
+            try:
+                async with database.transaction(durable=draw.random.random() < 0.5) as unit:
+                    for name, call in calls:
+                        log.append((name, plain(await call(unit))))
+                    if rolls_back:
+                        raise RollBackError
+            except TurboServeError as error:
+                log.append(("refused", type(error).__name__))
+    return log
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_the_same_calls_give_the_same(postgres_url: str, seed: int) -> None:
+    async with (
+        DatabaseServer.running("postgres", postgres_url) as real,
+        DatabaseServer.running("memory", None) as memory,
+    ):
+        expected = await play(real.connect(), seed)
+        found = await play(memory.connect(), seed)
+    for number, (wanted, given) in enumerate(zip(expected, found, strict=False)):
+        assert given == wanted, f"call {number}"
+    assert len(found) == len(expected)
+
+
+def test_the_calls_reach_every_method() -> None:
+    """A method that is added to a port needs a call here."""
+    from inspect import getsource
+
+    from turboserve.state_store.ports import deployment
+    from turboserve.state_store.ports import sessions as ports
+
+    source = getsource(RandomRows)
+    for module in (deployment, ports):
+        for protocol in vars(module).values():
+            if isinstance(protocol, type) and protocol.__name__.endswith("Repository"):
+                for method in vars(protocol):
+                    if not method.startswith("_"):
+                        assert f".{method}(" in source, f"{protocol.__name__}.{method}"
+
+
+def test_the_fields_of_records_are_the_tables_columns() -> None:
+    assert set(SESSION_FIELDS) == {name for name in SessionRecord.model_fields if name in sessions.c}
+    assert set(WORKER_FIELDS) == {name for name in WorkerRecord.model_fields if name in workers.c}
