@@ -97,7 +97,7 @@ class MemoryPostgres:
     def _arrive(self, session: Session, run: Callable[[], T], future: asyncio.Future[T]) -> None:
         if self.down or session.ended:
             self._end(session)
-            _fail(future, unavailable())
+            _fail(session, future, unavailable())
             return
         now = self.loop.time()
         if self._frozen_until > now:
@@ -105,7 +105,7 @@ class MemoryPostgres:
             self.loop.call_at(self._frozen_until, self._arrive, session, run, future, context=self._context)
             return
         if session.closed and not (session.committing or session.autocommit):
-            _fail(future, unavailable())
+            _fail(session, future, unavailable())
             return
         if not session.opened:
             session.opened = True
@@ -125,7 +125,7 @@ class MemoryPostgres:
             return
         except Exception as error:
             self._fail_statement(session)
-            _fail(future, error)
+            _fail(session, future, error)
             return
         if session.autocommit:
             self._commit_statement(session)
@@ -142,7 +142,7 @@ class MemoryPostgres:
         if outcome is CommitOutcome.ANSWER_LOST:
             self.commit(session)
         self._end(session)
-        _fail(future, unavailable())
+        _fail(session, future, unavailable())
         return False
 
     def _fail_statement(self, session: Session) -> None:
@@ -186,7 +186,7 @@ class MemoryPostgres:
                 timer.cancel()
             self.locks.stop_waiting(session)
             self._fail_statement(session)
-            _fail(future, unavailable())
+            _fail(session, future, unavailable())
 
         if now + DEADLOCK_S < until:
             timers.append(self.loop.call_later(DEADLOCK_S, look, context=self._context))
@@ -201,8 +201,8 @@ class MemoryPostgres:
     def _give_up(self, session: Session, future: asyncio.Future[Any]) -> None:
         """The client's deadline passes while the server is frozen or slow."""
         if not future.done():
+            _fail(session, future, unavailable())
             session.abandon()
-            _fail(future, unavailable())
 
     # Ends of transactions
 
@@ -223,7 +223,7 @@ class MemoryPostgres:
         session.closed = session.ended = True
         self.roll_back(session)
         if session.pending is not None:
-            _fail(session.pending, unavailable())
+            _fail(session, session.pending, unavailable())
             session.pending = None
 
     def _apply(self, session: Session) -> None:
@@ -284,6 +284,11 @@ class MemoryPostgres:
             self._watch(min(rest))
 
 
-def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
+def _fail(session: Session, future: asyncio.Future[Any], error: BaseException) -> None:
+    if future.done():
+        return
+    if session.abandoned:
+        # Nobody waits for it.
+        future.cancel()
+    else:
         future.set_exception(error)

@@ -59,6 +59,8 @@ class Session:
         """Whether the server has seen a statement."""
         self.closed = False
         """The client uses it no more, or cannot."""
+        self.abandoned = False
+        """Its client has closed it, or has died."""
         self.ended = False
         """The server has ended it: nothing that was sent is done."""
         self.kept: set[Hashable] = set()
@@ -99,7 +101,7 @@ class Session:
         """Close the connection. A commit, or a statement that commits itself, still runs if it was sent."""
         if self.closed:
             return
-        self.closed = True
+        self.closed = self.abandoned = True
         sent = self.pending is not None and (self.committing or self.autocommit)
         if self.opened and not sent:
             self.server.roll_back(self)

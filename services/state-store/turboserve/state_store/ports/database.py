@@ -24,7 +24,6 @@ from turboserve.state_store.ports.sessions import (
     SessionRepository,
 )
 
-
 RETRY_AFTER_S = 1.0
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
-
 from turboserve.clock import Clock
 from turboserve.contracts.requests import AbandonMove, BeginMove, CommitMove, SessionRef
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import WorkerPhase
+from turboserve.ids import random_token
 from turboserve.state_store import metrics
 from turboserve.state_store.core import moves as rules
 from turboserve.state_store.core.workers import Slots, gone
@@ -40,7 +39,7 @@ class Moves:
             used = await db.admission.slots_used(target.id, besides=record.id)
             slots = Slots(target.model, target.phase, target.capacity, used, target.weights_digest)
             change = rules.begin(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
-            await db.changes.write(change, migration_key=secrets.token_hex(KEY_BYTES))
+            await db.changes.write(change, migration_key=random_token(KEY_BYTES))
         metrics.moves.add(1, {"step": "begin"})
         return await self._aftermath.changed(change.record)
 
