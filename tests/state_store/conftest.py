@@ -16,15 +16,30 @@ from turboserve.state_store.settings import Settings
 # The tests are no package: what they share is found beside them.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from state_store_harness import Harness, Store
+from state_store_harness import MEMORY_URL, Harness, Store
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A module with `SERVERS` runs on each of them, except tests that need the real ones."""
+    kinds = getattr(metafunc.module, "SERVERS", None)
+    if kinds is not None and "servers" in metafunc.fixturenames:
+        if metafunc.definition.get_closest_marker("real_servers"):
+            kinds = ("real",)
+        metafunc.parametrize("servers", kinds, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
-def settings(nats_url: str, redis_url: str, postgres_url: str) -> Settings:
+def servers(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Addresses of the real servers, or of servers in memory."""
+    if getattr(request, "param", "real") == "memory":
+        return {"nats_url": MEMORY_URL}
+    return {name: request.getfixturevalue(name) for name in ("nats_url", "redis_url", "postgres_url")}
+
+
+@pytest.fixture(scope="module")
+def settings(servers: dict[str, str]) -> Settings:
     return Settings(
-        nats_url=nats_url,
-        redis_url=redis_url,
-        postgres_url=postgres_url,
+        **servers,
         sweep_s=0.2,
         purge_s=3_600.0,
         # A busy machine is only slow: what refuses admission is a broker that refuses.

@@ -10,10 +10,15 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from pydantic import SecretStr
 
 from turboserve import subjects
+from turboserve.bench.runtime.broker import MemoryBroker
+from turboserve.bench.runtime.hot import MemoryHotStore, MemoryRedis
+from turboserve.bench.runtime.rows.database import MemoryDatabase
+from turboserve.bench.runtime.rows.server import MemoryPostgres
 from turboserve.bus import Ack, Bus, append
 from turboserve.cli.embedded import EmbeddedServer
 from turboserve.cli.embedded.server import wait_ready
@@ -42,6 +47,7 @@ from turboserve.ids import new_id
 from turboserve.lifeline import FD_VARIABLE, PARENT_VARIABLE
 from turboserve.service import Runtime
 from turboserve.state_store.app import start
+from turboserve.state_store.composition import compose
 from turboserve.state_store.settings import Settings
 from turboserve.tasks import stop
 
@@ -53,6 +59,42 @@ PATIENT = {"transaction_deadline_s": 60.0, "request_deadline_s": 60.0}
 """Settings with which what is given up was stuck: a busy machine is only slow, and a deadlock is a fault."""
 
 
+MEMORY_URL = "nats://memory:4222"
+"""Settings with this broker mean servers in memory, which every test has for itself."""
+
+
+class MemoryServers:
+    """Broker, Postgres and Redis in memory."""
+
+    def __init__(self) -> None:
+        self.broker, self.postgres, self.redis = MemoryBroker(), MemoryPostgres(), MemoryRedis()
+
+    def database(self, settings: Settings) -> MemoryDatabase:
+        deadline_s = settings.transaction_deadline_s
+        return MemoryDatabase(self.postgres, deadline_s=deadline_s, connections=settings.postgres_pool)
+
+
+_memory: WeakKeyDictionary[asyncio.AbstractEventLoop, MemoryServers] = WeakKeyDictionary()
+
+
+def memory_servers(settings: Shared) -> MemoryServers | None:
+    """The servers of the running test if `settings` mean servers in memory."""
+    if settings.nats_url != MEMORY_URL:
+        return None
+    loop = asyncio.get_running_loop()
+    if loop not in _memory:
+        _memory[loop] = MemoryServers()
+    return _memory[loop]
+
+
+async def connect(service: str, settings: Shared) -> Bus:
+    """A bus to the settings' broker."""
+    memory = memory_servers(settings)
+    if memory is None:
+        return await Bus.connect(service, settings)
+    return await Bus.connect(service, settings, memory.broker.connect)
+
+
 class Store:
     """One instance in this process."""
 
@@ -62,12 +104,16 @@ class Store:
     @classmethod
     @asynccontextmanager
     async def running(cls, settings: Settings, clock: Clock | None = None) -> AsyncIterator[Store]:
-        bus = await Bus.connect("state-store", settings)
+        memory = memory_servers(settings)
+        bus = await connect("state-store", settings)
         runtime = Runtime("state-store", settings, bus)
         runtime.clock = clock or SystemClock()
         try:
             await runtime.watch_streams()
-            await start(runtime, settings)
+            if memory is None:
+                await start(runtime, settings)
+            else:
+                await compose(runtime, settings, memory.database(settings), MemoryHotStore(memory.redis))
             runtime._started = True
             await bus.flush()
             yield cls(runtime)
@@ -88,7 +134,7 @@ class Harness:
     @classmethod
     @asynccontextmanager
     async def connected(cls, settings: Shared) -> AsyncIterator[Harness]:
-        bus = await Bus.connect("gateway", settings)
+        bus = await connect("gateway", settings)
         try:
             yield cls(bus)
         finally:

@@ -1,12 +1,14 @@
-"""Latents and playheads in a real Redis."""
+"""Latents and playheads in a real Redis and in memory."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
 from turboserve.audience import SILENT_S
+from turboserve.bench.runtime.hot import MemoryHotStore, MemoryRedis
 from turboserve.clock import SystemClock, VirtualClock
 from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import NotFoundError
@@ -22,11 +24,23 @@ from turboserve.state_store.ports.hot import HotStore
 from turboserve.state_store.settings import Settings
 
 
+@pytest.fixture(params=["redis", "memory"])
+def url(request: pytest.FixtureRequest) -> str | None:
+    """Of Redis; None: in memory."""
+    return request.getfixturevalue("redis_url") if request.param == "redis" else None
+
+
 @pytest.fixture
-async def hot(redis_url: str) -> AsyncIterator[Hot]:
-    hot = Hot(RedisStore(Settings(redis_url=redis_url)), SystemClock())
-    yield hot
-    await hot.close()
+async def store(url: str | None) -> AsyncIterator[HotStore]:
+    store: HotStore
+    store = MemoryHotStore(MemoryRedis()) if url is None else RedisStore(Settings(redis_url=url))
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def hot(store: HotStore) -> Hot:
+    return Hot(store, SystemClock())
 
 
 def header(session: str, index: int, epoch: int = 1) -> LatentsHeader:
@@ -149,3 +163,47 @@ async def test_an_unreachable_redis_is_left_alone_for_a_while() -> None:
         assert await hot.attempt(work) is None
     assert (tries, hot.resting) == (1, True)
     await hot.close()
+
+
+async def test_latents_are_one_step_on_the_server(store: HotStore) -> None:
+    """Of two writers of one chunk, the one with the later epoch wins, whoever comes first."""
+    key = new_id("latents")
+    await asyncio.gather(
+        *(
+            store.keep_latents(key, index, epoch, b"%d" % epoch, kept=3, ttl_s=60)
+            for index in range(4)
+            for epoch in (2, 9, 5)
+        )
+    )
+    assert [await store.latents(key, index) for index in range(5)] == [b"9"] * 4 + [None]
+
+
+async def test_fields_are_merged_and_read_in_the_asked_order(store: HotStore) -> None:
+    one, two = new_id("k"), new_id("k")
+    await store.write({one: {"a": 1.5, "b": 2.0}, two: {"a": 0.1 + 0.2}}, ttl_s=60)
+    await store.write({one: {"b": 3.0}}, ttl_s=60)
+    assert await store.read([two, one, new_id("k")], ["b", "a"]) == [
+        [None, 0.1 + 0.2],
+        [3.0, 1.5],
+        [None, None],
+    ]
+    await store.delete(one)
+    assert await store.read([one], ["a"]) == [[None]]
+
+
+async def test_the_first_value_stays(store: HotStore) -> None:
+    key = new_id("k")
+    assert await store.first(key, 2.5, ttl_s=60) == 2.5
+    assert await store.first(key, 7.0, ttl_s=60) == 2.5
+    await store.delete(key)
+    assert await store.first(key, 7.0, ttl_s=60) == 7.0
+    assert await store.run_id() == await store.run_id()
+
+
+async def test_what_is_kept_is_dropped_after_its_time(store: HotStore) -> None:
+    key, other = new_id("k"), new_id("latents")
+    await store.write({key: {"a": 1.0}}, ttl_s=1)
+    await store.keep_latents(other, 0, 1, b"x", kept=3, ttl_s=1)
+    async with asyncio.timeout(20.0):
+        while await store.read([key], ["a"]) != [[None]] or await store.latents(other, 0) is not None:
+            await asyncio.sleep(0.05)

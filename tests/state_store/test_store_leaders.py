@@ -1,4 +1,4 @@
-"""Taking, keeping and leaving the lead, and what the store refuses to those who lost it. On real Postgres."""
+"""Taking, keeping and leaving the lead; what is refused to those who lost it. On Postgres and in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from sqlalchemy import text
-from state_store_harness import Harness
+from state_store_harness import Harness, memory_servers
 
 from turboserve import subjects
 from turboserve.contracts.errors import ConflictError, StaleTermError
@@ -15,11 +15,18 @@ from turboserve.contracts.leading import Campaign, CampaignResult, GetLeader, Ke
 from turboserve.contracts.requests import NoteDecision, PlaceSession, SuspendIdle, WorkerGone
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
 from turboserve.state_store.database import PostgresDatabase
+from turboserve.state_store.ports.database import Database
+
+SERVERS = ("real", "memory")
 
 
 @pytest.fixture
-async def database(settings, api: Harness) -> AsyncIterator[PostgresDatabase]:  # type: ignore[no-untyped-def]
+async def database(settings, api: Harness) -> AsyncIterator[Database]:  # type: ignore[no-untyped-def]
     """The same database; afterwards nobody has ever led, for the tests that follow."""
+    memory = memory_servers(settings)
+    if memory is not None:
+        yield memory.database(settings)
+        return
     database = PostgresDatabase(settings)
     yield database
     async with database.transaction() as db:
@@ -60,7 +67,7 @@ def place(record: SessionRecord, worker: str, term: int) -> PlaceSession:
     )
 
 
-async def test_of_many_candidates_one_leads(api: Harness, database: PostgresDatabase) -> None:
+async def test_of_many_candidates_one_leads(api: Harness, database: Database) -> None:
     candidates = [Candidate(api, f"c{number}") for number in range(8)]
     results = await asyncio.gather(*(candidate.campaign() for candidate in candidates))
     [winner] = [result.record for result in results if result.granted]
@@ -69,7 +76,7 @@ async def test_of_many_candidates_one_leads(api: Harness, database: PostgresData
 
 
 async def test_a_leader_that_renews_is_not_replaced_and_a_silent_one_is(
-    api: Harness, database: PostgresDatabase
+    api: Harness, database: Database
 ) -> None:
     first, second = Candidate(api, "first"), Candidate(api, "second")
     assert (await first.campaign()).granted
@@ -87,7 +94,7 @@ async def test_a_leader_that_renews_is_not_replaced_and_a_silent_one_is(
         await first.keep(2)
 
 
-async def test_who_steps_down_is_followed_at_once(api: Harness, database: PostgresDatabase) -> None:
+async def test_who_steps_down_is_followed_at_once(api: Harness, database: Database) -> None:
     first, second = Candidate(api, "first"), Candidate(api, "second")
     await first.campaign()
     await second.look()
@@ -97,9 +104,7 @@ async def test_who_steps_down_is_followed_at_once(api: Harness, database: Postgr
     assert (taken.record.holder, taken.record.term) == ("second", 2)
 
 
-async def test_a_command_of_an_old_term_is_refused_whatever_it_is(
-    api: Harness, database: PostgresDatabase
-) -> None:
+async def test_a_command_of_an_old_term_is_refused_whatever_it_is(api: Harness, database: Database) -> None:
     worker, spare = await api.worker("terms"), await api.worker("terms")
     waiting, running = await api.create("terms"), await api.place(await api.create("terms"), worker)
     old, new = Candidate(api, "old"), Candidate(api, "new")
@@ -124,9 +129,7 @@ async def test_a_command_of_an_old_term_is_refused_whatever_it_is(
     await api.bus.call(subjects.WORKER_GONE, WorkerGone(worker=spare, reason="released"))
 
 
-async def test_a_new_term_waits_for_the_commands_of_the_old_one(
-    api: Harness, database: PostgresDatabase
-) -> None:
+async def test_a_new_term_waits_for_the_commands_of_the_old_one(api: Harness, database: Database) -> None:
     """And renewals do not: a leader must not lose its lease because its own commands are slow."""
     first, second = Candidate(api, "first"), Candidate(api, "second")
     await first.campaign()
@@ -140,7 +143,7 @@ async def test_a_new_term_waits_for_the_commands_of_the_old_one(
     assert (await taking).granted
 
 
-async def test_leads_of_two_services_are_two(api: Harness, database: PostgresDatabase) -> None:
+async def test_leads_of_two_services_are_two(api: Harness, database: Database) -> None:
     assert (await Candidate(api, "a", "scheduler").campaign()).granted
     assert (await Candidate(api, "b", "another").campaign()).granted
     with pytest.raises(ConflictError):

@@ -40,6 +40,8 @@ from turboserve.ids import new_id
 from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.settings import Settings
 
+SERVERS = ("real", "memory")
+
 ADDRESS = "tcp://127.0.0.1:4711?backend=gloo"
 BEGUN = ("session.created", "session.placed", "session.migrating")
 
@@ -412,6 +414,7 @@ async def key_in_row(settings: Settings, session: str) -> str | None:
         await database.close()
 
 
+@pytest.mark.real_servers
 async def test_only_the_two_workers_of_a_move_get_its_key(api: Harness, settings: Settings) -> None:
     source, target, stranger = [await api.worker("keys") for _ in range(3)]
     at_source, at_target, at_stranger = [await hear(api, worker) for worker in (source, target, stranger)]
@@ -463,6 +466,7 @@ async def test_only_the_two_workers_of_a_move_get_its_key(api: Harness, settings
 
 
 @pytest.mark.parametrize("end", ["abandon", "pause", "end"])
+@pytest.mark.real_servers
 async def test_a_move_that_ends_takes_its_key_along(api: Harness, settings: Settings, end: str) -> None:
     begun = await moving(api, new_id("m"))
     assert await key_in_row(settings, begun.id) is not None

@@ -28,6 +28,8 @@ from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.settings import Settings
 from turboserve.state_store.tables import pools
 
+SERVERS = ("real", "memory")
+
 
 @pytest.fixture(scope="module")
 def settings(settings: Settings) -> Settings:
@@ -132,6 +134,7 @@ async def test_orders_are_kept_and_every_change_has_a_number(api: Harness) -> No
     assert (told.version, told.override, told.dry_run) == (3, None, True)
 
 
+@pytest.mark.real_servers
 async def test_a_stored_table_outside_of_todays_limits_costs_nothing_but_itself(
     api: Harness, settings: Settings
 ) -> None:
@@ -200,6 +203,7 @@ async def test_a_share_is_never_given_at_the_price_of_an_unknown_kind(settings: 
         assert mine.money == pytest.approx(mine.gpu_seconds)
 
 
+@pytest.mark.real_servers
 @pytest.mark.parametrize("point", ["shares given, not committed", "rentals written, not committed"])
 async def test_kill_9_while_counting_neither_loses_nor_doubles(settings: Settings, point: str) -> None:
     """Two GPUs more than MANY_GPUS of the store that dies, so that it knows the rental by them."""

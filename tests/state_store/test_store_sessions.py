@@ -35,6 +35,8 @@ from turboserve.contracts.sessions import Activity, Decision, Phase
 from turboserve.contracts.workers import Assignment, Playhead
 from turboserve.ids import new_id
 
+SERVERS = ("real", "memory")
+
 
 async def test_a_session_from_prompt_to_end(api: Harness) -> None:
     worker = await api.worker("life")

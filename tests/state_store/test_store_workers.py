@@ -27,6 +27,8 @@ from turboserve.state_store.database import Database
 from turboserve.state_store.repository import workers
 from turboserve.state_store.settings import Settings
 
+SERVERS = ("real", "memory")
+
 
 async def listed(api: Harness, worker: str, *, gone: bool = False) -> WorkerRecord:
     page = await api.bus.call(subjects.LIST_WORKERS, ListWorkers(include_gone=gone))
