@@ -110,6 +110,7 @@ class RandomRows:
                 "control_seq": self.random.randrange(5),
                 "prompt": self.random.choice(("a circle", "a star")),
                 "reason": self.maybe("because"),
+                "weights_digest": self.maybe("d1"),
                 "updated_at": now,
                 # Of these, the row keeps what it has.
                 "next_chunk": 77,

@@ -59,7 +59,7 @@ PATIENT = {"transaction_deadline_s": 60.0, "request_deadline_s": 60.0}
 """Settings with which what is given up was stuck: a busy machine is only slow, and a deadlock is a fault."""
 
 
-MEMORY_URL = "nats://memory:4222"
+MEMORY_URL = "nats://admin@memory:4222"
 """Settings with this broker mean servers in memory, which every test has for itself."""
 
 

@@ -23,8 +23,7 @@ from turboserve.contracts.errors import (
 from turboserve.contracts.requests import DrainWorker, ListWorkers, WorkerGone
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import HeldSession, WorkerPhase, WorkerRecord
-from turboserve.state_store.database import Database
-from turboserve.state_store.repository import workers
+from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.settings import Settings
 
 SERVERS = ("real", "memory")
@@ -211,24 +210,25 @@ async def test_the_drain_of_a_process_whose_goodbye_was_lost_ends_with_it(api: H
     assert (await listed(api, worker)).phase is WorkerPhase.DRAINING
 
 
+@pytest.mark.real_servers
 async def test_a_goodbye_that_waits_for_the_row_does_not_bury_the_next_process(
     start_store: Callable[..., Awaitable[Store]], settings: Settings
 ) -> None:
     """Both wait for the row's lock, the renewal of the next process first."""
     patient = settings.model_copy(update=PATIENT)
     await start_store(transaction_deadline_s=60.0)
-    database = Database(patient)
+    database = PostgresDatabase(patient)
 
     async def waiting() -> int:
         query = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
         async with database.statement() as db:
             here = text(f"{query} and datname = current_database()")
-            return int((await db.execute(here)).scalar_one())
+            return int((await db.connection.execute(here)).scalar_one())
 
     async with Harness.connected(patient) as api, asyncio.TaskGroup() as tasks:
         worker = await api.worker("buried", started_at=10.0)
         async with database.transaction() as db:
-            await workers.get(db, worker, lock=True)
+            await db.workers.get(worker, lock=True)
             tasks.create_task(api.renew(worker, "buried", 0, WorkerPhase.STARTING, started_at=20.0))
             await until(lambda: _equals(waiting, 1))
             tasks.create_task(api.renew(worker, "buried", phase=WorkerPhase.GONE, started_at=10.0))
