@@ -176,9 +176,8 @@ class JetStream:
         return stream
 
     def _account_info(self, _: list[str], __: dict[str, Any]) -> dict[str, Any]:
-        limits = ("max_memory", "max_storage", "max_streams", "max_consumers", "max_ack_pending")
-        limits += ("memory_max_stream_bytes", "storage_max_stream_bytes")
-        unlimited = dict.fromkeys(limits, -1)
+        names = ("max_memory", "max_storage", "max_streams", "max_consumers", "max_ack_pending")
+        unlimited = dict.fromkeys((*names, "memory_max_stream_bytes", "storage_max_stream_bytes"), -1)
         return {
             "memory": 0,
             "storage": sum(stream.bytes for stream in self.streams.values()),
