@@ -70,6 +70,8 @@ class Bus:
         self.lives = Lives(self.jetstream)
         self._deadline_s = settings.request_deadline_s
         self._tasks: set[asyncio.Task[None]] = set()
+        self._jetstreams: dict[float, JetStreamContext] = {}
+        """By time-out."""
 
     @classmethod
     async def connect(cls, service: str, settings: Settings, connect: Connect = nats.connect) -> Bus:
@@ -137,7 +139,9 @@ class Bus:
         return int(self.client.stats["reconnects"]) if self.client.is_connected else None
 
     def jetstream(self, timeout_s: float = 2.0) -> JetStreamContext:
-        return self.client.jetstream(timeout=timeout_s)
+        if timeout_s not in self._jetstreams:
+            self._jetstreams[timeout_s] = self.client.jetstream(timeout=timeout_s)
+        return self._jetstreams[timeout_s]
 
     async def flush(self) -> None:
         """Returns once the broker has processed what was sent before, subscriptions included.

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import json
 from collections.abc import AsyncGenerator, Sequence
 
 import nats
+from nats.aio.msg import Msg as NatsMsg
 from nats.js import JetStreamContext, api
 
-from turboserve import ids, logs
+from turboserve import logs
 from turboserve.bus.client import Bus
 from turboserve.bus.log import Entry
 
 log = logs.get("bus")
 
 FETCH_S = 5.0
+"""How long the broker keeps a request for messages that are not there yet."""
+ANSWER_S = 1.0
+"""How much longer its answer may take."""
+EXPIRED = "408"
 RETRY_S = 0.5
 INACTIVE_S = 60.0
 
@@ -44,7 +50,9 @@ async def read_headers(
             if last < position or before not in (None, born):
                 log.warning("the log is another", stream=stream, length=last, position=position)
                 position = 0
-            async with contextlib.aclosing(_batches(jetstream, stream, subjects, position, batch)) as batches:
+            async with contextlib.aclosing(
+                _batches(bus, jetstream, stream, subjects, position, batch)
+            ) as batches:
                 async for entries in batches:
                     position = entries[-1].sequence
                     yield entries
@@ -56,9 +64,11 @@ async def read_headers(
 
 
 async def _batches(
-    jetstream: JetStreamContext, stream: str, subjects: Sequence[str], after: int, batch: int
-) -> AsyncGenerator[list[Entry]]:
-    name = ids.new_id("reader")
+    bus: Bus, jetstream: JetStreamContext, stream: str, subjects: Sequence[str], after: int, batch: int
+) -> AsyncGenerator[list[Entry], None]:
+    inbox = bus.client.new_inbox()
+    # The part that no other inbox has.
+    name = f"reader_{inbox.rpartition('.')[2]}"
     await jetstream.add_consumer(
         stream,
         api.ConsumerConfig(
@@ -72,23 +82,41 @@ async def _batches(
             mem_storage=True,
         ),
     )
-    subscription = await jetstream.pull_subscribe_bind(name, stream)
-    delivered = 0
+    arrived: asyncio.Queue[NatsMsg] = asyncio.Queue()
+    subscription = await bus.client.subscribe(inbox, cb=arrived.put)
+    request = json.dumps({"batch": batch, "expires": int(FETCH_S * 1e9)}).encode()
+    # nats-py's own `fetch` makes a task per message and counts its time by another clock than the loop's.
+    delivered = asked_for = 0
     try:
         while True:
+            if asked_for <= 0:
+                await bus.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", request, reply=inbox)
+                asked_for = batch
             try:
-                messages = await subscription.fetch(batch, timeout=FETCH_S)
-            except (TimeoutError, nats.errors.TimeoutError):
-                # Silence, or a consumer that a restart of the broker took away: only it can tell.
+                async with asyncio.timeout(FETCH_S + ANSWER_S):
+                    messages = [await arrived.get()]
+            except TimeoutError:
+                # Silence: a lost answer, or a consumer that a restart of the broker took away.
                 await jetstream.consumer_info(stream, name)
+                asked_for = 0
                 continue
+            while not arrived.empty():
+                messages.append(arrived.get_nowait())
             entries: list[Entry] = []
             for message in messages:
+                headers = message.headers or {}
+                if "Status" in headers:
+                    # The request has ended; if the consumer has too, only it can tell.
+                    asked_for = 0
+                    if headers["Status"] != EXPIRED:
+                        await jetstream.consumer_info(stream, name)
+                    continue
                 sequence = message.metadata.sequence
                 delivered += 1
+                asked_for -= 1
                 if sequence.consumer != delivered:
                     raise _Gap
-                entries.append(Entry(message.subject, sequence.stream, message.data, message.headers or {}))
+                entries.append(Entry(message.subject, sequence.stream, message.data, headers))
             if entries:
                 yield entries
     finally:

@@ -82,7 +82,7 @@ async def append(
     if ttl_s is not None:
         all_headers["Nats-TTL"] = f"{ttl_s}s"
     try:
-        ack = await bus.jetstream(deadline_s).publish(subject, data, timeout=deadline_s, headers=all_headers)
+        ack = await bus.jetstream().publish(subject, data, timeout=deadline_s, headers=all_headers)
     except NoStreamResponseError as error:
         # What a broker with its storage switched off answers too.
         raise LogUnavailableError(f"no stream takes {subject}: {error}", retry_after_s=0.5) from None

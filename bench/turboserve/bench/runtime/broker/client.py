@@ -382,6 +382,9 @@ def _give_up(future: asyncio.Future[Msg]) -> None:
 
 def _sent_headers(headers: dict[str, str]) -> dict[str, str]:
     """As they arrive: nats-py strips keys and values, and keeps a value on its line."""
+    text = "|".join((*headers, *headers.values()))
+    if text.isprintable() and " |" not in text and "| " not in text and text.strip() == text:
+        return dict(headers)
     return {
         name.strip(): value.strip().replace("\r", " ").replace("\n", " ") for name, value in headers.items()
     }

@@ -97,7 +97,10 @@ class Stream:
         self._republish: dict[str, Any] | None = self.config.get("republish")
         self._live.clear()
         self.expire()
-        self._shrink()
+        if self._max_per_subject > 0:
+            for subject in [s for s, known in self._subjects.items() if len(known) > self._max_per_subject]:
+                self.keep_newest(subject, self._max_per_subject)
+        self._discard_old()
 
     @property
     def republishes_headers_only(self) -> bool:
@@ -151,7 +154,7 @@ class Stream:
         if at_limit and sequences is not None:
             while len(sequences) > self._max_per_subject:
                 self.remove(sequences[0])
-        self._shrink()
+        self._discard_old()
         return Appended(sequence, before, stored)
 
     def _check(self, subject: str, headers: Mapping[str, str]) -> float:
@@ -190,11 +193,7 @@ class Stream:
         ):
             raise ApiError(503, 10077, "maximum bytes exceeded")
 
-    def _shrink(self) -> None:
-        if self._max_per_subject > 0:
-            # Only after an update: an append removes what it replaces.
-            for subject in [s for s, known in self._subjects.items() if len(known) > self._max_per_subject]:
-                self.keep_newest(subject, self._max_per_subject)
+    def _discard_old(self) -> None:
         if self._discards_new:
             return
         while self._messages and (
@@ -337,10 +336,7 @@ def size_of(subject: str, data: bytes, headers: Mapping[str, str]) -> int:
     """Bytes of a message in the server's file store."""
     if not headers:
         return RECORD_BYTES + len(subject) + len(data)
-    lines = sum(
-        len(key) + (len(value) if value.isascii() else len(value.encode())) + 4
-        for key, value in headers.items()
-    )
+    lines = len("".join(headers).encode()) + len("".join(headers.values()).encode()) + 4 * len(headers)
     return HEADER_RECORD_BYTES + len(subject) + len(data) + HEADER_LINE_BYTES + lines
 
 
