@@ -116,7 +116,7 @@ class Consumer:
             self._pending -= 1
 
     def appended(self, stored: Stored) -> None:
-        if self._takes(stored.subject):
+        if stored.sequence >= self._next and self._takes(stored.subject):
             self._pending += 1
             self.deliver()
 

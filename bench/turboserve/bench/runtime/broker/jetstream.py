@@ -24,6 +24,15 @@ NO_STREAM = ApiError(404, 10059, "stream not found")
 NO_CONSUMER = ApiError(404, 10014, "consumer not found")
 BAD_REQUEST = ApiError(400, 10003, "bad request")
 TOO_LARGE = ApiError(500, 10047, "insufficient storage resources available")
+ACCOUNT_LIMITS = (
+    "max_memory",
+    "max_storage",
+    "max_streams",
+    "max_consumers",
+    "max_ack_pending",
+    "memory_max_stream_bytes",
+    "storage_max_stream_bytes",
+)
 Handler = Callable[[list[str], dict[str, Any]], dict[str, Any]]
 
 
@@ -176,8 +185,7 @@ class JetStream:
         return stream
 
     def _account_info(self, _: list[str], __: dict[str, Any]) -> dict[str, Any]:
-        names = ("max_memory", "max_storage", "max_streams", "max_consumers", "max_ack_pending")
-        unlimited = dict.fromkeys((*names, "memory_max_stream_bytes", "storage_max_stream_bytes"), -1)
+        unlimited = dict.fromkeys(ACCOUNT_LIMITS, -1)
         return {
             "memory": 0,
             "storage": sum(stream.bytes for stream in self.streams.values()),
