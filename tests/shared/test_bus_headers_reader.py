@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from nats.js import api
 
-from turboserve.bus import Bus, Entry, append, read_headers
+from turboserve.bus import Bus, Entry, append, headers_reader, read_headers
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 
 
@@ -89,3 +90,28 @@ async def test_a_reader_whose_consumer_is_deleted_goes_on(admin: Bus, store: Bus
 async def test_a_stream_made_anew_is_read_from_its_beginning(admin: Bus, store: Bus) -> None:
     await put(admin, "a", 0)
     assert numbers(await asyncio.wait_for(read_until(store, 1, after=500), 30)) == [0]
+
+
+@pytest.mark.parametrize("lost", [{0}, {4}, {3, 4}, {0, 2, 4}])
+async def test_messages_that_are_lost_on_the_way_are_read_again(
+    admin: Bus, store: Bus, monkeypatch: pytest.MonkeyPatch, lost: set[int]
+) -> None:
+    """Also the last ones, which no later message betrays; and those before a gap are not read twice."""
+    monkeypatch.setattr(headers_reader, "FETCH_S", 0.3)
+    monkeypatch.setattr(headers_reader, "ANSWER_S", 0.3)
+    whole = store.client.subscribe
+
+    async def subscribe(subject: str, cb: Any, **options: Any) -> Any:
+        async def sometimes(message: Any) -> None:
+            number = int((message.headers or {}).get("Ts-Chunk", -1))
+            if number in lost:
+                lost.remove(number)
+            else:
+                await cb(message)
+
+        return await whole(subject, cb=sometimes, **options)
+
+    monkeypatch.setattr(store.client, "subscribe", subscribe)
+    for number in range(5):
+        await put(admin, "a", number)
+    assert numbers(await asyncio.wait_for(read_until(store, 5), 30)) == list(range(5))

@@ -22,7 +22,6 @@ FETCH_S = 5.0
 """How long the broker keeps a request for messages that are not there yet."""
 ANSWER_S = 1.0
 """How much longer its answer may take."""
-EXPIRED = "408"
 RETRY_S = 0.5
 INACTIVE_S = 60.0
 
@@ -92,33 +91,38 @@ async def _batches(
             if asked_for <= 0:
                 await bus.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", request, reply=inbox)
                 asked_for = batch
-            try:
+            messages: list[NatsMsg] = []
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FETCH_S + ANSWER_S):
-                    messages = [await arrived.get()]
-            except TimeoutError:
-                # Silence: a lost answer, or a consumer that a restart of the broker took away.
-                await jetstream.consumer_info(stream, name)
-                asked_for = 0
-                continue
+                    messages.append(await arrived.get())
             while not arrived.empty():
                 messages.append(arrived.get_nowait())
             entries: list[Entry] = []
+            ended, gap = not messages, False
             for message in messages:
                 headers = message.headers or {}
                 if "Status" in headers:
-                    # The request has ended; if the consumer has too, only it can tell.
-                    asked_for = 0
-                    if headers["Status"] != EXPIRED:
-                        await jetstream.consumer_info(stream, name)
+                    ended = True
                     continue
                 sequence = message.metadata.sequence
+                if sequence.consumer <= delivered:
+                    continue
+                if sequence.consumer > delivered + 1:
+                    gap = True
+                    break
                 delivered += 1
                 asked_for -= 1
-                if sequence.consumer != delivered:
-                    raise _Gap
                 entries.append(Entry(message.subject, sequence.stream, message.data, headers))
             if entries:
                 yield entries
+            if gap:
+                raise _Gap
+            if ended:
+                # Its time was up, its answer was lost, or a restart of the broker took the consumer away.
+                info = await jetstream.consumer_info(stream, name)
+                if info.delivered is not None and info.delivered.consumer_seq > delivered and arrived.empty():
+                    raise _Gap
+                asked_for = 0
     finally:
         with contextlib.suppress(nats.errors.Error, OSError):
             await subscription.unsubscribe()

@@ -1,0 +1,78 @@
+"""Processes with a bus each on the virtual loop, around one broker in memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from nats.aio.msg import Msg
+from nats.js import api
+
+from turboserve.bench.runtime.broker import MemoryBroker, Network
+from turboserve.bench.runtime.loop import VirtualLoop
+from turboserve.bench.runtime.process import Process
+from turboserve.bus import Bus
+from turboserve.config import Settings
+from turboserve.subjects import CHUNK, CHUNKS, OWN
+
+T = TypeVar("T")
+
+
+class Scene:
+    """`latency_s` is for each direction, unless a network is given."""
+
+    def __init__(self, network: Network | None = None, latency_s: float = 0.01, seed: int = 1) -> None:
+        self.loop = VirtualLoop(seed)
+        self.broker = MemoryBroker(random.Random(seed), network or Network(latency_s), loop=self.loop)
+        self.processes: dict[str, Process] = {}
+        self.buses: dict[str, Bus] = {}
+
+    def close(self) -> None:
+        self.loop.close()
+
+    def run(self, name: str, work: Coroutine[Any, Any, T]) -> T:
+        """What the process `name` returns."""
+        return self.loop.run_until_complete(self.spawn(name, work))
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, T]) -> Any:
+        return self.loop.spawn(self.processes[name], work)
+
+    def connect(self, name: str, user: str | None = None) -> Bus:
+        """A new process with a bus, which answers as `user` to requests' names."""
+        self.processes[name] = Process(name)
+        settings = Settings(nats_url=f"nats://{user or name}@memory")
+        bus = self.run(name, Bus.connect(user or name, settings, self.broker.connect))
+        self.buses[name] = bus
+        return bus
+
+    def hear(self, name: str, subject: str, queue: str = "") -> list[tuple[float, bytes]]:
+        """What arrives at the process from now on: when, and the body."""
+        heard: list[tuple[float, bytes]] = []
+
+        async def receive(message: Msg) -> None:
+            heard.append((round(self.loop.time(), 6), message.data))
+
+        async def listen() -> None:
+            await self.buses[name].client.subscribe(subject, queue=queue, cb=receive)
+            await self.buses[name].flush()
+
+        self.run(name, listen())
+        return heard
+
+    def publish(self, name: str, subject: str, *bodies: bytes) -> None:
+        async def send() -> None:
+            for body in bodies:
+                await self.buses[name].client.publish(subject, body)
+
+        self.run(name, send())
+
+    def make_stream(self, name: str = "state-store", **fields: Any) -> None:
+        config = api.StreamConfig(
+            name=CHUNKS,
+            subjects=[OWN.every, CHUNK.every],
+            allow_direct=True,
+            republish=api.RePublish(src=">", dest="live.>"),
+            **fields,
+        )
+        self.run(name, self.buses[name].jetstream(10.0).add_stream(config))
