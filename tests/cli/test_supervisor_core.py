@@ -135,6 +135,21 @@ def test_what_falls_silent_is_killed_and_restarted() -> None:
     assert answers(supervision, "server", *[SILENT] * 9) == []
 
 
+def test_what_is_silent_while_it_starts_again_is_killed_but_not_in_its_first_start() -> None:
+    supervision = Supervision([Member("edge", silent_limit=3)])
+    supervision.start(0.0)
+    # Its first start may take as long as it takes, up to its limit.
+    assert answers(supervision, "edge", *[SILENT] * 9) == []
+    supervision.ready("edge", 1.0)
+    supervision.exited("edge", 2.0)
+    supervision.tick(2.1)
+    assert supervision.state("edge") is State.STARTING
+    # A question while it starts is no answer that it serves or fails: the probe decides that.
+    assert answers(supervision, "edge", FAILS, FAILS, SERVES) == []
+    assert answers(supervision, "edge", SILENT, SILENT) == []
+    assert answers(supervision, "edge", SILENT) == [Hangs("edge", 3), Kill("edge")]
+
+
 BROKER = Member("broker", silent_limit=4, failing_limit=3, grace_s=7.0)
 
 

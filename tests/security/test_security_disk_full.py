@@ -147,7 +147,6 @@ async def test_video_goes_on_after_the_disk_was_full_for_as_long_as_in_the_attac
 @pytest.mark.parametrize(
     "name", ["nats", *(pytest.param(name, marks=pytest.mark.soak) for name in ("postgres", "redis"))]
 )
-@pytest.mark.soak
 async def test_a_frozen_server_is_replaced_and_video_goes_on(
     stack: BackgroundStack, viewer: Viewer, name: str
 ) -> None:

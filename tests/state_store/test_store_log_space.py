@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -165,11 +166,17 @@ async def test_nothing_is_admitted_when_only_floors_are_left_and_again_when_one_
         await api.end(record.id)
         return False
 
-    for record in sessions:
-        # What every floor keeps, as large as it takes to have no room for more.
-        for index in range(8):
-            await append_chunk(api, record, 2_000 + index, 2 * CHUNK_BYTES)
-    await until(refused)
+    numbers = itertools.count(2_000)
+
+    async def refused_when_full() -> bool:
+        # What every floor keeps, as large as it takes to have no room for more. Again and again: the store
+        # makes room meanwhile.
+        for record in sessions:
+            for _ in range(8):
+                await append_chunk(api, record, next(numbers), 2 * CHUNK_BYTES)
+        return await refused()
+
+    await until(refused_when_full)
     warning = store.runtime.warnings()["log_space"]
     assert warning.startswith(("scarce", "full"))
     owners = [await owner_in_log(api, record) for record in sessions]

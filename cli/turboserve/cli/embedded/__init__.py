@@ -10,6 +10,7 @@ from turboserve.cli.embedded.server import (
     NotReady,
     RefusesError,
     ServerFailed,
+    SilentError,
     UnhealthyError,
 )
 
@@ -24,5 +25,6 @@ __all__ = [
     "RedisServer",
     "RefusesError",
     "ServerFailed",
+    "SilentError",
     "UnhealthyError",
 ]

@@ -20,7 +20,13 @@ from nats.js.errors import APIError, NoStreamResponseError
 from turboserve import broker_accounts
 from turboserve.cli.embedded import binaries
 from turboserve.cli.embedded.ports import HOST
-from turboserve.cli.embedded.server import EmbeddedServer, NotReady, RefusesError, UnhealthyError
+from turboserve.cli.embedded.server import (
+    EmbeddedServer,
+    NotReady,
+    RefusesError,
+    SilentError,
+    UnhealthyError,
+)
 from turboserve.subjects import ADMIN
 
 MAX_PAYLOAD_BYTES = 8 * 2**20
@@ -91,8 +97,12 @@ class NatsServer(EmbeddedServer):
         return [str(binaries.nats_server()), "-c", f"{self.home}/{CONFIG_FILE}"]
 
     async def probe(self) -> None:
-        """Ready when it serves clients and JetStream has recovered its streams."""
-        await self.healthz()
+        """Ready when it serves clients and JetStream has recovered its streams.
+
+        Whether each stream can be written is what `alive` asks: on a full disk an append may fail before the
+        first probe, and the broker serves what needs no room all the same.
+        """
+        await self.healthz(js_enabled_only=True)
 
     async def alive(self) -> None:
         """Asks for health, then appends to a stream of the supervisor's own.
@@ -157,7 +167,8 @@ accounts {{
 async def server_health(url: str, password: str, options: Mapping[str, Any]) -> None:
     """Ask the broker at `url` for its health as the health user.
 
-    Raises UnhealthyError with the reason that it answers, NotReady if it does not answer.
+    Raises UnhealthyError with the reason that it answers, SilentError if it does not answer, NotReady if
+    there is no connection.
 
     `options` are those of nats-server's `/healthz`, such as `{"js-enabled-only": True}`.
     """
@@ -181,7 +192,9 @@ async def server_health(url: str, password: str, options: Mapping[str, Any]) -> 
         finally:
             await client.close()
         health = json.loads(answer.data)
-    except (OSError, TimeoutError, nats.errors.Error, ValueError) as error:
+    except (TimeoutError, nats.errors.TimeoutError) as error:
+        raise SilentError(f"nats: {error!r}") from error
+    except (OSError, nats.errors.Error, ValueError) as error:
         raise NotReady(f"nats: {error!r}") from error
     data = health.get("data", {})
     if data.get("status") != "ok":

@@ -14,7 +14,13 @@ import asyncpg
 
 from turboserve.cli.embedded import binaries
 from turboserve.cli.embedded.ports import HOST
-from turboserve.cli.embedded.server import EmbeddedServer, NotReady, ServerFailed, UnhealthyError
+from turboserve.cli.embedded.server import (
+    EmbeddedServer,
+    NotReady,
+    ServerFailed,
+    SilentError,
+    UnhealthyError,
+)
 from turboserve.environment import SYSTEM, child
 
 SUPERUSER = "turboserve"
@@ -179,9 +185,12 @@ class PostgresServer(EmbeddedServer):
             self._provisioned = True
         try:
             connection = await asyncpg.connect(self.url(), timeout=5.0)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except TimeoutError as error:
+            raise SilentError("postgres: it does not answer") from error
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise NotReady(f"postgres: {error}") from error
-        await connection.close()
+        # Closed without a word to the server, whose answer nobody waits for.
+        connection.terminate()
 
     async def provision(self) -> None:
         """Make the services' role and database, and give them what earlier versions made as superuser.
@@ -220,7 +229,9 @@ class PostgresServer(EmbeddedServer):
                 database=database,
                 timeout=5.0,
             )
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except TimeoutError as error:
+            raise SilentError("postgres: it does not answer") from error
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise NotReady(f"postgres: {error}") from error
         finally:
             os.close(folder)

@@ -9,7 +9,7 @@ import redis.exceptions
 
 from turboserve.cli.embedded import binaries
 from turboserve.cli.embedded.ports import HOST
-from turboserve.cli.embedded.server import EmbeddedServer, NotReady, UnhealthyError
+from turboserve.cli.embedded.server import EmbeddedServer, NotReady, SilentError, UnhealthyError
 
 CONFIG_FILE = "redis.conf"
 MAX_MEMORY_BYTES = 2**30
@@ -74,6 +74,8 @@ maxmemory-policy volatile-ttl
             # A restart would lose what it holds and could not write, and makes no room on the disk.
             if not str(error).startswith(DISK_ERROR):
                 raise NotReady(f"redis: {error}") from error
+        except redis.exceptions.TimeoutError as error:
+            raise SilentError(f"redis: {error}") from error
         except (redis.exceptions.RedisError, OSError) as error:
             raise NotReady(f"redis: {error}") from error
         finally:

@@ -23,6 +23,10 @@ class NotReady(Exception):
     """The server does not answer yet."""
 
 
+class SilentError(NotReady):
+    """The server accepts connections and does not answer: it stands still, or it is overloaded."""
+
+
 class UnhealthyError(NotReady):
     """The server answers that it cannot do its work; a restart may help."""
 

@@ -11,7 +11,13 @@ from turboserve.cli.supervisor import core
 from turboserve.cli.supervisor.logs import LogHub
 from turboserve.cli.supervisor.process import Process
 from turboserve.cli.supervisor.room import has_room, room
-from turboserve.cli.supervisor.spec import NotReady, ProcessSpec, RefusesError, UnhealthyError
+from turboserve.cli.supervisor.spec import (
+    NotReady,
+    ProcessSpec,
+    RefusesError,
+    SilentError,
+    UnhealthyError,
+)
 
 ASK_EVERY_S = 5.0
 ROOM_EVERY_S = 1.0
@@ -32,6 +38,8 @@ class Questions:
         self._core, self._hub = supervision, hub
         self._running, self._obey = running, obey
         self._low = False
+        self._asked: set[asyncio.Future[None]] = set()
+        """Questions under way, those that were given up among them."""
 
     async def run(self) -> None:
         """Until cancelled. Each process is asked by itself: one that is slow keeps no other waiting."""
@@ -44,15 +52,18 @@ class Questions:
         while spec.alive is not None:
             await asyncio.sleep(spec.ask_every_s or ASK_EVERY_S)
             process = self._running(spec.name)
-            if process is not None and self._core.state(spec.name) is core.State.READY:
+            if process is None or self._core.state(spec.name) is not core.State.READY:
+                continue
+            try:
                 await self._ask(spec, process)
+            except Exception as error:
+                # The next question is asked all the same: nobody else notices a process that hangs.
+                self._hub.say("question failed", "error", process=spec.name, error=repr(error))
 
     async def _ask(self, spec: ProcessSpec, process: Process) -> None:
-        assert spec.alive is not None
         reason, has_space = "", True
         try:
-            async with asyncio.timeout(spec.answer_s):
-                await spec.alive()
+            await self._answer(spec)
             answer = core.Answer.SERVES
         except UnhealthyError as error:
             answer, reason = core.Answer.FAILS, str(error)
@@ -61,30 +72,51 @@ class Questions:
             elif spec.directory is not None:
                 has_space = await asyncio.to_thread(has_room, spec.directory)
                 reason += "" if has_space else f" (the disk is full: {room(spec.directory)})"
-        except (NotReady, TimeoutError):
+        except NotReady:
             answer = core.Answer.SILENT
-        except Exception as error:
-            self._hub.say("question failed", "error", process=spec.name, error=repr(error))
-            return
         # The answer is one of this process, and not of the next.
         if self._running(spec.name) is process:
             now_s = asyncio.get_running_loop().time()
             self._obey(self._core.asked(spec.name, answer, now_s, reason=reason, room=has_space))
 
+    async def _answer(self, spec: ProcessSpec) -> None:
+        """Ask, and wait for `answer_s`. Raises what the question raises, SilentError if there is no answer.
+
+        The question is a task of its own. A client library that catches cancellations, or is cancelled by its
+        own connection, delays and ends no other question.
+        """
+        assert spec.alive is not None
+        question = asyncio.ensure_future(spec.alive())
+        self._asked.add(question)
+        question.add_done_callback(self._asked.discard)
+        try:
+            await asyncio.wait([question], timeout=spec.answer_s)
+        finally:
+            question.cancel()
+        if not question.done() or question.cancelled():
+            raise SilentError(f"{spec.name} does not answer")
+        question.result()
+
     async def _watch_rooms(self) -> None:
         """Look at the disks of servers that cannot start, and say when the stack's disk becomes low."""
         while True:
             await asyncio.sleep(ROOM_EVERY_S)
-            for spec in self._specs:
-                if spec.directory is None or not self._core.watches_room(spec.name):
-                    continue
-                has_space = await asyncio.to_thread(has_room, spec.directory)
-                self._obey(self._core.room_checked(spec.name, has_space, asyncio.get_running_loop().time()))
-            for spec in self._specs:
-                if spec.directory is not None:
-                    self._tell_low(spec.directory)
-                    # They share the stack's data folder.
-                    break
+            try:
+                await self._look_at_rooms()
+            except Exception as error:
+                self._hub.say("disk not checked", "error", error=repr(error))
+
+    async def _look_at_rooms(self) -> None:
+        for spec in self._specs:
+            if spec.directory is None or not self._core.watches_room(spec.name):
+                continue
+            has_space = await asyncio.to_thread(has_room, spec.directory)
+            self._obey(self._core.room_checked(spec.name, has_space, asyncio.get_running_loop().time()))
+        for spec in self._specs:
+            if spec.directory is not None:
+                self._tell_low(spec.directory)
+                # They share the stack's data folder.
+                break
 
     def _tell_low(self, directory: Path) -> None:
         with suppress(OSError):

@@ -56,7 +56,8 @@ class Member:
     start_limit_s: float = 120.0
     """Killed, and so restarted, when not ready by then."""
     silent_limit: int = 0
-    """Killed, and so restarted, when so many questions in a row whether it lives got no answer; 0: never."""
+    """Killed, and so restarted, when so many questions in a row got no answer, also while it starts again;
+    0: never."""
     failing_limit: int = 0
     """Ended, and so restarted, after so many failing answers in a row with room on the disk; 0: never."""
     launched: bool = True
@@ -195,14 +196,18 @@ class Supervision:
     def asked(
         self, name: str, answer: Answer, now_s: float, *, reason: str = "", room: bool = True
     ) -> list[Command]:
-        """`name` was asked whether it serves. Questions are counted, not time: while the one who asks stood
-        still, or the machine slept, nobody was silent.
+        """`name` was asked whether it serves, or did not answer a probe while it starts.
+
+        Questions are counted, not time: while the one who asks stood still, or the machine slept, nobody was
+        silent.
 
         `reason` is what a failing answer said; `room` is whether its disk has room, without which a restart
         does not help.
         """
         life = self._lives[name]
-        if life.state is not State.READY:
+        # Who is silent while it starts for the first time may still be at work on its files.
+        starts_again = life.state is State.STARTING and life.ever_ready and answer is Answer.SILENT
+        if life.state is not State.READY and not starts_again:
             return []
         if answer is Answer.SILENT:
             life.unanswered += 1

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from turboserve.cli.embedded.ports import HOST
-from turboserve.cli.supervisor.spec import NotReady
+from turboserve.cli.supervisor.spec import NotReady, SilentError
 
 ANSWER_S = 5.0
 
@@ -30,7 +30,9 @@ def _answers(port: int, path: str) -> Callable[[], Awaitable[None]]:
                 status = await asyncio.wait_for(reader.readline(), ANSWER_S)
             finally:
                 writer.close()
-        except (OSError, TimeoutError) as error:
+        except TimeoutError as error:
+            raise SilentError(f"no answer on port {port} within {ANSWER_S:.0f} s") from error
+        except OSError as error:
             raise NotReady(str(error)) from error
         if status.split(b" ")[1:2] != [b"200"]:
             raise NotReady(status.decode("latin-1").strip())

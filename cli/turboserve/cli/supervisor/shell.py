@@ -16,7 +16,7 @@ from turboserve.cli.supervisor import core, kernel
 from turboserve.cli.supervisor.asking import Questions
 from turboserve.cli.supervisor.logs import LogHub
 from turboserve.cli.supervisor.process import Process
-from turboserve.cli.supervisor.spec import NotReady, ProcessSpec
+from turboserve.cli.supervisor.spec import NotReady, ProcessSpec, SilentError
 from turboserve.cli.supervisor.workers import count_ready
 from turboserve.lifeline import FD_VARIABLE, PARENT_VARIABLE
 from turboserve.service import EXIT_SETTINGS
@@ -174,6 +174,9 @@ class Supervisor:
     async def _serves(self, spec: ProcessSpec) -> bool:
         try:
             await spec.probe()
+        except SilentError:
+            self._obey(self._core.asked(spec.name, core.Answer.SILENT, self._loop.time()))
+            return False
         except NotReady:
             return False
         except Exception as error:

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turboserve.cli.embedded import NotReady, RefusesError, UnhealthyError
+from turboserve.cli.embedded import NotReady, RefusesError, SilentError, UnhealthyError
 from turboserve.cli.supervisor.core import Member
 
-__all__ = ["NotReady", "ProcessSpec", "RefusesError", "UnhealthyError"]
+__all__ = ["NotReady", "ProcessSpec", "RefusesError", "SilentError", "UnhealthyError"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class ProcessSpec:
     """`server` or `service`."""
     command: Sequence[str]
     probe: Callable[[], Awaitable[None]]
-    """Raises NotReady until the process does its work."""
+    """Raises NotReady until the process does its work; SilentError if it accepts a connection and does not
+    answer."""
     alive: Callable[[], Awaitable[None]] | None = None
     """Asked while it is ready. Raises NotReady if nobody answers, UnhealthyError if the answer is that the
     process cannot do its work. None: not asked."""
