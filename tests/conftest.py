@@ -19,6 +19,8 @@ import pytest
 import redis
 from _pytest.terminal import TerminalReporter
 from nats.js.errors import NotFoundError
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from turboserve import subjects
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
@@ -27,6 +29,8 @@ from turboserve.cli.stack.background import BackgroundStack
 
 # The tests are no package: what several folders share is found by name.
 sys.path.insert(0, str(Path(__file__).with_name("helpers")))
+from pool_harness import Pool
+
 # Their assertions say as much as those in test files.
 pytest.register_assert_rewrite(
     "scheduler_store", "scheduler_world", "moves_bench", "pool_world", "table_bench", "table_moves"
@@ -41,6 +45,24 @@ hypothesis.settings.load_profile("repeatable")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 NO_DURABILITY = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+
+
+# Folders whose tests share one pool of processes. They run one after the other on one of xdist's workers:
+# each pool costs a start and, while others compute, a tenth of a core.
+SHARED_POOL = {"tests/gateway": "pool", "tests/security/access": "pool", "tests/security/fuzz": "attacked"}
+
+
+class FilesAndPools(LoadFileScheduling):
+    """As `--dist loadfile`, with folders that share a pool in one piece."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return SHARED_POOL.get(file.rpartition("/")[0], file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesAndPools | None:
+    return FilesAndPools(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")
@@ -85,6 +107,13 @@ def postgres_server(layout: Layout, ports: Ports) -> Iterator[PostgresServer]:
     )
     with running([server], layout.logs / "postgres.log"):
         yield server
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """Servers, state store, scheduler and a worker that draws, for gateways with settings of their own."""
+    with Pool(tmp_path_factory.mktemp("pool")).running() as pool:
+        yield pool
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,8 +19,6 @@ from typing import Any
 import httpx
 import pytest
 import websockets
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "gateway"))
 from pool_harness import Pool
 
 from turboserve.bench.edge import attacks

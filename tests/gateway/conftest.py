@@ -1,41 +1,16 @@
-"""A pool of real services for the gateway's tests, started once, and clients of its gateways."""
+"""Clients of a gateway that serves a pool of real services."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
 import websockets
 from websockets.asyncio.client import ClientConnection
-
-
-def _load(name: str) -> ModuleType:
-    # Tests are imported by path, without packages, so a helper next to them has to be as well.
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-Pool = _load("pool_harness").Pool
-
-
-@pytest.fixture(scope="session")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Servers, state store, scheduler, a worker that draws: see pool_harness."""
-    with Pool(tmp_path_factory.mktemp("pool")).running() as pool:
-        yield pool
 
 
 @pytest.fixture(scope="session")

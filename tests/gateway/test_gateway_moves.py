@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from pool_harness import DRAWN_WORKER
 
-DRAWN_WORKER = Path(__file__).with_name("drawn_worker.py")
 NUMBERS = itertools.count()
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
+from pool_harness import DRAWN_WORKER, Pool
 
-GATEWAY_TESTS = Path(__file__).parents[1] / "gateway"
 KEYS = {
     "alice": "key-of-alice-1111111111",
     "bob": "key-of-bob-2222222222222",
@@ -23,22 +21,10 @@ KEYS = {
 PATIENCE_S = 60.0
 
 
-def _harness() -> ModuleType:
-    # Found by path: the tests are no package.
-    name = "pool_harness"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, GATEWAY_TESTS / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
 class Target:
     """The stack under attack. `url` is a gateway's; `logged` what all services have written."""
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.url: str = pool.gateway(
             "attacked",
@@ -91,11 +77,11 @@ class Target:
 @contextmanager
 def running_target(directory: Path) -> Iterator[Target]:
     """Servers, state store, scheduler, gateway, and an autoscaler with one worker of its own."""
-    pool = _harness().Pool(directory)
+    pool = Pool(directory)
     pool.start_worker = lambda: pool.start(
         "autoscaler",
         "turboserve.autoscaler",
-        TURBOSERVE_POOL_WORKER_COMMAND=json.dumps([sys.executable, str(GATEWAY_TESTS / "drawn_worker.py")]),
+        TURBOSERVE_POOL_WORKER_COMMAND=json.dumps([sys.executable, str(DRAWN_WORKER)]),
         TURBOSERVE_POOL_STOP_WITH_AUTOSCALER="1",
         TURBOSERVE_POOL_MAX="2",
         TURBOSERVE_WORKER_NATS_USER="worker",

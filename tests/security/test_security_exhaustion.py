@@ -6,7 +6,6 @@ The attacks come from `turboserve bench edge`. Time-outs are short here, so that
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import signal
@@ -17,13 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 import websockets
+from pool_harness import Pool
 
 from turboserve.bench.edge import attacks
 from turboserve.gateway.serving.guard import READ_BYTES
@@ -42,17 +41,6 @@ SHORT = {
     "TURBOSERVE_ALLOWED_HOSTS": "here",
 }
 HEALTH_VARIABLE = "TURBOSERVE_HEALTH_PORT"
-
-
-def _pool_class() -> Any:
-    path = Path(__file__).parent.parent / "gateway" / "pool_harness.py"
-    spec = importlib.util.spec_from_file_location("pool_harness", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault("pool_harness", module)
-    spec.loader.exec_module(module)
-    return module.Pool
 
 
 class Attacked:
@@ -76,7 +64,7 @@ class Attacked:
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with _pool_class()(tmp_path_factory.mktemp("pool")).running() as pool:
+    with Pool(tmp_path_factory.mktemp("pool")).running() as pool:
         yield pool
 
 

@@ -297,7 +297,9 @@ async def test_anything_at_once_leaves_rows_and_logs_that_agree(start_store, set
 
         await asyncio.gather(*(caller(random_.randrange(10**6)) for _ in range(8)))
         page = await api.bus.call(subjects.LIST_WORKERS, ListWorkers())
-        assert all(worker.sessions <= worker.capacity for worker in page.workers)
+        found = [worker for worker in page.workers if worker.id in workers]
+        assert len(found) == len(workers)
+        assert all(worker.sessions <= worker.capacity for worker in found)
         for record in records:
             row = await api.get(record.id)
             owns = await api.history(subjects.OWN.of(record.id))

@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
 import websockets
 from websockets.asyncio.client import ClientConnection
-
-GATEWAY_TESTS = Path(__file__).parents[2] / "gateway"
-
-
-def _harness() -> ModuleType:
-    # Tests are imported by path, without packages.
-    name = "pool_harness"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, GATEWAY_TESTS / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-@pytest.fixture(scope="session")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Servers, state store, scheduler, a worker that draws: see pool_harness."""
-    with _harness().Pool(tmp_path_factory.mktemp("pool")).running() as pool:
-        yield pool
 
 
 @pytest.fixture(scope="session")

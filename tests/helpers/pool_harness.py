@@ -1,7 +1,7 @@
 """Real servers, state store, scheduler and gateway, each its own process, with a worker that draws.
 
 As a program it serves the player page for people who work on it, until Ctrl-C:
-`python tests/gateway/pool_harness.py 8090`.
+`python tests/helpers/pool_harness.py 8090`.
 """
 
 from __future__ import annotations
