@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import nats
@@ -37,8 +38,10 @@ pytest.register_assert_rewrite(
 )
 
 # The same commit gets the same verdict. `make test PYTEST_ARGS="--hypothesis-profile explore"` looks further.
-hypothesis.settings.register_profile("repeatable", derandomize=True)
-hypothesis.settings.register_profile("explore", derandomize=False)
+# No time limits: a slow machine is no fault of the code.
+UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("repeatable", derandomize=True, **UNTIMED)
+hypothesis.settings.register_profile("explore", derandomize=False, **UNTIMED)
 hypothesis.settings.load_profile("repeatable")
 
 # Torch and its like would otherwise use every core for matrices that fit in a cache.
