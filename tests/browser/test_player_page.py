@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from browser import NEEDS_CHROMIUM, chromium
 from turboserve.cli.stack.background import BackgroundStack
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--autoplay-policy=no-user-gesture-required",
-]
 WAIT_MS = 90_000
 
 # Share of the video's pixels that are clearly red, and clearly blue, in the frame that is shown now.
@@ -47,29 +36,21 @@ COLOURS = """
 ENOUGH = 0.02
 SEES = f"(colour) => (({COLOURS})())[colour] > {ENOUGH}"
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: the browser test did not run"),
-]
+pytestmark = NEEDS_CHROMIUM
 
 
 @pytest.fixture
 async def page(tmp_path: Path) -> AsyncIterator[Any]:
     """A fresh Chromium with one page. What the page logs as an error fails the test."""
-    playwright = pytest.importorskip("playwright.async_api")
     errors: list[str] = []
-    async with playwright.async_playwright() as driver:
-        context = await driver.chromium.launch_persistent_context(
-            str(tmp_path / "profile"), executable_path=CHROMIUM, args=FLAGS, headless=True
-        )
-        context.set_default_timeout(WAIT_MS)
+    autoplay = "--autoplay-policy=no-user-gesture-required"
+    async with chromium(tmp_path / "profile", autoplay, wait_ms=WAIT_MS) as context:
         page = await context.new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda line: errors.append(line.text) if refused(line) else None)
         yield page
         # Shown by pytest if the test failed.
         print(await page.locator("body").inner_text())
-        await context.close()
     assert errors == []
 
 

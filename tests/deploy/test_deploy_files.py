@@ -15,6 +15,7 @@ from types import ModuleType
 import asyncpg
 import pytest
 import yaml
+from earlier_cluster import make_as_before
 from pydantic import ValidationError
 
 from turboserve.cli.embedded import Layout, Ports, PostgresServer, binaries
@@ -170,17 +171,6 @@ def test_the_state_store_of_compose_is_no_superuser(tmp_path: Path) -> None:
     port = Ports(layout.ports).get("postgres")
     server = PostgresServer(layout.server("postgres"), port, "admin", "old", ("fsync=off",))
 
-    async def as_before() -> None:
-        async with server.superuser() as connection:
-            await connection.execute(f'drop database "{DATABASE}"')
-            await connection.execute(f"drop role {ROLE}")
-            await connection.execute(f'create database "{DATABASE}"')
-        async with server.superuser(DATABASE) as connection:
-            await connection.execute(
-                "create table sessions (n bigint generated always as identity primary key, x int);"
-                "insert into sessions (x) values (7)"
-            )
-
     async def after() -> None:
         connection = await asyncpg.connect(server.url().replace(":old@", ":new@"))
         try:
@@ -192,7 +182,7 @@ def test_the_state_store_of_compose_is_no_superuser(tmp_path: Path) -> None:
             await connection.close()
 
     with running([server], tmp_path / "log"):
-        asyncio.run(as_before())
+        asyncio.run(make_as_before(server))
         # By a descriptor: the path of a socket file is limited to 107 bytes.
         folder = os.open(server.directory, os.O_PATH | os.O_DIRECTORY)
         environment = {

@@ -15,10 +15,11 @@ import asyncpg
 import nats
 import psutil
 import pytest
+from earlier_cluster import make_as_before
 
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer, binaries
 from turboserve.cli.embedded.folder import UnsafeFolderError, is_own_group, secure
-from turboserve.cli.embedded.postgres import DATABASE, ROLE, SUPERUSER
+from turboserve.cli.embedded.postgres import ROLE, SUPERUSER
 from turboserve.cli.embedded.running import running
 from turboserve.cli.stack.background import BackgroundStack
 
@@ -161,18 +162,6 @@ def test_a_cluster_of_an_earlier_version_is_taken_over_with_its_data(tmp_path: P
         layout.server("postgres"), Ports(layout.ports).get("p"), "admin", "services", ("fsync=off",)
     )
 
-    async def as_before() -> None:
-        async with server.superuser() as connection:
-            await connection.execute(f'drop database "{DATABASE}"')
-            await connection.execute(f"drop role {ROLE}")
-            await connection.execute(f'create database "{DATABASE}"')
-        async with server.superuser(DATABASE) as connection:
-            await connection.execute(
-                "create table sessions (n bigint generated always as identity primary key, x int);"
-                "insert into sessions (x) values (7); create sequence alone; create type kind as enum ('a');"
-                "create view seen as select x from sessions"
-            )
-
     async def after() -> None:
         connection = await asyncpg.connect(server.url())
         try:
@@ -185,7 +174,7 @@ def test_a_cluster_of_an_earlier_version_is_taken_over_with_its_data(tmp_path: P
             await connection.close()
 
     with running([server], tmp_path / "log"):
-        asyncio.run(as_before())
+        asyncio.run(make_as_before(server))
     with running([server], tmp_path / "log"):
         asyncio.run(after())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,25 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    # The stranger's name server: first it gives his own address, and later this machine's.
-    "--host-resolver-rules=MAP foe.example 127.0.0.1",
-]
+from browser import NEEDS_CHROMIUM, chromium
+
+# The stranger's name server: first it gives his own address, and later this machine's.
+REBOUND = "--host-resolver-rules=MAP foe.example 127.0.0.1"
 KEY = "a-key-for-the-page-0123456789"
 WAIT_MS = 60_000
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: the browser test did not run"),
-]
+pytestmark = NEEDS_CHROMIUM
 
 # Each attack resolves to whether it got an answer that it could read, or for a stream, to the close code.
 ATTACKS = """
@@ -106,14 +94,8 @@ def stranger_port() -> Iterator[int]:
 
 @pytest.fixture
 async def page(tmp_path: Path) -> AsyncIterator[Any]:
-    playwright = pytest.importorskip("playwright.async_api")
-    async with playwright.async_playwright() as driver:
-        context = await driver.chromium.launch_persistent_context(
-            str(tmp_path / "profile"), executable_path=CHROMIUM, args=FLAGS, headless=True
-        )
-        context.set_default_timeout(WAIT_MS)
+    async with chromium(tmp_path / "profile", REBOUND, wait_ms=WAIT_MS) as context:
         yield await context.new_page()
-        await context.close()
 
 
 async def test_a_strangers_page_changes_nothing_and_reads_nothing(
