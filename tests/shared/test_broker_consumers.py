@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -16,16 +17,22 @@ from turboserve.bus import Bus
 
 Connect = Callable[[str], Awaitable[Bus]]
 LIMIT_S = 20
+S = ""
+"""The stream: another name in each test. nats-server answers before it has deleted the files of a stream, and
+one of the same name may find them."""
+_numbers = itertools.count()
 
 
 @pytest.fixture
 async def bus(connect: Connect) -> AsyncIterator[Bus]:
+    global S
+    S = f"S{next(_numbers)}"
     bus = await connect("admin")
     await bus.jetstream().add_stream(
-        api.StreamConfig(name="S", subjects=["own.*", "chunk.*"], max_msgs_per_subject=3)
+        api.StreamConfig(name=S, subjects=["own.*", "chunk.*"], max_msgs_per_subject=3)
     )
     yield bus
-    await bus.jetstream().delete_stream("S")
+    await bus.jetstream().delete_stream(S)
 
 
 @pytest.fixture
@@ -44,7 +51,7 @@ async def consume(jetstream: JetStreamContext, **fields: Any) -> api.ConsumerInf
         "inactive_threshold": 60.0,
         "mem_storage": True,
     }
-    return await jetstream.add_consumer("S", api.ConsumerConfig(**(values | fields)))
+    return await jetstream.add_consumer(S, api.ConsumerConfig(**(values | fields)))
 
 
 class Inbox:
@@ -60,7 +67,7 @@ class Inbox:
             await self._bus.client.subscribe(self.subject, cb=self._receive)
         if "expires" in request:
             request["expires"] = int(request["expires"] * 1e9)
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.S.{consumer}"
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{S}.{consumer}"
         await self._bus.client.publish(subject, json.dumps(request).encode(), reply=self.subject)
 
     async def until(self, count: int) -> list[tuple[Any, ...]]:
@@ -133,15 +140,15 @@ async def test_a_consumer_that_is_not_there(bus: Bus, jetstream: JetStreamContex
     await inbox.ask(batch=1, expires=5)
     assert (await inbox.until(1))[0][0] == "503"
     with pytest.raises(NotFoundError):
-        await jetstream.consumer_info("S", "C")
+        await jetstream.consumer_info(S, "C")
     await consume(jetstream)
-    assert [info.name for info in await jetstream.consumers_info("S")] == ["C"]
+    assert [info.name for info in await jetstream.consumers_info(S)] == ["C"]
     await inbox.ask(batch=1, expires=15)
     await bus.flush()
-    await jetstream.delete_consumer("S", "C")
+    await jetstream.delete_consumer(S, "C")
     assert (await inbox.until(2))[1] == ("409", "Consumer Deleted")
     with pytest.raises(NotFoundError):
-        await jetstream.delete_consumer("S", "C")
+        await jetstream.delete_consumer(S, "C")
 
 
 async def test_messages_that_are_removed_before_their_turn_are_skipped(
@@ -150,8 +157,8 @@ async def test_messages_that_are_removed_before_their_turn_are_skipped(
     await consume(jetstream)
     for subject in ("chunk.a", "chunk.b", "chunk.a", "chunk.c"):
         await jetstream.publish(subject)
-    await jetstream.purge_stream("S", subject="chunk.a")
-    assert (await jetstream.consumer_info("S", "C")).num_pending == 2
+    await jetstream.purge_stream(S, subject="chunk.a")
+    assert (await jetstream.consumer_info(S, "C")).num_pending == 2
     inbox = Inbox(bus)
     await inbox.ask(batch=5, no_wait=True)
     assert await inbox.until(3) == [("chunk.b", 2, 1, 1), ("chunk.c", 4, 2, 0), ("404", "No Messages")]
@@ -159,9 +166,9 @@ async def test_messages_that_are_removed_before_their_turn_are_skipped(
 
 async def test_a_consumer_nobody_asks_is_deleted(jetstream: JetStreamContext) -> None:
     await consume(jetstream, inactive_threshold=0.3)
-    await jetstream.consumer_info("S", "C")
+    await jetstream.consumer_info(S, "C")
     async with asyncio.timeout(LIMIT_S):
-        while await jetstream.consumers_info("S"):
+        while await jetstream.consumers_info(S):
             await asyncio.sleep(0.1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -16,11 +17,17 @@ from turboserve.bus import Bus
 
 Connect = Callable[[str], Awaitable[Bus]]
 LIMIT_S = 20
+S = ""
+"""The stream: another name in each test. nats-server answers before it has deleted the files of a stream, and
+one of the same name may find them."""
+_numbers = itertools.count()
 SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 
 
 @pytest.fixture
 async def bus(connect: Connect) -> AsyncIterator[Bus]:
+    global S
+    S = f"S{next(_numbers)}"
     bus = await connect("admin")
     yield bus
     jetstream = bus.jetstream()
@@ -34,7 +41,7 @@ def jetstream(bus: Bus) -> JetStreamContext:
 
 
 def config(**fields: Any) -> api.StreamConfig:
-    values: dict[str, Any] = {"name": "S", "subjects": ["own.*", "chunk.*"], "allow_direct": True}
+    values: dict[str, Any] = {"name": S, "subjects": ["own.*", "chunk.*"], "allow_direct": True}
     return api.StreamConfig(**(values | fields))
 
 
@@ -49,7 +56,7 @@ async def refusal(jetstream: JetStreamContext, subject: str, data: bytes = b"", 
 
 
 async def stored(jetstream: JetStreamContext, pattern: str = ">") -> dict[str, int]:
-    return dict((await jetstream.stream_info("S", subjects_filter=pattern)).state.subjects or {})
+    return dict((await jetstream.stream_info(S, subjects_filter=pattern)).state.subjects or {})
 
 
 async def test_the_fence_holds_for_its_own_and_for_another_subject(
@@ -72,7 +79,7 @@ async def test_the_fence_holds_for_its_own_and_for_another_subject(
     # Nothing on the subject is 0, whatever else the stream has.
     assert await refusal(jetstream, "own.b", **{SUBJECT_SEQUENCE: str(newer)}) == 10071
     await jetstream.publish("own.b", headers={SUBJECT_SEQUENCE: "0"})
-    last = (await jetstream.stream_info("S")).state.last_seq
+    last = (await jetstream.stream_info(S)).state.last_seq
     assert await refusal(jetstream, "own.c", **{"Nats-Expected-Last-Sequence": str(last - 1)}) == 10071
     await jetstream.publish("own.c", headers={"Nats-Expected-Last-Sequence": str(last)})
     assert await refusal(jetstream, "own.c", **{"Nats-Expected-Stream": "T"}) == 10060
@@ -81,7 +88,7 @@ async def test_the_fence_holds_for_its_own_and_for_another_subject(
 async def test_a_removed_fence_refuses_who_names_it(jetstream: JetStreamContext) -> None:
     await jetstream.add_stream(config())
     own = (await jetstream.publish("own.a")).seq
-    await jetstream.purge_stream("S", subject="own.a")
+    await jetstream.purge_stream(S, subject="own.a")
     headers = {SUBJECT_SEQUENCE: str(own), f"{SUBJECT_SEQUENCE}-Subject": "own.a"}
     assert await refusal(jetstream, "chunk.a", **headers) == 10071
 
@@ -125,7 +132,7 @@ async def test_an_id_of_a_refused_message_is_not_taken(jetstream: JetStreamConte
 async def test_an_id_of_a_removed_message_stays_taken(jetstream: JetStreamContext) -> None:
     await jetstream.add_stream(config())
     first = await jetstream.publish("own.a", headers={"Nats-Msg-Id": "x"})
-    await jetstream.purge_stream("S")
+    await jetstream.purge_stream(S)
     again = await jetstream.publish("own.a", headers={"Nats-Msg-Id": "x"})
     assert (again.duplicate, again.seq) == (True, first.seq)
 
@@ -153,7 +160,7 @@ async def test_messages_of_a_stream_age(jetstream: JetStreamContext) -> None:
     async with asyncio.timeout(LIMIT_S):
         while await stored(jetstream):
             await asyncio.sleep(0.1)
-    state = (await jetstream.stream_info("S")).state
+    state = (await jetstream.stream_info(S)).state
     assert (state.messages, state.bytes, state.first_seq, state.last_seq) == (0, 0, 2, 1)
 
 
@@ -185,13 +192,13 @@ async def test_what_is_stored_is_republished_with_its_place(bus: Bus) -> None:
         ("live.own.a", b"3", ""),
     ]
     headers = [dict(message.headers or {}) for message in heard]
-    entry = await jetstream.get_msg("S", subject="chunk.a", direct=True)
+    entry = await jetstream.get_msg(S, subject="chunk.a", direct=True)
     assert all(header.pop("Nats-Time-Stamp") for header in headers)
     assert headers[0].pop("A") == "b"
     assert headers[0].pop("Nats-Msg-Id") == "x"
     places = [("own.a", "1", "0"), ("chunk.a", "2", "0"), ("own.a", "3", "1")]
     assert headers == [
-        {"Nats-Stream": "S", "Nats-Subject": subject, "Nats-Sequence": place, "Nats-Last-Sequence": before}
+        {"Nats-Stream": S, "Nats-Subject": subject, "Nats-Sequence": place, "Nats-Last-Sequence": before}
         for subject, place, before in places
     ]
     assert (entry.headers or {})["Nats-Time-Stamp"] == (heard[1].headers or {})["Nats-Time-Stamp"]
@@ -218,7 +225,7 @@ async def test_a_message_of_the_past_replaced_at_its_subjects_limit(bus: Bus) ->
     newest = await jetstream.publish("own.a", b"2")
     assert await stored(jetstream) == {"own.a": 1, "own.b": 1}
     assert (heard[-1].headers or {})["Nats-Last-Sequence"] == str(first.seq)
-    state = (await jetstream.stream_info("S")).state
+    state = (await jetstream.stream_info(S)).state
     assert (state.first_seq, state.last_seq) == (other.seq, newest.seq)
 
 
@@ -232,7 +239,7 @@ async def test_a_full_stream_refuses_what_is_new(jetstream: JetStreamContext) ->
     body = bytes(sized(130))
     for _ in range(2):
         await jetstream.publish("own.a", body)
-    assert (await jetstream.stream_info("S")).state.bytes == 260
+    assert (await jetstream.stream_info(S)).state.bytes == 260
     with pytest.raises(APIError) as error:
         await jetstream.publish("own.b", body)
     assert (error.value.code, error.value.err_code, error.value.description) == (
@@ -246,10 +253,10 @@ async def test_a_full_stream_refuses_what_is_new(jetstream: JetStreamContext) ->
     await jetstream.publish("own.a", body[:50])
     # The oldest is as large as before: what is larger than the newest may be still.
     await jetstream.publish("own.a", body)
-    assert (await jetstream.stream_info("S")).state.bytes == 85 + 130
+    assert (await jetstream.stream_info(S)).state.bytes == 85 + 130
     assert await refusal(jetstream, "chunk.a", bytes(sized(85)), A="b") == 10077
     await jetstream.publish("own.b", bytes(sized(85)))
-    assert (await jetstream.stream_info("S")).state.bytes == 300
+    assert (await jetstream.stream_info(S)).state.bytes == 300
     await jetstream.update_stream(
         config(max_bytes=400, discard=api.DiscardPolicy.NEW, max_msgs_per_subject=2)
     )
@@ -260,14 +267,14 @@ async def test_headers_count(jetstream: JetStreamContext) -> None:
     await jetstream.add_stream(config())
     await jetstream.publish("own.a", b"12345", headers={"Key": "väl", "Other": "y"})
     lines = "NATS/1.0\r\nKey: väl\r\nOther: y\r\n\r\n"
-    assert (await jetstream.stream_info("S")).state.bytes == 34 + len("own.a") + len(lines.encode()) + 5
+    assert (await jetstream.stream_info(S)).state.bytes == 34 + len("own.a") + len(lines.encode()) + 5
 
 
 async def test_a_full_stream_that_discards_old_drops_its_oldest(jetstream: JetStreamContext) -> None:
     await jetstream.add_stream(config(max_bytes=300))
     for number in range(5):
         await jetstream.publish("own.a", bytes([number]) * sized(130))
-    state = (await jetstream.stream_info("S")).state
+    state = (await jetstream.stream_info(S)).state
     assert (state.messages, state.first_seq, state.last_seq) == (2, 4, 5)
 
 
@@ -277,7 +284,7 @@ async def test_single_direct_gets(jetstream: JetStreamContext) -> None:
         await jetstream.publish(subject, b"%d" % number, headers={"A": "b"} if number == 1 else None)
 
     async def get(**arguments: Any) -> tuple[str | None, int | None, bytes | None]:
-        raw = await jetstream.get_msg("S", direct=True, **arguments)
+        raw = await jetstream.get_msg(S, direct=True, **arguments)
         return raw.subject, raw.seq, raw.data
 
     assert await get(subject="own.a") == ("own.a", 5, b"4")
@@ -285,9 +292,9 @@ async def test_single_direct_gets(jetstream: JetStreamContext) -> None:
     assert await get(seq=1, subject="own.a", next=True) == ("own.a", 1, b"0")
     assert await get(seq=2, subject="own.a", next=True) == ("own.a", 5, b"4")
     assert await get(seq=2, subject="own.*", next=True) == ("own.b", 3, b"2")
-    raw = await jetstream.get_msg("S", seq=2, direct=True)
+    raw = await jetstream.get_msg(S, seq=2, direct=True)
     assert raw.headers is not None
-    assert (raw.headers["A"], raw.headers["Nats-Stream"]) == ("b", "S")
+    assert (raw.headers["A"], raw.headers["Nats-Stream"]) == ("b", S)
     for missing in (
         {"subject": "own.c"},
         {"seq": 9},
@@ -295,7 +302,7 @@ async def test_single_direct_gets(jetstream: JetStreamContext) -> None:
         {"seq": 6, "subject": "own.a", "next": True},
     ):
         if missing.get("seq") == 3:
-            await jetstream.delete_msg("S", 3)
+            await jetstream.delete_msg(S, 3)
         with pytest.raises(NotFoundError):
             await get(**missing)
     with pytest.raises(NotFoundError):
@@ -304,7 +311,7 @@ async def test_single_direct_gets(jetstream: JetStreamContext) -> None:
         await jetstream.get_msg("T", seq=1, direct=True)
 
 
-async def answers(bus: Bus, request: bytes, stream: str = "S") -> list[tuple[str, ...]]:
+async def answers(bus: Bus, request: bytes) -> list[tuple[str, ...]]:
     """What comes to a request for many: sequence, body, pending, before; and the status at the end."""
     found: list[tuple[str, ...]] = []
     ended = asyncio.Event()
@@ -320,7 +327,7 @@ async def answers(bus: Bus, request: bytes, stream: str = "S") -> list[tuple[str
 
     inbox = bus.client.new_inbox()
     subscription = await bus.client.subscribe(inbox, cb=receive)
-    await bus.client.publish(f"$JS.API.DIRECT.GET.{stream}", request, reply=inbox)
+    await bus.client.publish(f"$JS.API.DIRECT.GET.{S}", request, reply=inbox)
     async with asyncio.timeout(LIMIT_S):
         await ended.wait()
     await subscription.unsubscribe()
@@ -331,7 +338,7 @@ async def test_batched_direct_gets(bus: Bus, jetstream: JetStreamContext) -> Non
     await jetstream.add_stream(config())
     for number in range(6):
         await jetstream.publish(("own.a", "chunk.a")[number % 2], b"%d" % number)
-    await jetstream.delete_msg("S", 2)
+    await jetstream.delete_msg(S, 2)
     assert await answers(bus, b'{"seq": 1, "batch": 3}') == [
         ("1", "0", "4", "0"),
         ("3", "2", "3", "1"),
@@ -367,19 +374,19 @@ async def test_purging(jetstream: JetStreamContext) -> None:
     await jetstream.add_stream(config())
     for number in range(9):
         await jetstream.publish(("own.a", "chunk.a", "chunk.b")[number % 3])
-    await jetstream.purge_stream("S", subject="chunk.a", keep=1)
+    await jetstream.purge_stream(S, subject="chunk.a", keep=1)
     assert await stored(jetstream) == {"chunk.a": 1, "chunk.b": 3, "own.a": 3}
-    assert (await jetstream.get_msg("S", subject="chunk.a", direct=True)).seq == 8
-    await jetstream.purge_stream("S", subject="chunk.b")
+    assert (await jetstream.get_msg(S, subject="chunk.a", direct=True)).seq == 8
+    await jetstream.purge_stream(S, subject="chunk.b")
     assert await stored(jetstream) == {"chunk.a": 1, "own.a": 3}
-    await jetstream.purge_stream("S", seq=7)
+    await jetstream.purge_stream(S, seq=7)
     assert await stored(jetstream) == {"chunk.a": 1, "own.a": 1}
-    state = (await jetstream.stream_info("S")).state
+    state = (await jetstream.stream_info(S)).state
     assert (state.first_seq, state.last_seq) == (7, 9)
     with pytest.raises(BadRequestError):
-        await jetstream.purge_stream("S", seq=1, keep=1)
-    await jetstream.purge_stream("S")
-    state = (await jetstream.stream_info("S")).state
+        await jetstream.purge_stream(S, seq=1, keep=1)
+    await jetstream.purge_stream(S)
+    state = (await jetstream.stream_info(S)).state
     assert (state.messages, state.first_seq, state.last_seq) == (0, 10, 9)
     assert (await jetstream.publish("own.a")).seq == 10
 
@@ -391,7 +398,7 @@ async def test_counts_by_subject_follow_the_filter(jetstream: JetStreamContext) 
     assert await stored(jetstream, "chunk.*") == {"chunk.a": 2}
     assert await stored(jetstream, "own.b") == {"own.b": 1}
     assert await stored(jetstream, "chunk.b") == {}
-    assert (await jetstream.stream_info("S")).state.subjects is None
+    assert (await jetstream.stream_info(S)).state.subjects is None
 
 
 async def test_streams_are_made_once_and_changed_in_place(jetstream: JetStreamContext) -> None:
@@ -419,7 +426,7 @@ async def test_streams_are_made_once_and_changed_in_place(jetstream: JetStreamCo
         await jetstream.stream_info("T")
     with pytest.raises(NotFoundError):
         await jetstream.delete_stream("T")
-    assert await jetstream.find_stream_name_by_subject("own.z") == "S"
+    assert await jetstream.find_stream_name_by_subject("own.z") == S
     assert (await jetstream.account_info()).limits.max_storage == -1
 
 
@@ -436,7 +443,7 @@ async def test_the_configuration_is_answered_as_it_was_given(jetstream: JetStrea
         republish=api.RePublish(src=">", dest="live.>"),
     )
     await jetstream.add_stream(wanted)
-    found = (await jetstream.stream_info("S")).config
+    found = (await jetstream.stream_info(S)).config
     for name in ("subjects", "storage", "discard", "max_msgs_per_subject", "max_age", "max_bytes"):
         assert getattr(found, name) == getattr(wanted, name)
     for name in ("duplicate_window", "allow_direct", "allow_msg_ttl", "republish"):
@@ -444,14 +451,14 @@ async def test_the_configuration_is_answered_as_it_was_given(jetstream: JetStrea
 
 
 async def test_a_stream_made_anew_counts_from_one_and_was_born_later(jetstream: JetStreamContext) -> None:
-    first = await jetstream.add_stream(config())
+    first = await jetstream.add_stream(config(storage=api.StorageType.MEMORY))
     for _ in range(3):
         await jetstream.publish("own.a", headers={"Nats-Msg-Id": "x"})
         await jetstream.publish("own.a")
-    await jetstream.delete_stream("S")
+    await jetstream.delete_stream(S)
     with pytest.raises(NoStreamResponseError):
         await jetstream.publish("own.a")
-    second = await jetstream.add_stream(config())
+    second = await jetstream.add_stream(config(storage=api.StorageType.MEMORY))
     assert (second.state.last_seq, second.state.messages) == (0, 0)
     assert second.created is not None
     assert first.created is not None

@@ -17,7 +17,9 @@ from turboserve.subjects import CHUNK, CHUNKS, OWN
 async def admin(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
     bus: Bus = await connect("admin")
     await bus.jetstream().add_stream(
-        api.StreamConfig(name=CHUNKS, subjects=[OWN.every, CHUNK.every], allow_direct=True)
+        api.StreamConfig(
+            name=CHUNKS, subjects=[OWN.every, CHUNK.every], storage=api.StorageType.MEMORY, allow_direct=True
+        )
     )
     yield bus
     await bus.jetstream().delete_stream(CHUNKS)

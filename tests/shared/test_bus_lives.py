@@ -21,6 +21,7 @@ async def make(bus: Bus) -> None:
         api.StreamConfig(
             name=CHUNKS,
             subjects=[OWN.every, CHUNK.every],
+            storage=api.StorageType.MEMORY,
             allow_direct=True,
             republish=api.RePublish(src=CHUNK.every, dest="live.chunk.{{wildcard(1)}}"),
         )

@@ -21,6 +21,7 @@ async def bus(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
         api.StreamConfig(
             name=CHUNKS,
             subjects=[OWN.every, CHUNK.every],
+            storage=api.StorageType.MEMORY,
             allow_direct=True,
             allow_msg_ttl=True,
             duplicate_window=60,

@@ -32,6 +32,7 @@ async def admin(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
         api.StreamConfig(
             name=EVENTS,
             subjects=[EVENT.every, WORKER_EVENT.every, OTHER],
+            storage=api.StorageType.MEMORY,
             allow_direct=True,
             republish=api.RePublish(src=">", dest="live.>"),
         )
