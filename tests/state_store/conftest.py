@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from turboserve.state_store.ports.database import Database
 from turboserve.state_store.settings import Settings
 
 # The tests are no package: what they share is found beside them.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from database_servers import KINDS, DatabaseServer
 from state_store_harness import MEMORY_URL, Harness, Store
 
 
@@ -70,3 +72,23 @@ async def api(store: Store, settings: Settings) -> AsyncIterator[Harness]:
     async with Harness.connected(settings) as harness:
         yield harness
         await asyncio.sleep(0)
+
+
+@pytest.fixture(params=KINDS)
+def database_url(request: pytest.FixtureRequest) -> str | None:
+    """Of Postgres; None: in memory."""
+    return request.getfixturevalue("postgres_url") if request.param == "postgres" else None
+
+
+@pytest.fixture
+async def server(database_url: str | None) -> AsyncIterator[DatabaseServer]:
+    """Postgres, and then the database in memory."""
+    kind = "memory" if database_url is None else "postgres"
+    async with DatabaseServer.running(kind, database_url) as server:
+        yield server
+
+
+@pytest.fixture
+def database(server: DatabaseServer) -> Database:
+    """One instance's connections to it."""
+    return server.connect()

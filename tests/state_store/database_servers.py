@@ -61,11 +61,17 @@ class DatabaseServer:
     async def _waiting(self) -> int:
         if self.memory is not None:
             return self.memory.locks.waiting
+        return await self._sessions("wait_event_type = 'Lock'")
+
+    async def open_transactions(self) -> int:
+        """Transactions that wait for their client's next statement."""
+        if self.memory is not None:
+            return self.memory.idle_transactions
+        return await self._sessions("state = 'idle in transaction'")
+
+    async def _sessions(self, condition: str) -> int:
         database = self._open[0]
         assert isinstance(database, PostgresDatabase)
-        query = (
-            "select count(*) from pg_stat_activity "
-            "where wait_event_type = 'Lock' and datname = current_database()"
-        )
+        query = f"select count(*) from pg_stat_activity where datname = current_database() and {condition}"
         async with database.statement() as unit:
             return int((await unit.connection.execute(text(query))).scalar_one())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
 from core_requests import REQUEST
-from database_servers import KINDS, DatabaseServer
+from database_servers import DatabaseServer
 
 from turboserve.contracts.errors import ConflictError, UnavailableError
 from turboserve.contracts.leading import LeaderRecord
@@ -25,23 +24,6 @@ from turboserve.tasks import stop
 KEY = 7
 SHORT_S = 1.0
 """A deadline that tests wait for."""
-
-
-@pytest.fixture(params=KINDS)
-def url(request: pytest.FixtureRequest) -> str | None:
-    """Of Postgres; None: in memory."""
-    return request.getfixturevalue("postgres_url") if request.param == "postgres" else None
-
-
-@pytest.fixture
-async def server(url: str | None) -> AsyncIterator[DatabaseServer]:
-    async with DatabaseServer.running("memory" if url is None else "postgres", url) as server:
-        yield server
-
-
-@pytest.fixture
-def database(server: DatabaseServer) -> Database:
-    return server.connect()
 
 
 def worker(name: str = "wk_1", **fields: object) -> WorkerRecord:

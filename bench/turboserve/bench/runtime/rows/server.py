@@ -48,6 +48,11 @@ class MemoryPostgres:
         self._unflushed: deque[tuple[float, _Undo]] = deque()
         self._reaper: asyncio.TimerHandle | None = None
 
+    @property
+    def idle_transactions(self) -> int:
+        """Transactions that wait for their client's next statement."""
+        return sum(not session.autocommit and session.idle_since is not None for session in self._sessions)
+
     # Faults
 
     def crash(self) -> None:

@@ -1,0 +1,141 @@
+"""The outbox beside a broker that is slow: what it holds meanwhile, and who may go on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from database_servers import DatabaseServer
+
+from turboserve.bench.runtime.broker import MemoryBroker
+from turboserve.bus import Ack, Bus, append
+from turboserve.clock import SystemClock
+from turboserve.contracts.errors import DeadlineError, UnavailableError
+from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.state_store.core.workers import joined_event
+from turboserve.state_store.ports.database import Database
+from turboserve.state_store.publish import outbox
+from turboserve.state_store.publish.outbox import Outbox
+from turboserve.state_store.settings import Settings
+from turboserve.state_store.streams import Streams
+from turboserve.subjects import EVENTS
+
+SHORT_S = 1.0
+SETTINGS = Settings(nats_url="nats://state-store@memory", transaction_deadline_s=20.0)
+
+
+@pytest.fixture
+async def broker() -> MemoryBroker:
+    return MemoryBroker()
+
+
+@pytest.fixture
+async def bus(broker: MemoryBroker) -> Any:
+    bus = await Bus.connect("state-store", SETTINGS, broker.connect)
+    await Streams(bus, SystemClock(), SETTINGS).ensure(resize=True)
+    yield bus
+    await bus.close()
+
+
+async def tell(database: Database, count: int) -> list[str]:
+    """Commit so many events of one subject; their ids."""
+    record = WorkerRecord(
+        id="wk_1", model="m", phase=WorkerPhase.READY, capacity=1, started_at=1.0, renewed_at=1.0
+    )
+    now = SystemClock().wall()
+    events = [joined_event(record, now).model_copy(update={"id": f"ev_{number}"}) for number in range(count)]
+    async with database.transaction() as db:
+        await db.outbox.add(events)
+    return [event.id for event in events]
+
+
+def logged(broker: MemoryBroker) -> list[str]:
+    """Message ids in the event log."""
+    stored = broker.jetstream.streams[EVENTS].from_sequence(1)
+    return [one.headers["Nats-Msg-Id"] for one in stored]
+
+
+class Held:
+    """Appends wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.asked, self.let_go = asyncio.Event(), asyncio.Event()
+
+    async def append(self, *arguments: Any, **options: Any) -> Ack:
+        self.asked.set()
+        await self.let_go.wait()
+        return await append(*arguments, **options)
+
+
+async def test_while_the_broker_is_frozen_no_row_is_locked_and_no_transaction_open(
+    server: DatabaseServer, database: Database, broker: MemoryBroker, bus: Bus, monkeypatch: Any
+) -> None:
+    ids = await tell(database, 3)
+    asked = asyncio.Event()
+
+    async def ask(*arguments: Any, **options: Any) -> Ack:
+        asked.set()
+        return await append(*arguments, **options)
+
+    monkeypatch.setattr(outbox, "append", ask)
+    broker.freeze(60.0)
+    publisher = Outbox(server.connect(), bus, SystemClock(), SETTINGS)
+    turn = asyncio.create_task(publisher.drain())
+    await asked.wait()
+    assert await server.open_transactions() == 0
+    # Others write and lock the same rows at once.
+    async with server.connect(SHORT_S).transaction() as db:
+        [first, *_] = await db.outbox.oldest(1)
+        await db.outbox.remove([first.number])
+    assert not turn.done()
+    with pytest.raises(DeadlineError):
+        await turn
+    broker.mend()
+    while await publisher.drain():
+        pass
+    assert logged(broker) == ids
+    async with database.statement() as db:
+        assert await db.outbox.backlog() == (0, None)
+
+
+async def test_who_is_held_up_in_an_append_is_overtaken_and_repeats_nothing(
+    server: DatabaseServer, database: Database, broker: MemoryBroker, bus: Bus, monkeypatch: Any
+) -> None:
+    """As a process that was stopped: its lock ends by itself, another instance publishes everything, and
+    what it sends afterwards is known."""
+    ids = await tell(database, 4)
+    held = Held()
+    short = SETTINGS.model_copy(update={"transaction_deadline_s": SHORT_S})
+    stopped = Outbox(server.connect(SHORT_S), bus, SystemClock(), short)
+    monkeypatch.setattr(outbox, "append", held.append)
+    turn = asyncio.create_task(stopped.drain())
+    await held.asked.wait()
+    monkeypatch.setattr(outbox, "append", append)
+    other = Outbox(server.connect(), bus, SystemClock(), SETTINGS)
+    while await other.drain():
+        pass
+    assert logged(broker) == ids
+    held.let_go.set()
+    with pytest.raises(UnavailableError):
+        await turn
+    assert logged(broker) == ids
+    async with database.statement() as db:
+        assert await db.outbox.backlog() == (0, None)
+
+
+async def test_of_two_instances_one_publishes_at_a_time(
+    server: DatabaseServer, database: Database, broker: MemoryBroker, bus: Bus, monkeypatch: Any
+) -> None:
+    ids = await tell(database, 2)
+    held = Held()
+    monkeypatch.setattr(outbox, "append", held.append)
+    turns = [
+        asyncio.create_task(Outbox(server.connect(), bus, SystemClock(), SETTINGS).drain()) for _ in range(2)
+    ]
+    await held.asked.wait()
+    await server.until_waiting()
+    assert logged(broker) == []
+    held.let_go.set()
+    await asyncio.gather(*turns)
+    assert logged(broker) == ids
