@@ -168,3 +168,20 @@ def test_a_publisher_may_die_between_any_two_steps(step_s: float) -> None:
     assert world.logged() == world.committed
     assert world.postgres.tables.outbox.rows == {}
     world.loop.close()
+
+
+@pytest.mark.parametrize("step_s", [number * 0.0005 for number in range(1, 40)])
+def test_a_publisher_may_be_stopped_for_longer_than_the_broker_remembers_ids(step_s: float) -> None:
+    world = World(1)
+    world.postgres.behavior.in_doubt = 0.0
+    world.postgres.behavior.varied = False
+    world.run(world.prepare())
+    world.run(world.write(world.loop.time() + 0.5))
+    world.start(0)
+    world.loop.advance(step_s)
+    world.loop.freeze(world.publishers[0], 3 * SETTINGS.duplicate_window_s)
+    world.start(1)
+    world.loop.advance(4 * SETTINGS.duplicate_window_s)
+    assert world.logged() == world.committed
+    assert world.postgres.tables.outbox.rows == {}
+    world.loop.close()

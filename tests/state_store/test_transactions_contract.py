@@ -457,6 +457,18 @@ async def test_a_session_lock_has_one_holder_until_its_block_ends(
                 await asyncio.sleep(0.02)
 
 
+async def test_a_session_lock_whose_holder_is_silent_is_given_to_another(
+    server: DatabaseServer, database: Database
+) -> None:
+    async with database.session_lock(KEY) as silent, server.connect().session_lock(KEY) as other:
+        assert await silent.acquire()
+        async with asyncio.timeout(30.0):
+            while not await other.acquire():
+                await asyncio.sleep(0.1)
+        with pytest.raises(UnavailableError):
+            await silent.confirm()
+
+
 async def test_leaders_take_turns(server: DatabaseServer, database: Database) -> None:
     leads: list[int] = []
 
