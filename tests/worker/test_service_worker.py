@@ -324,3 +324,32 @@ async def test_a_worker_goes_on_while_there_is_no_state_store(scene: Scene, stor
         return (await scene.record(session)).next_chunk > 6
 
     await scene.until(counted, "the new state store has counted the chunks")
+
+
+async def test_a_session_that_breaks_devices_is_failed_and_its_mate_goes_on(scene: Scene) -> None:
+    """Three workers die of it, each saying so as it leaves. It is not placed on a fourth."""
+    first = await scene.worker()
+    mate = await scene.started(first)
+    await scene.chunks(mate, 2)
+    poison = await scene.create("break")
+    for turn in range(3):
+        worker = first if turn == 0 else await scene.worker()
+        if turn:
+            await scene.place(mate, worker, "recover")
+        await scene.place(poison, worker, "recover" if turn else "place")
+        scene.spent.add(worker)
+        assert await scene.exit_status(worker) != 0
+
+        async def counted(errors: int = turn + 1) -> bool:
+            return (await scene.record(poison)).device_errors == errors
+
+        await scene.until(counted, "the goodbye is heard")
+    failed = await scene.record(poison)
+    assert failed.phase is Phase.FAILED
+    assert str(failed.reason).startswith("poisoned: 3 workers in a row died of a device error")
+    # It was alone in the steps of the second and the third.
+    spared = await scene.record(mate)
+    assert spared.phase is Phase.ACTIVE
+    assert spared.device_errors <= 1
+    await scene.place(mate, await scene.worker(), "recover")
+    await scene.chunks(mate, (await scene.record(mate)).next_chunk + 2)

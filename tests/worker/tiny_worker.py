@@ -11,6 +11,7 @@ from torch import Tensor
 
 from turboserve import service
 from turboserve.worker.engine.engine import Models
+from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.service.app import start
@@ -33,7 +34,8 @@ CONFIG = ModelConfig(
 
 
 class Text:
-    """Prompts → embeddings that depend on the prompt alone; the prompt `raise` fails."""
+    """Prompts → embeddings that depend on the prompt alone; the prompt `raise` fails, and `break` takes the
+    device along."""
 
     weight_bytes = 0
     workspace_bytes = 0
@@ -44,6 +46,8 @@ class Text:
     def _one(self, prompt: str) -> Tensor:
         if prompt == "raise":
             raise RuntimeError("the text encoder fails for this prompt")
+        if prompt == "break":
+            raise DEVICE_LOST[0]("an illegal memory access was encountered")
         seed = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:6], "big")
         shape = (CONFIG.text_len - 1, CONFIG.text_dim)
         return torch.randn(shape, generator=torch.Generator().manual_seed(seed))

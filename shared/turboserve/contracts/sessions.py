@@ -104,6 +104,13 @@ class SessionRecord(Contract):
     """Media time that playback had reached when last reported, seconds."""
     unwatched_s: float | None = None
     """For how long nobody has watched or changed it, as of this answer of the store; None: not known."""
+    device_errors: Count = 0
+    """Workers in a row that died of a device error in a step that computed for it; 0 again after it has made
+    chunks on another."""
+    device_error_at: UnixSeconds | None = None
+    """When the last of them said so."""
+    device_error_chunk: Count = 0
+    """`next_chunk` then."""
     reason: Note | None = None
     """Why it ended, or why it waits."""
     created_at: UnixSeconds
@@ -128,7 +135,8 @@ class Decision(Contract):
     worker: Id | None = None
     kind: Text = Field(max_length=64)
     """place, resume, recover, wait; migrate (a move begins), moved (it is done), stay (it was given up),
-    release (given up, and its worker had no state of the suspended session: no worker owns it now)."""
+    release (given up, and its worker had no state of the suspended session: no worker owns it now);
+    device_error (its worker died of one in a step for it)."""
     reason: Note
     numbers: Numbers = {}
     at: UnixSeconds = 0.0

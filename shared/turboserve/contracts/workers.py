@@ -121,6 +121,8 @@ class LoadReport(Contract):
     pool_slot: Text | None = Field(default=None, max_length=64)
     """The pool's name for the place it runs in; None for a worker nobody's pool started."""
     started_at: UnixSeconds = 0.0
+    device_error_sessions: Annotated[tuple[Id, ...], Field(max_length=SLOTS_LIMIT)] = ()
+    """With phase `gone`: sessions that its last step computed for, of which its device failed."""
 
 
 class Incoming(Contract):

@@ -93,7 +93,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
         clock,
         sessions,
         Moves(database, aftermath, clock, settings),
-        Workers(database, aftermath, playheads, clock, leases, lambda: bus.connection),
+        Workers(database, aftermath, playheads, clock, leases, lambda: bus.connection, settings.poison),
         Leaders(database),
         latents,
     )

@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from turboserve.config import Seconds
 from turboserve.config import Settings as Shared
+from turboserve.state_store.core.device_errors import PoisonLimits
 
 
 class Settings(Shared):
@@ -31,6 +32,14 @@ class Settings(Shared):
     """A model stays known for this long after its last worker, so that a restart is only `no_capacity`."""
     idle_guard_s: float = Field(default=2.0, ge=0)
     """A session watched this recently is not suspended as idle, whatever the scheduler saw."""
+
+    poison_workers: int = Field(default=3, ge=0)
+    """A session is failed once so many workers in a row have died of a device error in a step for it; 0:
+    never."""
+    poison_window_s: Seconds = 600.0
+    """Deaths further apart than this are not counted together."""
+    poison_chunks: int = Field(default=8, ge=1)
+    """A session that has made so many chunks since such a death did not cause it."""
 
     abandoned_after_s: float = Field(default=7 * 86_400.0, ge=0)
     """A suspended session that nobody has watched or changed for this long is ended; 0: never."""
@@ -100,6 +109,10 @@ class Settings(Shared):
         if self.canary_interval_s >= self.canary_timeout_s:
             raise ValueError(f"canary_interval_s: below canary_timeout_s, {self.canary_timeout_s}")
         return self
+
+    @property
+    def poison(self) -> PoisonLimits:
+        return PoisonLimits(self.poison_workers, self.poison_window_s, self.poison_chunks)
 
     @property
     def sqlalchemy_url(self) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+from turboserve import logs
 from turboserve.clock import Clock
 from turboserve.contracts.errors import NotFoundError
 from turboserve.contracts.requests import (
@@ -17,14 +18,18 @@ from turboserve.contracts.requests import (
 )
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import LoadReport, Renewal, WorkerPhase, WorkerRecord
-from turboserve.state_store.core import moves
+from turboserve.state_store.core import device_errors, moves
 from turboserve.state_store.core import workers as rules
+from turboserve.state_store.core.device_errors import PoisonLimits
 from turboserve.state_store.core.leases import Leases
 from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.ports.database import Database, UnitOfWork
+from turboserve.state_store.ports.records import SessionRow
 from turboserve.state_store.service.aftermath import Aftermath
 from turboserve.state_store.service.leaders import in_term
 from turboserve.state_store.service.rows import locked
+
+log = logs.get("workers")
 
 
 class Workers:
@@ -38,11 +43,13 @@ class Workers:
         clock: Clock,
         leases: Leases,
         connection: Callable[[], int | None],
+        poison: PoisonLimits,
     ) -> None:
         """`connection`: as `Bus.connection`."""
         self._database, self._aftermath = database, aftermath
         self._playheads, self._clock = playheads, clock
         self._leases, self._connection = leases, connection
+        self._poison = poison
 
     async def renew(self, request: Renew) -> Renewal:
         """Note that it lives; the rows that name it. Raises WorkerGoneError to one declared gone.
@@ -105,6 +112,7 @@ class Workers:
         """As `gone`. `goodbye`: the worker's own word; another process may have its row by now."""
         now = self._clock.wall()
         stayed: list[SessionRecord] = []
+        failed: list[tuple[SessionRow, SessionRecord]] = []
         async with self._database.transaction() as db:
             if request.term is not None:
                 await in_term(db, request.term)
@@ -118,12 +126,42 @@ class Workers:
             if after is not None:
                 await db.workers.write(after, gone_at=now)
                 await db.outbox.add([rules.left_event(after, now)])
+                named = () if goodbye is None else goodbye.device_error_sessions
+                coming = [one.record.id for one in await db.sessions.moving_to(after.id)]
+                # In one order everywhere: two may leave at once, each with sessions that move to the other.
+                for session in sorted({*named, *coming}):
+                    await db.sessions.get_row(session, lock=True)
+                failed = await self._count_device_errors(db, after.id, named, now)
                 stayed = await self._abandon_moves_to(db, after, now)
         self._leases.forget(request.worker)
         self._aftermath.events()
-        for session in stayed:
-            await self._aftermath.changed(session)
+        for record in stayed:
+            await self._aftermath.changed(record)
+        for row, record in failed:
+            await self._playheads.forget(record.id)
+            before = row.record
+            await self._aftermath.owned_anew(record, row.fence_revision, before.worker, before.target)
         return Done()
+
+    async def _count_device_errors(
+        self, db: UnitOfWork, worker: str, named: Collection[str], now: float
+    ) -> list[tuple[SessionRow, SessionRecord]]:
+        """Those that are failed: the rows before, and the records after."""
+        failed = []
+        for session in sorted(set(named)):
+            row = await db.sessions.get_row(session, lock=True)
+            if row is None:
+                continue
+            counted = device_errors.count(row.record, worker, len(named), self._poison, now)
+            if counted is None:
+                continue
+            change, decision = counted
+            await db.changes.write(change)
+            await db.controls.note(decision)
+            log.warning("device error", worker=worker, session=session, **decision.numbers)
+            if change.record.phase.ended:
+                failed.append((row, change.record))
+        return failed
 
     def _held_leases(self) -> Leases:
         self._leases.connected(self._connection(), self._clock.monotonic())

@@ -15,6 +15,7 @@ from turboserve.worker.engine.boundary import Boundary
 from turboserve.worker.engine.decoding import DecodeBatch, DecodeStage
 from turboserve.worker.engine.events import Event, SessionFailed, Suspended, SuspendRefused
 from turboserve.worker.engine.gather import policy
+from turboserve.worker.engine.isolation import Isolation
 from turboserve.worker.engine.lane import Bell, Lane
 from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.profile import LatencyProfile
@@ -115,6 +116,9 @@ class Engine:
         )
         self._decodes: Lane[DecodeBatch] = Lane("decode", device, self._bell, options.overlap)
         self._boundary = Boundary(transformer, Schedule(self.config), self.table, self.pacing)
+        self._isolation = Isolation()
+        self._step_of: tuple[str, ...] = ()
+        """Sessions that the calling thread computes for."""
 
     @property
     def free_slots(self) -> int:
@@ -130,6 +134,7 @@ class Engine:
         """
         session = self.table.admit(spec, snapshot)
         session.playhead.reported_at_s = now
+        session.isolated_until = session.state.next_chunk + spec.isolated_chunks
         if snapshot is None:
             first = Control(spec.control_seq, prompt=spec.prompt)
             session.controls.append(PendingControl(first))
@@ -173,19 +178,31 @@ class Engine:
         (`streams.DEVICE_LOST`), and `RuntimeError` if a lane has broken down: the engine is at its end then.
         """
         events = self._collect()
+        if self._held_back(now):
+            return events
         for session in list(self.table.sessions.values()):
             events += self._cross(session, now)
         events += self._collect()
+        self._step_of = ()
         for run in (self._run_decode, self._run_text, self._run_forward):
             ran = run(now)
             if ran is not None:
                 return events + ran
         return events
 
+    @property
+    def computing(self) -> tuple[str, ...]:
+        """Sessions that something is computed for, in this step or in the decode lane. After `step` has
+        raised: those of the step that did."""
+        lane = [session.name for session in self.table.sessions.values() if session.in_lane]
+        return tuple(dict.fromkeys([*self._step_of, *lane]))
+
     def has_work(self, now: float) -> bool:
         """Whether `step` would do something now. False: wait for a call, for `wait`, or for `next_due`."""
         if self._decodes.finished or self.table.transfers.finished:
             return True
+        if self._held_back(now):
+            return False
         room = self._decodes.load < LANE_DEPTH
         return any(
             session.forwarding
@@ -214,8 +231,17 @@ class Engine:
         times = [self.pacing.due_at(session, now) for session in self.table.sessions.values()]
         return min((t for t in times if t is not None), default=None)
 
+    def _held_back(self, now: float) -> bool:
+        """Whether the decode lane has to be empty before anything else may begin: what is computed alone
+        waits, or is in it."""
+        return bool(self._decodes.load) and any(
+            session.isolated and (session.waits or self._boundary.pending(session, now))
+            for session in self.table.sessions.values()
+        )
+
     def _cross(self, session: Session, now: float) -> list[Event]:
         """Over a boundary a prompt is projected and noise drawn: what fails there is its session's too."""
+        self._step_of = (session.name,)
         try:
             return self._boundary.cross(session, now)
         except DEVICE_LOST:
@@ -234,22 +260,31 @@ class Engine:
         return events
 
     def _run_decode(self, now: float) -> list[Event] | None:
-        while self._decodes.load < LANE_DEPTH:
-            batch = self.decode.gather(self.decode.waiting(self.table.sessions.values()), now)
+        while self._decodes.load < LANE_DEPTH and not self._held_back(now):
+            waiting = self._isolation.choose(self.decode.waiting(self.table.sessions.values()), _same)
+            batch = self.decode.gather(waiting, now)
             if not batch:
                 return None
             self._decodes.submit(DecodeBatch(self.decode, batch))
             if not self._decodes.threaded:
                 return self._collect()
-        return None
+        return [] if self._held_back(now) else None
 
     def _run_text(self, now: float) -> list[Event] | None:
-        batch = self.text.gather(self.text.waiting(self.table.sessions.values()), now)
-        return self.text.scatter(self.text.run(batch), self._fail) if batch else None
+        waiting = self.text.waiting(self.table.sessions.values())
+        batch = self.text.gather(self._isolation.choose(waiting, lambda each: each.session), now)
+        self._step_of = tuple(each.session.name for each in batch)
+        events = self.text.scatter(self.text.run(batch), self._fail) if batch else None
+        self._step_of = ()
+        return events
 
     def _run_forward(self, now: float) -> list[Event] | None:
-        batch = self.forward.gather(self.forward.waiting(self.table.sessions.values()), now)
-        return self.forward.scatter(self.forward.run(batch), self._fail) if batch else None
+        waiting = self.forward.waiting(self.table.sessions.values())
+        batch = self.forward.gather(self._isolation.choose(waiting, _same), now)
+        self._step_of = tuple(session.name for session in batch)
+        events = self.forward.scatter(self.forward.run(batch), self._fail) if batch else None
+        self._step_of = ()
+        return events
 
     def _scatter_decoded(self, job: DecodeBatch) -> list[Event]:
         if job.seconds is not None:
@@ -274,3 +309,7 @@ class Engine:
         if session.name in self.table.sessions:
             self.table.evict(session.name)
         return SessionFailed(session.name, repr(error))
+
+
+def _same(session: Session) -> Session:
+    return session

@@ -115,6 +115,19 @@ class Session:
     due_at_s: float | None = None
     """When the chunk in work, or the next, became due; None while it is not."""
     started_at_s: float | None = None
+    isolated_until: int = 0
+    """Chunks before this one are computed in batches of their own, while nothing else computes."""
+
+    @property
+    def isolated(self) -> bool:
+        """See `isolated_until`."""
+        return self.delivered < self.isolated_until
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for a batch of any stage, or is in one."""
+        prompts = self.transfer is None and any(not pending.ready for pending in self.controls)
+        return self.forwarding or bool(self.undecoded) or prompts
 
     @property
     def name(self) -> str:

@@ -82,6 +82,8 @@ class SessionSpec:
     rebuild: Rebuild | None = None
     playhead_s: float = 0.0
     """Seconds of video already played."""
+    isolated_chunks: int = 0
+    """Its first chunks here that are computed in batches of their own, while nothing else computes."""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ class Admit:
     seed: int
     control_seq: int
     playhead_s: float
+    isolated: bool = False
+    """A device may have failed of its input: its first chunks are computed while nothing else is."""
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,7 @@ class Conductor:
                 record.seed,
                 record.control_seq,
                 entry.playhead_s,
+                isolated=record.device_errors > 0,
             ),
             do.Report(),
         ]

@@ -20,10 +20,13 @@ from turboserve.worker.engine import adoption, events
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import EngineError, SlabsExhausted, UnknownSession
 from turboserve.worker.engine.spec import Control, Rebuild, SessionSpec
+from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.service import commands as do
 from turboserve.worker.service import inputs as told
 from turboserve.worker.service.stamped import FromEngine, Made
 
+ISOLATED_CHUNKS = 8
+"""So many chunks of a session that was in a failing step are computed in steps of its own."""
 IDLE_S = 0.5
 """The engine is asked again after this long without a command."""
 
@@ -100,6 +103,8 @@ class EngineThread:
         """Rises with every round of the loop, several times a second also when there is nothing to do."""
         self.failure: BaseException | None = None
         """What ended the thread, if that was not `stop`."""
+        self.device_error_sessions: tuple[str, ...] = ()
+        """Sessions of the step in which the device failed, if that was it."""
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         # What a lane has done is taken up at once, also where nothing else is to be done.
         engine.when_done(lambda: self._commands.put(None))
@@ -147,6 +152,8 @@ class EngineThread:
                         self._stamp(event)
         except BaseException as error:
             self.failure = error
+            if isinstance(error, DEVICE_LOST) or isinstance(error.__cause__, DEVICE_LOST):
+                self.device_error_sessions = self.engine.computing
             log.exception("engine thread failed")
 
     def _take_commands(self) -> None:
@@ -246,6 +253,7 @@ class EngineThread:
             admit.control_seq,
             rebuild,
             playhead_s=0.0 if warming else admit.playhead_s,
+            isolated_chunks=ISOLATED_CHUNKS if admit.isolated else 0,
         )
         try:
             self.engine.admit(spec, self._clock.monotonic())

@@ -161,6 +161,7 @@ class Worker:
             pid=os.getpid(),
             pool_slot=self._settings.pool_slot,
             started_at=self._started_at,
+            device_error_sessions=self._engine.device_error_sessions,
         )
 
     async def _tick(self) -> None:
