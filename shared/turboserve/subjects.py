@@ -215,6 +215,9 @@ ABANDON_MOVE = Endpoint(
     "state.session.move.abandon", requests.AbandonMove, sessions.SessionRecord, _STORE, ("scheduler",)
 )
 NOTE_DECISION = Endpoint("state.session.note", requests.NoteDecision, requests.Done, _STORE, ("scheduler",))
+RELEASE_SESSION = Endpoint(
+    "state.session.release", requests.ReleaseSession, sessions.SessionRecord, _STORE, ("scheduler",)
+)
 SUSPEND_IDLE = Endpoint(
     "state.session.suspend-idle", requests.SuspendIdle, sessions.SessionRecord, _STORE, ("scheduler",)
 )
@@ -261,6 +264,7 @@ ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignme
     COMMIT_MOVE,
     ABANDON_MOVE,
     NOTE_DECISION,
+    RELEASE_SESSION,
     SUSPEND_IDLE,
     LIST_DECISIONS,
     RENEW,

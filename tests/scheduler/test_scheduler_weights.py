@@ -7,8 +7,18 @@ from test_scheduler_core import Bench, session, worker
 
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
-from turboserve.contracts.workers import WorkerPhase
-from turboserve.scheduler.messages import MoveAsked, Note, Place, Reply, SessionChanged, Tick, WorkerChanged
+from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.scheduler.messages import (
+    Answered,
+    MoveAsked,
+    Note,
+    Place,
+    Release,
+    Reply,
+    SessionChanged,
+    Tick,
+    WorkerChanged,
+)
 from turboserve.scheduler.policy import Policy
 
 WAIT_S = Policy().weights_wait_s
@@ -97,3 +107,94 @@ def test_an_operator_cannot_move_a_state_to_other_weights() -> None:
     error = bench.take(Reply).error
     assert error is not None
     assert "no worker with the weights old" in error.detail or "weights old are full" in error.detail
+
+
+# Workers to be emptied whose weights no other worker has
+
+
+def drained(name: str = "a", capacity: int = 4) -> WorkerRecord:
+    return worker(name, WorkerPhase.DRAINING, capacity, weights="old")
+
+
+def running(name: str, **more: object) -> SessionRecord:
+    fields: dict[str, object] = {"phase": Phase.ACTIVE, "worker": "a", "epoch": 1, "weights_digest": "old"}
+    return session(name, 3, **{**fields, **more})
+
+
+def test_running_sessions_are_placed_anew_as_far_as_there_is_room() -> None:
+    rows = [running(f"s{n}") for n in range(3)]
+    bench = Bench(drained(), worker("b", capacity=2, weights="new"), *rows)
+    bench.feed(Tick(), after=0.25)
+    places = bench.all(Place)
+    assert [(place.session, place.worker, place.other_weights) for place in places] == [
+        ("s0", "b", True),
+        ("s1", "b", True),
+    ]
+    assert places[0].decision.kind == "rebuild"
+    assert "its worker a is to be emptied" in places[0].decision.reason
+    after = bench.confirm(bench.take(Place), rows[0])
+    bench.confirm(bench.take(Place), rows[1])
+    # The third goes on where it is: nobody waits for a slot, so that the pool does not grow for it.
+    bench.pass_time(5.0)
+    assert not bench.all(Place)
+    assert bench.core.waiting == 0
+    ended = after.model_copy(update={"phase": Phase.TERMINATED, "version": 9, "worker": None})
+    bench.feed(SessionChanged(ended))
+    bench.pass_time(1.0)
+    assert [place.session for place in bench.all(Place)] == ["s2"]
+
+
+def test_a_worker_with_its_weights_takes_them_by_migration_and_nothing_is_rebuilt() -> None:
+    """Also while that one is full: its sessions end, or the pool grows."""
+    rows = [running("s0"), session("t", phase=Phase.ACTIVE, worker="c", epoch=1, weights_digest="old")]
+    bench = Bench(drained(), worker("b", capacity=4, weights="new"), worker("c", weights="old"), *rows)
+    bench.pass_time(20.0)
+    assert not bench.all(Place)
+    assert not bench.all(Release)
+
+
+@pytest.mark.parametrize("weights", [None, "old"])
+def test_where_no_other_worker_is_ready_it_stays(weights: str | None) -> None:
+    bench = Bench(drained(), worker("b", WorkerPhase.STARTING, weights=weights), running("s0"))
+    bench.pass_time(20.0)
+    assert not bench.all(Place)
+
+
+def test_suspended_sessions_are_released_a_few_at_a_time() -> None:
+    asleep = [running(f"p{n}", phase=Phase.SUSPENDED, activity=Activity.PAUSED) for n in range(5)]
+    bench = Bench(drained(), worker("b", capacity=1, weights="new"), *asleep)
+    rows = {row.id: row for row in asleep}
+    released = []
+    for _ in range(5):
+        bench.feed(Tick(), after=0.25)
+        found = bench.all(Release)
+        assert len(found) <= Policy().moves_per_worker
+        for release in found:
+            bench.out.remove(release)
+            assert (release.expected_version, release.decision.kind) == (3, "release")
+            released.append(release.session)
+            after = rows[release.session].model_copy(update={"worker": None, "version": 4, "epoch": 2})
+            bench.feed(Answered(release.ticket, after))
+    assert released == sorted(rows)
+
+
+def test_what_is_wanted_again_is_placed_and_not_released() -> None:
+    bench = Bench(drained(), worker("b", weights="new"), resumed(worker="a"))
+    bench.feed(Tick(), after=0.25)
+    assert bench.take(Place).worker == "b"
+    assert not bench.all(Release)
+
+
+def test_one_that_is_on_its_way_is_left_alone() -> None:
+    moving = running("s0", phase=Phase.MIGRATING, target="c", move=3)
+    bench = Bench(drained(), worker("b", weights="new"), worker("c", weights="new"), moving)
+    bench.feed(Tick(), after=0.25)
+    assert not bench.all(Place)
+
+
+def test_a_state_that_went_with_the_process_before_is_released_on_a_drain() -> None:
+    """The worker was started again under its id with other weights, which another worker has too."""
+    asleep = running("p", phase=Phase.SUSPENDED, activity=Activity.PAUSED, weights_digest="older")
+    bench = Bench(drained(), worker("c", weights="old"), asleep)
+    bench.feed(Tick(), after=0.25)
+    assert [release.session for release in bench.all(Release)] == ["p"]

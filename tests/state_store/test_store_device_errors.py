@@ -18,6 +18,7 @@ from turboserve.state_store.core import moves
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.device_errors import PoisonLimits, count
 
+SERVERS = ("real", "memory")
 LIMITS = PoisonLimits(workers=3, window_s=100.0, chunks=4)
 
 

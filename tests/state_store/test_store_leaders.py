@@ -12,7 +12,13 @@ from state_store_harness import Harness, memory_servers
 from turboserve import subjects
 from turboserve.contracts.errors import ConflictError, StaleTermError
 from turboserve.contracts.leading import Campaign, CampaignResult, GetLeader, KeepLead, LeaderRecord, StepDown
-from turboserve.contracts.requests import NoteDecision, PlaceSession, SuspendIdle, WorkerGone
+from turboserve.contracts.requests import (
+    NoteDecision,
+    PlaceSession,
+    ReleaseSession,
+    SuspendIdle,
+    WorkerGone,
+)
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
 from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.ports.database import Database
@@ -118,6 +124,10 @@ async def test_a_command_of_an_old_term_is_refused_whatever_it_is(api: Harness, 
         (subjects.PLACE_SESSION, place(waiting, worker, term=0)),
         (subjects.NOTE_DECISION, NoteDecision(decision=decision, term=1)),
         (subjects.SUSPEND_IDLE, idle),
+        (
+            subjects.RELEASE_SESSION,
+            ReleaseSession(session=running.id, expected_version=2, decision=decision, term=1),
+        ),
         (subjects.WORKER_GONE, WorkerGone(worker=spare, reason="silent", term=1)),
     ):
         with pytest.raises(StaleTermError):

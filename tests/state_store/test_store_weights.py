@@ -7,15 +7,17 @@ from core_requests import REQUEST, begin_request, place_request
 from state_store_harness import Harness, until
 
 from turboserve import subjects
-from turboserve.contracts.errors import InvalidInputError
+from turboserve.contracts.errors import ConflictError, InvalidInputError, TransitionError
 from turboserve.contracts.events import SessionPlaced
-from turboserve.contracts.requests import ListWorkers, PlaceSession
+from turboserve.contracts.requests import ListWorkers, PlaceSession, ReleaseSession
 from turboserve.contracts.sessions import Decision, SessionRecord
-from turboserve.contracts.workers import WorkerPhase
+from turboserve.contracts.workers import HeldSession, WorkerPhase
 from turboserve.state_store.core import moves
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.change import Change
 from turboserve.state_store.core.workers import Slots
+
+SERVERS = ("real", "memory")
 
 
 def slots(weights: str | None) -> Slots:
@@ -114,3 +116,58 @@ async def test_the_weights_are_in_the_rows_of_the_worker_and_of_its_sessions(api
     after = await api.bus.call(subjects.PLACE_SESSION, request)
     assert (after.worker, after.weights_digest) == (new, "new")
     assert (await api.renew(new, "weights", weights_digest="new")).assigned[0].weights_digest == "new"
+
+
+def release_request(record: SessionRecord, version: int | None = None) -> ReleaseSession:
+    decision = Decision(session=record.id, epoch=record.epoch, kind="release", reason="its worker drains")
+    expected = record.version if version is None else version
+    return ReleaseSession(session=record.id, expected_version=expected, decision=decision)
+
+
+def test_a_suspended_session_is_released_under_the_next_epoch_and_keeps_its_weights() -> None:
+    asleep = rules.pause(owned("old", chunks=3), 3.0).record
+    change = rules.release(asleep, release_request(asleep), 4.0)
+    assert change is not None
+    after = change.record
+    assert (after.phase, after.activity, after.worker) == (asleep.phase, asleep.activity, None)
+    assert (after.epoch, after.own_revision, after.weights_digest) == (asleep.epoch + 1, None, "old")
+    assert change.decision is not None
+    assert (change.decision.kind, change.decision.worker, change.decision.epoch) == ("release", None, 2)
+    assert [event.type for event in change.events] == ["session.suspended"]
+    assert rules.release(after, release_request(after), 5.0) is None
+    with pytest.raises(ConflictError):
+        rules.release(asleep, release_request(asleep, asleep.version - 1), 5.0)
+
+
+def test_a_release_ends_the_move_that_was_under_way_and_needs_a_suspended_session() -> None:
+    running = owned("old")
+    with pytest.raises(TransitionError):
+        rules.release(running, release_request(running), 4.0)
+    asleep = rules.pause(running, 3.0).record
+    moving = moves.begin(asleep, begin_request(asleep), slots("old"), 3.0, 5.0).record
+    change = rules.release(moving, release_request(moving), 4.0)
+    assert change is not None
+    assert (change.record.target, change.record.move) == (None, None)
+
+
+async def test_a_worker_lets_go_of_what_was_released_and_another_takes_it(api: Harness) -> None:
+    old, new = [await api.worker("released", weights_digest=digest) for digest in ("old", "new")]
+    placed = await api.place(await api.create("released"), old)
+    asleep = await api.pause(placed.id)
+    held = (HeldSession(session=placed.id, epoch=1, next_chunk=0, resident=False),)
+    assert [row.id for row in (await api.renew(old, "released", held=held)).assigned] == [placed.id]
+    for _ in range(2):
+        released = await api.bus.call(subjects.RELEASE_SESSION, release_request(asleep))
+        assert (released.worker, released.epoch) == (None, 2)
+    assert (await api.renew(old, "released", held=held)).assigned == ()
+    resumed = await api.resume(placed.id)
+    assert (await api.place(resumed, new, kind="resume")).weights_digest == "new"
+    await api.until_events(
+        placed.id,
+        "session.created",
+        "session.placed",
+        "session.suspended",
+        "session.suspended",
+        "session.resume_requested",
+        "session.placed",
+    )

@@ -32,7 +32,7 @@ class SessionCreated(_SessionEvent):
 
 
 class SessionPlaced(_SessionEvent):
-    """A worker owns it under a new epoch: first placement, resumption or recovery."""
+    """A worker owns it under a new epoch: first placement, resumption, recovery or rebuild."""
 
     type: Literal["session.placed"] = "session.placed"
     kind: Text

@@ -155,6 +155,20 @@ class MoveAccepted(Contract):
     decision: Decision
 
 
+class ReleaseSession(Led):
+    """scheduler → state store: no worker owns the suspended session until it is placed again.
+
+    For a worker that is to be emptied and whose state of the session no other worker can take. The session is
+    rebuilt from its latents when it is resumed. Answered with the row if no worker owns it. Refused with
+    `conflict` if the row's version is not `expected_version`, `transition_not_allowed` unless it is
+    suspended.
+    """
+
+    session: Id
+    expected_version: Count
+    decision: Decision
+
+
 class NoteDecision(Led):
     """scheduler → state store: a decision that changes no row (to wait), kept beside those that do."""
 

@@ -134,9 +134,10 @@ class Decision(Contract):
     epoch: Count
     worker: Id | None = None
     kind: Text = Field(max_length=64)
-    """place, resume, recover, wait; migrate (a move begins), moved (it is done), stay (it was given up),
-    release (given up, and its worker had no state of the suspended session: no worker owns it now);
-    device_error (its worker died of one in a step for it)."""
+    """place, resume, recover, wait; rebuild (its worker is to be emptied, and its state can go nowhere);
+    migrate (a move begins), moved (it is done), stay (it was given up); release (a suspended session, of
+    which its worker has no state or gives none away: no worker owns it now); device_error (its worker died of
+    one in a step for it)."""
     reason: Note
     numbers: Numbers = {}
     at: UnixSeconds = 0.0

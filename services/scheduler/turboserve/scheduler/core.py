@@ -12,6 +12,7 @@ from turboserve.contracts.workers import LoadReport, WorkerRecord
 from turboserve.scheduler import asked, deciding, liveness
 from turboserve.scheduler.asked import Operators
 from turboserve.scheduler.feedback import Feedback
+from turboserve.scheduler.handover import hand_over
 from turboserve.scheduler.known import SessionView
 from turboserve.scheduler.messages import (
     AllListed,
@@ -151,6 +152,8 @@ class Scheduler:
         if self._listing.older_than(self.policy.resync_s, now):
             self._listing.wanted = True
         self._suspend_idle(now)
+        for release in hand_over(self.view, now, self.policy.moves_per_worker, self._take):
+            self._send(release)
 
     def _suspend_idle(self, now: float) -> None:
         for session in self.view.sessions.values():

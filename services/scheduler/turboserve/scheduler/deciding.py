@@ -47,6 +47,8 @@ def _cause(session: SessionView, kind: str) -> str:
         return f"its worker {session.record.worker} is gone"
     if kind == "resume":
         return "its user is back"
+    if kind == "rebuild":
+        return f"its worker {session.record.worker} is to be emptied"
     if session.record.phase.holds_slot:
         return f"its worker {session.record.worker} refused it"
     return "it is new"

@@ -44,6 +44,7 @@ from turboserve.scheduler.messages import (
     Place,
     ReadSession,
     Refused,
+    Release,
     Report,
     SuspendIdle,
     WorkersListed,
@@ -123,6 +124,11 @@ class Executor:
             case AbandonMove(ticket, session, move, reason, release):
                 abandon = requests.AbandonMove(session=session, move=move, reason=reason, release=release)
                 return Answered(ticket, await call(subjects.ABANDON_MOVE, abandon))
+            case Release(ticket, version, decision):
+                release = requests.ReleaseSession(
+                    session=command.session, expected_version=version, decision=decision
+                )
+                return Answered(ticket, await call(subjects.RELEASE_SESSION, release))
             case SuspendIdle(ticket, session, version):
                 idle = requests.SuspendIdle(session=session, expected_version=version)
                 return Answered(ticket, await call(subjects.SUSPEND_IDLE, idle))

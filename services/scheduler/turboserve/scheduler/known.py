@@ -140,6 +140,8 @@ class SessionView(Pictured):
     """When it came to need a worker; None while it has one or wants none."""
     refused_epoch: int | None = None
     """The epoch that its worker refused to run."""
+    leaves_epoch: int | None = None
+    """The epoch of a worker that is to be emptied and cannot give the state to any other."""
     refusals: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Worker → how often it refused this session, and until when it is not asked again."""
     noted: str | None = None

@@ -189,6 +189,19 @@ class SuspendIdle:
 
 
 @dataclass(frozen=True)
+class Release:
+    """The session, suspended, has no owner until it is placed again."""
+
+    ticket: int
+    expected_version: int
+    decision: Decision
+
+    @property
+    def session(self) -> str:
+        return self.decision.session
+
+
+@dataclass(frozen=True)
 class ReadSession:
     """The truth about one session. A session that has ended may be answered with its row or NOT_FOUND."""
 
@@ -239,6 +252,6 @@ class Reply:
     error: TurboServeError | None = None
 
 
-OfSession = Place | BeginMove | CommitMove | AbandonMove | SuspendIdle | ReadSession
+OfSession = Place | BeginMove | CommitMove | AbandonMove | Release | SuspendIdle | ReadSession
 """At most one of these is under way per session."""
 Command = OfSession | DeclareGone | ListWorkers | ListAll | Note | Report | Reply

@@ -192,7 +192,7 @@ class View:
         self.beginning.discard(session.id)
 
     def kind(self, session: SessionView) -> str | None:
-        """Why the session needs a worker: place, resume, recover; None if it does not."""
+        """Why the session needs a worker: place, resume, recover, rebuild; None if it does not."""
         record = session.record
         if record.activity is not Activity.WATCHING or record.phase.ended:
             return None
@@ -205,7 +205,9 @@ class View:
             return None if waits else "recover" if lost else "resume"
         if lost or record.worker is None:
             return "recover"
-        return "place" if session.refused_epoch == record.epoch else None
+        if session.refused_epoch == record.epoch:
+            return "place"
+        return "rebuild" if session.leaves_epoch == record.epoch else None
 
     def settle(self, session: SessionView | None) -> None:
         """Bring `wanting` up to date for one session."""

@@ -51,6 +51,7 @@ async def serve(
     await one(subjects.COMMIT_MOVE, moves.commit)
     await one(subjects.ABANDON_MOVE, moves.abandon)
     await one(subjects.NOTE_DECISION, sessions.note)
+    await one(subjects.RELEASE_SESSION, sessions.release)
     await one(subjects.SUSPEND_IDLE, sessions.suspend_idle)
     await one(subjects.LIST_DECISIONS, sessions.decisions)
     await one(subjects.RENEW, workers.renew)

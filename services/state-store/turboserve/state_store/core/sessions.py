@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from turboserve.contracts import events
 from turboserve.contracts.errors import InvalidInputError, StaleEpochError
-from turboserve.contracts.requests import CreateSession, FailSession, PlaceSession, SubmitPrompt, SuspendIdle
+from turboserve.contracts.requests import (
+    CreateSession,
+    FailSession,
+    PlaceSession,
+    ReleaseSession,
+    SubmitPrompt,
+    SuspendIdle,
+)
 from turboserve.contracts.sessions import Activity, Phase, PromptReceipt, SessionRecord
 from turboserve.state_store.core.change import (
     NO_MOVE,
@@ -167,6 +174,21 @@ def place(record: SessionRecord, request: PlaceSession, slots: Slots, now: float
         previous_worker=record.worker,
         previous_weights=record.weights_digest if changed else None,
     )
+    return Change(after, (event,), decision)
+
+
+def release(record: SessionRecord, request: ReleaseSession, now: float) -> Change | None:
+    """No worker owns the suspended session any more. None: none does already."""
+    if record.phase is not Phase.SUSPENDED:
+        raise not_allowed(record, "released")
+    if record.worker is None:
+        return None
+    expect_version(record, request.expected_version)
+    after = step(record, now, to=Phase.SUSPENDED, **NO_MOVE, **own_anew(record, None))
+    decision = request.decision.model_copy(
+        update={"session": record.id, "epoch": after.epoch, "worker": None, "kind": "release", "at": now}
+    )
+    event = events.SessionSuspended(id=change_id(after, "released"), at=now, record=after)
     return Change(after, (event,), decision)
 
 

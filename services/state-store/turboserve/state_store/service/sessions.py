@@ -21,6 +21,7 @@ from turboserve.contracts.requests import (
     ListSessions,
     NoteDecision,
     PlaceSession,
+    ReleaseSession,
     SessionPage,
     SessionRef,
     SubmitPrompt,
@@ -195,6 +196,18 @@ class Sessions:
         return await self._change(
             ref, lambda row: rules.suspend_idle(row, request, self._clock.wall()), led=request
         )
+
+    async def release(self, request: ReleaseSession) -> SessionRecord:
+        async with self._database.transaction() as db:
+            await fenced(db, request)
+            row = await locked(db, SessionRef(session=request.session))
+            change = rules.release(row.record, request, self._clock.wall())
+            if change is not None:
+                await db.changes.write(change)
+        if change is None:
+            return await self._aftermath.fresh(row.record)
+        named = (row.record.worker, row.record.target)
+        return await self._aftermath.owned_anew(change.record, row.fence_revision, *named)
 
     async def note(self, request: NoteDecision) -> Done:
         decision = request.decision.model_copy(update={"at": self._clock.wall()})

@@ -126,21 +126,21 @@ class Workers:
             if after is not None:
                 await db.workers.write(after, gone_at=now)
                 await db.outbox.add([rules.left_event(after, now)])
-                named = () if goodbye is None else goodbye.device_error_sessions
+                suspects = () if goodbye is None else goodbye.device_error_sessions
                 coming = [one.record.id for one in await db.sessions.moving_to(after.id)]
                 # In one order everywhere: two may leave at once, each with sessions that move to the other.
-                for session in sorted({*named, *coming}):
-                    await db.sessions.get_row(session, lock=True)
-                failed = await self._count_device_errors(db, after.id, named, now)
+                for name in sorted({*suspects, *coming}):
+                    await db.sessions.get_row(name, lock=True)
+                failed = await self._count_device_errors(db, after.id, suspects, now)
                 stayed = await self._abandon_moves_to(db, after, now)
         self._leases.forget(request.worker)
         self._aftermath.events()
-        for record in stayed:
-            await self._aftermath.changed(record)
-        for row, record in failed:
-            await self._playheads.forget(record.id)
-            before = row.record
-            await self._aftermath.owned_anew(record, row.fence_revision, before.worker, before.target)
+        for session in stayed:
+            await self._aftermath.changed(session)
+        for row, session in failed:
+            await self._playheads.forget(session.id)
+            named = (row.record.worker, row.record.target)
+            await self._aftermath.owned_anew(session, row.fence_revision, *named)
         return Done()
 
     async def _count_device_errors(

@@ -1,0 +1,69 @@
+"""Workers to be emptied whose states no other worker can take, as the last ones of a checkpoint.
+
+Their sessions cannot migrate. Running ones are placed anew and go on from their latents; suspended ones have
+no owner until they are resumed. Else such a worker would be waited for without end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from turboserve.contracts.sessions import Activity, Decision
+from turboserve.scheduler.known import SessionView, WorkerView
+from turboserve.scheduler.messages import Release
+from turboserve.scheduler.moves import Take
+from turboserve.scheduler.view import View
+
+
+def hand_over(view: View, now: float, at_once: int, take: Take) -> Iterator[Release]:
+    """Mark running sessions as in need of another worker, as far as there is room, `at_once` at most; and
+    release suspended ones, as many."""
+    for worker in view.workers.values():
+        if not worker.draining or worker.gone:
+            continue
+        serving = [w for w in view.workers.values() if w.ready and w.model == worker.model]
+        if not serving:
+            continue
+        same = any(w.weights_digest == worker.weights_digest for w in serving)
+        if not same:
+            room = sum(max(0, w.capacity - w.load) for w in serving)
+            _mark(view, worker, now, min(room, at_once))
+        released = 0
+        for name in sorted(worker.holding):
+            session = view.sessions[name]
+            if released < at_once and (not same or _is_stale(session, worker)) and _is_idle(session, now):
+                released += 1
+                yield _release(session, worker, take)
+
+
+def _mark(view: View, worker: WorkerView, now: float, room: int) -> None:
+    for name in sorted(worker.used):
+        session = view.sessions[name]
+        if session.leaves_epoch == session.record.epoch:
+            room -= 1
+        elif room > 0 and _can_leave(session, now) and view.kind(session) is None:
+            session.leaves_epoch = session.record.epoch
+            view.settle(session)
+            room -= 1
+
+
+def _can_leave(session: SessionView, now: float) -> bool:
+    """Whether its row is certain, and it is on its way nowhere."""
+    return session.is_free(now) and not session.must_read and session.record.move is None
+
+
+def _is_idle(session: SessionView, now: float) -> bool:
+    """Whether it can leave, and nobody wants it to run: else it is placed anew in any case."""
+    return _can_leave(session, now) and session.record.activity is not Activity.WATCHING
+
+
+def _is_stale(session: SessionView, worker: WorkerView) -> bool:
+    """Whether the worker, started again with other weights, cannot have its state."""
+    digest = session.record.weights_digest
+    return None not in (digest, worker.weights_digest) and digest != worker.weights_digest
+
+
+def _release(session: SessionView, worker: WorkerView, take: Take) -> Release:
+    reason = f"{worker.id} is to be emptied, and no other worker has its weights {worker.weights_digest}"
+    decision = Decision(session=session.id, epoch=session.record.epoch, kind="release", reason=reason)
+    return Release(take(session), session.record.version, decision)
