@@ -125,10 +125,10 @@ class Executor:
                 abandon = requests.AbandonMove(session=session, move=move, reason=reason, release=release)
                 return Answered(ticket, await call(subjects.ABANDON_MOVE, abandon))
             case Release(ticket, version, decision):
-                release = requests.ReleaseSession(
+                released = requests.ReleaseSession(
                     session=command.session, expected_version=version, decision=decision
                 )
-                return Answered(ticket, await call(subjects.RELEASE_SESSION, release))
+                return Answered(ticket, await call(subjects.RELEASE_SESSION, released))
             case SuspendIdle(ticket, session, version):
                 idle = requests.SuspendIdle(session=session, expected_version=version)
                 return Answered(ticket, await call(subjects.SUSPEND_IDLE, idle))
