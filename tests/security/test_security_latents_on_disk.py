@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from turboserve.bench.chaos.small_disk import SmallDisk, why_not
 from turboserve.cli.embedded import Layout, Ports, RedisServer
 from turboserve.clock import SystemClock, VirtualClock
 from turboserve.contracts.chunks import LatentsHeader
@@ -126,27 +125,12 @@ async def test_what_redis_kept_over_a_restart_does_not_say_that_it_was_watching(
     await until(anew)
 
 
-def why_no_small_disk() -> str | None:
-    if os.geteuid() != 0:
-        return "mounting a small disk needs root"
-    tried = subprocess.run(
-        ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, check=False
-    )
-    return None if tried.returncode == 0 else "this machine mounts no tmpfs"
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    if (reason := why_no_small_disk()) is not None:
+    if (reason := why_not()) is not None:
         pytest.skip(reason)
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    options = f"size={DISK_BYTES},mode=0700"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with SmallDisk(tmp_path / "disk", DISK_BYTES) as disk:
+        yield disk.path
 
 
 @pytest.fixture

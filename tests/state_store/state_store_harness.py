@@ -243,9 +243,16 @@ class Harness:
     # Logs
 
     async def chunk(
-        self, record: SessionRecord, index: int, *, control_seq: int = 0, worker: str | None = None
+        self,
+        record: SessionRecord,
+        index: int,
+        data: bytes = b"video",
+        *,
+        control_seq: int = 0,
+        worker: str | None = None,
+        deadline_s: float = 2.0,
     ) -> Ack:
-        """Append a chunk as the owner that `record` names would."""
+        """Append a chunk as the owner that `record` names would. Raises as `turboserve.bus.append`."""
         header = ChunkHeader(
             session=record.id,
             index=index,
@@ -264,10 +271,11 @@ class Harness:
         return await append(
             self.bus,
             subjects.CHUNK.of(record.id),
-            b"video",
+            data,
             message_id=f"{record.id}:{index}",
             headers=header.to_headers(),
             expect=(subjects.OWN.of(record.id), record.own_revision),
+            deadline_s=deadline_s,
         )
 
     async def history(self, subject: str) -> list[tuple[int, bytes]]:
@@ -403,3 +411,15 @@ class Machine:
         for end in self._lifeline or ():
             os.close(end)
         self._lifeline = None
+
+
+@asynccontextmanager
+async def machine(server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[Machine]:
+    """The server, running until the end of the block."""
+    server.directory.mkdir(parents=True, exist_ok=True)
+    one = Machine(server, tmp_path / f"{server.name}.log")
+    await one.start()
+    try:
+        yield one
+    finally:
+        await one.stop()

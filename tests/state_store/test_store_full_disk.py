@@ -3,103 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis.asyncio
-from state_store_harness import PATIENT, Harness, Machine, Store, until
+from state_store_harness import PATIENT, Harness, Store, machine, until
 
 from turboserve import subjects
-from turboserve.bus import append, next_entry
-from turboserve.cli.embedded import EmbeddedServer, Layout, NatsServer, Ports, PostgresServer, RedisServer
+from turboserve.bench.chaos.small_disk import SmallDisk, why_not
+from turboserve.bus import next_entry
+from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import LogUnavailableError, TurboServeError, UnavailableError
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.settings import Settings
-from turboserve.subjects import CHUNK, CHUNKS, OWN
+from turboserve.subjects import CHUNK, CHUNKS
 from turboserve.tasks import stop
 
 CHUNK_BYTES = 48 * 1024
 MIB = 2**20
 
 
-@contextmanager
-def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
-    """A disk of its own at `path`; skips the test where this user may not mount one."""
-    path.mkdir(parents=True, exist_ok=True)
-    libc = ctypes.CDLL(None, use_errno=True)
-    options = f"size={size_bytes},mode=0755".encode()
-    if libc.mount(b"tmpfs", os.fsencode(path), b"tmpfs", 0, options) != 0:
-        pytest.skip(f"a small disk needs the right to mount: {os.strerror(ctypes.get_errno())}")
-    try:
-        yield path
-    finally:
-        # Lazily: a server that has not ended yet keeps it until it does.
-        libc.umount2(os.fsencode(path), 2)
-
-
-def take(disk: Path, leave: int) -> None:
-    """Fill the disk with one file until `leave` bytes are free."""
-    usage = os.statvfs(disk)
-    size = usage.f_bavail * usage.f_frsize - leave
-    with (disk / "filler").open("ab") as file:
-        try:
-            while size > 0:
-                size -= file.write(bytes(min(size, 64 * 1024)))
-                file.flush()
-        except OSError:
-            # Rounded up to pages, it did not fit: the disk is full.
-            return
-
-
-def release(disk: Path) -> None:
-    (disk / "filler").unlink()
-
-
-@asynccontextmanager
-async def serving(server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[Machine]:
-    server.directory.mkdir(parents=True, exist_ok=True)
-    machine = Machine(server, tmp_path / f"{server.name}.log")
-    await machine.start()
-    try:
-        yield machine
-    finally:
-        await machine.stop()
+@pytest.fixture
+def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SmallDisk]:
+    """A disk of its own, of as many bytes as the test's parameter."""
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    with SmallDisk(tmp_path / "disk", request.param) as disk:
+        yield disk
 
 
 async def write_for_ever(api: Harness, record: SessionRecord, acked: list[int]) -> None:
     """A worker's part: each chunk again and again until the log has it, then the next."""
-    assert record.own_revision is not None
     while True:
         index = len(acked)
-        header = ChunkHeader(
-            session=record.id,
-            index=index,
-            epoch=record.epoch,
-            worker=record.worker or "nobody",
-            control_seq=0,
-            first_frame=12 * index,
-            frames=12,
-            fps=16.0,
-            width=64,
-            height=64,
-            codec="avc1.42c01e",
-            init_bytes=0,
-        )
         try:
-            await append(
-                api.bus,
-                CHUNK.of(record.id),
-                index.to_bytes(4, "big") * (CHUNK_BYTES // 4),
-                message_id=f"{record.id}:{index}",
-                headers=header.to_headers(),
-                expect=(OWN.of(record.id), record.own_revision),
-                deadline_s=1.0,
-            )
+            data = index.to_bytes(4, "big") * (CHUNK_BYTES // 4)
+            await api.chunk(record, index, data, deadline_s=1.0)
             acked.append(index)
         except UnavailableError:
             await asyncio.sleep(0.1)
@@ -128,137 +69,137 @@ async def refused(api: Harness, model: str) -> TurboServeError | None:
     return None
 
 
+@pytest.mark.parametrize("disk", [64 * MIB], indirect=True)
 async def test_a_log_whose_disk_was_full_goes_on_without_loss_or_repeat(
-    redis_url: str, postgres_url: str, layout: Layout, ports: Ports, tmp_path: Path
+    redis_url: str, postgres_url: str, layout: Layout, ports: Ports, tmp_path: Path, disk: SmallDisk
 ) -> None:
-    with small_disk(tmp_path / "disk", 64 * MIB) as disk:
-        server = NatsServer(
-            disk / "nats",
-            ports.get("full-nats"),
-            {user: layout.secret(f"nats.{user}") for user in (*subjects.SERVICES, "admin")},
-        )
-        settings = Settings(
-            nats_url=server.url(),
-            redis_url=redis_url,
-            postgres_url=postgres_url,
-            sweep_s=0.2,
-            worker_timeout_s=3_600.0,
-            canary_interval_s=0.3,
-            canary_timeout_s=3.0,
-            log_directory=server.directory,
-            request_deadline_s=60.0,
-        )
-        async with (
-            serving(server, tmp_path) as nats,
-            Store.running(settings) as store,
-            Harness.connected(settings) as api,
-        ):
-            record = await api.running("full", capacity=8)
-            acked: list[int] = []
-            writer = asyncio.create_task(write_for_ever(api, record, acked))
-            try:
-                await until(lambda: len(acked) > 5)
-                await until(lambda: store.runtime.checks()["log_chunks"])
-                assert store.runtime.warnings() == {}
-                assert await refused(api, "full") is None
+    server = NatsServer(
+        disk.path / "nats",
+        ports.get("full-nats"),
+        {user: layout.secret(f"nats.{user}") for user in (*subjects.SERVICES, "admin")},
+    )
+    settings = Settings(
+        nats_url=server.url(),
+        redis_url=redis_url,
+        postgres_url=postgres_url,
+        sweep_s=0.2,
+        worker_timeout_s=3_600.0,
+        canary_interval_s=0.3,
+        canary_timeout_s=3.0,
+        log_directory=server.directory,
+        request_deadline_s=60.0,
+    )
+    async with (
+        machine(server, tmp_path) as nats,
+        Store.running(settings) as store,
+        Harness.connected(settings) as api,
+    ):
+        record = await api.running("full", capacity=8)
+        acked: list[int] = []
+        writer = asyncio.create_task(write_for_ever(api, record, acked))
+        try:
+            await until(lambda: len(acked) > 5)
+            await until(lambda: store.runtime.checks()["log_chunks"])
+            assert store.runtime.warnings() == {}
+            assert await refused(api, "full") is None
 
-                # Announced while everything still works: a tenth of the disk is left, then less.
-                take(disk, 5 * MIB)
-                await until(lambda: "log_space" in store.runtime.warnings())
-                assert store.runtime.warnings()["log_space"].startswith("low")
-                assert store.runtime.checks()["log_chunks"]
+            # Announced while everything still works: a tenth of the disk is left, then less.
+            disk.fill(5 * MIB)
+            await until(lambda: "log_space" in store.runtime.warnings())
+            assert store.runtime.warnings()["log_space"].startswith("low")
+            assert store.runtime.checks()["log_chunks"]
 
-                take(disk, 0)
+            disk.fill()
 
-                async def refuses() -> bool:
-                    return isinstance(await refused(api, "full"), LogUnavailableError)
+            async def refuses() -> bool:
+                return isinstance(await refused(api, "full"), LogUnavailableError)
 
-                await until(refuses)
-                await until(lambda: not store.runtime.checks()["log_chunks"], 40)
-                before = len(acked)
-                error = await refused(api, "full")
-                assert isinstance(error, LogUnavailableError)
-                assert error.retry_after_s is not None
-                # What needs no room in the log is still done, and told later.
-                receipt = await api.prompt(record.id, "while nothing is stored")
-                assert receipt.control_seq == 1
+            await until(refuses)
+            await until(lambda: not store.runtime.checks()["log_chunks"], 40)
+            before = len(acked)
+            error = await refused(api, "full")
+            assert isinstance(error, LogUnavailableError)
+            assert error.retry_after_s is not None
+            # What needs no room in the log is still done, and told later.
+            receipt = await api.prompt(record.id, "while nothing is stored")
+            assert receipt.control_seq == 1
 
-                release(disk)
-                # The broker has switched its storage off for good: its supervisor starts it again.
-                await nats.stop()
-                await nats.start()
-                await until(lambda: len(acked) > before + 5, 60)
-                await until(
-                    lambda: all(
-                        ok for name, ok in store.runtime.checks().items() if name.startswith(("log_", "str"))
-                    ),
-                    60,
-                )
+            disk.free()
+            # The broker has switched its storage off for good: its supervisor starts it again.
+            await nats.stop()
+            await nats.start()
+            await until(lambda: len(acked) > before + 5, 60)
+            await until(
+                lambda: all(
+                    ok for name, ok in store.runtime.checks().items() if name.startswith(("log_", "str"))
+                ),
+                60,
+            )
 
-                async def admits() -> bool:
-                    return await refused(api, "full") is None
+            async def admits() -> bool:
+                return await refused(api, "full") is None
 
-                await until(admits, 60)
-            finally:
-                await stop(writer)
-            found = await indices(api, record)
-            assert found == list(range(found[0], found[0] + len(found)))
-            assert found[0] == 0
-            # An append whose answer was lost may be in the log and not be counted here.
-            assert len(acked) <= len(found) <= len(acked) + 1
-            events = await api.until_events(record.id, "session.created", "session.placed", "prompt.accepted")
-            assert len({event.id for event in events}) == 3
-            assert not store.runtime.stopping.is_set()
+            await until(admits, 60)
+        finally:
+            await stop(writer)
+        found = await indices(api, record)
+        assert found == list(range(found[0], found[0] + len(found)))
+        assert found[0] == 0
+        # An append whose answer was lost may be in the log and not be counted here.
+        assert len(acked) <= len(found) <= len(acked) + 1
+        events = await api.until_events(record.id, "session.created", "session.placed", "prompt.accepted")
+        assert len({event.id for event in events}) == 3
+        assert not store.runtime.stopping.is_set()
 
 
+@pytest.mark.parametrize("disk", [160 * MIB], indirect=True)
 async def test_a_postgres_whose_disk_was_full_is_waited_for(
-    nats_url: str, redis_url: str, layout: Layout, ports: Ports, tmp_path: Path
+    nats_url: str, redis_url: str, layout: Layout, ports: Ports, tmp_path: Path, disk: SmallDisk
 ) -> None:
-    with small_disk(tmp_path / "disk", 160 * MIB) as disk:
-        server = PostgresServer(
-            disk / "postgres",
-            ports.get("full-postgres"),
-            "admin",
-            "secret",
-            ("fsync=off", "full_page_writes=off"),
-        )
-        settings = Settings(
-            nats_url=nats_url,
-            redis_url=redis_url,
-            postgres_url=server.url(),
-            sweep_s=0.2,
-            worker_timeout_s=3_600.0,
-            **PATIENT,
-        )
-        async with (
-            serving(server, tmp_path),
-            Store.running(settings) as store,
-            Harness.connected(settings) as api,
-        ):
-            record = await api.running("full-rows", capacity=8)
-            await until(lambda: store.runtime.checks()["postgres"])
-            take(disk, 0)
-            # A server that answers reads, and that may still change a row: only a write of new blocks tells.
-            await until(lambda: not store.runtime.checks()["postgres"])
+    server = PostgresServer(
+        disk.path / "postgres",
+        ports.get("full-postgres"),
+        "admin",
+        "secret",
+        ("fsync=off", "full_page_writes=off"),
+    )
+    settings = Settings(
+        nats_url=nats_url,
+        redis_url=redis_url,
+        postgres_url=server.url(),
+        sweep_s=0.2,
+        worker_timeout_s=3_600.0,
+        **PATIENT,
+    )
+    async with (
+        machine(server, tmp_path),
+        Store.running(settings) as store,
+        Harness.connected(settings) as api,
+    ):
+        record = await api.running("full-rows", capacity=8)
+        await until(lambda: store.runtime.checks()["postgres"])
+        disk.fill()
+        # A server that answers reads, and that may still change a row: only a write of new blocks tells.
+        await until(lambda: not store.runtime.checks()["postgres"])
 
-            async def all_typed() -> bool:
-                """New rows until there is no page left for one."""
-                for _ in range(20):
-                    error = await refused(api, "full-rows")
-                    if error is not None:
-                        return isinstance(error, UnavailableError) and error.retry_after_s is not None
-                return False
+        async def all_typed() -> bool:
+            """New rows until there is no page left for one."""
+            for _ in range(20):
+                error = await refused(api, "full-rows")
+                if error is not None:
+                    return isinstance(error, UnavailableError) and error.retry_after_s is not None
+            return False
 
-            await until(all_typed, 60)
-            release(disk)
-            await until(lambda: store.runtime.checks()["postgres"])
+        await until(all_typed, 60)
+        disk.free()
+        await until(lambda: store.runtime.checks()["postgres"])
 
-            async def works() -> bool:
-                return await refused(api, "full-rows") is None
+        async def works() -> bool:
+            return await refused(api, "full-rows") is None
 
-            await until(works)
-            assert (await api.get(record.id)).epoch == record.epoch
-            assert not store.runtime.stopping.is_set()
+        await until(works)
+        assert (await api.get(record.id)).epoch == record.epoch
+        assert not store.runtime.stopping.is_set()
 
 
 async def test_a_redis_that_takes_no_writes_is_said_and_done_without(
@@ -273,7 +214,7 @@ async def test_a_redis_that_takes_no_writes_is_said_and_done_without(
         **PATIENT,
     )
     async with (
-        serving(server, tmp_path),
+        machine(server, tmp_path),
         Store.running(settings) as store,
         Harness.connected(settings) as api,
         redis.asyncio.Redis.from_url(server.url) as client,

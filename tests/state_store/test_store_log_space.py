@@ -47,30 +47,8 @@ def settings(settings: Settings) -> Settings:
 
 async def append_chunk(api: Harness, record: SessionRecord, index: int, size: int = CHUNK_BYTES) -> bool:
     """Append as the record's owner; False: there is no room. Raises FencedError."""
-    header = ChunkHeader(
-        session=record.id,
-        index=index,
-        epoch=record.epoch,
-        worker=record.worker or "nobody",
-        control_seq=0,
-        first_frame=12 * index,
-        frames=12,
-        fps=16.0,
-        width=64,
-        height=64,
-        codec="avc1.42c01e",
-        init_bytes=0,
-    )
-    assert record.own_revision is not None
     try:
-        await append(
-            api.bus,
-            CHUNK.of(record.id),
-            bytes(size),
-            message_id=f"{record.id}:{index}",
-            headers=header.to_headers(),
-            expect=(OWN.of(record.id), record.own_revision),
-        )
+        await api.chunk(record, index, bytes(size))
     except LogFullError:
         return False
     return True

@@ -7,17 +7,16 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from nats.js.errors import NotFoundError as StreamNotFound
-from state_store_harness import Harness, Machine, Process, Store, until
+from state_store_harness import Harness, Machine, Process, Store, machine, until
 
 from turboserve import subjects
 from turboserve.bus import append
-from turboserve.cli.embedded import EmbeddedServer, Layout, NatsServer, Ports, PostgresServer, RedisServer
+from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
 from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import NotFoundError, UnavailableError
 from turboserve.contracts.requests import GetLatents
@@ -27,17 +26,6 @@ from turboserve.tasks import stop
 
 WITHOUT_DISK = ("fsync=off", "full_page_writes=off")
 """Safe when the server is killed, not the machine: a commit is written before it is answered."""
-
-
-@asynccontextmanager
-async def machine(server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[Machine]:
-    server.directory.mkdir(parents=True, exist_ok=True)
-    one = Machine(server, tmp_path / f"{server.name}.log")
-    await one.start()
-    try:
-        yield one
-    finally:
-        await one.stop()
 
 
 async def test_postgres_dies_hangs_and_comes_back(

@@ -58,9 +58,14 @@ class SmallDisk:
         found = os.statvfs(self.path)
         return found.f_bavail * found.f_frsize
 
-    def fill(self) -> None:
-        """Take every block that is left; when called again, also those that were freed meanwhile."""
+    def fill(self, leave_bytes: int = 0) -> None:
+        """Take every block but `leave_bytes`; when called again, also those that were freed meanwhile."""
         with (self.path / FILLER).open("ab") as file:
+            if leave_bytes:
+                size = self.free_bytes - leave_bytes
+                if size > 0:
+                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), size)
+                return
             # What does not fit is taken back: in large steps the disk would be full and then have room again.
             step = LARGEST_STEP_BYTES
             while step >= STEP_BYTES:
