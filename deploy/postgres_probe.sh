@@ -8,6 +8,12 @@ case $? in
 *) exit 2 ;;
 esac
 export PGPASSWORD="$POSTGRES_PASSWORD" PGCONNECT_TIMEOUT=3
+# Once in the life of the container, as soon as the server answers.
+made=/tmp/turboserve-role
+if [ ! -e "$made" ]; then
+    sh "${0%/*}/postgres_role.sh" >/dev/null || exit 1
+    touch "$made"
+fi
 # Over the socket: by address the superuser is not let in.
 psql -qX -U "$POSTGRES_USER" -d postgres -v ON_ERROR_STOP=1 -o /dev/null <<'SQL' || exit 1
 set client_min_messages = warning;

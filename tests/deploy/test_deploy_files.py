@@ -189,7 +189,7 @@ def test_the_state_store_of_compose_is_no_superuser(tmp_path: Path) -> None:
             "PATH": f"{psql.parent}:/usr/bin:/bin",
             "PGHOST": f"/proc/self/fd/{folder}",
             "PGPORT": str(port),
-            "PGPASSWORD": "admin",
+            "POSTGRES_PASSWORD": "admin",
             "PGDATA": str(tmp_path),
             "POSTGRES_USER": SUPERUSER,
             "POSTGRES_DB": DATABASE,
