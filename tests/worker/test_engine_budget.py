@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from turboserve.bench.engine.memory import PeakMemory, peak_and_expected
-from turboserve.worker.engine import admission, adoption
+from turboserve.worker.engine import adoption, tensor_backend
 from turboserve.worker.engine.budget import affordable_decodes, forward_bytes, plan
 from turboserve.worker.engine.engine import Models
 from turboserve.worker.engine.errors import BudgetTooSmall, HostMemoryUnavailable, SlabsExhausted
@@ -33,7 +33,7 @@ from turboserve.worker.service.host_memory import (
     halves,
     state_host_bytes,
 )
-from turboserve.worker.service.models import host_states, make_engine
+from turboserve.worker.service.models import make_engine
 from turboserve.worker.settings import Settings
 
 META = torch.device("meta")
@@ -192,7 +192,7 @@ def test_a_worker_says_when_its_host_memory_may_hold_no_session(capsys: pytest.C
     one = state_host_bytes(toyworld)
     for host_bytes, states in ((0, 0), (one - 1, 0), (one, 1), (3 * one, 3)):
         engine = make_engine(toyworld, Settings(worker_max_sessions=1, host_memory_bytes=host_bytes))
-        assert host_states(engine) == states
+        assert engine.host_states == states
         said = "host memory may hold no session" in capsys.readouterr().out
         assert said == (states == 0)
     # What fits is what a session that arrives there asks for.
@@ -277,7 +277,7 @@ def test_a_worker_whose_host_memory_went_to_others_takes_half_of_it(monkeypatch:
             raise HostMemoryUnavailable(limit_bytes, "others have it")
         return HostPool(limit_bytes, pinned)
 
-    monkeypatch.setattr(admission, "HostPool", scarce)
+    monkeypatch.setattr(tensor_backend, "HostPool", scarce)
     monkeypatch.setattr(models, "default_host_bytes", lambda *_: 3 * LEAST_BYTES)
     toyworld, most = load_toyworld(), LEAST_BYTES
     make_engine(toyworld, Settings(worker_max_sessions=1))

@@ -188,14 +188,14 @@ def test_a_session_that_fails_in_a_batch_fails_alone(
     driver = make_driver(max_lead_s=0.5, decode_batch=4)
     queued(driver, "abc")
     engine = driver.engine
-    works, counted = engine.decode._decoder.decode, Counted(engine, monkeypatch)
+    works, counted = engine.backend.decoder.decode, Counted(engine, monkeypatch)
 
     def decode(latents: Tensor, caches: Any) -> Any:
         if (latents == ord("b")).any():
             raise RuntimeError("cannot see this")
         return works(latents, caches)
 
-    monkeypatch.setattr(engine.decode._decoder, "decode", decode)
+    monkeypatch.setattr(engine.backend.decoder, "decode", decode)
     engine.decode.profile = LatencyProfile(PAYS.to_mapping())
     events = driver.run()
     assert [event.session for event in events if isinstance(event, SessionFailed)] == ["b"]
@@ -229,7 +229,7 @@ def test_by_default_pictures_are_bit_equal_whoever_waits_beside(
 ) -> None:
     driver = make_driver(max_lead_s=2.0, policy="chunk", **options)
     decoder = ToyDecoder(read_toyworld().vae, driver.engine.config)
-    monkeypatch.setattr(driver.engine.decode, "_decoder", decoder)
+    monkeypatch.setattr(driver.engine.backend, "decoder", decoder)
     counted = Counted(driver.engine, monkeypatch)
     for name in "abc":
         driver.engine.admit(SessionSpec(name, f"a red {name}", seed=ord(name)), driver.now)

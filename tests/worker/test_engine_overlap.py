@@ -45,7 +45,7 @@ class Gate:
 @pytest.fixture
 def gated_decoder(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Gate]:
     def hold(driver: Any) -> Gate:
-        decoder = driver.engine.decode._decoder
+        decoder = driver.engine.backend.decoder
         gate = Gate(decoder.decode)
         monkeypatch.setattr(decoder, "decode", gate)
         return gate
@@ -169,7 +169,7 @@ def test_a_decoder_that_fails_in_its_lane_fails_its_session_alone(
     make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = make_driver(max_lead_s=2.0, overlap=True)
-    decoder = driver.engine.decode._decoder
+    decoder = driver.engine.backend.decoder
     works = decoder.decode
 
     def decode(latents: Tensor, caches: list[dict[str, Tensor]] | None) -> Any:
@@ -273,7 +273,7 @@ def test_calls_at_any_moment_leave_every_chunk_in_order_and_no_memory_behind(
 ) -> None:
     chance, delays = random.Random(seed), random.Random(seed)
     driver = make_driver(slots=3, max_lead_s=30.0, overlap=True, host_bytes=150_000)
-    engine, decoder = driver.engine, driver.engine.decode._decoder
+    engine, decoder = driver.engine, driver.engine.backend.decoder
     works = decoder.decode
 
     def slow(latents: Tensor, caches: list[dict[str, Tensor]] | None) -> Any:

@@ -15,7 +15,8 @@ import torch
 from turboserve.clock import SystemClock
 from turboserve.worker.service import commands as do
 from turboserve.worker.service import inputs as told
-from turboserve.worker.service.engine_thread import AdmitWith, EngineThread
+from turboserve.worker.service.engine_driver import AdmitWith
+from turboserve.worker.service.engine_thread import EngineThread
 from turboserve.worker.service.stamped import FromEngine, Made
 
 WAIT_S = 30.0

@@ -3,9 +3,8 @@ begin."""
 
 from __future__ import annotations
 
-import torch
-
 from turboserve.worker.engine.admission import SessionTable
+from turboserve.worker.engine.backend import Backend
 from turboserve.worker.engine.errors import HostMemoryUnavailable, HostPoolFull
 from turboserve.worker.engine.events import (
     ControlApplied,
@@ -17,20 +16,14 @@ from turboserve.worker.engine.events import (
 )
 from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.session import PendingControl, Session
-from turboserve.worker.engine.work import ChunkWork, RecacheWork, ReplayWork
-from turboserve.worker.model.schedule import Schedule
-from turboserve.worker.model.transformer import CausalWanTransformer
 
 
 class Boundary:
     """Moves a session over a chunk boundary as far as it goes without a forward."""
 
-    def __init__(
-        self, model: CausalWanTransformer, schedule: Schedule, table: SessionTable, pacing: Pacing
-    ) -> None:
-        self._model = model
-        self._config = model.config
-        self._schedule = schedule
+    def __init__(self, backend: Backend, table: SessionTable, pacing: Pacing) -> None:
+        self._backend = backend
+        self._config = backend.config
         self._table = table
         self._pacing = pacing
 
@@ -87,8 +80,7 @@ class Boundary:
         chunk = session.chunk
         session.work = None
         if chunk is not None:
-            assert chunk.clean is not None
-            session.state.remember(chunk.clean.to(session.state.slab.keys.dtype), self._config)
+            self._backend.finish(session.state, chunk)
             session.state.next_chunk += 1
         session.due_at_s = session.started_at_s = None
         applied, session.applying = session.applying, []
@@ -113,20 +105,16 @@ class Boundary:
         if prompts:
             self._set_prompt(session, prompts[-1])
         if prompts and session.replay:
-            session.work = ReplayWork(session.state, self._config, self._schedule, session.replay)
+            session.work = self._backend.replay(session.state, session.replay)
             session.replay = []
         elif prompts and session.state.recent:
-            session.work = RecacheWork(session.state, self._config, self._schedule)
+            session.work = self._backend.recache(session.state)
         return [] if session.work is not None else self._finish(session)
 
-    @torch.inference_mode()
     def _set_prompt(self, session: Session, pending: PendingControl) -> None:
         assert pending.text is not None
         assert pending.control.prompt is not None
-        session.state.prompt, session.state.text = pending.control.prompt, pending.text
-        dtype = session.state.slab.keys.dtype
-        projected = self._model.project_text(pending.text.unsqueeze(0).to(dtype))
-        session.state.ring.set_text(projected, row=0)
+        self._backend.set_prompt(session.state, pending.control.prompt, pending.text)
 
     def _stops(self, session: Session, now: float) -> bool:
         """Whether the session, which is wanted still, begins no further chunk."""
@@ -156,7 +144,7 @@ class Boundary:
             session.ended = True
             return [SessionEnded(session.name, reason)]
         session.due_at_s = now
-        session.work = ChunkWork(session.state, self._config, self._schedule)
+        session.work = self._backend.chunk(session.state)
         return []
 
     def _past_the_end(self, session: Session) -> str | None:

@@ -74,7 +74,7 @@ def plan(models: Models, total_bytes: int, decode_batch: int = 1) -> MemoryBudge
         + decoding
         + SOURCES_AT_ONCE * decoder.cache_bytes
         + ROTATIONS * rotation_bytes(config, config.frames_per_chunk)
-        + (len(config.denoising_steps) + 1) * modulation_bytes(config, dtype),
+        + config.chunk_forwards * modulation_bytes(config, dtype),
         slab_bytes=layout.total_bytes,
         decode_cache_bytes=decoder.cache_bytes,
         state_bytes=state_bytes(config, dtype),

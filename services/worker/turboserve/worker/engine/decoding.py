@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
+from turboserve.worker.engine.backend import Backend
 from turboserve.worker.engine.events import ChunkReady, ChunkTimings, Event
 from turboserve.worker.engine.gather import GatherPolicy
 from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.engine.session import Session, Undecoded
-from turboserve.worker.engine.spec import Decoder
 from turboserve.worker.engine.stages import Clock, Fail, Outcome, Stage
-from turboserve.worker.engine.streams import to_host
-from turboserve.worker.model.config import ModelConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,19 +68,17 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
 
     def __init__(
         self,
-        decoder: Decoder,
-        device: torch.device,
+        backend: Backend,
         clock: Clock,
         pacing: Pacing,
-        config: ModelConfig,
         policy: GatherPolicy,
         max_batch: int,
         profile: LatencyProfile | None = None,
     ) -> None:
-        super().__init__(device, clock, profile)
-        self._decoder = decoder
+        super().__init__(backend.device, clock, profile)
+        self._backend = backend
         self._pacing = pacing
-        self._config = config
+        self._config = backend.config
         self._policy = policy
         self._max_batch = max_batch
 
@@ -106,16 +101,9 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
             batch.append(Decoding(session, session.undecoded[0], session.state.decoder_cache))
         return batch
 
-    @torch.inference_mode()
     def compute(self, batch: list[Decoding]) -> list[Decoded]:
         """See `Stage.compute`."""
-        caches = [each.cache for each in batch if each.cache is not None]
-        latents = torch.stack([each.item.latents for each in batch])
-        frames, after = self._decoder.decode(latents, caches or None)
-        return [
-            Decoded(to_host(shown), to_host(each.item.latents), cache)
-            for each, shown, cache in zip(batch, frames, after, strict=True)
-        ]
+        return self._backend.decode(batch)
 
     def scatter(self, outcomes: list[Outcome[Decoding, Decoded]], fail: Fail) -> list[Event]:
         """See `Stage.scatter`."""

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from turboserve.worker.engine.admission import SessionTable
+from turboserve.worker.engine.backend import Backend, JobExecutor, Replica
 from turboserve.worker.engine.boundary import Boundary
 from turboserve.worker.engine.decoding import DecodeBatch, DecodeStage
 from turboserve.worker.engine.events import Event, SessionFailed, Suspended, SuspendRefused
 from turboserve.worker.engine.gather import policy
 from turboserve.worker.engine.isolation import Isolation
-from turboserve.worker.engine.lane import Bell, Lane
+from turboserve.worker.engine.lane import Bell
 from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.engine.profile_file import STAGES
@@ -25,8 +26,8 @@ from turboserve.worker.engine.snapshot import Snapshot, state_fingerprint
 from turboserve.worker.engine.spec import Control, Decoder, EngineOptions, SessionSpec, TextEncoder
 from turboserve.worker.engine.stages import Clock, ForwardStage, TextStage
 from turboserve.worker.engine.streams import DEVICE_LOST
+from turboserve.worker.engine.tensor_backend import TensorBackend
 from turboserve.worker.engine.transfer import Transfer, Way
-from turboserve.worker.model.schedule import Schedule
 from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.model.weights import weight_bytes
 
@@ -59,6 +60,10 @@ class Models:
         """Bytes of all weights on the device."""
         return weight_bytes(self.transformer) + self.text.weight_bytes + self.decoder.weight_bytes
 
+    def backend(self, options: EngineOptions) -> Backend:
+        """See `Replica.backend`."""
+        return TensorBackend(self, options, COMPILER if options.compile else None)
+
 
 class Engine:
     """Runs many sessions on one device. Not thread-safe.
@@ -68,57 +73,57 @@ class Engine:
 
     def __init__(
         self,
-        models: Models,
+        models: Replica,
         options: EngineOptions,
         clock: Clock = time.monotonic,
         profiles: Mapping[str, Mapping[int, float]] | None = None,
     ) -> None:
-        """Allocates the slabs. Raises `BudgetTooSmall` when not one fits, and `HostMemoryUnavailable`.
+        """Allocates the slabs. Raises what `Replica.backend` does.
 
         `profiles`: measured seconds by batch size, by stage (`profile_file.STAGES`), to begin with.
         """
         known = {stage: LatencyProfile((profiles or {}).get(stage)) for stage in STAGES}
-        transformer = models.transformer
         self.models = models
-        self.fingerprint = models.fingerprint
-        """Of configuration and weights: states of sessions go on only where it is equal."""
-        self.config = transformer.config
+        self.backend = backend = models.backend(options)
+        self.fingerprint = backend.fingerprint
+        self.config = backend.config
         self.options = options
         self._bell = Bell()
         self._clock = clock
-        self.table = SessionTable(transformer, self.fingerprint, options, self._bell)
+        self.table = SessionTable(backend, options, self._bell)
         device = self.table.device
         self.package = known["package"]
         """L(b) of packaging, which is not the engine's work: whoever does it refines this."""
         self.pacing = Pacing(self.config, options, known["forward"], known["decode"], self.package)
         most = min(options.max_batch, TEXT_BATCH)
-        self.text = TextStage(models.text, device, clock, most, known["text"])
+        self.text = TextStage(backend.text, device, clock, most, known["text"])
         self.forward = ForwardStage(
-            transformer,
+            backend,
             policy(options.policy),
             options.max_batch,
             clock,
             self.pacing,
             known["forward"],
             known["recache"],
-            options.attention,
-            COMPILER if options.compile else None,
         )
         self.decode = DecodeStage(
-            models.decoder,
-            device,
+            backend,
             clock,
             self.pacing,
-            self.config,
             policy(options.policy),
             min(options.decode_batch, options.max_batch),
             known["decode"],
         )
-        self._decodes: Lane[DecodeBatch] = Lane("decode", device, self._bell, options.overlap)
-        self._boundary = Boundary(transformer, Schedule(self.config), self.table, self.pacing)
+        self._decodes: JobExecutor[DecodeBatch] = backend.lane("decode", self._bell)
+        self._boundary = Boundary(backend, self.table, self.pacing)
         self._isolation = Isolation()
         self._step_of: tuple[str, ...] = ()
         """Sessions that the calling thread computes for."""
+
+    @property
+    def host_states(self) -> int:
+        """Suspended sessions that the host memory holds at once, however large each is."""
+        return self.options.host_bytes // self.backend.state_host_bytes
 
     @property
     def free_slots(self) -> int:

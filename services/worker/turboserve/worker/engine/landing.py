@@ -130,6 +130,16 @@ class Landing:
             self.room.clear()
 
     @property
+    def extent(self) -> Extent | None:
+        """The piece of the host pool, of one that arrives suspended."""
+        return None if self.room is None else self.room.extent
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the extent, from its beginning."""
+        return 0 if self.room is None else self.room.used_bytes
+
+    @property
     def most_bytes(self) -> int:
         """No state of this model is larger."""
         slab = [*self._slotted.values(), *self._prompt.values()]

@@ -39,7 +39,7 @@ class Pacing:
     @property
     def chunk_seconds(self) -> float:
         """Time to make one chunk alone, from its first forward to a fragment that can be sent."""
-        return self._forward(1) * (len(self._config.denoising_steps) + 1) + self._after_forwards
+        return self._forward(1) * self._config.chunk_forwards + self._after_forwards
 
     @property
     def _after_forwards(self) -> float:

@@ -14,16 +14,14 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from turboserve.worker.engine.attention import attention_kind
+from turboserve.worker.engine.backend import Backend
 from turboserve.worker.engine.events import ChunkTimings, Event
 from turboserve.worker.engine.gather import GatherPolicy
 from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.rows import RowsForward
 from turboserve.worker.engine.session import PendingControl, Session, Undecoded
 from turboserve.worker.engine.spec import TextEncoder
 from turboserve.worker.engine.streams import DEVICE_LOST, settle
-from turboserve.worker.model.transformer import CausalWanTransformer
 
 Waiting = TypeVar("Waiting")
 Item = TypeVar("Item")
@@ -172,24 +170,19 @@ class ForwardStage(Stage[Session, Session, Tensor]):
 
     def __init__(
         self,
-        model: CausalWanTransformer,
+        backend: Backend,
         policy: GatherPolicy,
         max_batch: int,
         clock: Clock,
         pacing: Pacing,
         profile: LatencyProfile | None = None,
         recache_profile: LatencyProfile | None = None,
-        attention: str = "rows",
-        compiler: str | None = None,
     ) -> None:
-        """`attention`: see `EngineOptions`; `compiler`: see `RowsForward`. Raises `AttentionUnavailable`."""
-        super().__init__(model.patch_embedding.weight.device, clock, profile)
+        super().__init__(backend.device, clock, profile)
         self.recache_profile = recache_profile or LatencyProfile()
-        weight = model.patch_embedding.weight
-        self._kind = attention_kind(attention, model.config, weight.device, weight.dtype)
-        self._forward = RowsForward(model, self._kind.memory, compiler)
-        self._frames_per_chunk = model.config.frames_per_chunk
-        self._window_frames = model.config.window_frames
+        self._backend = backend
+        self._frames_per_chunk = backend.config.frames_per_chunk
+        self._window_frames = backend.config.window_frames
         self._policy = policy
         self._pacing = pacing
         self._max_batch = max_batch
@@ -217,9 +210,7 @@ class ForwardStage(Stage[Session, Session, Tensor]):
 
     def compute(self, batch: list[Session]) -> list[Tensor]:
         """See `Stage.compute`. Flows [F, C, H, W]."""
-        rows = [session.work.row() for session in batch if session.work is not None]
-        with self._kind.chosen():
-            return list(self._forward(rows).unbind(0))
+        return self._backend.forward([session.work for session in batch if session.work is not None])
 
     def scatter(self, outcomes: list[Outcome[Session, Tensor]], fail: Fail) -> list[Event]:
         """See `Stage.scatter`."""
@@ -250,7 +241,7 @@ class ForwardStage(Stage[Session, Session, Tensor]):
     def _denoised(self, session: Session) -> None:
         """Queue a chunk's decoding as soon as its latents are clean, before its last forward."""
         chunk = session.chunk
-        if chunk is None or chunk.clean is None or chunk.done != chunk.total - 1:
+        if chunk is None or chunk.clean is None or chunk.done != chunk.denoising:
             return
         timings = ChunkTimings(
             due_s=session.due_at_s or 0.0,

@@ -49,7 +49,9 @@ class ChunkWork:
         """Takes the chunk's frame slots, evicting. `noise` defaults to the session's generator."""
         self.index = state.next_chunk
         self.done = 0
-        self.total = len(schedule.steps) + 1
+        self.denoising = len(schedule.steps)
+        """Forwards after which the latents are clean."""
+        self.total = self.denoising + 1
         self.clean: Tensor | None = None
         """The chunk's clean latents, float32 [F, C, H, W], once the denoising forwards are done."""
         self._schedule = schedule

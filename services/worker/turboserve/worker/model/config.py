@@ -124,6 +124,11 @@ class ModelConfig:
         return self.max_frames if self.local_attn_size == -1 else self.local_attn_size
 
     @property
+    def chunk_forwards(self) -> int:
+        """Forwards of one chunk: the denoising steps and the clean pass."""
+        return len(self.denoising_steps) + 1
+
+    @property
     def session_frames(self) -> int | None:
         """Frames that one session can have; None: no limit."""
         limits = []

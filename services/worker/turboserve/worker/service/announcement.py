@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -18,7 +17,7 @@ from turboserve.worker.settings import Settings
 STARTED_AGAIN = "its worker was started again, and loads"
 
 
-def starting(worker: str, settings: Settings, device: str, now: float) -> LoadReport:
+def starting(worker: str, settings: Settings, device: str, pid: int, now: float) -> LoadReport:
     """What a worker says of itself before it can serve: no place, no profile."""
     return LoadReport(
         worker=worker,
@@ -26,7 +25,7 @@ def starting(worker: str, settings: Settings, device: str, now: float) -> LoadRe
         capacity=0,
         phase=WorkerPhase.STARTING,
         device=device,
-        pid=os.getpid(),
+        pid=pid,
         pool_slot=settings.pool_slot,
         started_at=now,
     )

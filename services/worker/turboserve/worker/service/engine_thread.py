@@ -1,86 +1,26 @@
-"""The thread that owns the device: it carries out the table's commands and steps the engine."""
+"""The thread that owns the device: it takes commands from a queue and steps the engine."""
 
 from __future__ import annotations
 
-import math
+import asyncio
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TypeVar
 
 from turboserve import logs
 from turboserve.clock import Clock
-from turboserve.worker.engine import adoption, events
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.engine.errors import EngineError, SlabsExhausted, UnknownSession
-from turboserve.worker.engine.spec import Control, Rebuild, SessionSpec
-from turboserve.worker.engine.streams import DEVICE_LOST
-from turboserve.worker.service import commands as do
-from turboserve.worker.service import inputs as told
-from turboserve.worker.service.stamped import FromEngine, Made
-
-ISOLATED_CHUNKS = 8
-"""So many chunks of a session that was in a failing step are computed in steps of its own."""
-IDLE_S = 0.5
-"""The engine is asked again after this long without a command."""
+from turboserve.worker.service.engine_driver import Call, EngineCommand, EngineDriver
+from turboserve.worker.service.stamped import FromEngine
 
 log = logs.get("engine")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
-class AdmitWith:
-    """`Admit` and what was fetched for it."""
-
-    admit: do.Admit
-    latents: Tensor | None = None
-    """Clean latents of the newest chunks before `next_chunk`, [frames, C, H, W]; None: lost, or none yet."""
-    sink: Tensor | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """Anything that has to be done on the engine's thread; what it gives goes to whoever waits."""
-
-    function: Callable[[Engine], Any]
-    future: Future[Any]
-
-
-EngineCommand = (
-    AdmitWith
-    | Call
-    | do.Freeze
-    | do.Thaw
-    | do.Evict
-    | do.Suspend
-    | do.Resume
-    | do.Halt
-    | do.Unhalt
-    | do.SetPrompt
-    | do.SetPlayhead
-    | do.GenerateUntil
-    | do.StopGenerating
-)
-
-
-@dataclass(eq=False)
-class _Stay:
-    """One run of a session in the engine."""
-
-    run: int
-    warming: AdmitWith | None = None
-    """Set while a first chunk is made only to give a session without latents a context."""
-    held_back: list[EngineCommand] = field(default_factory=list)
-
-
 class EngineThread:
-    """Two queues and a loop. `deliver` is called on this thread, in order; all waits while it blocks."""
+    """See `ports.EngineRunner`. `deliver` is called on this thread, in order; all waits while it blocks."""
 
     def __init__(
         self,
@@ -90,55 +30,54 @@ class EngineThread:
         quiet_s: float = 0.2,
         patience_s: float = 2.0,
     ) -> None:
-        """`quiet_s`, `patience_s`: see `Settings.move_quiet_s` and `Settings.move_patience_s`."""
+        """`quiet_s`, `patience_s`: see `EngineDriver`."""
         self.engine = engine
-        self._quiet_s, self._patience_s = quiet_s, patience_s
-        self._deliver = deliver
-        self._clock = clock
+        self._driver = EngineDriver(engine, deliver, clock.monotonic, quiet_s, patience_s)
         self._commands: queue.SimpleQueue[EngineCommand | None] = queue.SimpleQueue()
-        self._stays: dict[str, _Stay] = {}
-        self._generate_until = -math.inf
         self._stopping = False
         self.turns = 0
-        """Rises with every round of the loop, several times a second also when there is nothing to do."""
         self.failure: BaseException | None = None
-        """What ended the thread, if that was not `stop`."""
         self.device_error_sessions: tuple[str, ...] = ()
-        """Sessions of the step in which the device failed, if that was it."""
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         # What a lane has done is taken up at once, also where nothing else is to be done.
         engine.when_done(lambda: self._commands.put(None))
 
     def start(self) -> None:
+        """See `EngineRunner.start`."""
         self._thread.start()
 
     def submit(self, command: EngineCommand) -> None:
-        """Have it done on the engine's thread, in the order of submission."""
+        """See `EngineRunner.submit`."""
         self._commands.put(command)
 
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
-        """Have it called on the engine's thread, in its turn; its result or error."""
+        """See `EngineRunner.call`."""
         future: Future[T] = Future()
         self._commands.put(Call(function, future))
         return future
 
     def adopt(self, session: str, run: int, adopt: Callable[[Engine], None]) -> Future[None]:
-        """The same for a call that brings the engine a session, whose run this is from then on."""
+        """See `EngineRunner.adopt`."""
 
         def adopted(engine: Engine) -> None:
             adopt(engine)
-            self._stays[session] = _Stay(run)
+            self._driver.has_come(session, run)
 
         return self.call(adopted)
 
+    async def end(self, timeout_s: float) -> None:
+        """See `EngineRunner.end`."""
+        await asyncio.to_thread(self.stop, timeout_s)
+
     def stop(self, timeout_s: float) -> None:
-        """End after the step in work."""
+        """End after the step in work, and wait for that."""
         self._stopping = True
         self._commands.put(None)
         self._thread.join(timeout_s)
 
     @property
     def alive(self) -> bool:
+        """See `EngineRunner.alive`."""
         return self._thread.is_alive()
 
     def _main(self) -> None:
@@ -146,185 +85,24 @@ class EngineThread:
             while not self._stopping:
                 self.turns += 1
                 self._take_commands()
-                now = self._clock.monotonic()
-                if now < self._generate_until and not self._stopping:
-                    for event in self.engine.step(now):
-                        self._stamp(event)
+                if not self._stopping:
+                    for event in self._driver.step():
+                        self._driver.stamp(event)
         except BaseException as error:
             self.failure = error
+            self.device_error_sessions = self._driver.device_error_sessions(error)
             if isinstance(error, DEVICE_LOST) or isinstance(error.__cause__, DEVICE_LOST):
                 self.device_error_sessions = self.engine.computing
             log.exception("engine thread failed")
 
     def _take_commands(self) -> None:
         """Everything that waits; where the engine has nothing to do, wait for something."""
-        wait_s = self._idle_s()
+        wait_s = self._driver.idle_s()
         try:
             command = self._commands.get(timeout=wait_s) if wait_s > 0 else self._commands.get_nowait()
             while True:
                 if command is not None:
-                    self._carry_out(command)
+                    self._driver.carry_out(command)
                 command = self._commands.get_nowait()
         except queue.Empty:
             pass
-
-    def _idle_s(self) -> float:
-        now = self._clock.monotonic()
-        if now >= self._generate_until:
-            return IDLE_S
-        if self.engine.has_work(now):
-            return 0.0
-        due = self.engine.next_due(now)
-        return IDLE_S if due is None else min(IDLE_S, max(0.001, due - now))
-
-    def _carry_out(self, command: EngineCommand) -> None:
-        if isinstance(command, do.GenerateUntil | do.StopGenerating):
-            self._generate_until = command.until if isinstance(command, do.GenerateUntil) else -math.inf
-            return
-        if isinstance(command, AdmitWith):
-            self._admit(command)
-            return
-        if isinstance(command, Call):
-            self._call(command)
-            return
-        stay = self._stays.get(command.session)
-        if stay is None or stay.run != command.run:
-            return
-        if stay.warming is not None and not isinstance(command, do.Evict):
-            stay.held_back.append(command)
-            return
-        try:
-            self._apply(command)
-        except UnknownSession as error:
-            # On the host, it left its slab while the command was on its way: what still matters is said again
-            # with its return. Otherwise it failed a moment ago, or this is the first that is heard of it.
-            if not self._on_host(command.session):
-                self._fail(command.session, str(error))
-        except SlabsExhausted as error:
-            self._deliver(told.AdmissionRefused(command.session, command.run, str(error), on_host=True))
-        except EngineError as error:
-            self._fail(command.session, str(error))
-
-    def _call(self, command: Call) -> None:
-        # Who asked may have given up meanwhile; from here on that has no effect.
-        if not command.future.set_running_or_notify_cancel():
-            return
-        try:
-            command.future.set_result(command.function(self.engine))
-        except Exception as error:
-            command.future.set_exception(error)
-
-    def _apply(self, command: EngineCommand) -> None:
-        now = self._clock.monotonic()
-        match command:
-            case do.Evict(session=session):
-                del self._stays[session]
-                self._evict(session)
-            case do.Suspend(session=session):
-                self.engine.suspend(session)
-            case do.Resume(session=session):
-                self.engine.resume(session, now)
-                self.engine.playhead(session, command.playhead_s, now=now, playing=False)
-            case do.Freeze(session=session, number=number):
-                adoption.freeze(self.engine, session, now, self._quiet_s, self._patience_s, number)
-            case do.Thaw(session=session):
-                adoption.thaw(self.engine, session)
-            case do.Halt(session=session, control_seq=seq):
-                self.engine.control(session, Control(seq, paused=True))
-            case do.Unhalt(session=session, control_seq=seq):
-                self.engine.control(session, Control(seq, paused=False))
-            case do.SetPrompt(session=session, control_seq=seq, prompt=prompt):
-                self.engine.control(session, Control(seq, prompt=prompt))
-            case do.SetPlayhead(session=session, playhead_s=seconds, playing=playing, age_s=age_s):
-                self.engine.playhead(session, seconds, now=now - age_s, playing=playing)
-
-    def _admit(self, command: AdmitWith) -> None:
-        admit = command.admit
-        rebuild = None
-        warming = None
-        if admit.next_chunk > 0 and command.latents is None:
-            warming = command
-        elif command.latents is not None:
-            rebuild = Rebuild(admit.next_chunk, command.latents, command.sink)
-        spec = SessionSpec(
-            admit.session,
-            admit.prompt,
-            admit.seed,
-            admit.control_seq,
-            rebuild,
-            playhead_s=0.0 if warming else admit.playhead_s,
-            isolated_chunks=ISOLATED_CHUNKS if admit.isolated else 0,
-        )
-        try:
-            self.engine.admit(spec, self._clock.monotonic())
-        except SlabsExhausted as error:
-            self._deliver(told.AdmissionRefused(admit.session, admit.run, str(error), on_host=False))
-        except EngineError as error:
-            self._deliver(told.RunFailed(admit.session, admit.run, str(error)))
-        else:
-            self._stays[admit.session] = _Stay(admit.run, warming)
-
-    def _warmed(self, stay: _Stay, chunk: events.ChunkReady) -> None:
-        """Begin again at the chunk that is due, with this first chunk's latents for the lost context."""
-        assert stay.warming is not None
-        admit = stay.warming.admit
-        del self._stays[admit.session]
-        self._evict(admit.session)
-        dtype = self.engine.table.pool.layout.dtype
-        self._admit(AdmitWith(admit, chunk.latents.to(dtype)))
-        for command in stay.held_back:
-            self._carry_out(command)
-
-    def _stamp(self, event: events.Event) -> None:
-        """Tell the others, with the run that the event belongs to."""
-        stay = self._stays.get(event.session)
-        if stay is None:
-            return
-        session, run = event.session, stay.run
-        match event:
-            case events.ChunkReady() if stay.warming is not None:
-                self._warmed(stay, event)
-            case events.SessionFailed(error=error):
-                del self._stays[session]
-                self._deliver(told.RunFailed(session, run, error))
-            case _ if stay.warming is not None:
-                pass
-            case events.ChunkReady():
-                others = sum(
-                    held.name != session and (held.work is not None or bool(held.undecoded))
-                    for held in self.engine.table.sessions.values()
-                )
-                self._deliver(Made(run, event, 1 + others))
-            case events.ControlApplied(control_seq=seq):
-                self._deliver(told.ControlTaken(session, run, seq))
-            case events.Suspended(next_chunk=next_chunk):
-                self._deliver(told.MovedToHost(session, run, next_chunk))
-            case events.Frozen(next_chunk=next_chunk, number=number):
-                self._deliver(told.Frozen(session, run, next_chunk, number))
-            case events.SuspendRefused(reason=reason):
-                self._deliver(told.SuspendRefused(session, run, reason))
-            case events.SessionEnded(reason=reason):
-                self._deliver(told.RunFinished(session, run, reason))
-            case events.SessionReady():
-                log.debug("session ready", session=session, next_chunk=event.next_chunk)
-
-    def _fail(self, session: str, reason: str) -> None:
-        stay = self._stays.pop(session, None)
-        self._evict(session)
-        if stay is not None:
-            self._deliver(told.RunFailed(session, stay.run, reason))
-
-    def _on_host(self, session: str) -> bool:
-        with suppress(UnknownSession):
-            self.engine.snapshot(session)
-            return True
-        return False
-
-    def _evict(self, session: str) -> None:
-        with suppress(UnknownSession):
-            self.engine.evict(session)
-
-
-def bytes_of(tensor: Tensor) -> bytes:
-    """A tensor's elements as they lie in memory; for types that numpy does not know as well."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -123,11 +123,6 @@ def make_engine(models: Models, settings: Settings) -> Engine:
     raise refused
 
 
-def host_states(engine: Engine) -> int:
-    """Suspended sessions that the engine's host memory holds at once, however large each is."""
-    return engine.options.host_bytes // state_host_bytes(engine.models)
-
-
 def _told(engine: Engine, state_bytes: int) -> Engine:
     if engine.options.host_bytes < state_bytes:
         log.warning(

@@ -10,17 +10,17 @@ from typing import Any, TypeVar
 from turboserve import logs
 from turboserve.tasks import stop
 from turboserve.worker.engine import adoption
+from turboserve.worker.engine.backend import ReceiveBuffer
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import EngineError, UnknownSession
-from turboserve.worker.engine.landing import Landing
 from turboserve.worker.engine.moving import Page
 from turboserve.worker.service import commands as do
 from turboserve.worker.service import inputs as told
-from turboserve.worker.service.engine_thread import EngineThread
 from turboserve.worker.service.migration_keys import MigrationKeys
+from turboserve.worker.service.ports import EngineRunner
 from turboserve.worker.service.table import Table
 from turboserve.worker.settings import Settings
-from turboserve.worker.transfer import metrics, shm
+from turboserve.worker.transfer import metrics
 from turboserve.worker.transfer.errors import (
     AuthenticationError,
     NoState,
@@ -28,10 +28,9 @@ from turboserve.worker.transfer.errors import (
     NotReady,
     TransferError,
 )
-from turboserve.worker.transfer.interface import confine_libraries, find_interface
-from turboserve.worker.transfer.links import Links
+from turboserve.worker.transfer.network import TransferNetwork
 from turboserve.worker.transfer.pace import Limits, Pace
-from turboserve.worker.transfer.source import Source, listen
+from turboserve.worker.transfer.source import Source
 from turboserve.worker.transfer.target import Fetched, Target, host_of
 
 log = logs.get("moves")
@@ -52,9 +51,9 @@ class _Copy:
 class _Kept:
     """Memory for it. Only the engine's thread touches this."""
 
-    landing: Landing | None = None
+    landing: ReceiveBuffer | None = None
 
-    def reserve(self, engine: Engine, on_host: bool) -> Landing:
+    def reserve(self, engine: Engine, on_host: bool) -> ReceiveBuffer:
         self.landing = adoption.reserve(engine, on_host=on_host)
         return self.landing
 
@@ -76,16 +75,15 @@ class Moves:
         self,
         worker: str,
         settings: Settings,
-        engine: EngineThread,
+        engine: EngineRunner,
+        network: TransferNetwork,
         table: Table,
         tell: Callable[[told.Input], None],
         now: Callable[[], float],
     ) -> None:
         self._engine, self._table, self._tell, self._now = engine, table, tell, now
         self.keys = MigrationKeys()
-        self._interface, self._port = find_interface(settings.transfer_host), settings.transfer_port
-        device, model = engine.engine.table.device, engine.engine.fingerprint
-        self.links = Links(settings.transfer_backends, device, model, self._interface)
+        self._network, self.links = network, network.links
         limits = Limits(
             least_s=settings.move_limit_s,
             most_s=settings.move_limit_most_s,
@@ -93,9 +91,8 @@ class Moves:
             still_s=settings.move_still_s,
         )
         self._pace = Pace(limits)
-        self._source = Source(self, self.links, limits)
-        self._target = Target(worker, self.links, limits.least_s)
-        self._server: asyncio.Server | None = None
+        self._source = Source(self, self.links, limits, now)
+        self._target = Target(worker, self.links, limits.least_s, network.connect, now)
         self.addresses: tuple[str, ...] = ()
         """Where other workers ask for state; empty before `start`."""
         self._copies: dict[str, _Copy] = {}
@@ -105,15 +102,12 @@ class Moves:
     @property
     def machine(self) -> str:
         """What `LoadReport.host` says."""
-        return shm.machine()
+        return self._network.machine
 
     async def start(self) -> None:
         """Listen. Raises `OSError`."""
-        confine_libraries(self._interface)
-        host = self._interface.address
-        self._server, port = await listen(self._source.serve, host, self._port)
-        shown = f"[{host}]" if ":" in host else host
-        self.addresses = (f"tcp://{shown}:{port}?backend={','.join(self.links.backends)}",)
+        address = await self._network.listen(self._source.serve)
+        self.addresses = (f"{address}?backend={','.join(self.links.backends)}",)
 
     def fetch_no_more(self) -> None:
         """End what is on its way here: nobody will run it. What others fetch goes on."""
@@ -122,8 +116,7 @@ class Moves:
 
     async def stop(self) -> None:
         """Hang up on everyone, and let go of what is on its way here."""
-        if self._server is not None:
-            self._server.close()
+        self._network.close()
         await stop(*(copy.task for copy in self._copies.values()))
         self._source.close()
         self.links.close()

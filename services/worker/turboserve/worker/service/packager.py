@@ -1,85 +1,88 @@
-"""The thread that encodes chunks, so that the engine goes on with the next one meanwhile."""
+"""Chunks as the engine makes them become chunks that can be published, in order, on a thread of its own."""
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
-import time
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from turboserve import logs
 from turboserve.clock import Clock
 from turboserve.telemetry import tracer
+from turboserve.worker.engine.events import ChunkReady
 from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.media import FragmentEncoder
+from turboserve.worker.media import FragmentEncoder, Packaged
 from turboserve.worker.service import inputs as told
-from turboserve.worker.service.engine_thread import bytes_of
 from turboserve.worker.service.stamped import Chunk, FromEngine, Made, ToLoop
 
 log = logs.get("packager")
 _trace = tracer("worker")
 
 
-class Packager:
-    """Everything the engine says passes through here, so that it arrives in the order it happened in."""
+class ChunkEncoder(Protocol):
+    """Pictures and latents → bytes."""
 
-    def __init__(
-        self,
-        encoder: FragmentEncoder,
-        fps: int,
-        latents_dtype: torch.dtype,
-        deliver: Callable[[ToLoop], None],
-        clock: Clock,
-        profile: LatencyProfile,
-        limit: int,
-    ) -> None:
-        """`profile`: the engine's of this stage, refined with every chunk. `limit`: what waits at most."""
-        self._encoder, self._fps, self._dtype = encoder, fps, latents_dtype
-        self._deliver, self._clock, self._profile = deliver, clock, profile
-        self._queue: queue.Queue[FromEngine | None] = queue.Queue(limit)
-        self._thread = threading.Thread(target=self._main, name="packager", daemon=True)
+    latents_dtype: str
+    """As in `LatentsHeader.dtype`."""
 
-    def start(self) -> None:
-        self._thread.start()
+    def encode(self, ready: ChunkReady, first_frame: int, fps: int) -> Packaged:
+        """The chunk's video. Whatever it raises ends the session."""
+        ...
 
-    def put(self, item: FromEngine) -> None:
-        """Called on the engine's thread, which waits here if it makes chunks faster than they are encoded."""
-        self._queue.put(item)
+    def latents(self, ready: ChunkReady) -> tuple[bytes, tuple[int, ...]]:
+        """The chunk's clean latents as they lie in memory, and their shape."""
+        ...
 
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
 
-    def stop(self, timeout_s: float) -> None:
-        """End after what was put so far."""
-        self._queue.put(None)
-        self._thread.join(timeout_s)
+class TensorEncoder:
+    """See `ChunkEncoder`: H.264 of tensors."""
 
-    def _main(self) -> None:
-        while (item := self._queue.get()) is not None:
-            if not isinstance(item, Made):
-                self._deliver(item)
-                continue
-            try:
-                self._deliver(self._package(item))
-            except Exception as error:
-                log.exception("packaging failed", session=item.ready.session, chunk=item.ready.index)
-                self._deliver(told.RunFailed(item.ready.session, item.run, f"packaging: {error}"))
+    def __init__(self, encoder: FragmentEncoder, dtype: torch.dtype) -> None:
+        """`dtype`: of the latents that are sent."""
+        self._encoder, self._dtype = encoder, dtype
+        self.latents_dtype = str(dtype).removeprefix("torch.")
+
+    def encode(self, ready: ChunkReady, first_frame: int, fps: int) -> Packaged:
+        """See `ChunkEncoder.encode`."""
+        return self._encoder.encode(ready.frames.numpy(), index=ready.index, first_frame=first_frame, fps=fps)
+
+    def latents(self, ready: ChunkReady) -> tuple[bytes, tuple[int, ...]]:
+        """See `ChunkEncoder.latents`."""
+        return bytes_of(ready.latents.to(self._dtype)), tuple(ready.latents.shape)
+
+
+class ChunkPackager:
+    """What is done to one item. Keeps nothing between calls."""
+
+    def __init__(self, encoder: ChunkEncoder, fps: int, clock: Clock, profile: LatencyProfile) -> None:
+        """`profile`: the engine's of this stage, refined with every chunk."""
+        self._encoder, self._fps, self._clock, self._profile = encoder, fps, clock, profile
+
+    def convert(self, item: FromEngine) -> ToLoop:
+        """A chunk packaged, or the failure of its run; anything else as it is."""
+        if not isinstance(item, Made):
+            return item
+        try:
+            return self._package(item)
+        except Exception as error:
+            log.exception("packaging failed", session=item.ready.session, chunk=item.ready.index)
+            return told.RunFailed(item.ready.session, item.run, f"packaging: {error}")
 
     def _package(self, made: Made) -> Chunk:
         ready = made.ready
         first_frame = round(ready.media_start_s * self._fps)
         began = self._clock.monotonic()
-        packaged = self._encoder.encode(
-            ready.frames.numpy(), index=ready.index, first_frame=first_frame, fps=self._fps
-        )
+        packaged = self._encoder.encode(ready, first_frame, self._fps)
         self._profile.observe(1, self._clock.monotonic() - began)
         compute_s = self._clock.monotonic() - ready.timings.started_s
         span = _trace.start_span(
             "chunk",
-            start_time=time.time_ns() - round(compute_s * 1e9),
+            start_time=round((self._clock.wall() - compute_s) * 1e9),
             attributes={
                 "turboserve.session": ready.session,
                 "turboserve.chunk": ready.index,
@@ -88,7 +91,7 @@ class Packager:
                 "turboserve.decode_s": ready.timings.ready_s - ready.timings.denoised_s,
             },
         )
-        latents = ready.latents.to(self._dtype)
+        latents, shape = self._encoder.latents(ready)
         return Chunk(
             session=ready.session,
             run=made.run,
@@ -97,10 +100,52 @@ class Packager:
             first_frame=first_frame,
             fps=self._fps,
             packaged=packaged,
-            latents=bytes_of(latents),
-            latents_dtype=str(self._dtype).removeprefix("torch."),
-            latents_shape=tuple(latents.shape),
+            latents=latents,
+            latents_dtype=self._encoder.latents_dtype,
+            latents_shape=shape,
             compute_s=compute_s,
             abreast=made.abreast,
             span=span,
         )
+
+
+class Packager:
+    """See `ports.Packager`. Everything the engine says passes through here, so that it arrives in the order
+    it happened in; the engine goes on with the next chunk meanwhile."""
+
+    def __init__(self, packager: ChunkPackager, deliver: Callable[[ToLoop], None], limit: int) -> None:
+        """`deliver` is called on this thread. `limit`: what waits at most."""
+        self._packager, self._deliver = packager, deliver
+        self._queue: queue.Queue[FromEngine | None] = queue.Queue(limit)
+        self._thread = threading.Thread(target=self._main, name="packager", daemon=True)
+
+    def start(self) -> None:
+        """See `ports.Packager.start`."""
+        self._thread.start()
+
+    def put(self, item: FromEngine) -> None:
+        """Called on the engine's thread, which waits here if it makes chunks faster than they are encoded."""
+        self._queue.put(item)
+
+    @property
+    def alive(self) -> bool:
+        """See `ports.Packager.alive`."""
+        return self._thread.is_alive()
+
+    async def end(self, timeout_s: float) -> None:
+        """See `ports.Packager.end`."""
+        await asyncio.to_thread(self.stop, timeout_s)
+
+    def stop(self, timeout_s: float) -> None:
+        """End after what was put so far, and wait for that."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def _main(self) -> None:
+        while (item := self._queue.get()) is not None:
+            self._deliver(self._packager.convert(item))
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """A tensor's elements as they lie in memory; for types that numpy does not know as well."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
@@ -23,15 +22,13 @@ from turboserve.contracts.workers import Assignment, LoadReport, Playhead, Worke
 from turboserve.subjects import ASSIGN, FAIL_SESSION, PLAYHEAD
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.media import EncoderSettings, FragmentEncoder
 from turboserve.worker.service import commands as do
 from turboserve.worker.service import inputs as told
 from turboserve.worker.service import metrics
-from turboserve.worker.service.engine_thread import AdmitWith, EngineThread
+from turboserve.worker.service.engine_driver import AdmitWith
 from turboserve.worker.service.heartbeat import Heartbeat
-from turboserve.worker.service.models import host_states
 from turboserve.worker.service.moves import Moves
-from turboserve.worker.service.packager import Packager
+from turboserve.worker.service.ports import Loaded, Platform
 from turboserve.worker.service.pulse import Pulse
 from turboserve.worker.service.stamped import Chunk, ToLoop
 from turboserve.worker.service.table import Table
@@ -40,8 +37,6 @@ from turboserve.worker.service.wire import UnreadableEntryError, Wire
 from turboserve.worker.settings import Settings
 
 TICK_S = 0.05
-PACKAGER_LIMIT = 4
-"""What waits for packaging at most, for each slab: chunks, and whatever else the engine says."""
 STUCK_S = 120.0
 """No step of any model takes this long: the device hangs."""
 FAREWELL_S = 2.0
@@ -59,42 +54,29 @@ class Worker:
         settings: Settings,
         bus: Bus,
         clock: Clock,
-        engine: Engine,
-        profile: LatencyProfile,
+        platform: Platform,
+        loaded: Loaded,
         capacity: int,
-        gone: Callable[[str], None],
         started_at: float | None = None,
     ) -> None:
-        """`gone` is called when the state store has declared this worker dead; it should not return.
-
-        `started_at`: when it began to load, wall-clock seconds; None: now.
-        """
+        """`started_at`: when it began to load, wall-clock seconds; None: now."""
+        engine = loaded.engine
         config = engine.config
         self.id = worker
         self.table = Table(worker, settings.model, capacity, settings.lease_s)
         self._settings, self._bus, self._clock, self._config = settings, bus, clock, config
-        self._profile = profile
+        self._profile = LatencyProfile(loaded.seconds)
         self._started_at = clock.wall() if started_at is None else started_at
-        self._host_states = host_states(engine)
-        self._loop = asyncio.get_running_loop()
-        encoder = FragmentEncoder(EncoderSettings(settings.video_crf, settings.video_preset))
-        pool = engine.table.pool
-        self._packager = Packager(
-            encoder,
-            config.fps,
-            pool.layout.dtype,
-            self._from_thread,
-            clock,
-            engine.package,
-            limit=PACKAGER_LIMIT * pool.slots,
+        self._host_states = engine.host_states
+        self._device, self._pid = str(engine.table.device), platform.pid
+        device = platform.run(engine, self._arrived)
+        self._engine, self._packager = device.engine, device.packager
+        self._moves = Moves(
+            worker, settings, self._engine, platform.network(engine), self.table, self.tell, clock.monotonic
         )
-        self._engine = EngineThread(
-            engine, self._packager.put, clock, settings.move_quiet_s, settings.move_patience_s
-        )
-        self._moves = Moves(worker, settings, self._engine, self.table, self.tell, clock.monotonic)
         self._wire = Wire(bus, clock, worker, config, settings.chunk_ttl_s)
         self._takeover = Takeover(self._wire, config, clock)
-        self.heartbeat = Heartbeat(bus, clock, settings.heartbeat_s, self.load, self.tell, gone)
+        self.heartbeat = Heartbeat(bus, clock, settings.heartbeat_s, self.load, self.tell, platform.leave)
         self._chunks: dict[tuple[str, int, int], Chunk] = {}
         self._fetched: dict[tuple[str, int], tuple[Tensor | None, Tensor | None]] = {}
         self._playheads: dict[str, asyncio.Task[Subscription]] = {}
@@ -121,8 +103,8 @@ class Worker:
         deadline = self._clock.monotonic() + FAREWELL_S
         while self.table.unpublished and self._clock.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        await asyncio.to_thread(self._engine.stop, FAREWELL_S)
-        await asyncio.to_thread(self._packager.stop, 0.5)
+        await self._engine.end(FAREWELL_S)
+        await self._packager.end(0.5)
         if self._engine.alive:
             # A forward that takes long: chunks may still be made here, so that nobody may take over yet.
             log.warning("the engine has not ended: no goodbye", waited_s=FAREWELL_S)
@@ -136,6 +118,11 @@ class Worker:
     @property
     def alive(self) -> bool:
         return self._engine.alive
+
+    @property
+    def engine(self) -> Engine:
+        """To be read."""
+        return self._engine.engine
 
     @property
     def joined(self) -> bool:
@@ -157,8 +144,8 @@ class Worker:
             host=self._moves.machine,
             chunk_latency_s=self._profile.to_mapping(),
             host_states=self._host_states,
-            device=str(self._engine.engine.table.device),
-            pid=os.getpid(),
+            device=self._device,
+            pid=self._pid,
             pool_slot=self._settings.pool_slot,
             started_at=self._started_at,
             device_error_sessions=self._engine.device_error_sessions,
@@ -188,10 +175,6 @@ class Worker:
             self._carry_out(command)
         if isinstance(message, told.Renewed | told.Assigned):
             self._follow_playheads()
-
-    def _from_thread(self, item: ToLoop) -> None:
-        """Called on the packager's thread."""
-        self._loop.call_soon_threadsafe(self._arrived, item)
 
     def _arrived(self, item: ToLoop) -> None:
         if not isinstance(item, Chunk):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import struct
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
@@ -29,10 +30,39 @@ _LENGTH = struct.Struct(">I")
 _NUMBER = struct.Struct(">Q")
 
 
+class ByteReader(Protocol):
+    """What is needed of `asyncio.StreamReader`."""
+
+    async def readexactly(self, n: int, /) -> bytes: ...
+
+
+class Connection(Protocol):
+    """What is needed of a stream's transport."""
+
+    def abort(self) -> None: ...
+
+
+class ByteWriter(Protocol):
+    """What is needed of `asyncio.StreamWriter`."""
+
+    @property
+    def transport(self) -> Connection: ...
+
+    def write(self, data: bytes, /) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    async def wait_closed(self) -> None: ...
+
+    def get_extra_info(self, name: str, /) -> Any: ...
+
+
 class Channel:
     """One connection. Raises `PeerLost`, `DeadlinePassed`, `ProtocolBroken`, `AuthenticationError`."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: ByteReader, writer: ByteWriter) -> None:
         self._reader, self._writer = reader, writer
         self._send_key: bytes | None = None
         self._receive_key: bytes | None = None

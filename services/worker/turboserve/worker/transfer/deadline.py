@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from turboserve.worker.transfer.errors import Aborted, DeadlinePassed
@@ -13,9 +14,10 @@ from turboserve.worker.transfer.errors import Aborted, DeadlinePassed
 class Deadline:
     """A monotonic point in time that a whole transfer shares, and its abort. Thread-safe."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
-        self._until = time.monotonic() + seconds
+        self._now = now
+        self._until = now() + seconds
         self._aborted = threading.Event()
 
     def abort(self) -> None:
@@ -24,13 +26,13 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        return time.monotonic() >= self._until
+        return self._now() >= self._until
 
     def left(self, at_most: float | None = None) -> float:
         """Seconds left, above zero. Raises `Aborted` or `DeadlinePassed`."""
         if self._aborted.is_set():
             raise Aborted("the transfer was given up")
-        left = self._until - time.monotonic()
+        left = self._until - self._now()
         if left <= 0:
             raise DeadlinePassed(f"deadline: {self.seconds:g} s have passed")
         return left if at_most is None else min(left, at_most)

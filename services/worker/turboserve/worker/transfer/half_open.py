@@ -33,7 +33,13 @@ class _Connection:
 class HalfOpen:
     """Those of one worker. Belongs to the event loop's thread."""
 
-    def __init__(self, total: int = TOTAL_LIMIT, per_address: int = ADDRESS_LIMIT) -> None:
+    def __init__(
+        self,
+        total: int = TOTAL_LIMIT,
+        per_address: int = ADDRESS_LIMIT,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._now = now
         self._total, self._per_address = total, per_address
         self._open: list[_Connection] = []
         """The oldest first."""
@@ -65,7 +71,7 @@ class HalfOpen:
         code = AuthenticationError.code
         metrics.broken.add(1, {"role": "source", "code": code})
         self._refused += 1
-        now = time.monotonic()
+        now = self._now()
         if now - self._told_at >= REPORT_S:
             log.warning(
                 "peers not admitted", count=self._refused, last=address, error=str(error) or repr(error)

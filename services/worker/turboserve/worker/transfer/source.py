@@ -6,12 +6,12 @@ import asyncio
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from turboserve import logs
 from turboserve.worker.engine.moving import SOURCES_AT_ONCE, Page, changed, digest_of, fingerprints_of
 from turboserve.worker.transfer import handshake, metrics
-from turboserve.worker.transfer.channel import Channel
+from turboserve.worker.transfer.channel import ByteReader, ByteWriter, Channel
 from turboserve.worker.transfer.deadline import Deadline, ended
 from turboserve.worker.transfer.errors import (
     DeadlinePassed,
@@ -34,8 +34,10 @@ from turboserve.worker.transfer.frames import (
 from turboserve.worker.transfer.gift import Gift
 from turboserve.worker.transfer.half_open import HalfOpen
 from turboserve.worker.transfer.link import Memory, Remote
-from turboserve.worker.transfer.links import Links
 from turboserve.worker.transfer.pace import LATER_S, Limits
+
+if TYPE_CHECKING:
+    from turboserve.worker.transfer.network import LinkTable
 
 ADMIT_S = 3.0
 """Limit of the whole authentication, and of the first frame after it."""
@@ -51,7 +53,7 @@ log = logs.get("transfer")
 
 
 async def listen(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], host: str, port: int
+    serve: Callable[[ByteReader, ByteWriter], Awaitable[None]], host: str, port: int
 ) -> tuple[asyncio.Server, int]:
     """Serve connections to this address; the server and its port. Raises `OSError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -102,7 +104,9 @@ class Giver(Protocol):
 class Source:
     """Serves all targets of one worker."""
 
-    def __init__(self, giver: Giver, links: Links, limits: Limits) -> None:
+    def __init__(
+        self, giver: Giver, links: LinkTable, limits: Limits, now: Callable[[], float] = time.monotonic
+    ) -> None:
         """An attempt may take as long as its target says, `limits.most_s` at most, and a little more."""
         self._giver, self._links, self._limits = giver, links, limits
         self._open: dict[str, tuple[asyncio.Task[None], int]] = {}
@@ -110,9 +114,10 @@ class Source:
         self._turns = asyncio.Semaphore(SOURCES_AT_ONCE)
         """Of those that send while their session generates."""
         self._connections = 0
-        self._half_open = HalfOpen()
+        self._now = now
+        self._half_open = HalfOpen(now=now)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: ByteReader, writer: ByteWriter) -> None:
         """One connection, to its end. Whatever fails is refused and counted; raises cancellation alone."""
         channel = Channel(reader, writer)
         try:
@@ -190,7 +195,7 @@ class Source:
     async def _give(
         self, channel: Channel, opened: Open, keys: handshake.Keys, hello: Hello, at_rest: bool
     ) -> None:
-        deadline = Deadline(min(hello.limit_s, self._limits.most_s) + LATER_S)
+        deadline = Deadline(min(hello.limit_s, self._limits.most_s) + LATER_S, self._now)
         link = await self._links.give(channel, hello, opened.worker, keys.link, at_rest, deadline)
         gift = Gift(opened, channel, link, deadline)
         try:
@@ -246,7 +251,7 @@ class Source:
             await self._seal(gift, header, pages)
             return
         left_s = gift.deadline.left()
-        gift.deadline = Deadline(min(left_s, still_s))
+        gift.deadline = Deadline(min(left_s, still_s), self._now)
         try:
             await self._seal(gift, header, pages)
         except DeadlinePassed as error:
@@ -268,7 +273,7 @@ class Source:
     async def _round(self, gift: Gift, pages: Sequence[Page]) -> None:
         link, deadline, number = gift.link, gift.deadline, gift.rounds
         memory, everything = Memory([page.parts for page in pages]), range(len(pages))
-        begun = time.monotonic()
+        begun = self._now()
         # Some links copy everything here already.
         offering = self._links.blocking(lambda: link.offer(memory, everything, deadline), deadline, link)
         offer = await gift.meanwhile(offering)
@@ -289,7 +294,7 @@ class Source:
         gift.rounds += 1
         gift.bytes_moved += size
         if size:
-            gift.bytes_per_s = size / max(time.monotonic() - begun, 1e-9)
+            gift.bytes_per_s = size / max(self._now() - begun, 1e-9)
 
 
 async def _refuse(channel: Channel, error: TransferError) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from turboserve import logs
 from turboserve.worker.engine.errors import SnapshotRejected
 from turboserve.worker.engine.moving import digest_of, fingerprints_of
 from turboserve.worker.transfer import handshake, metrics
-from turboserve.worker.transfer.channel import Channel
+from turboserve.worker.transfer.channel import ByteReader, ByteWriter, Channel
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import (
     DeadlinePassed,
@@ -38,7 +38,12 @@ from turboserve.worker.transfer.frames import (
     Welcome,
 )
 from turboserve.worker.transfer.link import Link, Memory, Remote
-from turboserve.worker.transfer.links import Links
+
+if TYPE_CHECKING:
+    from turboserve.worker.transfer.network import LinkTable
+
+Connect = Callable[[str, int], Awaitable[tuple[ByteReader, ByteWriter]]]
+"""Connects to a host's port. Raises `OSError`."""
 
 CONNECT_S = 2.0
 SILENCE_S = 3.0
@@ -91,12 +96,13 @@ class _Tries:
     """The attempts at one state, and whether another may help."""
 
     patience_s: float
+    now: Callable[[], float]
+    waits_from: float
+    """Since when nothing of the state has come."""
     count: int = 0
     """Those that failed."""
     heard: bool = False
     """Of the one under way: something of the state has come, or was about to."""
-    waits_from: float = field(default_factory=time.monotonic)
-    """Since when nothing has."""
     mismatches: int = 0
     last: TransferError | None = None
 
@@ -110,8 +116,8 @@ class _Tries:
         if self.last is None or not isinstance(error, DeadlinePassed):
             self.last = error
         if self.heard:
-            self.heard, self.waits_from = False, time.monotonic()
-        elif time.monotonic() - self.waits_from >= self.patience_s:
+            self.heard, self.waits_from = False, self.now()
+        elif self.now() - self.waits_from >= self.patience_s:
             raise self.last from None
         return self.last
 
@@ -153,9 +159,17 @@ def host_of(sources: Sequence[str]) -> str:
 class Target:
     """Fetches for one worker."""
 
-    def __init__(self, worker: str, links: Links, patience_s: float) -> None:
+    def __init__(
+        self,
+        worker: str,
+        links: LinkTable,
+        patience_s: float,
+        connect: Connect = asyncio.open_connection,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         """A source of which nothing comes is asked again for `patience_s`, however long a copy may take."""
         self._worker, self._links, self._patience_s = worker, links, patience_s
+        self._connect, self._now = connect, now
 
     async def fetch(
         self, session: str, move: int, key: bytes, sources: Sequence[str], room: Room, limit_s: float
@@ -166,7 +180,8 @@ class Target:
 
         Raises `TransferError`; then, and when it is cancelled, nothing is written to the room any more.
         """
-        started, deadline, tries = time.monotonic(), Deadline(limit_s), _Tries(self._patience_s)
+        started, deadline = self._now(), Deadline(limit_s, self._now)
+        tries = _Tries(self._patience_s, self._now, waits_from=started)
         if not sources:
             raise PeerLost(f"session {session}: its source has no address")
         while True:
@@ -188,7 +203,7 @@ class Target:
                     raise explained from None
                 continue
             metrics.bytes_moved.add(fetched.bytes_moved, {"backend": fetched.backend})
-            return replace(fetched, seconds=time.monotonic() - started)
+            return replace(fetched, seconds=self._now() - started)
 
     async def _attempt(
         self,
@@ -203,7 +218,7 @@ class Target:
         host, port = parse_address(address)
         try:
             async with asyncio.timeout(deadline.left(CONNECT_S)):
-                reader, writer = await asyncio.open_connection(host, port)
+                reader, writer = await self._connect(host, port)
         except TimeoutError:
             raise DeadlinePassed(f"{address}: no connection within {CONNECT_S:g} s") from None
         except OSError as error:
@@ -257,9 +272,9 @@ class Target:
         memory, everything = Memory(places), range(len(places))
 
         def receive() -> tuple[int, dict[str, bytes]]:
-            begun = time.monotonic()
+            begun = self._now()
             size = copy.link.transfer(copy.session, Remote(frame.offer), memory, everything, copy.deadline)
-            metrics.seconds.add(time.monotonic() - begun, {"backend": copy.link.kind})
+            metrics.seconds.add(self._now() - begun, {"backend": copy.link.kind})
             names = (page.name for page in frame.pages)
             return size, fingerprints_of(dict(zip(names, places, strict=True)), copy.deadline.left)
 

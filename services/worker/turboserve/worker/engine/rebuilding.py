@@ -1,0 +1,44 @@
+"""A lost session is made whole by clean passes over what is left of its latents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from turboserve.worker.engine.errors import BadRebuild
+from turboserve.worker.engine.session import Session
+from turboserve.worker.engine.spec import Rebuild
+from turboserve.worker.model.config import ModelConfig
+
+
+def check_rebuild(rebuild: Rebuild, config: ModelConfig) -> None:
+    """Whether the latents are some of the chunks before the next. Raises `BadRebuild`."""
+    frames, *shape = rebuild.latents.shape
+    _, *needed = config.latent_shape
+    per_chunk = config.frames_per_chunk
+    if shape != needed or not frames or frames % per_chunk:
+        found = tuple(rebuild.latents.shape)
+        raise BadRebuild(f"latents: shape {found}, need ({per_chunk}·n, {', '.join(map(str, needed))})")
+    if frames > rebuild.next_chunk * per_chunk:
+        raise BadRebuild(f"latents: {frames} frames before chunk {rebuild.next_chunk}")
+    if rebuild.sink is not None and list(rebuild.sink.shape) != [config.sink_size, *needed]:
+        raise BadRebuild(f"sink: shape {tuple(rebuild.sink.shape)}, need {config.sink_size} frames")
+
+
+def plan_rebuild(
+    session: Session, next_chunk: int, parts: Sequence[Tensor], sink: Tensor | None, config: ModelConfig
+) -> None:
+    """Have the session's first forwards go over its sink, if kept, then over its newest chunks.
+
+    `parts`: clean latents of the chunks before `next_chunk`, the oldest first, [F, C, H, W] each.
+    """
+    state = session.state
+    state.next_chunk = next_chunk
+    first = state.first_frame(config) - len(parts) * config.frames_per_chunk
+    if sink is not None and first >= config.sink_size:
+        session.replay.append((0, sink))
+    for part in parts:
+        session.replay.append((first, part))
+        state.remember(part, config)
+        first += config.frames_per_chunk

@@ -1,0 +1,167 @@
+"""The backend that computes: states are tensors on a device, and lanes are threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from turboserve.worker.engine.attention import attention_kind
+from turboserve.worker.engine.decoding import Decoded, Decoding
+from turboserve.worker.engine.hostpool import Extent, HostPool, size_of
+from turboserve.worker.engine.landing import Landing, host_bytes, host_room, own_limit
+from turboserve.worker.engine.lane import Bell, Lane
+from turboserve.worker.engine.moving import Page, pages_at_rest, pages_in_use, pages_of
+from turboserve.worker.engine.pool import SlabPool
+from turboserve.worker.engine.rebuilding import check_rebuild, plan_rebuild
+from turboserve.worker.engine.ring import KVRing
+from turboserve.worker.engine.rows import RowsForward
+from turboserve.worker.engine.session import Session, Undecoded
+from turboserve.worker.engine.slab import Slab, SlabLayout
+from turboserve.worker.engine.snapshot import Snapshot, parts, prepare
+from turboserve.worker.engine.spec import EngineOptions, Rebuild, SessionSpec
+from turboserve.worker.engine.state import SessionState
+from turboserve.worker.engine.streams import settle, to_host
+from turboserve.worker.engine.transfer import Transfer, Way
+from turboserve.worker.engine.work import ChunkWork, RecacheWork, ReplayWork, Work
+from turboserve.worker.model.schedule import Schedule
+
+if TYPE_CHECKING:
+    from turboserve.worker.engine.engine import Models
+
+
+class TensorBackend:
+    """See `backend.Backend`."""
+
+    def __init__(self, models: Models, options: EngineOptions, compiler: str | None) -> None:
+        """Allocates the slabs. Raises `BudgetTooSmall`, `HostMemoryUnavailable` and `AttentionUnavailable`.
+
+        `compiler`: see `RowsForward`.
+        """
+        model, decoder = models.transformer, models.decoder
+        weight = model.patch_embedding.weight
+        self.config, self.fingerprint = model.config, models.fingerprint
+        self.device, self.text, self.decoder = weight.device, models.text, decoder
+        self._own_bytes = own_limit(model.config, decoder.cache_bytes)
+        layout = SlabLayout.of(model.config, weight.dtype)
+        self.state_host_bytes = host_bytes(layout, self._own_bytes)
+        self.pool = SlabPool(layout, options.slab_bytes, self.device)
+        self.host = HostPool(options.host_bytes, pinned=self.device.type == "cuda")
+        self._overlap = options.overlap
+        self._model = model
+        self._schedule = Schedule(model.config)
+        self._kind = attention_kind(options.attention, model.config, weight.device, weight.dtype)
+        self._forward = RowsForward(model, self._kind.memory, compiler)
+
+    def lane(self, name: str, bell: Bell) -> Lane[Any]:
+        """See `Backend.lane`."""
+        return Lane(name, self.device, bell, self._overlap)
+
+    # States
+
+    def fresh(self, spec: SessionSpec, slab: Slab) -> SessionState:
+        """See `Backend.fresh`."""
+        ring = KVRing(slab, self.config, self._model.rotation)
+        generator = torch.Generator(self.device)
+        return SessionState(spec.session, slab, ring, generator, spec.seed, spec.prompt)
+
+    def check(self, rebuild: Rebuild) -> None:
+        """See `Backend.check`."""
+        check_rebuild(rebuild, self.config)
+
+    def rebuild(self, session: Session, rebuild: Rebuild) -> None:
+        """See `Backend.rebuild`."""
+        latents = rebuild.latents.to(self.device)
+        sink = None if rebuild.sink is None else rebuild.sink.to(self.device)
+        parts = torch.split(latents, self.config.frames_per_chunk)
+        plan_rebuild(session, rebuild.next_chunk, parts, sink, self.config)
+        session.undecoded.append(Undecoded(latents, None))
+
+    @torch.inference_mode()
+    def leave(self, session: Session) -> Transfer:
+        """See `Backend.leave`."""
+        header, tensors = parts(session.state, self.fingerprint)
+        extent = self.host.take(size_of(tensors))
+        try:
+            targets = self.host.tensors(extent, tensors)
+        except BaseException:
+            self.host.give_back(extent)
+            raise
+        snapshot = Snapshot(header, targets)
+        return Transfer(session.name, Way.LEAVING, snapshot, extent, targets, tensors)
+
+    def arrive(self, snapshot: Snapshot, slab: Slab, extent: Extent | None) -> tuple[SessionState, Transfer]:
+        """See `Backend.arrive`."""
+        state, targets = prepare(
+            snapshot, slab, self.config, self.fingerprint, self._model.rotation, self.device
+        )
+        return state, Transfer(snapshot.session, Way.ARRIVING, snapshot, extent, targets, snapshot.tensors)
+
+    # A session's forwards
+
+    def chunk(self, state: SessionState) -> ChunkWork:
+        """See `Backend.chunk`."""
+        return ChunkWork(state, self.config, self._schedule)
+
+    def recache(self, state: SessionState) -> Work:
+        """See `Backend.recache`."""
+        return RecacheWork(state, self.config, self._schedule)
+
+    def replay(self, state: SessionState, parts: list[tuple[int, Tensor]]) -> Work:
+        """See `Backend.replay`."""
+        return ReplayWork(state, self.config, self._schedule, parts)
+
+    @torch.inference_mode()
+    def set_prompt(self, state: SessionState, prompt: str, text: Tensor) -> None:
+        """See `Backend.set_prompt`."""
+        state.prompt, state.text = prompt, text
+        projected = self._model.project_text(text.unsqueeze(0).to(state.slab.keys.dtype))
+        state.ring.set_text(projected, row=0)
+
+    def finish(self, state: SessionState, chunk: ChunkWork) -> None:
+        """See `Backend.finish`."""
+        assert chunk.clean is not None
+        state.remember(chunk.clean.to(state.slab.keys.dtype), self.config)
+
+    # Computing
+
+    def forward(self, works: Sequence[Work]) -> list[Tensor]:
+        """See `Backend.forward`. Flows [F, C, H, W]."""
+        with self._kind.chosen():
+            return list(self._forward([work.row() for work in works]).unbind(0))
+
+    @torch.inference_mode()
+    def decode(self, batch: Sequence[Decoding]) -> list[Decoded]:
+        """See `Backend.decode`."""
+        caches = [each.cache for each in batch if each.cache is not None]
+        latents = torch.stack([each.item.latents for each in batch])
+        frames, after = self.decoder.decode(latents, caches or None)
+        return [
+            Decoded(to_host(shown), to_host(each.item.latents), cache)
+            for each, shown, cache in zip(batch, frames, after, strict=True)
+        ]
+
+    # Moves
+
+    def pages_in_use(self, session: Session) -> list[Page]:
+        """See `Backend.pages_in_use`. What was launched has been written: another thread reads it."""
+        settle(self.device)
+        return pages_in_use(session, self.config)
+
+    def pages_at_rest(self, session: Session) -> tuple[dict[str, Any], list[Page]]:
+        """See `Backend.pages_at_rest`."""
+        settle(self.device)
+        return pages_at_rest(session, self.config, self.fingerprint)
+
+    def pages_of(self, snapshot: Snapshot) -> tuple[dict[str, Any], list[Page]]:
+        """See `Backend.pages_of`."""
+        return pages_of(snapshot, self.config)
+
+    def receive_buffer(self, *, on_host: bool) -> Landing:
+        """See `Backend.receive_buffer`."""
+        room = host_room(self.host, self.pool.layout, self._own_bytes) if on_host else None
+        slab = self.pool.acquire() if room is None else room.slab
+        config, rotation = self.config, self._model.rotation
+        return Landing(slab, config, self.fingerprint, rotation, self.device, self._own_bytes, room)
