@@ -110,9 +110,11 @@ class Backend(Protocol):
     device: torch.device
     pool: SlabPool
     host: HostPool
-    text: TextEncoder
     state_host_bytes: int
     """What one suspended session takes in host memory at most, also one that arrives there."""
+
+    @property
+    def text(self) -> TextEncoder: ...
 
     def lane(self, name: str, bell: Bell) -> JobExecutor[Any]:
         """A new lane. `bell` rings for each job that is done."""

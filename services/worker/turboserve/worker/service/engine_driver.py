@@ -94,12 +94,13 @@ class EngineDriver:
         self._quiet_s, self._patience_s = quiet_s, patience_s
         self._deliver, self._now = deliver, now
         self._runs: dict[str, _EngineRun] = {}
-        self._generate_until = -math.inf
+        self.generate_until = -math.inf
+        """No step begins at this time or later, by the lease."""
 
     @property
     def generating(self) -> bool:
         """Whether a step may begin now."""
-        return self._now() < self._generate_until
+        return self._now() < self.generate_until
 
     def has_come(self, session: str, run: int) -> None:
         """A session was brought to the engine, and this is its run from now on."""
@@ -113,12 +114,12 @@ class EngineDriver:
     def step(self) -> list[events.Event]:
         """One step of the engine, if one may begin now; what it did, to be given to `stamp`."""
         now = self._now()
-        return self.engine.step(now) if now < self._generate_until else []
+        return self.engine.step(now) if now < self.generate_until else []
 
     def idle_s(self) -> float:
         """For how long there is nothing to do unless a command comes; 0: a step may begin."""
         now = self._now()
-        if now >= self._generate_until:
+        if now >= self.generate_until:
             return IDLE_S
         if self.engine.has_work(now):
             return 0.0
@@ -128,7 +129,7 @@ class EngineDriver:
     def carry_out(self, command: EngineCommand) -> None:
         """Do it now. A run that cannot go on is evicted, and delivered as failed."""
         if isinstance(command, do.GenerateUntil | do.StopGenerating):
-            self._generate_until = command.until if isinstance(command, do.GenerateUntil) else -math.inf
+            self.generate_until = command.until if isinstance(command, do.GenerateUntil) else -math.inf
             return
         if isinstance(command, AdmitWith):
             self._admit(command)

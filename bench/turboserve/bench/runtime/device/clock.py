@@ -1,0 +1,89 @@
+"""Time on a virtual device, and what is done beside its own work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Generic, TypeVar
+
+from turboserve.clock import Clock
+from turboserve.worker.engine.lane import Bell, Job
+
+J = TypeVar("J", bound=Job)
+
+
+class DeviceClock:
+    """The engine's clock. While a step computes it runs ahead of the event loop's by what that takes.
+
+    What the step has done is delivered, and the next begun, once the loop's time is there.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.now = clock.monotonic()
+
+    def __call__(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        """See `Clock.monotonic`."""
+        return self.now
+
+    def wall(self) -> float:
+        """See `Clock.wall`."""
+        return self._clock.wall() + self.now - self._clock.monotonic()
+
+    def advance(self, seconds: float) -> None:
+        """Something takes so long."""
+        self.now += seconds
+
+    def catch_up(self) -> None:
+        """Nothing is being computed: time is what it is for all."""
+        self.now = max(self.now, self._clock.monotonic())
+
+
+class VirtualLane(Generic[J]):
+    """A lane (`backend.JobExecutor`) whose jobs say by the clock how long they take."""
+
+    threaded = True
+
+    def __init__(self, clock: DeviceClock, loop: asyncio.AbstractEventLoop, bell: Bell) -> None:
+        self._clock, self._loop, self._bell = clock, loop, bell
+        self._free_at = 0.0
+        self._jobs: deque[tuple[float, J]] = deque()
+        """When each is done."""
+        self._failure: BaseException | None = None
+
+    @property
+    def load(self) -> int:
+        """See `JobExecutor.load`."""
+        return len(self._jobs)
+
+    @property
+    def finished(self) -> bool:
+        """See `JobExecutor.finished`."""
+        return self._failure is not None or bool(self._jobs and self._jobs[0][0] <= self._clock.now)
+
+    def submit(self, job: J) -> None:
+        """See `JobExecutor.submit`. What the job has done is its own until it is collected."""
+        began = self._clock.now
+        self._clock.now = max(began, self._free_at)
+        try:
+            job.run()
+        except Exception as error:
+            self._failure = error
+        self._free_at, self._clock.now = self._clock.now, began
+        self._jobs.append((self._free_at, job))
+        if self._free_at > self._loop.time():
+            self._loop.call_at(self._free_at, self._bell.ring)
+        else:
+            self._bell.ring()
+
+    def collect(self) -> list[J]:
+        """See `JobExecutor.collect`."""
+        if self._failure is not None:
+            raise RuntimeError("a lane has broken down") from self._failure
+        done = []
+        while self._jobs and self._jobs[0][0] <= self._clock.now:
+            done.append(self._jobs.popleft()[1])
+        return done

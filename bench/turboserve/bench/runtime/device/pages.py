@@ -1,0 +1,147 @@
+"""A virtual state as pages: one with what each chunk changes, one with bytes that never change."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from turboserve.bench.runtime.device.contents import Embedding, Latents, VirtualState
+from turboserve.bench.runtime.device.profile import DeviceProfile
+from turboserve.worker.engine.errors import SnapshotRejected
+from turboserve.worker.engine.hostpool import Extent, aligned
+from turboserve.worker.engine.moving import Page, Same
+from turboserve.worker.engine.ring import KVRing
+from turboserve.worker.engine.slab import Slab
+from turboserve.worker.engine.snapshot import VERSION, Snapshot, fingerprint
+from turboserve.worker.model.config import ModelConfig
+
+_KEPT = 3
+"""Chunks of a window."""
+_NUMBERS = struct.Struct(f"<qq{3 * _KEPT}q")
+_NOTHING: Any = None
+
+
+def state_size(profile: DeviceProfile) -> int:
+    """Bytes of a state in host memory."""
+    return aligned(_NUMBERS.size) + aligned(profile.state_bytes)
+
+
+def header_of(state: VirtualState, config: ModelConfig) -> dict[str, Any]:
+    """As `snapshot.parts` has it."""
+    return {
+        "version": VERSION,
+        "model": _model(config),
+        "session": state.session,
+        "seed": state.seed,
+        "prompt": state.prompt,
+        "control_seq": state.control_seq,
+        "next_chunk": state.next_chunk,
+        "decoding": state.decoder_cache is not None,
+    }
+
+
+def tensors_of(state: VirtualState, profile: DeviceProfile) -> dict[str, Tensor]:
+    """Both pages, uint8 [n]. The first is a copy."""
+    kept = [cast(Latents, latents) for latents in state.recent]
+    numbers = [number for each in kept for number in (each.parent, each.number, each.index)]
+    packed = _NUMBERS.pack(state.number, len(kept), *numbers, *[0] * (3 * _KEPT - len(numbers)))
+    return {
+        "numbers": torch.frombuffer(bytearray(packed), dtype=torch.uint8),
+        "window": _window(profile.state_bytes),
+    }
+
+
+def pages_of_tensors(tensors: Mapping[str, Tensor], stamp: object) -> list[Page]:
+    """`stamp`: equal for equal numbers."""
+    numbers, window = tensors["numbers"], tensors["window"]
+    return [Page("numbers", (numbers,), stamp), Page("window", (window,), Same(window))]
+
+
+def restore(header: Mapping[str, Any], numbers: Tensor, slab: Slab) -> VirtualState:
+    """The state that a header and its first page describe."""
+    number, count, *rest = _NUMBERS.unpack(numbers.numpy().tobytes())
+    recent = [Latents(*rest[3 * place : 3 * place + 3]) for place in range(count)]
+    return VirtualState(
+        session=str(header["session"]),
+        slab=slab,
+        ring=cast(KVRing, _NOTHING),
+        generator=_NOTHING,
+        seed=int(header["seed"]),
+        prompt=str(header["prompt"]),
+        text=cast(Tensor, Embedding()),
+        control_seq=int(header["control_seq"]),
+        next_chunk=int(header["next_chunk"]),
+        recent=[latents.tensor for latents in recent],
+        decoder_cache={} if header["decoding"] else None,
+        number=number,
+    )
+
+
+class VirtualBuffer:
+    """See `backend.ReceiveBuffer`."""
+
+    def __init__(
+        self, slab: Slab | None, extent: Extent | None, config: ModelConfig, profile: DeviceProfile
+    ) -> None:
+        """`slab`: of one that arrives on the device; `extent`: of one that arrives suspended."""
+        self._slab, self.extent = slab, extent
+        self._model = _model(config)
+        self._sizes = {"numbers": _NUMBERS.size, "window": profile.state_bytes}
+        self._pages: dict[str, Tensor] = {}
+        self.used_bytes = 0 if extent is None else extent.size
+
+    @property
+    def slab(self) -> Slab:
+        """See `ReceiveBuffer.slab`."""
+        assert self._slab is not None
+        return self._slab
+
+    @property
+    def most_bytes(self) -> int:
+        """See `ReceiveBuffer.most_bytes`."""
+        return sum(self._sizes.values())
+
+    def begin(self) -> None:
+        """See `ReceiveBuffer.begin`."""
+        self._pages.clear()
+
+    def place(self, name: str, size: int, dtype: str = "", shape: Sequence[int] = ()) -> tuple[Tensor, ...]:
+        """See `ReceiveBuffer.place`."""
+        if self._sizes.get(name) != size:
+            raise SnapshotRejected(f"{name[:64]} bytes", size, self._sizes.get(name))
+        if name not in self._pages:
+            self._pages[name] = torch.empty(size, dtype=torch.uint8)
+        return (self._pages[name],)
+
+    def check(self, header: Mapping[str, Any], names: Iterable[str]) -> None:
+        """See `ReceiveBuffer.check`."""
+        for field, wanted in (("version", VERSION), ("model", self._model)):
+            if header.get(field) != wanted:
+                raise SnapshotRejected(field, header.get(field), wanted)
+        if set(names) != self._sizes.keys() or self._pages.keys() != self._sizes.keys():
+            raise SnapshotRejected("pages", sorted(self._pages), sorted(self._sizes))
+
+    def state(self, header: Mapping[str, Any], names: Iterable[str]) -> VirtualState:
+        """See `ReceiveBuffer.state`."""
+        self.check(header, names)
+        return restore(header, self._pages["numbers"], self.slab)
+
+    def snapshot(self, header: Mapping[str, Any], names: Iterable[str]) -> Snapshot:
+        """See `ReceiveBuffer.snapshot`."""
+        self.check(header, names)
+        return Snapshot(dict(header), dict(self._pages))
+
+
+@cache
+def _window(size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.uint8)
+
+
+@cache
+def _model(config: ModelConfig) -> str:
+    return fingerprint(config)

@@ -1,0 +1,247 @@
+"""What steps the engine and packages its chunks on a virtual loop: timers where production has threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from turboserve import logs
+from turboserve.bench.runtime.device.clock import DeviceClock
+from turboserve.bench.runtime.device.contents import INIT, ChunkContents, Latents
+from turboserve.bench.runtime.device.faults import DeviceFaults
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.events import ChunkReady, Event
+from turboserve.worker.media import Packaged
+from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.service.engine_driver import IDLE_S, Call, EngineCommand, EngineDriver
+from turboserve.worker.service.packager import ChunkPackager
+from turboserve.worker.service.stamped import FromEngine, Made, ToLoop
+
+log = logs.get("engine")
+T = TypeVar("T")
+
+
+class VirtualEncoder:
+    """See `packager.ChunkEncoder`: a chunk's contents, after the time that encoding takes."""
+
+    latents_dtype = Latents.dtype
+
+    def __init__(self, config: ModelConfig, seconds: float, clock: DeviceClock) -> None:
+        self._config, self._seconds, self._clock = config, seconds, clock
+
+    def encode(self, ready: ChunkReady, first_frame: int, fps: int) -> Packaged:
+        """See `ChunkEncoder.encode`."""
+        self._clock.advance(self._seconds)
+        latents = _latents(ready)
+        return Packaged(
+            init=INIT,
+            fragment=ChunkContents(latents.parent, latents.number).to_bytes(),
+            codec="avc1.virtual",
+            width=2,
+            height=2,
+            frames=self._config.pixel_frames(ready.index),
+        )
+
+    def latents(self, ready: ChunkReady) -> tuple[bytes, tuple[int, ...]]:
+        """See `ChunkEncoder.latents`."""
+        return _latents(ready).to_bytes(), Latents.shape
+
+
+class VirtualPackager:
+    """See `ports.Packager`."""
+
+    def __init__(
+        self,
+        packager: ChunkPackager,
+        deliver: Callable[[ToLoop], None],
+        loop: asyncio.AbstractEventLoop,
+        clock: DeviceClock,
+        seconds: float,
+        limit: int,
+    ) -> None:
+        """`clock`: which the packager's encoder moves on. `seconds`: of one chunk. `limit`: what waits at
+        most, before the engine does."""
+        self._packager, self._deliver, self._loop, self._clock = packager, deliver, loop, clock
+        self._seconds, self._limit = seconds, limit
+        self._queue: deque[tuple[float, FromEngine]] = deque()
+        """When the packager has done with each."""
+        self._free_at = 0.0
+        self._timer: asyncio.Handle | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.alive = False
+
+    def start(self) -> None:
+        """See `ports.Packager.start`."""
+        self.alive = True
+
+    def put(self, item: FromEngine) -> None:
+        """Take over what the engine says, in its order."""
+        self._free_at = max(self._free_at, self._loop.time())
+        if isinstance(item, Made):
+            self._free_at += self._seconds
+        self._queue.append((self._free_at, item))
+        self._empty.clear()
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._queue[0][0], self._done)
+
+    @property
+    def room_at(self) -> float:
+        """When the engine may go on: at once, or when no more than the limit waits."""
+        return self._queue[-self._limit][0] if len(self._queue) > self._limit else 0.0
+
+    async def end(self, timeout_s: float) -> None:
+        """See `ports.Packager.end`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+        except TimeoutError:
+            return
+        self.alive = False
+
+    def _done(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        while self._queue and self._queue[0][0] <= now:
+            done_at, item = self._queue.popleft()
+            # The encoder moves the clock on to `done_at`.
+            self._clock.now = done_at - self._seconds
+            self._deliver(self._packager.convert(item))
+        if not self._queue:
+            self._empty.set()
+        elif self._timer is None:
+            self._timer = self._loop.call_at(self._queue[0][0], self._done)
+
+
+class VirtualEngineRunner:
+    """See `ports.EngineRunner`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        packager: VirtualPackager,
+        loop: asyncio.AbstractEventLoop,
+        clock: DeviceClock,
+        faults: DeviceFaults,
+        quiet_s: float,
+        patience_s: float,
+    ) -> None:
+        """`clock`: the engine's. `quiet_s`, `patience_s`: see `EngineDriver`."""
+        self.engine = engine
+        self._driver = EngineDriver(engine, packager.put, clock, quiet_s, patience_s)
+        self._packager, self._loop, self._clock, self._faults = packager, loop, clock, faults
+        self._commands: deque[EngineCommand] = deque()
+        self._next: asyncio.Handle | None = None
+        """The next turn, while no step is in work."""
+        self._stopping = False
+        self._ended = asyncio.Event()
+        self.turns = 0
+        self.failure: BaseException | None = None
+        self.alive = False
+        engine.when_done(self._wake)
+
+    @property
+    def generating(self) -> bool:
+        """Whether a step may begin by the lease, as the engine itself sees it."""
+        return self.alive and not self._stopping and self._loop.time() < self._driver.generate_until
+
+    def start(self) -> None:
+        """See `EngineRunner.start`."""
+        self.alive = True
+        self._next = self._loop.call_soon(self._turn)
+
+    def submit(self, command: EngineCommand) -> None:
+        """See `EngineRunner.submit`."""
+        self._commands.append(command)
+        self._wake()
+
+    def call(self, function: Callable[[Engine], T]) -> Future[T]:
+        """See `EngineRunner.call`."""
+        future: Future[T] = Future()
+        self.submit(Call(function, future))
+        return future
+
+    def adopt(self, session: str, run: int, adopt: Callable[[Engine], None]) -> Future[None]:
+        """See `EngineRunner.adopt`."""
+
+        def adopted(engine: Engine) -> None:
+            adopt(engine)
+            self._driver.has_come(session, run)
+
+        return self.call(adopted)
+
+    async def end(self, timeout_s: float) -> None:
+        """See `EngineRunner.end`."""
+        self._stopping = True
+        self._wake()
+        if self.alive:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._ended.wait()
+            except TimeoutError:
+                return
+
+    def _wake(self) -> None:
+        """Something is to be done, if no step is in work; else it is done after that."""
+        next_turn = self._next
+        if next_turn is not None and isinstance(next_turn, asyncio.TimerHandle):
+            next_turn.cancel()
+            self._next = self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Rounds of the engine's loop, up to one that takes time or finds nothing to do."""
+        self._next = None
+        if not self.alive:
+            return
+        now = self._loop.time()
+        if now < self._faults.stalled_until:
+            # Looked at again and again: the fault may be taken back.
+            self._next = self._loop.call_at(min(now + IDLE_S, self._faults.stalled_until), self._turn)
+            return
+        self._clock.catch_up()
+        try:
+            self._rounds(now)
+        except Exception as error:
+            self.alive, self.failure = False, error
+            log.warning("engine failed", error=repr(error))
+
+    def _rounds(self, now: float) -> None:
+        while True:
+            self.turns += 1
+            while self._commands:
+                self._driver.carry_out(self._commands.popleft())
+            if self._stopping:
+                self.alive = False
+                self._ended.set()
+                return
+            if self._packager.room_at > now:
+                self._next = self._loop.call_at(self._packager.room_at, self._turn)
+                return
+            events = self._driver.step()
+            if self._clock.now > now:
+                # The step is in work: nothing interrupts it.
+                self._loop.call_at(self._clock.now, self._stepped, events)
+                return
+            for event in events:
+                self._driver.stamp(event)
+            if self._commands:
+                continue
+            idle_s = self._driver.idle_s()
+            if idle_s > 0:
+                self._next = self._loop.call_at(now + idle_s, self._turn)
+                return
+
+    def _stepped(self, events: list[Event]) -> None:
+        self._clock.catch_up()
+        for event in events:
+            self._driver.stamp(event)
+        self._turn()
+
+
+def _latents(ready: ChunkReady) -> Latents:
+    latents: object = ready.latents
+    assert isinstance(latents, Latents)
+    return latents
