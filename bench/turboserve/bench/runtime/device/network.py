@@ -319,8 +319,13 @@ class MemoryLinks:
             raise NoBackend(f"backends: {list(self.backends)} here, {list(hello.backends)} there")
         name, fabric = self._fabric.new_link(), self._fabric
         wire = fabric.wires[name] = _Wire(current() or fabric.loop.world)
-        await channel.send(Welcome(backend=BACKEND, link=name), deadline.left())
-        return MemoryLink(fabric, name, wire, giving=True)
+        link = MemoryLink(fabric, name, wire, giving=True)
+        try:
+            await channel.send(Welcome(backend=BACKEND, link=name), deadline.left())
+        except BaseException:
+            link.close()
+            raise
+        return link
 
     async def take(
         self, channel: Channel, welcome: Welcome, source: str, key: bytes, deadline: Deadline
