@@ -60,7 +60,7 @@ async def store(nats_url: str, nats_server: NatsServer) -> AsyncIterator[Store]:
 async def loading(nats_server: NatsServer, gone: list[str]) -> AsyncIterator[None]:
     settings = Settings(nats_url=nats_server.url("worker"), heartbeat_s=0.1, pool_slot="local-0")
     bus = await Bus.connect("worker", settings)
-    report = starting("loading-1", settings, "cpu", 5.0)
+    report = starting("loading-1", settings, "cpu", pid=1, now=5.0)
     try:
         async with announced(report, settings, bus, SystemClock(), gone.append):
             yield
