@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -32,7 +33,7 @@ from turboserve.worker.engine.rebuilding import check_rebuild, plan_rebuild
 from turboserve.worker.engine.ring import KVRing
 from turboserve.worker.engine.session import Session, Undecoded
 from turboserve.worker.engine.slab import Slab, SlabLayout
-from turboserve.worker.engine.snapshot import Snapshot
+from turboserve.worker.engine.snapshot import Snapshot, state_fingerprint
 from turboserve.worker.engine.spec import EngineOptions, Rebuild, SessionSpec
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.streams import DEVICE_LOST
@@ -40,6 +41,7 @@ from turboserve.worker.engine.transfer import Transfer, Way
 from turboserve.worker.engine.work import ChunkWork, Work
 
 DTYPE = torch.float32
+_fingerprint = cache(state_fingerprint)
 _COMPUTED = cast(Tensor, Embedding())
 """What a forward gives: nothing looks inside."""
 _NOTHING: Any = None
@@ -155,7 +157,8 @@ class VirtualBackend:
         faults: DeviceFaults,
     ) -> None:
         """Raises `BudgetTooSmall`."""
-        self.config, self.device = profile.config, torch.device("cpu")
+        self.config, self.fingerprint = profile.config, _fingerprint(profile.config, profile.weights)
+        self.device = torch.device("cpu")
         self.text = _Text(self, LatencyProfile(profile.text_s))
         self.pool = SlabPool(SlabLayout.of(self.config, DTYPE), options.slab_bytes, self.device)
         self.host = HostPool(options.host_bytes, pinned=False)
@@ -210,7 +213,7 @@ class VirtualBackend:
         if self._faults.host_full():
             raise HostPoolFull(size, 0, self.host.limit_bytes, 0)
         extent = self.host.take(size)
-        snapshot = Snapshot(header_of(state, self.config), tensors_of(state, self._profile))
+        snapshot = Snapshot(header_of(state, self.fingerprint), tensors_of(state, self._profile))
         return VirtualTransfer(session.name, Way.LEAVING, snapshot, extent, self._copy_s, self._clock)
 
     def arrive(self, snapshot: Snapshot, slab: Slab, extent: Extent | None) -> tuple[SessionState, Transfer]:
@@ -278,7 +281,7 @@ class VirtualBackend:
 
     def pages_at_rest(self, session: Session) -> tuple[dict[str, Any], list[Page]]:
         """See `Backend.pages_at_rest`."""
-        return header_of(_virtual(session.state), self.config), self.pages_in_use(session)
+        return header_of(_virtual(session.state), self.fingerprint), self.pages_in_use(session)
 
     def pages_of(self, snapshot: Snapshot) -> tuple[dict[str, Any], list[Page]]:
         """See `Backend.pages_of`."""
@@ -287,11 +290,11 @@ class VirtualBackend:
     def receive_buffer(self, *, on_host: bool) -> VirtualBuffer:
         """See `Backend.receive_buffer`."""
         if not on_host:
-            return VirtualBuffer(self.pool.acquire(), None, self.config, self._profile)
+            return VirtualBuffer(self.pool.acquire(), None, self.fingerprint, self._profile)
         size = self.state_host_bytes
         if self._faults.host_full():
             raise HostPoolFull(size, 0, self.host.limit_bytes, 0)
-        return VirtualBuffer(None, self.host.take(size), self.config, self._profile)
+        return VirtualBuffer(None, self.host.take(size), self.fingerprint, self._profile)
 
 
 def _virtual(state: SessionState) -> VirtualState:

@@ -17,8 +17,7 @@ from turboserve.worker.engine.hostpool import Extent, aligned
 from turboserve.worker.engine.moving import Page, Same
 from turboserve.worker.engine.ring import KVRing
 from turboserve.worker.engine.slab import Slab
-from turboserve.worker.engine.snapshot import VERSION, Snapshot, fingerprint
-from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.engine.snapshot import VERSION, Snapshot
 
 _KEPT = 3
 """Chunks of a window."""
@@ -31,11 +30,11 @@ def state_size(profile: DeviceProfile) -> int:
     return aligned(_NUMBERS.size) + aligned(profile.state_bytes)
 
 
-def header_of(state: VirtualState, config: ModelConfig) -> dict[str, Any]:
-    """As `snapshot.parts` has it."""
+def header_of(state: VirtualState, model: str) -> dict[str, Any]:
+    """As `snapshot.parts` has it. `model`: the backend's fingerprint."""
     return {
         "version": VERSION,
-        "model": _model(config),
+        "model": model,
         "session": state.session,
         "seed": state.seed,
         "prompt": state.prompt,
@@ -85,12 +84,10 @@ def restore(header: Mapping[str, Any], numbers: Tensor, slab: Slab) -> VirtualSt
 class VirtualBuffer:
     """See `backend.ReceiveBuffer`."""
 
-    def __init__(
-        self, slab: Slab | None, extent: Extent | None, config: ModelConfig, profile: DeviceProfile
-    ) -> None:
+    def __init__(self, slab: Slab | None, extent: Extent | None, model: str, profile: DeviceProfile) -> None:
         """`slab`: of one that arrives on the device; `extent`: of one that arrives suspended."""
         self._slab, self.extent = slab, extent
-        self._model = _model(config)
+        self._model = model
         self._sizes = {"numbers": _NUMBERS.size, "window": profile.state_bytes}
         self._pages: dict[str, Tensor] = {}
         self.used_bytes = 0 if extent is None else extent.size
@@ -140,8 +137,3 @@ class VirtualBuffer:
 @cache
 def _window(size: int) -> Tensor:
     return torch.zeros(size, dtype=torch.uint8)
-
-
-@cache
-def _model(config: ModelConfig) -> str:
-    return fingerprint(config)

@@ -16,7 +16,6 @@ from turboserve.bench.runtime.device.runner import VirtualEncoder, VirtualEngine
 from turboserve.clock import Clock
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.slab import SlabLayout
-from turboserve.worker.engine.snapshot import fingerprint
 from turboserve.worker.engine.spec import EngineOptions
 from turboserve.worker.service.packager import ChunkPackager
 from turboserve.worker.service.ports import Device, Loaded
@@ -82,7 +81,7 @@ class VirtualPlatform:
 
     def network(self, engine: Engine) -> MemoryNetwork:
         """See `Platform.network`."""
-        return MemoryNetwork(self.fabric, self.host, fingerprint(engine.config))
+        return MemoryNetwork(self.fabric, self.host, engine.fingerprint)
 
     def leave(self, reason: str) -> None:
         """See `Platform.leave`."""

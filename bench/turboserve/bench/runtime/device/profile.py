@@ -32,6 +32,8 @@ class DeviceProfile:
     """A prompt switch of that many sessions."""
     package_s: float = 0.01
     """Encoding of one chunk, beside all else."""
+    weights: str = "virtual"
+    """Digest of the weights: states go on only where it is equal."""
     load_s: float = 2.0
     """Until the worker can serve; infinite: it never can."""
     slots: int = 4
