@@ -19,5 +19,7 @@ class DeviceFaults:
     """The device fails whatever it is given: the process has to end."""
     stalled_until: float = -math.inf
     """The engine begins no step before this time of the event loop, and takes no commands."""
+    on_forward: Callable[[str], None] = lambda _session: None
+    """Called for each session of a forward that begins."""
     host_full: Callable[[], bool] = lambda: False
     """Asked for each state that is to move to host memory: whether there is no room."""

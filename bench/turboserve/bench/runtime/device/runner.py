@@ -16,9 +16,12 @@ from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.events import ChunkReady, Event
 from turboserve.worker.media import Packaged
 from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.service import commands as do
 from turboserve.worker.service.engine_driver import IDLE_S, Call, EngineCommand, EngineDriver
 from turboserve.worker.service.packager import ChunkPackager
 from turboserve.worker.service.stamped import FromEngine, Made, ToLoop
+
+JUST_AFTER_S = 1e-4
 
 log = logs.get("engine")
 T = TypeVar("T")
@@ -136,6 +139,8 @@ class VirtualEngineRunner:
         self._commands: deque[EngineCommand] = deque()
         self._next: asyncio.Handle | None = None
         """The next turn, while no step is in work."""
+        self._rested_until = 0.0
+        """While it waits for the time of the next turn: when that is."""
         self._stopping = False
         self._ended = asyncio.Event()
         self.turns = 0
@@ -155,6 +160,9 @@ class VirtualEngineRunner:
 
     def submit(self, command: EngineCommand) -> None:
         """See `EngineRunner.submit`."""
+        if isinstance(command, do.SetPlayhead) and self._rests and not self._commands:
+            self._move_playhead(command)
+            return
         self._commands.append(command)
         self._wake()
 
@@ -189,11 +197,12 @@ class VirtualEngineRunner:
         next_turn = self._next
         if next_turn is not None and isinstance(next_turn, asyncio.TimerHandle):
             next_turn.cancel()
+            self._rested_until = 0.0
             self._next = self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         """Rounds of the engine's loop, up to one that takes time or finds nothing to do."""
-        self._next = None
+        self._next, self._rested_until = None, 0.0
         if not self.alive:
             return
         now = self._loop.time()
@@ -229,10 +238,36 @@ class VirtualEngineRunner:
                 self._driver.stamp(event)
             if self._commands:
                 continue
-            idle_s = self._driver.idle_s()
+            idle_s = self._driver.idle_s(rested=not events)
             if idle_s > 0:
-                self._next = self._loop.call_at(now + idle_s, self._turn)
+                self._rest_until(now + idle_s)
                 return
+
+    @property
+    def _rests(self) -> bool:
+        """Whether it waits for a command or for the time at which a session is due."""
+        return self._rested_until > self._loop.time() >= self._faults.stalled_until and self.alive
+
+    def _rest_until(self, when: float) -> None:
+        self._rested_until = when
+        # What is due at a time is due just after it.
+        self._next = self._loop.call_at(when + JUST_AFTER_S, self._turn)
+
+    def _move_playhead(self, command: do.SetPlayhead) -> None:
+        """What comes most often, and concerns one session: a whole round for it would find nothing else."""
+        self._clock.catch_up()
+        self.turns += 1
+        self._driver.carry_out(command)
+        now, engine = self._loop.time(), self.engine
+        if not self._driver.generating:
+            return
+        if engine.has_work_for(command.session, now):
+            self._wake()
+            return
+        due = engine.next_due(now, command.session)
+        if due is not None and due < self._rested_until and self._next is not None:
+            self._next.cancel()
+            self._rest_until(due)
 
     def _stepped(self, events: list[Event]) -> None:
         self._clock.catch_up()

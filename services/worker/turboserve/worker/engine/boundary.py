@@ -3,6 +3,8 @@ begin."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from turboserve.worker.engine.admission import SessionTable
 from turboserve.worker.engine.backend import Backend
 from turboserve.worker.engine.errors import HostMemoryUnavailable, HostPoolFull
@@ -24,19 +26,20 @@ class Boundary:
     def __init__(self, backend: Backend, table: SessionTable, pacing: Pacing) -> None:
         self._backend = backend
         self._config = backend.config
+        self._limit = backend.config.session_frames
         self._table = table
         self._pacing = pacing
 
-    def cross(self, session: Session, now: float) -> list[Event]:
+    def cross(self, session: Session, now: float) -> Sequence[Event]:
         """Book what is finished and begin what is due."""
-        events: list[Event] = []
         if session.transfer is not None or session.frozen:
-            return events
+            return ()
+        events: list[Event] = []
         if session.work is not None:
             if session.forwarding:
-                return events
+                return ()
             events += self._finish(session)
-        if session.work is None:
+        if session.work is None and session.controls:
             events += self._apply_controls(session)
         if session.work is not None:
             session.due_at_s = now
@@ -50,7 +53,7 @@ class Boundary:
         if session.suspending:
             # The decoder's cache leaves with the rest, so nothing of the session may be in its lane.
             return events if session.busy else events + self._suspend(session)
-        if self._stops(session, now):
+        if session.freezing is not None and self._stops(session, now):
             if not session.busy:
                 number = 0 if session.freezing is None else session.freezing.number
                 session.freezing, session.frozen = None, True
@@ -72,23 +75,25 @@ class Boundary:
             return False
         if not session.announced or session.suspending:
             return not session.announced or not session.busy
-        if self._stops(session, now):
+        if session.freezing is not None and self._stops(session, now):
             return not session.busy
         return self._due(session, now)
 
-    def _finish(self, session: Session) -> list[Event]:
+    def _finish(self, session: Session) -> Sequence[Event]:
         chunk = session.chunk
         session.work = None
         if chunk is not None:
             self._backend.finish(session.state, chunk)
             session.state.next_chunk += 1
         session.due_at_s = session.started_at_s = None
+        if not session.applying:
+            return ()
         applied, session.applying = session.applying, []
         return [ControlApplied(session.name, c.control_seq, session.state.next_chunk) for c in applied]
 
-    def _apply_controls(self, session: Session) -> list[Event]:
+    def _apply_controls(self, session: Session) -> Sequence[Event]:
         """Apply all waiting controls at once: of several prompts only the last is worth a recache."""
-        if not session.controls or not all(pending.ready for pending in session.controls):
+        if not all(pending.ready for pending in session.controls):
             return []
         pending = list(session.controls)
         session.controls.clear()
@@ -129,14 +134,14 @@ class Boundary:
         return quiet and not self._pacing.may_generate(session, now)
 
     def _due(self, session: Session, now: float) -> bool:
-        if session.work is not None or session.state.text is None or session.held_up:
+        if session.work is not None or session.state.text is None:
             return False
         if session.controls or session.paused or session.ended:
             return False
-        if self._past_the_end(session) is not None and session.busy:
-            # The end is told after the last chunk.
+        if not self._pacing.may_generate(session, now) or session.held_up:
             return False
-        return self._pacing.may_generate(session, now)
+        # The end is told after the last chunk.
+        return self._limit is None or self._past_the_end(session) is None or not session.busy
 
     def _begin(self, session: Session, now: float) -> list[Event]:
         reason = self._past_the_end(session)
@@ -149,11 +154,10 @@ class Boundary:
 
     def _past_the_end(self, session: Session) -> str | None:
         """Why the model cannot represent the session's next chunk, if so."""
-        last = session.state.first_frame(self._config) + self._config.frames_per_chunk
-        limit = self._config.session_frames
-        if limit is None or last <= limit:
+        if self._limit is None:
             return None
-        return f"frames: {last} wanted, the model's limit is {limit}"
+        last = session.state.first_frame(self._config) + self._config.frames_per_chunk
+        return None if last <= self._limit else f"frames: {last} wanted, the model's limit is {self._limit}"
 
     def _suspend(self, session: Session) -> list[Event]:
         session.suspending = False

@@ -7,7 +7,7 @@ decoding and moving state are done in lanes of their own while the next forward 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from turboserve.worker.engine.admission import SessionTable
@@ -208,14 +208,12 @@ class Engine:
             return True
         if self._held_back(now):
             return False
-        room = self._decodes.load < LANE_DEPTH
-        return any(
-            session.forwarding
-            or (session.decodable and room)
-            or (session.transfer is None and any(not pending.ready for pending in session.controls))
-            or self._boundary.pending(session, now)
-            for session in self.table.sessions.values()
-        )
+        return any(self._waits(session, now) for session in self.table.sessions.values())
+
+    def has_work_for(self, session: str, now: float) -> bool:
+        """Whether `step` would do something for this session now."""
+        held = self.table.sessions.get(session)
+        return held is not None and not self._held_back(now) and self._waits(held, now)
 
     @property
     def lanes_busy(self) -> bool:
@@ -231,9 +229,15 @@ class Engine:
         """Have `notify` called, on another thread, whenever a lane has done something."""
         self._bell.notify = notify
 
-    def next_due(self, now: float) -> float | None:
-        """When the next idle session becomes due by its viewer's playing alone; None if no session will."""
-        times = [self.pacing.due_at(session, now) for session in self.table.sessions.values()]
+    def next_due(self, now: float, session: str | None = None) -> float | None:
+        """When the next idle session becomes due by its viewer's playing alone; None if no session will.
+
+        `session`: look at this one alone.
+        """
+        sessions = self.table.sessions
+        if session is not None:
+            return self.pacing.due_at(sessions[session], now) if session in sessions else None
+        times = [self.pacing.due_at(each, now) for each in sessions.values()]
         return min((t for t in times if t is not None), default=None)
 
     def _held_back(self, now: float) -> bool:
@@ -244,7 +248,15 @@ class Engine:
             for session in self.table.sessions.values()
         )
 
-    def _cross(self, session: Session, now: float) -> list[Event]:
+    def _waits(self, session: Session, now: float) -> bool:
+        return (
+            session.forwarding
+            or (session.decodable and self._decodes.load < LANE_DEPTH)
+            or (session.transfer is None and any(not pending.ready for pending in session.controls))
+            or self._boundary.pending(session, now)
+        )
+
+    def _cross(self, session: Session, now: float) -> Sequence[Event]:
         """Over a boundary a prompt is projected and noise drawn: what fails there is its session's too."""
         self._step_of = (session.name,)
         try:

@@ -51,14 +51,20 @@ class Pacing:
 
     def may_generate(self, session: Session, now: float) -> bool:
         """Whether the next chunk starts less than the session's lead ahead of its playhead."""
-        start = self._config.media_start(session.state.next_chunk)
-        return start < self.playhead(session, now) + session.max_lead_s
+        playhead = session.playhead
+        start = self._config.media_start(session.state.next_chunk) - session.max_lead_s
+        # The viewer is at least where they were reported, and at most as much further as time has passed.
+        if start < playhead.position_s:
+            return True
+        if not playhead.playing or start - playhead.position_s >= now - playhead.reported_at_s:
+            return False
+        return start < self.playhead(session, now)
 
     def due_at(self, session: Session, now: float) -> float | None:
         """When an idle session's next chunk becomes due, if its viewer's playing alone brings that about."""
-        if session.work is not None or session.held_up or session.paused or session.ended:
+        if session.work is not None or session.paused or session.ended or not session.playhead.playing:
             return None
-        if not session.playhead.playing:
+        if session.held_up:
             return None
         start = self._config.media_start(session.state.next_chunk)
         wait = start - session.max_lead_s - session.playhead.position_s

@@ -152,7 +152,7 @@ class Session:
     @property
     def warming(self) -> bool:
         """Whether its decoder is not yet where the session's next chunk needs it."""
-        return any(each.index is None for each in self.undecoded)
+        return bool(self.undecoded) and any(each.index is None for each in self.undecoded)
 
     @property
     def busy(self) -> bool:

@@ -116,12 +116,15 @@ class EngineDriver:
         now = self._now()
         return self.engine.step(now) if now < self.generate_until else []
 
-    def idle_s(self) -> float:
-        """For how long there is nothing to do unless a command comes; 0: a step may begin."""
+    def idle_s(self, *, rested: bool = False) -> float:
+        """For how long there is nothing to do unless a command comes; 0: a step may begin.
+
+        `rested`: a step has just found nothing to do.
+        """
         now = self._now()
         if now >= self.generate_until:
             return IDLE_S
-        if self.engine.has_work(now):
+        if not rested and self.engine.has_work(now):
             return 0.0
         due = self.engine.next_due(now)
         return IDLE_S if due is None else min(IDLE_S, max(0.001, due - now))
