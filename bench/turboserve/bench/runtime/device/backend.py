@@ -254,6 +254,8 @@ class VirtualBackend:
         """See `Backend.forward`."""
         passes = [cast("VirtualChunk | VirtualPass", work) for work in works]
         self._harm(each.session for each in passes)
+        for each in passes:
+            self._faults.on_forward(each.session)
         if passes[0].frames > self.config.frames_per_chunk:
             self.compute(self._recache(len(passes)))
         else:

@@ -145,6 +145,7 @@ class VirtualEngineRunner:
         self._ended = asyncio.Event()
         self.turns = 0
         self.failure: BaseException | None = None
+        self.device_error_sessions: tuple[str, ...] = ()
         self.alive = False
         engine.when_done(self._wake)
 
@@ -215,6 +216,7 @@ class VirtualEngineRunner:
             self._rounds(now)
         except Exception as error:
             self.alive, self.failure = False, error
+            self.device_error_sessions = self._driver.device_error_sessions(error)
             log.warning("engine failed", error=repr(error))
 
     def _rounds(self, now: float) -> None:

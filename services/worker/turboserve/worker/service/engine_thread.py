@@ -91,8 +91,6 @@ class EngineThread:
         except BaseException as error:
             self.failure = error
             self.device_error_sessions = self._driver.device_error_sessions(error)
-            if isinstance(error, DEVICE_LOST) or isinstance(error.__cause__, DEVICE_LOST):
-                self.device_error_sessions = self.engine.computing
             log.exception("engine thread failed")
 
     def _take_commands(self) -> None:

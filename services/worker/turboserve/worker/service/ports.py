@@ -28,6 +28,8 @@ class EngineRunner(Protocol):
     """Rises with every round, several times a second also when there is nothing to do."""
     failure: BaseException | None
     """What ended it, if that was not `end`."""
+    device_error_sessions: tuple[str, ...]
+    """Sessions of the step in which the device failed, if that was it."""
 
     @property
     def alive(self) -> bool:
