@@ -15,7 +15,7 @@ NS = 10**9
 RECORD_BYTES, HEADER_RECORD_BYTES = 30, 34
 """What the server's file store adds to a message's subject and body; and to one with headers."""
 HEADER_LINE_BYTES = len("NATS/1.0\r\n\r\n")
-UNLIMITED = {"max_consumers", "max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size"}
+UNLIMITED = ("max_consumers", "max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size")
 DEFAULTS: dict[str, Any] = {
     "retention": "limits",
     "max_age": 0,

@@ -28,7 +28,9 @@ class Assignments:
             return
         heard = self._playheads.heard(record)
         incoming, key = (None, None) if record.target is None else await self._migration(heard)
-        for worker in {record.worker, *named} - {None, record.target}:
+        for worker in dict.fromkeys((record.worker, *named)):
+            if worker in (None, record.target):
+                continue
             its_key = key if worker == record.worker else None
             await self._send(str(worker), Assignment(record=heard, key=its_key))
         if record.target is not None:
