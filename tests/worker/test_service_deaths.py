@@ -13,9 +13,15 @@ from urllib.parse import urlsplit
 import pytest
 
 from turboserve.cli.embedded import NatsServer
-from turboserve.contracts.requests import ListWorkers, SessionRef
+from turboserve.contracts.requests import DrainWorker, ListWorkers, SessionRef
 from turboserve.contracts.sessions import Phase
-from turboserve.subjects import LIST_DECISIONS, LIST_WORKERS, PAUSE_SESSION, RESUME_SESSION
+from turboserve.subjects import (
+    DRAIN_WORKER,
+    LIST_DECISIONS,
+    LIST_WORKERS,
+    PAUSE_SESSION,
+    RESUME_SESSION,
+)
 from turboserve.tasks import stop
 
 # The tests are no package: what they share is found beside them.
@@ -191,3 +197,35 @@ async def test_a_sleeping_session_whose_holder_died_is_rebuilt_when_its_user_is_
     assert chunks[-1].header.worker == second
     assert scene.metric(second, TAKEOVERS) == before + 1
     assert await kinds(scene, session) == ["place", "recover"]
+
+
+async def test_a_rolling_upgrade_of_the_weights_empties_the_old_worker(scene: Scene, scheduler: None) -> None:
+    """No state of the old weights fits the new: what runs is rebuilt, what sleeps is when it is wanted."""
+    old = await scene.worker(**TIMES)
+    runs, sleeps = await scene.create(), await scene.create(seed=2)
+    for session in (runs, sleeps):
+        await runs_on(scene, session, old)
+        await scene.chunks(session, 4)
+    await scene.bus.call(PAUSE_SESSION, SessionRef(session=sleeps))
+    made_with = (await scene.record(runs)).weights_digest
+    new = await scene.worker(**TIMES, TINY_WORKER_SEED="6")
+    await scene.bus.call(DRAIN_WORKER, DrainWorker(worker=old))
+
+    async def empty() -> bool:
+        page = await scene.bus.call(LIST_WORKERS, ListWorkers())
+        row = next(record for record in page.workers if record.id == old)
+        return row.sessions == row.suspended == row.incoming == 0
+
+    await scene.until(empty, "the old worker holds nothing")
+    await runs_on(scene, runs, new)
+    asleep = await scene.record(sleeps)
+    assert (asleep.phase, asleep.worker, asleep.weights_digest) == (Phase.SUSPENDED, None, made_with)
+    await scene.bus.call(RESUME_SESSION, SessionRef(session=sleeps))
+    await runs_on(scene, sleeps, new)
+    for session, kind in ((runs, "rebuild"), (sleeps, "resume")):
+        before = await scene.record(session)
+        assert before.weights_digest not in (None, made_with)
+        chunks = await scene.chunks(session, before.next_chunk + 4)
+        assert [chunk.header.index for chunk in chunks] == list(range(len(chunks)))
+        assert {chunk.header.worker for chunk in chunks} == {old, new}
+        assert await kinds(scene, session) == ["place", kind]

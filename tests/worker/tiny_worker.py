@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from collections.abc import Sequence
 
 import torch
@@ -78,11 +79,12 @@ class Decoder:
 
 def tiny_models(settings: Settings) -> Models:
     torch.set_num_threads(1)
-    torch.manual_seed(5)
+    seed = os.environ.get("TINY_WORKER_SEED", "5")
+    torch.manual_seed(int(seed))
     transformer = CausalWanTransformer(CONFIG)
     torch.nn.init.normal_(transformer.head.head.weight, std=0.2)
     transformer.requires_grad_(False).eval()
-    return Models(transformer, Text(), Decoder())
+    return Models(transformer, Text(), Decoder(), weights=seed)
 
 
 if __name__ == "__main__":
