@@ -34,7 +34,7 @@ from pool_harness import Pool
 
 # Their assertions say as much as those in test files.
 pytest.register_assert_rewrite(
-    "scheduler_store", "scheduler_world", "moves_bench", "pool_world", "table_bench", "table_moves"
+    "scheduler_rows", "scheduler_world", "moves_bench", "pool_world", "table_bench", "table_moves"
 )
 
 # The same commit gets the same verdict. `make test PYTEST_ARGS="--hypothesis-profile explore"` looks further.

@@ -1,18 +1,21 @@
 """Everything around the scheduler's core, on a virtual clock, under faults.
 
-The model of the store keeps the real one's rules; messages are delayed, lost, doubled and reordered; workers
-die, fall silent, drain and join; sessions move, and their copies take long or fail; the scheduler is
-restarted and held up.
+The store is the state store's own service on servers in memory; messages are delayed, lost, doubled and
+reordered; workers die, fall silent, drain and join; sessions move, and their copies take long or fail; the
+scheduler is restarted and held up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from scheduler_store import MODEL, NONE, WALL, Faults, Store, Worker
+from scheduler_faults import NONE, Faults
+from scheduler_rows import RowsWorld
+from scheduler_workers import MODEL, Worker
 
+from turboserve.contracts.requests import CreateSession
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
-from turboserve.contracts.workers import LoadReport, MoveReport, MoveStage, Refusal, WorkerPhase
+from turboserve.contracts.workers import MoveReport, MoveStage, Refusal, WorkerPhase
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import (
     Answered,
@@ -27,7 +30,6 @@ from turboserve.scheduler.messages import (
     Place,
     Refused,
     Report,
-    SessionChanged,
     Tick,
 )
 from turboserve.scheduler.placement import LeastLoaded, MinMaxRebalancer
@@ -36,7 +38,7 @@ from turboserve.scheduler.policy import Policy
 DEADLINE_S = 3.0
 
 
-class World(Store):
+class World(RowsWorld):
     """Store, workers, users and network; `now` is the virtual time."""
 
     def __init__(self, seed: int, faults: Faults, workers: int = 3, policy: Policy | None = None) -> None:
@@ -93,7 +95,8 @@ class World(Store):
             assert worker.load <= worker.capacity, f"{worker.id} overfilled"
             assert command.decision.reason
         if isinstance(command, CommitMove):
-            assert self.copies.get((command.session, command.move)) is MoveStage.VERIFIED, "not verified"
+            stage, _ = self.copies.get((command.session, command.move), (None, 0))
+            assert stage is MoveStage.VERIFIED, "not verified"
         if isinstance(command, OfSession):
             assert command.session not in self._outstanding, "two commands for one session"
             self._outstanding.add(command.session)
@@ -165,11 +168,11 @@ class World(Store):
             if self.chance(self.faults.drain) and worker.phase is WorkerPhase.READY:
                 worker.phase = WorkerPhase.DRAINING
             if worker.phase is WorkerPhase.DRAINING and not self.named(worker.id):
-                self.bury(worker.id)
+                self.store.renew(worker.load(WorkerPhase.GONE))
                 continue
             if self.chance(self.faults.silence):
                 worker.heard = not worker.heard
-            if self.store_up:
+            if self.store_up and self.store.renew(worker.load()):
                 worker.renewed_at = self.now
             if worker.heard and not self.chance(self.faults.lost_load):
                 self.at(self.delay(), self._report(worker))
@@ -188,17 +191,15 @@ class World(Store):
         mine = [r for r in self.rows.values() if r.worker == worker.id and r.phase.holds_slot]
         coming = [r for r in self.rows.values() if r.target == worker.id]
         worker.refused |= {(r.id, r.epoch) for r in mine if self.chance(self.faults.refusal)}
-        report = LoadReport(
-            worker=worker.id,
-            model=MODEL,
-            capacity=worker.capacity,
-            phase=worker.phase,
-            transfer=("here",),
+        nothing = (MoveStage.COPYING, 0)
+        copies = {r.id: self.copies.get((r.id, r.move or 0), nothing) for r in coming}
+        report = worker.load(
             moves=tuple(
                 MoveReport(
                     session=r.id,
                     move=r.move or 0,
-                    stage=self.copies.get((r.id, r.move or 0), MoveStage.COPYING),
+                    stage=copies[r.id][0],
+                    next_chunk=copies[r.id][1],
                     bytes_moved=1_000,
                     seconds=0.5,
                 )
@@ -216,24 +217,10 @@ class World(Store):
 
     def arrive(self, admit: bool = False) -> str | None:
         """A new session, if the store admits it or `admit` says so."""
-        room = sum(w.capacity for w in self.workers.values() if w.phase is WorkerPhase.READY)
-        if not admit and sum(self.wants_slot(row) for row in self.rows.values()) >= room:
-            return None
-        row = SessionRecord(
-            id=f"ses_{next(self.names)}",
-            tenant="t",
-            model=MODEL,
-            prompt="a red circle",
-            seed=1,
-            phase=Phase.REQUESTED,
-            version=1,
-            epoch=0,
-            created_at=WALL + self.now,
-            updated_at=WALL + self.now,
+        request = CreateSession(
+            id=f"ses_{next(self.names)}", tenant="t", model=MODEL, prompt="a red circle", seed=1
         )
-        self.rows[row.id] = row
-        self.publish(SessionChanged(row))
-        return row.id
+        return request.id if self.store.create(request, admit=admit) else None
 
     def fiddle(self) -> None:
         """One thing that users do."""
@@ -244,11 +231,11 @@ class World(Store):
             return
         row = self.random.choice(live)
         if deed < 0.7:
-            self.write(row, phase=Phase.TERMINATED)
+            self.store.end(row.id)
         elif deed < 0.85 and row.phase.holds_slot:
-            self.write(row, phase=Phase.SUSPENDED, activity=Activity.PAUSED)
+            self.store.pause(row.id)
         elif row.phase is Phase.SUSPENDED and row.activity is not Activity.WATCHING:
-            self.write(row, activity=Activity.WATCHING)
+            self.store.resume(row.id)
 
     @staticmethod
     def wants_slot(row: SessionRecord) -> bool:

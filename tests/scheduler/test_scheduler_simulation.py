@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_store import MANY, NONE, Faults
+from scheduler_faults import MANY, NONE, Faults
+from scheduler_rows import OPEN
 from scheduler_world import World, play
 
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.scheduler.messages import Watched
 from turboserve.scheduler.policy import Policy
+
+
+@pytest.fixture(autouse=True)
+def closed_worlds() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().store.close()
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -89,7 +99,7 @@ def test_a_draining_worker_is_emptied_without_a_session_being_cut(seed: int) -> 
         world.arrive()
         world.run(0.5)
     asleep = world.random.choice(list(world.rows.values()))
-    world.write(asleep, phase=Phase.SUSPENDED, activity=Activity.PAUSED)
+    world.store.pause(asleep.id)
     world.run(5)
     drained = world.workers[world.rows[asleep.id].worker or ""]
     there = [row.id for row in world.rows.values() if row.worker == drained.id]
@@ -171,6 +181,6 @@ def test_who_waits_longest_is_served_first() -> None:
         assert expected is not None
         assert ended is not None
         assert world.rows[expected].phase is Phase.REQUESTED
-        world.write(world.rows[ended], phase=Phase.TERMINATED)
+        world.store.end(ended)
         world.run(2)
         assert world.rows[expected].phase is Phase.ACTIVE
