@@ -333,10 +333,10 @@ class MemoryLinks:
         """See `LinkTable.take`."""
         if welcome.backend != BACKEND:
             raise ProtocolBroken(f"backend: {welcome.backend} was not on offer")
-        wire = self._fabric.wires.get(welcome.link)
-        if wire is None:
-            raise PeerLost(f"link: {welcome.link} does not stand any more")
-        return MemoryLink(self._fabric, welcome.link, wire, giving=False)
+        fabric, name = self._fabric, welcome.link
+        # Where the source has given up meanwhile nothing comes over the link, and the channel says why.
+        wire = fabric.wires.get(name) or _Wire(fabric.loop.world)
+        return MemoryLink(fabric, name, wire, giving=False)
 
     def put_back(self, peer: str, link: Link, *, giving: bool) -> None:
         """See `LinkTable.put_back`."""

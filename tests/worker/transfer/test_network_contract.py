@@ -1,0 +1,387 @@
+"""Both roles of a migration on a network of sockets and in memory: what holds for every network."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from turboserve.bench.runtime.device.network import FabricFaults, MemoryNetwork, TransferFabric
+from turboserve.bench.runtime.loop import VirtualLoop
+from turboserve.worker.engine.errors import SnapshotRejected
+from turboserve.worker.engine.moving import Page
+from turboserve.worker.transfer.errors import (
+    Aborted,
+    AuthenticationError,
+    DeadlinePassed,
+    DigestMismatch,
+    NoState,
+    NotOffered,
+    PeerLost,
+    TransferError,
+    WrongLayout,
+)
+from turboserve.worker.transfer.interface import Interface
+from turboserve.worker.transfer.network import SocketNetwork, TransferNetwork
+from turboserve.worker.transfer.pace import Limits
+from turboserve.worker.transfer.source import Source
+from turboserve.worker.transfer.target import Fetched, Target
+
+MODEL, SESSION, MOVE, TARGET = "0123456789abcdef", "ses_1", 7, "wrk_target"
+KEY = bytes(range(32))
+PAGES, SIZE = 4, 1_000
+LIMIT_S = 20.0
+
+
+def content(page: int, *, changed: bool = False) -> Tensor:
+    generator = torch.Generator().manual_seed(2 * page + changed)
+    return torch.randint(0, 256, (SIZE,), dtype=torch.uint8, generator=generator)
+
+
+@dataclass
+class Giver:
+    """See `source.Giver`. Its last page changes while the others are sent."""
+
+    at_rest: bool = False
+    harm: TransferError | None = None
+    """Raised where the state is read."""
+    rests: asyncio.Event = field(default_factory=asyncio.Event)
+    said: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rests.set()
+
+    def key(self, session: str, move: int) -> bytes | None:
+        return KEY if (session, move) == (SESSION, MOVE) else None
+
+    def check(self, session: str, move: int, target: str) -> None:
+        if target != TARGET:
+            raise NotOffered(f"not to {target}")
+
+    def offer(self, session: str, move: int, target: str) -> bool:
+        self.said.append("offer")
+        return self.at_rest
+
+    async def pages(self, session: str) -> Sequence[Page]:
+        self.said.append("pages")
+        if self.harm is not None:
+            raise self.harm
+        return [Page(f"page/{n}", (content(n),), (n, False)) for n in range(PAGES)]
+
+    async def rest(self, session: str, move: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
+        self.said.append("rest")
+        await self.rests.wait()
+        last = PAGES - 1
+        pages = [Page(f"page/{n}", (content(n, changed=n == last),), (n, n == last)) for n in range(PAGES)]
+        return {"session": session, "next_chunk": 4}, pages
+
+    async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
+        assert next_chunk == 4
+
+    def sealing(self, session: str, move: int) -> None:
+        self.said.append("sealing")
+
+    def over(self, session: str, move: int) -> None:
+        self.said.append("over")
+
+
+class Room:
+    """See `target.Room`."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        self.pages.clear()
+
+    def place(self, name: str, size: int, dtype: str = "", shape: Sequence[int] = ()) -> tuple[Tensor, ...]:
+        if size != SIZE:
+            raise SnapshotRejected("size", size, SIZE)
+        return (self.pages.setdefault(name, torch.zeros(size, dtype=torch.uint8)),)
+
+    def check(self, header: Mapping[str, Any], names: Iterable[str]) -> object:
+        return None
+
+
+@dataclass
+class Pair:
+    """A source that listens, and a target on the same kind of network."""
+
+    giver: Giver
+    room: Room
+    source: Source
+    target: Target
+    networks: tuple[TransferNetwork, TransferNetwork]
+    address: str
+    fabric: TransferFabric | None
+
+    async def fetch(self, key: bytes = KEY, limit_s: float = LIMIT_S, move: int = MOVE) -> Fetched:
+        return await self.target.fetch(SESSION, move, key, (self.address,), self.room, limit_s)
+
+    async def over(self) -> None:
+        async with asyncio.timeout(30.0):
+            while self.giver.said[-1:] != ["over"]:
+                await asyncio.sleep(0.02)
+
+
+class Kind(ABC):
+    """A kind of network, and the loop that it runs on."""
+
+    @abstractmethod
+    def network(self, name: str, model: str) -> TransferNetwork: ...
+
+    @abstractmethod
+    def run(self, work: Coroutine[Any, Any, None]) -> None: ...
+
+    fabric: TransferFabric | None = None
+
+    def play(
+        self,
+        scenario: Callable[[Pair], Coroutine[Any, Any, None]],
+        *,
+        model: str = MODEL,
+        patience_s: float = 1.0,
+        worker: str = TARGET,
+        **giver: Any,
+    ) -> None:
+        """Run a scenario. `model`: the target's. `giver`: fields of `Giver`."""
+
+        async def played() -> None:
+            now = asyncio.get_running_loop().time
+            here, there = self.network("here", MODEL), self.network("there", model)
+            gives = Giver(**giver)
+            limits = Limits(least_s=LIMIT_S, most_s=LIMIT_S, still_s=LIMIT_S)
+            source = Source(gives, here.links, limits, now)
+            address = await here.listen(source.serve)
+            target = Target(worker, there.links, patience_s, there.connect, now)
+            pair = Pair(gives, Room(), source, target, (here, there), address, self.fabric)
+            try:
+                await scenario(pair)
+            finally:
+                source.close()
+                for network in pair.networks:
+                    network.close()
+                    network.links.close()
+
+        self.run(played())
+
+
+class Sockets(Kind):
+    """TCP on loopback, and memory that two processes of one machine share."""
+
+    def network(self, name: str, model: str) -> TransferNetwork:
+        return SocketNetwork(Interface(), 0, ["shm"], torch.device("cpu"), model)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run(work)
+
+
+class InMemory(Kind):
+    """On a virtual loop."""
+
+    def __init__(self, seed: int = 1, faults: FabricFaults | None = None) -> None:
+        self.loop = VirtualLoop(seed)
+        self.fabric = TransferFabric(self.loop, Random(seed))
+        self.fabric.faults = faults or FabricFaults()
+
+    def network(self, name: str, model: str) -> TransferNetwork:
+        assert self.fabric is not None
+        return MemoryNetwork(self.fabric, name, model)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            self.loop.run_until_complete(work)
+        finally:
+            self.loop.close()
+
+
+@pytest.fixture(params=["sockets", "memory"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return Sockets() if request.param == "sockets" else InMemory()
+
+
+def is_here(room: Room) -> bool:
+    last = PAGES - 1
+    wanted = {f"page/{n}": content(n, changed=n == last) for n in range(PAGES)}
+    return room.pages.keys() == wanted.keys() and all(
+        torch.equal(room.pages[name], page) for name, page in wanted.items()
+    )
+
+
+def test_a_state_arrives_whole_and_only_what_changed_is_sent_twice(kind: Kind) -> None:
+    async def scenario(pair: Pair) -> None:
+        fetched = await pair.fetch()
+        assert is_here(pair.room)
+        assert (fetched.next_chunk, fetched.rounds) == (4, 2)
+        assert (fetched.bytes_moved, fetched.state_bytes) == ((PAGES + 1) * SIZE, PAGES * SIZE)
+        await pair.over()
+        assert pair.giver.said.count("sealing") == 1
+
+    kind.play(scenario)
+
+
+def test_a_state_at_rest_is_sent_once(kind: Kind) -> None:
+    async def scenario(pair: Pair) -> None:
+        fetched = await pair.fetch()
+        assert is_here(pair.room)
+        assert (fetched.rounds, fetched.bytes_moved) == (1, PAGES * SIZE)
+
+    kind.play(scenario, at_rest=True)
+
+
+def test_one_state_after_the_other(kind: Kind) -> None:
+    async def scenario(pair: Pair) -> None:
+        digests = {(await pair.fetch()).digest for _ in range(3)}
+        assert len(digests) == 1
+
+    kind.play(scenario)
+
+
+def test_nobody_listens(kind: Kind) -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.networks[0].close()
+        await asyncio.sleep(0.1)
+        with pytest.raises(PeerLost):
+            await pair.fetch()
+
+    kind.play(scenario)
+
+
+def test_a_target_with_another_key_is_not_admitted(kind: Kind) -> None:
+    async def scenario(pair: Pair) -> None:
+        with pytest.raises(AuthenticationError):
+            await pair.fetch(key=bytes(32))
+        with pytest.raises(AuthenticationError):
+            await pair.fetch(move=MOVE + 1)
+        assert pair.giver.said == []
+
+    kind.play(scenario)
+
+
+def test_a_target_that_the_row_does_not_name_is_refused(kind: Kind) -> None:
+    async def scenario(pair: Pair) -> None:
+        with pytest.raises(NotOffered):
+            await pair.fetch()
+
+    kind.play(scenario, worker="wrk_other")
+
+
+def test_another_model_is_refused(kind: Kind) -> None:
+    async def scenario(pair: Pair) -> None:
+        with pytest.raises(WrongLayout):
+            await pair.fetch()
+
+    kind.play(scenario, model="another")
+
+
+def test_the_source_s_reason_reaches_the_target(kind: Kind) -> None:
+    async def scenario(pair: Pair) -> None:
+        with pytest.raises(NoState, match="gone a moment ago"):
+            await pair.fetch()
+        await pair.over()
+
+    kind.play(scenario, harm=NoState("gone a moment ago"))
+
+
+def test_a_source_that_does_not_come_to_rest_costs_the_deadline(kind: Kind) -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.giver.rests.clear()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(DeadlinePassed):
+            await pair.fetch(limit_s=3.0)
+        assert loop.time() - began >= 3.0
+        await pair.over()
+
+    kind.play(scenario)
+
+
+def test_a_source_that_gives_up_ends_the_transfer(kind: Kind) -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.giver.rests.clear()
+        fetching = asyncio.ensure_future(pair.fetch())
+        while "rest" not in pair.giver.said:
+            await asyncio.sleep(0.01)
+        pair.giver.harm = NoState("over")
+        pair.source.abort(SESSION)
+        with pytest.raises(TransferError):
+            await fetching
+        await pair.over()
+
+    kind.play(scenario)
+
+
+def test_a_target_that_is_cancelled_hangs_up(kind: Kind) -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.giver.rests.clear()
+        fetching = asyncio.ensure_future(pair.fetch())
+        while "rest" not in pair.giver.said:
+            await asyncio.sleep(0.01)
+        fetching.cancel()
+        await asyncio.wait([fetching])
+        assert fetching.cancelled()
+        await pair.over()
+        pair.giver.rests.set()
+        await pair.fetch()
+        assert is_here(pair.room)
+
+    kind.play(scenario)
+
+
+def test_a_newer_target_takes_the_place_of_an_older(kind: Kind) -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.giver.rests.clear()
+        older = asyncio.ensure_future(pair.fetch(limit_s=5.0))
+        while "rest" not in pair.giver.said:
+            await asyncio.sleep(0.01)
+        room, pair.room = pair.room, Room()
+        newer = asyncio.ensure_future(pair.fetch())
+        while pair.giver.said.count("offer") < 2:
+            await asyncio.sleep(0.01)
+        older.cancel()
+        pair.giver.rests.set()
+        await newer
+        assert is_here(pair.room)
+        assert not is_here(room)
+
+    kind.play(scenario)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        FabricFaults(breaks=0.05),
+        FabricFaults(breaks=0.05, silent=1.0),
+        FabricFaults(corrupts=0.4),
+        FabricFaults(stalls=0.4),
+        FabricFaults(breaks=0.03, corrupts=0.2, stalls=0.2),
+    ],
+    ids=["breaks", "falls silent", "corrupts", "stalls", "all"],
+)
+@pytest.mark.parametrize("seed", range(10))
+def test_what_breaks_in_memory_is_an_error_or_a_whole_state(faults: FabricFaults, seed: int) -> None:
+    async def scenario(pair: Pair) -> None:
+        try:
+            await pair.fetch()
+        except TransferError as error:
+            harms = (PeerLost, DeadlinePassed, DigestMismatch, Aborted)
+            if not isinstance(error, harms):
+                raise
+        else:
+            assert is_here(pair.room)
+        assert pair.fabric is not None
+        pair.fabric.faults = FabricFaults()
+        await asyncio.sleep(60.0)
+        assert pair.giver.said.count("offer") == pair.giver.said.count("over")
+        assert pair.fabric.wires == {}
+        await pair.fetch()
+        assert is_here(pair.room)
+
+    InMemory(seed, faults).play(scenario)
