@@ -44,7 +44,8 @@ WORKER_SETTINGS = frozenset(
         *("memory_bytes", "host_memory_bytes", "max_lead_s", "profile", "gather_policy", "attention"),
         *("compile", "decode_batch", "overlap"),
         *("transfer_host", "transfer_port", "transfer_backends", "transfer_bytes_per_s"),
-        *("move_still_s", "move_quiet_s", "move_patience_s", "real_time_margin"),
+        *("move_still_s", "move_quiet_s", "move_patience_s", "worker_tick_s"),
+        "real_time_margin",
         *("video_crf", "video_preset", "chunk_ttl_s"),
     )
 )

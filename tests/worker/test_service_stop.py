@@ -23,13 +23,19 @@ def stopping(said: list[str], *, engine_ends: bool) -> Worker:
             await left.wait()
         said.append("copies have ended")
 
+    async def engine_end(_: float) -> None:
+        said.append("engine")
+
+    async def packager_end(_: float) -> None:
+        said.append("packager")
+
     parts: dict[str, Any] = {
         "_engine": SimpleNamespace(
             submit=lambda _: said.append("stop"),
-            stop=lambda _: said.append("engine"),
+            end=engine_end,
             alive=not engine_ends,
         ),
-        "_packager": SimpleNamespace(stop=lambda _: said.append("packager")),
+        "_packager": SimpleNamespace(end=packager_end),
         "_moves": SimpleNamespace(fetch_no_more=lambda: said.append("no more"), stop=copies_end),
         "heartbeat": SimpleNamespace(leave=leave),
         "table": SimpleNamespace(unpublished=0),

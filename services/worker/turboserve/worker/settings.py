@@ -96,6 +96,8 @@ class Settings(Shared):
     longer it waits for one..."""
     move_patience_s: Seconds = 2.0
     """...the less will do, and after this long any."""
+    worker_tick_s: Seconds = 0.05
+    """How often it looks whether something is to be tried again."""
     real_time_margin: float = Field(default=0.6, gt=0, le=1)
     """Share of a chunk's playing time that making it may take, where K comes from the profile. The rest is
     for packaging, for everything else on the machine, and for catching up."""

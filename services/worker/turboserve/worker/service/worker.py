@@ -36,7 +36,6 @@ from turboserve.worker.service.takeover import Takeover
 from turboserve.worker.service.wire import UnreadableEntryError, Wire
 from turboserve.worker.settings import Settings
 
-TICK_S = 0.05
 STUCK_S = 120.0
 """No step of any model takes this long: the device hangs."""
 FAREWELL_S = 2.0
@@ -152,9 +151,10 @@ class Worker:
         )
 
     async def _tick(self) -> None:
-        pulse = Pulse(round(STUCK_S / TICK_S))
+        tick_s = self._settings.worker_tick_s
+        pulse = Pulse(round(STUCK_S / tick_s))
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(tick_s)
             self.tell(told.Tick())
             stuck = pulse.stuck(self._engine.turns)
             if self._stopping:
