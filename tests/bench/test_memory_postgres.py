@@ -119,6 +119,32 @@ def test_of_a_commit_in_doubt_both_outcomes_occur() -> None:
     world.loop.close()
 
 
+def test_a_single_statement_that_writes_may_be_in_doubt_too() -> None:
+    world = World(in_doubt=0.5)
+    outcomes = set()
+
+    async def insert(database: MemoryDatabase) -> str:
+        try:
+            async with database.statement() as db:
+                await db.workers.insert(worker(f"wk_{len(world.log)}"))
+        except UnavailableError:
+            return "in doubt"
+        return "done"
+
+    async def read(database: MemoryDatabase) -> None:
+        async with database.statement() as db:
+            await db.workers.get("wk_0")
+
+    for number in range(40):
+        said = world.run(insert)
+        outcomes.add((said, world.capacity(f"wk_{number}") is not None))
+        world.log.append(said)
+        # What only reads has no outcome.
+        world.run(read)
+    assert outcomes == {("done", True), ("in doubt", True), ("in doubt", False)}
+    world.loop.close()
+
+
 def test_a_killed_process_holds_no_lock_and_commits_all_or_nothing(world: World) -> None:
     outcomes = set()
     for steps in range(1, 40):

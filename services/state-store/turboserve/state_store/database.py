@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from turboserve import logs
 from turboserve.contracts.errors import ConflictError, UnavailableError
 from turboserve.state_store.migrate import migrate
-from turboserve.state_store.ports.database import StatementError, unavailable
+from turboserve.state_store.ports.database import LOCK_ANSWER_S, LOCK_SILENCE_S, StatementError, unavailable
 from turboserve.state_store.repository.unit import SqlUnitOfWork
 from turboserve.state_store.settings import Settings
 
@@ -23,10 +23,6 @@ TRANSIENT = ("08", "40", "53", "57", "58", "55P03", "25P0", "XX")
 
 NO_DATABASE = "3D000"
 """SQLSTATE of a server that has just been set up: its database is made a moment after it answers."""
-LOCK_ANSWER_S = 3.0
-"""A session lock's connection that does not answer for this long is given up."""
-LOCK_SILENCE_S = 5.0
-"""The server ends a session lock's connection after this much silence: its holder is stopped."""
 
 _LOCK = text("select set_config('idle_session_timeout', :limit_ms, false), pg_advisory_lock(:key)")
 _UNLOCK = text("select set_config('idle_session_timeout', '0', false), pg_advisory_unlock(:key)")

@@ -14,10 +14,7 @@ from turboserve.bench.runtime.rows.server import MemoryPostgres
 from turboserve.bench.runtime.rows.session import Session
 from turboserve.bench.runtime.rows.unit import MemoryUnitOfWork
 from turboserve.contracts.errors import UnavailableError
-from turboserve.state_store.ports.database import unavailable
-
-LOCK_ANSWER_S = 3.0
-LOCK_SILENCE_S = 5.0
+from turboserve.state_store.ports.database import LOCK_ANSWER_S, LOCK_SILENCE_S, unavailable
 
 
 class MemoryDatabase:

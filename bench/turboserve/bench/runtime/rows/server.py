@@ -133,6 +133,8 @@ class MemoryPostgres:
             _fail(session, future, error)
             return
         if session.autocommit:
+            if session.writes and not self._reaches(session, future):
+                return
             self._commit_statement(session)
         session.idle_since = self.loop.time()
         session.pending = None

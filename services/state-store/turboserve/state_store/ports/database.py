@@ -25,6 +25,10 @@ from turboserve.state_store.ports.sessions import (
 )
 
 RETRY_AFTER_S = 1.0
+LOCK_ANSWER_S = 3.0
+"""A session lock's connection that does not answer for this long is given up."""
+LOCK_SILENCE_S = 5.0
+"""The server ends a session lock's connection after this much silence: its holder is stopped."""
 
 
 def unavailable() -> UnavailableError:
@@ -110,7 +114,7 @@ class Database(Protocol):
 
     def session_lock(self, key: int) -> AbstractAsyncContextManager[SessionLock]:
         """A connection that may hold the advisory lock `key` for as long as the block runs. The server gives
-        the lock up if the connection is silent for several seconds. Raises `UnavailableError`."""
+        the lock up if the connection is silent for `LOCK_SILENCE_S`. Raises `UnavailableError`."""
 
     async def migrate(self) -> None:
         """Bring the schema up to date. Raises `UnavailableError` if there is no server or no database yet."""
