@@ -16,7 +16,7 @@ class Settings(Shared):
     """Where the two databases are, and how much is kept for how long."""
 
     postgres_url: SecretStr = SecretStr("postgresql://turboserve@127.0.0.1:5432/turboserve")
-    """The truth."""
+    """The truth, in Postgres 14 or later."""
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     """What is hot and may be lost: playheads, heartbeats, latents."""
     postgres_pool: int = Field(default=12, ge=4)
