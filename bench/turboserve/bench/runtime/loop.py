@@ -15,6 +15,7 @@ import heapq
 import itertools
 import math
 import random
+import warnings
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -310,7 +311,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             for task in sorted(process.tasks, key=hash):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 # A `finally` that awaits makes Python complain, and a closed port raises: both are expected.
-                with suppress(BaseException):
+                with suppress(BaseException), warnings.catch_warnings():
+                    warnings.simplefilter("ignore", RuntimeWarning)
                     context.run(task.get_coro().close)
             process.tasks.clear()
             self._processes.pop(process, None)

@@ -66,6 +66,11 @@ class Shell:
         self._begun = self._stopped = False
         self._changed = asyncio.Event()
 
+    @property
+    def control(self) -> ControlLoop | None:
+        """None: it is not known yet what lives, or others start the workers."""
+        return self._control
+
     async def start(self) -> None:
         """Returns at once: what lives is found out beside it, however long the provider takes."""
         self.provider.watch(lambda worker, status: self.feed(Exited(worker, status)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.lead import Lead, serve
 from turboserve.scheduler.placement import PLACEMENTS, MinMax, MinMaxRebalancer, Weights
@@ -9,13 +11,19 @@ from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.service import Runtime
 
 
-async def start(runtime: Runtime, settings: SchedulerSettings) -> Lead:
-    """Join the other schedulers. Raises ValueError for a lease that is out of order."""
+def core_of(settings: SchedulerSettings) -> Scheduler:
+    """A core that knows nothing yet."""
+    rebalancer = MinMaxRebalancer(Weights(eta=settings.move_weight, moves_at_once=settings.moves_at_once))
+    policy = settings.policy()
+    placement = MinMax(rebalancer) if policy.rebalance else PLACEMENTS[settings.placement]()
+    return Scheduler(placement, policy, rebalancer, rebalancer.links)
 
-    def core() -> Scheduler:
-        rebalancer = MinMaxRebalancer(Weights(eta=settings.move_weight, moves_at_once=settings.moves_at_once))
-        policy = settings.policy()
-        placement = MinMax(rebalancer) if policy.rebalance else PLACEMENTS[settings.placement]()
-        return Scheduler(placement, policy, rebalancer, rebalancer.links)
 
-    return await serve(runtime, settings.leadership(), core, settings.tick_s)
+async def start(
+    runtime: Runtime,
+    settings: SchedulerSettings,
+    make_core: Callable[[SchedulerSettings], Scheduler] = core_of,
+) -> Lead:
+    """Join the other schedulers, with a new core for each term. Raises ValueError for a lease that is out of
+    order."""
+    return await serve(runtime, settings.leadership(), lambda: make_core(settings), settings.tick_s)

@@ -1,0 +1,239 @@
+"""The design's invariants, each with a name, checked at the events that could break one."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any
+
+from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.messages import Command as PoolCommand
+from turboserve.autoscaler.messages import Drain, Launch, Release
+from turboserve.bench.world.log_checks import LogChecks
+from turboserve.bench.world.names import INVARIANTS, brief
+from turboserve.bench.world.viewer import Viewer
+from turboserve.contracts.events import Event, WorkerJoined, WorkerLeft
+from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.scheduler.core import Scheduler
+from turboserve.scheduler.messages import BeginMove, Place, Report
+from turboserve.scheduler.messages import Command as SchedulerCommand
+
+if TYPE_CHECKING:
+    from turboserve.bench.runtime.rows.tables import Table
+    from turboserve.bench.world.world import World
+
+MESSAGES = 20
+"""Violations that are put into words."""
+
+
+class Checker:
+    """Watches one world; a violation is counted and noted, and the run goes on."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.violations: Counter[str] = Counter()
+        self.messages: list[str] = []
+        self.gone: set[str] = set()
+        """Workers of which that is committed."""
+        self.log = LogChecks(self)
+        self.launches = self.drains = self.moves = self.resizes = self.placements = 0
+        self._committed: dict[str, deque[str]] = {}
+        """Subject → ids of its committed events that the log has not accepted yet."""
+        self._logged: set[str] = set()
+        """Ids of events that the log has accepted."""
+        self.note = world.trace.note
+
+    def fail(self, name: str, message: str) -> None:
+        assert name in INVARIANTS, name
+        self.violations[name] += 1
+        line = f"{name}: {message}"
+        self.note("VIOLATION", line)
+        if len(self.messages) < MESSAGES:
+            self.messages.append(f"{self._world.loop.time():.3f} s: {line}")
+
+    def seed_of(self, session: str) -> int | None:
+        entry = self._world.postgres.tables.sessions.rows.get(session)
+        return None if entry is None else entry.record.seed
+
+    # Rows
+
+    def committed(self, table: Table[Any, Any], key: Any, before: Any, after: Any) -> None:
+        """A row was committed."""
+        if table.name == "sessions" and after is not None:
+            self._session(None if before is None else before.record, after.record)
+        elif table.name == "workers" and after is not None:
+            self._worker(None if before is None else before.record, after.record)
+        elif table.name == "outbox" and before is None:
+            self._committed.setdefault(after.subject, deque()).append(after.event_id)
+        elif table.name == "outbox" and after is None and before.event_id not in self._logged:
+            self.fail("events_complete", f"{before.event_id} of {before.subject} was never logged")
+
+    def lost(self, table: Table[Any, Any], key: Any, after: Any, before: Any) -> None:
+        """A crash of the database took a commit back."""
+        if table.name == "sessions" and after is not None:
+            if before is None or before.record.epoch != after.record.epoch:
+                self.fail("epochs_increase", f"{key}: a crash took epoch {after.record.epoch} back")
+        elif table.name == "outbox" and before is None and after is not None:
+            waiting = self._committed.get(after.subject, ())
+            if after.event_id in waiting:
+                waiting.remove(after.event_id)  # type: ignore[union-attr]
+
+    def _session(self, before: SessionRecord | None, after: SessionRecord) -> None:
+        self.note(
+            f"row {after.id} v{after.version} {after.phase} {after.activity} e{after.epoch} {after.worker}"
+            f" own={after.own_revision} next={after.next_chunk} target={after.target}"
+        )
+        if before is not None:
+            self._owner(before, after)
+        if after.phase.holds_slot:
+            for worker in {after.worker, after.target} - {None}:
+                self._room(str(worker))
+        if after.phase is Phase.FAILED and (before is None or before.phase is not Phase.FAILED):
+            self.fail("converges_after_faults", f"{after.id} failed: {after.reason}")
+
+    def _owner(self, before: SessionRecord, after: SessionRecord) -> None:
+        if after.version < before.version:
+            self.fail("epochs_increase", f"{after.id} goes back from version {before.version}")
+        changed = after.worker != before.worker
+        placed = after.phase is Phase.ACTIVE and before.phase not in (Phase.ACTIVE, Phase.MIGRATING)
+        if after.epoch < before.epoch or after.epoch > before.epoch + 1:
+            self.fail("epochs_increase", f"{after.id}: {before.epoch} → {after.epoch}")
+        elif (changed or placed) and after.epoch != before.epoch + 1:
+            self.fail("epochs_increase", f"{after.id}: another owner under epoch {after.epoch}")
+        if after.epoch == before.epoch + 1:
+            kind = self._world.decision_of(after)
+            self.placements += kind in ("place", "resume", "recover")
+            if kind == "moved":
+                self._flipped(before, after)
+
+    def _flipped(self, before: SessionRecord, after: SessionRecord) -> None:
+        """A move was committed: the target must have the state that the log's end was made from."""
+        self.moves += 1
+        worker = self._world.worker(after.worker)
+        if worker is None:
+            return
+        log = self.log.of(after.id)
+        state = worker.state(after.id)
+        if state is None:
+            self.fail("verified_before_flip", f"{after.id} moves to {after.worker}, which does not hold it")
+            return
+        log.moved = (after.epoch, state.number)
+        # A source that took over itself and made nothing yet may have begun without its context.
+        other = (
+            log.last is not None
+            and log.last.header.epoch == before.epoch
+            and log.last.contents.number != state.number
+        )
+        made = 0 if log.last is None else log.last.header.index + 1
+        if (state.next_chunk != made and not log.fresh) or other:
+            self.fail("verified_before_flip", f"{after.id} moves with {state}, the log ends otherwise")
+
+    def _room(self, worker: str) -> None:
+        capacity = self._world.capacity.get(worker)
+        used = self._world.slots_used(worker)
+        if capacity is not None and used > capacity:
+            self.fail("capacity", f"{worker} is given {used} of {capacity}")
+
+    def _worker(self, before: WorkerRecord | None, after: WorkerRecord) -> None:
+        if after.phase is not WorkerPhase.GONE or (before is not None and before.phase is WorkerPhase.GONE):
+            return
+        # From now on its sessions may be others'.
+        self.note("gone", after.id)
+        self.gone.add(after.id)
+        worker = self._world.worker(after.id)
+        if worker is not None and worker.generating:
+            self.fail("one_executor", f"{after.id} is taken for dead while its lease holds")
+
+    def event_logged(self, event: Event) -> None:
+        """The event log has accepted an event."""
+        subject = _subject(event)
+        self.note("event", subject, type(event).__name__)
+        self._logged.add(event.id)
+        waiting = self._committed.get(subject)
+        if not waiting:
+            # Of before a crash of the database, or of a log that was lost: a repeat.
+            return
+        if waiting[0] == event.id:
+            waiting.popleft()
+        elif event.id in waiting:
+            self.fail("events_complete", f"{subject}: {event.id} comes before {waiting[0]}")
+            while waiting.popleft() != event.id:
+                pass
+
+    # Workers
+
+    def begins_chunk(self, worker: str, session: str) -> None:
+        """A worker's engine begins a chunk."""
+        if worker in self.gone:
+            self.fail("one_executor", f"{worker} generates {session} after it was taken for dead")
+
+    # Commands
+
+    def scheduler_says(self, name: str, core: Scheduler, commands: list[SchedulerCommand]) -> None:
+        leaders = [lead for lead in self._world.leaders()]
+        if len(leaders) > 1:
+            self.fail("one_leader", f"{leaders} lead at once")
+        for command in commands:
+            if not isinstance(command, Report):
+                self.note(name, brief(command))
+            if isinstance(command, Place | BeginMove):
+                worker = core.view.workers[command.worker]
+                if worker.load > worker.capacity:
+                    self.fail(
+                        "capacity", f"the scheduler gives {worker.id} {worker.load} of {worker.capacity}"
+                    )
+
+    def pool_says(self, pool: Pool, commands: list[PoolCommand]) -> None:
+        for command in commands:
+            if not isinstance(command, Launch | Drain | Release):
+                continue
+            self.note("autoscaler", type(command).__name__, command.slot, command.worker)
+            self.launches += isinstance(command, Launch)
+            if isinstance(command, Release) and command.worker is not None:
+                self._released(command.worker, command.reason)
+            if isinstance(command, Drain):
+                self.drains += 1
+                self._shrinks(pool, command.worker)
+
+    def resized(self, pool: Pool, size: int, reason: str, heard_at: float | None, stale_s: float) -> None:
+        """The controller has decided that the pool shall have `size` workers."""
+        now = self._world.loop.time()
+        self.note("autoscaler resizes", pool.target, size, reason)
+        self.resizes += 1
+        if size < pool.target and (heard_at is None or now - heard_at > stale_s):
+            self.fail("stale_metrics_never_shrink", f"to {size}, last heard at {heard_at}: {reason}")
+
+    def _released(self, name: str, reason: str) -> None:
+        worker = self._world.worker(name)
+        entry = self._world.postgres.tables.workers.rows.get(name)
+        if worker is None or entry is None or entry.record.phase is WorkerPhase.GONE:
+            return
+        held = [row.id for row in self._world.records() if row.worker == name and not row.phase.ended]
+        if held:
+            self.fail("scale_in_harmless", f"{name} is released ({reason}) and holds {held}")
+
+    def _shrinks(self, pool: Pool, name: str) -> None:
+        """A drain is right only as far as the pool has more workers than it is asked to have."""
+        wanted = sum(slot.wanted for slot in pool.slots.values())
+        draining = next((slot for slot in pool.slots.values() if slot.worker == name), None)
+        if wanted < pool.target or (draining is not None and draining.wanted):
+            self.fail("stale_metrics_never_shrink", f"{name} is drained, {wanted} of {pool.target} stay")
+
+    def delivered(self, viewer: Viewer, index: int, fragment: bytes) -> None:
+        """A viewer got a chunk."""
+        self.log.delivered(viewer, index, fragment)
+
+    def unlogged(self) -> str | None:
+        """An event that was committed and that the log does not have; None: there is none."""
+        for subject, waiting in self._committed.items():
+            if waiting:
+                return f"{len(waiting)} events of {subject} are not in the log"
+        return None
+
+
+def _subject(event: Event) -> str:
+    from turboserve.subjects import EVENT, WORKER_EVENT
+
+    if isinstance(event, WorkerJoined | WorkerLeft):
+        return WORKER_EVENT.of(event.worker.id)
+    return EVENT.of(event.record.id)

@@ -1,0 +1,130 @@
+"""Invariants of the chunk log and of what viewers see of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from turboserve.bench.runtime.broker.stream import Stored, Stream
+from turboserve.bench.runtime.device.contents import ChunkContents, begin
+from turboserve.bench.world.viewer import Viewer
+from turboserve.contracts.chunks import ChunkHeader, Ownership
+from turboserve.contracts.events import event_from_bytes
+from turboserve.subjects import CHUNK, EVENTS, OWN
+
+if TYPE_CHECKING:
+    from turboserve.bench.world.invariants import Checker
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A chunk that the log accepted."""
+
+    header: ChunkHeader
+    contents: ChunkContents
+
+
+@dataclass
+class SessionLog:
+    """What the log has accepted of one session."""
+
+    chunks: dict[int, Accepted] = field(default_factory=dict)
+    indices: dict[bytes, int] = field(default_factory=dict)
+    """Fragment → the index of its chunk."""
+    last: Accepted | None = None
+    owner: Ownership | None = None
+    fresh: bool = False
+    """The stream was lost since the last chunk."""
+    moved: tuple[int, int] | None = None
+    """Epoch under which the session was moved, and the number of the state that was moved."""
+
+
+class LogChecks:
+    """Checks each entry that the broker accepts, and each chunk that a viewer gets."""
+
+    def __init__(self, checker: Checker) -> None:
+        self._checker = checker
+        self.sessions: dict[str, SessionLog] = {}
+        self.chunks = 0
+
+    def of(self, session: str) -> SessionLog:
+        found = self.sessions.get(session)
+        if found is None:
+            found = self.sessions[session] = SessionLog()
+        return found
+
+    def streams_lost(self) -> None:
+        """The broker came back without its streams."""
+        for log in self.sessions.values():
+            log.fresh, log.owner = True, None
+
+    def appended(self, stream: Stream, stored: Stored) -> None:
+        """The broker has accepted an entry."""
+        kind, _, session = stored.subject.partition(".")
+        if kind == "chunk":
+            self._chunk(session, stored)
+        elif kind == "own":
+            self._fence(session, Ownership.from_bytes(stored.data))
+        elif stream.name == EVENTS and kind != "canary":
+            self._checker.event_logged(event_from_bytes(stored.data))
+
+    def _fence(self, session: str, ownership: Ownership) -> None:
+        log = self.of(session)
+        self._checker.note(OWN.of(session), f"e{ownership.epoch}", ownership.worker)
+        if log.owner is not None and log.owner.epoch >= ownership.epoch:
+            self._checker.fail(
+                "epochs_increase", f"own of {session}: {log.owner.epoch}, then {ownership.epoch}"
+            )
+        log.owner = ownership
+
+    def _chunk(self, session: str, stored: Stored) -> None:
+        header = ChunkHeader.of_entry(session, dict(stored.headers or {}), len(stored.data))
+        contents = ChunkContents.of_payload(stored.data)
+        log, last = self.of(session), self.of(session).last
+        self.chunks += 1
+        self._checker.note(
+            CHUNK.of(session), f"#{header.index} e{header.epoch} {header.worker} c{header.control_seq}"
+        )
+        owner = log.owner
+        if owner is None or (owner.epoch, owner.worker) != (header.epoch, header.worker):
+            self._checker.fail(
+                "one_executor", f"{header.worker} at {header.epoch} wrote chunk {header.index} of {session}, "
+                f"which is {owner and (owner.worker, owner.epoch)}'s"
+            )
+        following = 0 if last is None else last.header.index + 1
+        contiguous = header.index == following or (log.fresh and header.index <= following)
+        if not contiguous:
+            self._checker.fail("chunks_contiguous", f"{session}: {header.index} where {following} is due")
+        self._chained(log, Accepted(header, contents), log.chunks.get(header.index - 1))
+        log.last, log.fresh = Accepted(header, contents), False
+        log.chunks[header.index] = log.last
+        log.indices[log.last.contents.to_bytes()] = header.index
+
+    def _chained(self, log: SessionLog, chunk: Accepted, last: Accepted | None) -> None:
+        header, contents = chunk.header, chunk.contents
+        moved, log.moved = log.moved, None
+        if moved is not None and moved[0] == header.epoch and moved[1] != contents.parent:
+            self._checker.fail(
+                "verified_before_flip", f"{header.session}: {header.index} is made from another state"
+            )
+        if header.index == 0:
+            seed = self._checker.seed_of(header.session)
+            if seed is not None and contents.parent != begin(seed):
+                self._checker.fail("chunks_contiguous", f"{header.session} does not begin at its beginning")
+        elif last is not None and header.epoch == last.header.epoch and contents.parent != last.contents.number:
+            self._checker.fail(
+                "chunks_contiguous", f"{header.session}: {header.index} is not made from the one before"
+            )
+
+    def index_of(self, session: str, fragment: bytes) -> int:
+        """Of the chunk whose fragment it is; -1: the log never accepted it."""
+        return self.of(session).indices.get(fragment, -1)
+
+    def delivered(self, viewer: Viewer, index: int, fragment: bytes) -> None:
+        """A viewer got a chunk."""
+        accepted = self.of(viewer.session).chunks.get(index)
+        stands = accepted is not None and accepted.contents.to_bytes() == fragment
+        if not stands or viewer.next not in (None, index):
+            self._checker.fail(
+                "client_sees_prefix", f"{viewer.name} of {viewer.session} gets {index}, not {viewer.next}"
+            )

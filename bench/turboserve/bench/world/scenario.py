@@ -1,0 +1,136 @@
+"""One seed from beginning to end: faults, calm, an end to everything; what was found."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from turboserve.bench.world.faults import Faults, draw
+from turboserve.bench.world.quiet import quiet
+from turboserve.bench.world.settings import Scale
+from turboserve.bench.world.settled import held_memory, unsettled
+from turboserve.bench.world.users import Users
+from turboserve.bench.world.world import World
+
+SETTLE_S = 60.0
+"""Bound of invariant 5, in a world whose time-outs are half of the shipped ones."""
+STEADY_S = 3.0
+WATCHED_S = 30.0
+"""Of one seed in `WATCH_EVERY`: how long the pool is watched under constant load."""
+WATCH_EVERY = 8
+RESIZES = 3
+"""Changes of the pool's size in that time, at most: what idle sessions let go of, and no more."""
+END_S = 30.0
+LOOK_S = 0.5
+WORKERS = (1, 2, 3)
+"""At least."""
+GROWTH = (0, 1, 2)
+"""Workers more at most."""
+SLOTS = (1, 2, 3)
+GATEWAYS = (1, 2, 2, 3)
+STORES = (1, 1, 2)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one seed showed."""
+
+    seed: int
+    violations: dict[str, int]
+    messages: tuple[str, ...]
+    digest: str
+    events: int
+    """Callbacks that ran."""
+    settled_s: float | None
+    """Virtual time from the last fault until everything ran again; None: it did not."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """What took place: moves committed, chunks accepted, workers launched, and so on."""
+    lines: tuple[str, ...] = ()
+
+
+def scale_of(seed: int) -> Scale:
+    """How large the deployment of this seed is."""
+    chance = random.Random(f"scale {seed}")
+    workers = chance.choice(WORKERS)
+    return Scale(
+        workers=workers,
+        most_workers=workers + chance.choice(GROWTH),
+        slots=chance.choice(SLOTS),
+        gateways=chance.choice(GATEWAYS),
+        stores=chance.choice(STORES),
+    )
+
+
+def run_scenario(
+    seed: int,
+    *,
+    seconds: float = 25.0,
+    faults: Faults | None = None,
+    scale: Scale | None = None,
+    keep_lines: bool = False,
+) -> Outcome:
+    """Run `seconds` of virtual time under faults, then wait until all is well, then end every session."""
+    climate = draw(random.Random(f"climate {seed}")) if faults is None else faults
+    world = World(seed, climate, scale or scale_of(seed), keep_lines)
+    with quiet(world):
+        users = Users(world)
+        world.begin()
+        world.loop.advance(seconds)
+        users.stop()
+        world.injector.stop()
+        world.mark_calm()
+        settled_s = _settle(world, users)
+        if seed % WATCH_EVERY == 0:
+            _watch(world)
+        _end(world, users)
+        outcome = Outcome(
+            seed,
+            dict(world.checker.violations),
+            tuple(world.checker.messages),
+            world.trace.digest,
+            world.loop.callbacks,
+            settled_s,
+            world.counts(),
+            tuple(world.trace.lines or ()),
+        )
+        world.close()
+    return outcome
+
+
+def _settle(world: World, users: Users) -> float | None:
+    began, loop = world.loop.time(), world.loop
+    since: float | None = None
+    trouble: str | None = None
+    while loop.time() - began < SETTLE_S + STEADY_S:
+        loop.advance(LOOK_S)
+        trouble = unsettled(world, users)
+        if trouble is not None:
+            since = None
+        elif since is None:
+            since = loop.time()
+        elif loop.time() - since >= STEADY_S:
+            return since - began
+    world.checker.fail("converges_after_faults", f"not within {SETTLE_S:g} s: {trouble}")
+    return None
+
+
+def _watch(world: World) -> None:
+    """Nobody comes or goes: the pool comes to rest."""
+    before = world.checker.resizes
+    world.loop.advance(WATCHED_S)
+    resizes = world.checker.resizes - before
+    if resizes > RESIZES:
+        world.checker.fail("bounded_scaling", f"{resizes} changes in {WATCHED_S:g} s of constant load")
+
+
+def _end(world: World, users: Users) -> None:
+    began = world.loop.time()
+    users.end_all()
+    trouble: str | None = None
+    while world.loop.time() - began < END_S:
+        world.loop.advance(LOOK_S)
+        alive = sum(not record.phase.ended for record in world.records())
+        trouble = f"{alive} sessions do not end" if alive else held_memory(world)
+        if trouble is None:
+            return
+    world.checker.fail("memory_returns", f"not within {END_S:g} s: {trouble}")

@@ -1,0 +1,81 @@
+"""Settings of the services in a run under faults: time-outs of about half of the shipped ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from turboserve.autoscaler.settings import AutoscalerSettings
+from turboserve.bench.runtime.device.profile import DeviceProfile
+from turboserve.config import Settings
+from turboserve.gateway.settings import Settings as GatewaySettings
+from turboserve.scheduler.settings import SchedulerSettings
+from turboserve.state_store.settings import Settings as StoreSettings
+from turboserve.worker.settings import Settings as WorkerSettings
+
+S = TypeVar("S", bound=Settings)
+
+NO_VARIABLES = "TURBOSERVE_SIMULATED_"
+"""Prefix of the variables that are read: there are none. A run depends on its parameters alone."""
+TIMES = {
+    "request_deadline_s": 3.0,
+    "canary_timeout_s": 5.0,
+    "heartbeat_s": 1.0,
+    "lease_s": 4.0,
+    "worker_timeout_s": 6.0,
+    "move_limit_s": 8.0,
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a deployment is."""
+
+    workers: int = 2
+    """At least, and to begin with."""
+    most_workers: int = 3
+    slots: int = 2
+    """Sessions on one worker."""
+    gateways: int = 2
+    schedulers: int = 2
+    stores: int = 1
+    times: dict[str, float] = field(default_factory=lambda: dict(TIMES))
+    """Settings that all services share."""
+
+    def gateway(self) -> GatewaySettings:
+        return self._of(GatewaySettings)
+
+    def scheduler(self) -> SchedulerSettings:
+        return self._of(SchedulerSettings, idle_after_s=10.0, resync_s=6.0, move_rest_s=4.0)
+
+    def store(self) -> StoreSettings:
+        return self._of(StoreSettings, idle_guard_s=1.0)
+
+    def autoscaler(self) -> AutoscalerSettings:
+        return self._of(
+            AutoscalerSettings,
+            pool_size=self.workers,
+            pool_min=self.workers,
+            pool_max=self.most_workers,
+            pool_model="toyworld",
+            pool_ready_timeout_s=12.0,
+            pool_drain_deadline_s=20.0,
+            pool_release_grace_s=3.0,
+            scale_in_cooldown_s=6.0,
+            scale_in_window_s=6.0,
+            scale_peak_window_s=6.0,
+            scale_out_cooldown_s=2.0,
+            scale_stale_s=4.0,
+        )
+
+    def worker(self, name: str, slot: str) -> WorkerSettings:
+        return self._of(
+            WorkerSettings, worker_id=name, pool_slot=slot, worker_max_sessions=self.slots, device="cpu"
+        )
+
+    def profile(self, load_s: float) -> DeviceProfile:
+        """Of each worker's device."""
+        return DeviceProfile(load_s=load_s, slots=self.slots, host_states=2 * self.slots, chunk_at_once=True)
+
+    def _of(self, kind: type[S], **more: Any) -> S:
+        return kind(_env_prefix=NO_VARIABLES, **{**self.times, **more})  # type: ignore[call-arg]

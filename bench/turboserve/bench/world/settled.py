@@ -1,0 +1,86 @@
+"""Whether a world is at rest: every session runs, is suspended or has ended, and nothing is left over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from turboserve.bench.world.users import Users
+from turboserve.contracts.pool import SlotPhase
+from turboserve.contracts.sessions import Activity, Phase, SessionRecord
+
+if TYPE_CHECKING:
+    from turboserve.bench.world.world import World
+
+
+def unsettled(world: World, users: Users) -> str | None:
+    """Why the world is not at rest: some session that should run and does not; None if it is."""
+    for record in world.records():
+        trouble = None if record.phase.ended else _unsettled(world, users, record)
+        if trouble is not None:
+            return f"{record.id}: {trouble}"
+    if waiting := len(world.postgres.tables.outbox.rows):
+        return f"{waiting} events wait"
+    if (missing := world.checker.unlogged()) is not None:
+        return missing
+    if world.autoscaler is None:
+        return "there is no autoscaler"
+    pool = world.autoscaler.pool
+    ready = sum(slot.phase is SlotPhase.READY for slot in pool.slots.values())
+    if ready != pool.target or not pool.adopted:
+        return f"{ready} of {pool.target} workers are ready"
+    return None
+
+
+def _unsettled(world: World, users: Users, record: SessionRecord) -> str | None:
+    if record.epoch > 0 and record.own_revision is None:
+        return "its fence is not in the log"
+    if record.phase is Phase.MIGRATING or record.move is not None:
+        return "it is being moved"
+    if record.phase is Phase.REQUESTED or record.phase is Phase.SUSPENDED:
+        return _waits(world, record) if record.activity is Activity.WATCHING else None
+    worker = world.worker(record.worker)
+    if worker is None:
+        return _waits(world, record)
+    state = worker.state(record.id)
+    if state is None or state.on_host or not worker.generating:
+        return f"{record.worker} does not run it: {state}"
+    elsewhere = [
+        other.name
+        for other in world.workers.values()
+        if other is not worker and other.alive and other.state(record.id) is not None
+    ]
+    if elsewhere:
+        return f"{elsewhere} hold it as well"
+    return _unwatched(world, users, record)
+
+
+def _waits(world: World, record: SessionRecord) -> str | None:
+    """It needs a worker: only while every slot is taken and the pool may not grow."""
+    if world.free_slots() > 0:
+        return f"it waits ({record.worker} had it), and there is room"
+    if world.autoscaler is None or world.autoscaler.pool.target < world.scale.most_workers:
+        return "it waits, and the pool could grow"
+    return None
+
+
+def _unwatched(world: World, users: Users, record: SessionRecord) -> str | None:
+    if not any(viewer.session == record.id and users.connected(viewer) for viewer in users.viewers):
+        return None
+    last = world.checker.log.of(record.id).last
+    made = 0 if last is None else last.header.index + 1
+    if made <= world.made_when_calm.get(record.id, -1) + 1:
+        return "its video does not go on"
+    if record.applied_control_seq < record.control_seq:
+        return "its prompt is not applied"
+    return None
+
+
+def held_memory(world: World) -> str | None:
+    """What is still held although every session has ended."""
+    for worker in world.workers.values():
+        if not worker.alive:
+            continue
+        left = worker.held()
+        if any(left.values()):
+            return f"{worker.name} holds {left}"
+    return None

@@ -1,0 +1,115 @@
+"""A worker on a virtual device, and what the checks look at in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from turboserve.bench.runtime.device.contents import number_of
+from turboserve.bench.runtime.device.platform import VirtualPlatform
+from turboserve.bench.runtime.device.profile import DeviceProfile
+from turboserve.bench.world.service import ServiceProcess
+from turboserve.service import Runtime
+from turboserve.worker.service import app
+from turboserve.worker.service.worker import Worker
+from turboserve.worker.settings import Settings
+
+if TYPE_CHECKING:
+    from turboserve.bench.world.world import World
+
+
+@dataclass(frozen=True)
+class HeldState:
+    """A session's state as a worker holds it."""
+
+    next_chunk: int
+    number: int
+    """See `device.contents`."""
+    on_host: bool
+
+
+class VirtualWorker:
+    """One worker's platform; its process runs the worker's own composition."""
+
+    def __init__(self, world: World, name: str, profile: DeviceProfile) -> None:
+        self.name, self.profile = name, profile
+        self.service: ServiceProcess | None = None
+        self.worker: Worker | None = None
+        """None: it still loads its model."""
+        self._world = world
+        self._platform: VirtualPlatform | None = None
+
+    async def start(self, service: ServiceProcess, runtime: Runtime) -> None:
+        """The body of the worker's process."""
+        settings = service.settings
+        assert isinstance(settings, Settings)
+        platform = VirtualPlatform(
+            self.profile,
+            settings,
+            runtime.clock,
+            self._world.fabric,
+            self.name.replace("_", "-"),
+            self._leave,
+        )
+        platform.faults.host_full = self._host_full
+        self._platform = platform
+        self.worker = await app.compose(runtime, settings, platform)
+        engine = self.worker.engine
+        forward = engine.backend.forward
+
+        def observed(works):  # type: ignore[no-untyped-def]
+            for work in works:
+                self._world.checker.begins_chunk(self.name, work.session)
+            return forward(works)
+
+        engine.backend.forward = observed
+
+    def state(self, session: str) -> HeldState | None:
+        """What it holds of the session."""
+        if self.worker is None:
+            return None
+        table = self.worker.engine.table
+        active = table.sessions.get(session)
+        if active is not None:
+            return HeldState(active.state.next_chunk, number_of(active), False)
+        if not table.knows(session):
+            return None
+        snapshot = table.suspended(session)
+        return HeldState(snapshot.next_chunk, _number(snapshot.tensors["numbers"]), True)
+
+    def held(self) -> dict[str, int]:
+        """Memory and entries in use, by kind."""
+        if self.worker is None:
+            return {}
+        engine, table = self.worker.engine, self.worker.table
+        return {
+            "slabs": engine.table.pool.slots - engine.table.pool.free,
+            "host bytes": engine.table.host_bytes_used,
+            "sessions": len(table.entries),
+            "chunks": table.unpublished,
+        }
+
+    def _leave(self, reason: str) -> None:
+        assert self.service is not None
+        self.service.kill(f"declared gone: {reason}")
+
+    def _host_full(self) -> bool:
+        return self._world.fault_random.random() < self._world.faults.host_full
+
+    @property
+    def alive(self) -> bool:
+        return self.service is not None and self.service.alive
+
+    @property
+    def generating(self) -> bool:
+        """Whether its engine would begin a step now, as it sees it."""
+        if self._platform is None or self.worker is None or not self.alive:
+            return False
+        return self._platform.runner.generating
+
+
+def _number(page: Tensor) -> int:
+    """See `device.pages`: the first of the packed numbers."""
+    return int.from_bytes(bytes(page[:8].tolist()), "little", signed=True)

@@ -1,0 +1,296 @@
+"""One simulated deployment: the services' processes, their servers, users, faults, and the checks."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import Context
+from typing import Any
+
+from turboserve.autoscaler import app as autoscaler
+from turboserve.autoscaler.shell import Shell as AutoscalerShell
+from turboserve.bench.runtime.broker import FaultyNetwork, MemoryBroker, MemoryClient, Rates
+from turboserve.bench.runtime.device.network import FabricFaults, TransferFabric
+from turboserve.bench.runtime.hot import MemoryHotStore, MemoryRedis
+from turboserve.bench.runtime.loop import VirtualLoop
+from turboserve.bench.runtime.rows.behavior import PostgresBehavior
+from turboserve.bench.runtime.rows.database import MemoryDatabase
+from turboserve.bench.runtime.rows.server import MemoryPostgres
+from turboserve.bench.world import observe
+from turboserve.bench.world.faults import CALM, Faults
+from turboserve.bench.world.hosts import EPOCH_S
+from turboserve.bench.world.injector import FaultInjector
+from turboserve.bench.world.invariants import Checker
+from turboserve.bench.world.provider import Machines, SimulatedProvider
+from turboserve.bench.world.service import ServiceProcess
+from turboserve.bench.world.settings import Scale
+from turboserve.bench.world.trace import Trace
+from turboserve.bench.world.virtual_worker import VirtualWorker
+from turboserve.bus import Bus
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.workers import WorkerPhase
+from turboserve.gateway.app import start_gateway
+from turboserve.gateway.context import Gateway
+from turboserve.scheduler import app as scheduler
+from turboserve.scheduler.core import Scheduler
+from turboserve.scheduler.lead import Lead
+from turboserve.scheduler.settings import SchedulerSettings
+from turboserve.service import Runtime
+from turboserve.state_store.composition import compose
+
+RESTART_S = (0.1, 2.0)
+"""Between the end of a service's process and the next."""
+START_S = (0.5, 2.0)
+"""A worker loads its model for so long."""
+
+
+class World:
+    """Everything of one run. `FaultInjector` breaks it, `Users` use it, `Checker` watches."""
+
+    def __init__(self, seed: int, faults: Faults, scale: Scale, keep_lines: bool = False) -> None:
+        self.seed, self.faults, self.scale = seed, faults, scale
+        self.loop = VirtualLoop(seed)
+        self._context = Context()
+        self.random = random.Random(f"world {seed}")
+        """Of users, processes and the provider."""
+        self.fault_random = random.Random(f"faults {seed}")
+        self.trace = Trace(self.loop, keep_lines)
+        network_random = random.Random(f"network {seed}")
+        rates = Rates(
+            delay_s=faults.delay_s,
+            lag_s=faults.lag_s,
+            lost_hint=faults.lost_hint,
+            doubled_hint=faults.doubled_hint,
+            lost_request=faults.lost_request,
+            lost_answer=faults.lost_answer,
+            late_request=faults.late_request,
+        )
+        self.network = FaultyNetwork(network_random, rates)
+        self.broker = MemoryBroker(network_random, self.network, loop=self.loop, wall_offset_s=EPOCH_S)
+        self.postgres = MemoryPostgres(
+            PostgresBehavior(
+                random.Random(f"postgres {seed}"), statement_s=0.0005, in_doubt=faults.commit_in_doubt
+            ),
+            self.loop,
+        )
+        self.hot = MemoryRedis(loop=self.loop)
+        self.fabric = TransferFabric(
+            self.loop, random.Random(f"transfers {seed}"), delay_s=faults.delay_s / 4
+        )
+        self.fabric.faults = FabricFaults(breaks=faults.transfer_fails / 8)
+        self.checker = Checker(self)
+        self.broker.jetstream.on_append = self.checker.log.appended
+        self.postgres.on_commit = self.checker.committed
+        self.postgres.on_lost = self.checker.lost
+        self.capacity: dict[str, int] = {}
+        """Worker → its slots."""
+        self.workers: dict[str, VirtualWorker] = {}
+        self.machines = Machines(self._launch)
+        self._services: dict[str, ServiceProcess] = {}
+        """By name, the newest process of each service."""
+        self._gateways: dict[ServiceProcess, Gateway] = {}
+        self._leads: dict[ServiceProcess, Lead] = {}
+        self.autoscaler: AutoscalerShell | None = None
+        """Of the autoscaler's newest process."""
+        self.made_when_calm: dict[str, int] = {}
+        """Session → chunks in the log when the faults stopped."""
+        self._clients: dict[ServiceProcess, MemoryClient] = {}
+        self._numbers: dict[str, int] = {}
+        self.injector = FaultInjector(self)
+
+    def begin(self) -> None:
+        """Start all services."""
+        scale = self.scale
+        for kind, count in (
+            ("state-store", scale.stores),
+            ("scheduler", scale.schedulers),
+            ("autoscaler", 1),
+            ("gateway", scale.gateways),
+        ):
+            for number in range(1, count + 1):
+                self._start(f"{kind}-{number}", kind)
+
+    def later(self, seconds: float, action: Callable[..., object], *args: Any) -> None:
+        """Call it after `seconds`, in no process."""
+        self.loop.call_later(seconds, action, *args, context=self._context)
+
+    # Services
+
+    def _start(self, name: str, kind: str) -> None:
+        starts: dict[str, Callable[[ServiceProcess, Runtime], Awaitable[None]]] = {
+            "state-store": self._state_store,
+            "scheduler": self._scheduler,
+            "autoscaler": self._autoscaler,
+            "gateway": self._gateway,
+        }
+        settings = getattr(self.scale, "store" if kind == "state-store" else kind)()
+        service = ServiceProcess(self, name, kind, settings, starts[kind], self._skew())
+        self._services[name] = service
+        self._begin(service)
+
+    def _begin(self, service: ServiceProcess) -> None:
+        service.begin()
+        self.injector.began(service)
+
+    def _skew(self) -> float:
+        return self.random.uniform(-self.faults.skew_s, self.faults.skew_s)
+
+    async def _state_store(self, service: ServiceProcess, runtime: Runtime) -> None:
+        settings = self.scale.store()
+        database = MemoryDatabase(self.postgres, deadline_s=settings.transaction_deadline_s)
+        await compose(runtime, settings, database, MemoryHotStore(self.hot))
+
+    async def _scheduler(self, service: ServiceProcess, runtime: Runtime) -> None:
+        def core(settings: SchedulerSettings) -> Scheduler:
+            return observe.scheduler(scheduler.core_of(settings), service.name, self.checker)
+
+        self._leads[service] = await scheduler.start(runtime, self.scale.scheduler(), core)
+
+    async def _autoscaler(self, service: ServiceProcess, runtime: Runtime) -> None:
+        shell = await autoscaler.start(runtime, self.scale.autoscaler(), SimulatedProvider(self))
+        self.autoscaler = shell
+        observe.autoscaler(shell, self.checker)
+
+    async def _gateway(self, service: ServiceProcess, runtime: Runtime) -> None:
+        gateway = await start_gateway(runtime, self.scale.gateway())
+        runtime.on_stop(gateway.streams.close)
+        self._gateways[service] = gateway
+
+    async def connect(self, service: ServiceProcess) -> Bus:
+        """In the process: its bus."""
+
+        async def connect(servers: object = None, **options: Any) -> MemoryClient:
+            client = self._clients[service] = await self.broker.connect(servers, **options)
+            return client
+
+        return await Bus.connect(service.kind, service.settings, connect)
+
+    def ended(self, service: ServiceProcess, why: str) -> None:
+        """A process is over; a service is started again, a worker only by the autoscaler."""
+        self._gateways.pop(service, None)
+        self._leads.pop(service, None)
+        self._clients.pop(service, None)
+        if service.kind == "worker":
+            self.machines.exited(service.name, why, self.loop)
+            return
+        delay_s = self.random.uniform(*RESTART_S)
+        self.later(delay_s, self._start, service.name, service.kind)
+
+    # Workers
+
+    def _launch(self, slot: str, name: str) -> ServiceProcess:
+        faults, chance = self.faults, self.random
+        load_s = chance.uniform(*START_S)
+        if chance.random() < faults.never_ready:
+            load_s = math.inf
+        worker = VirtualWorker(self, name, self.scale.profile(load_s))
+        service = ServiceProcess(
+            self, name, "worker", self.scale.worker(name, slot), worker.start, self._skew()
+        )
+        worker.service = service
+        if chance.random() < faults.crash_at_start:
+            self.later(0.1, service.kill, "cannot start")
+        self.workers[name] = worker
+        self.capacity[name] = self.scale.slots
+        self._begin(service)
+        return service
+
+    def worker(self, name: str | None) -> VirtualWorker | None:
+        """The worker of this id, if its process lives."""
+        worker = self.workers.get(str(name))
+        return worker if worker is not None and worker.alive else None
+
+    # Faults
+
+    def mute(self, service: ServiceProcess, seconds: float) -> None:
+        """The service's appends arrive, and their acknowledgements do not."""
+        client = self._clients.get(service)
+        if client is not None:
+            self.network.mute(client, self.loop.time() + seconds)
+
+    def slow_broker(self, seconds: float) -> None:
+        self.broker.slow_s = seconds
+
+    def lose_hot_store(self) -> None:
+        self.hot.crash()
+        self.hot.start(empty=True)
+
+    def mend(self) -> None:
+        """Servers and network are as they should be; processes that are frozen wake up in their time."""
+        self.trace.note("faults stop")
+        self.faults = CALM
+        self.network.mend()
+        self.fabric.faults = FabricFaults()
+        self.network.rates = Rates(delay_s=CALM.delay_s, lag_s=CALM.lag_s)
+        self.broker.mend()
+        self.postgres.disk_full = False
+        self.postgres.behavior.in_doubt = 0.0
+        self.postgres.freeze(0.0)
+        self.postgres.slow_down(0.0, 0.0)
+        self.postgres.start()
+
+    # Looking
+
+    def gateways(self) -> list[ServiceProcess]:
+        return list(self._gateways)
+
+    def gateway_of(self, service: ServiceProcess) -> Gateway | None:
+        """The gateway that runs in the process; None: it has not started or has ended."""
+        return self._gateways.get(service)
+
+    def running(self) -> list[ServiceProcess]:
+        """Processes that live."""
+        machines = [machine.worker for machine in self.machines.living()]
+        return [service for service in (*self._services.values(), *machines) if service.alive]
+
+    def leaders(self) -> list[str]:
+        """Schedulers that may decide now."""
+        return [service.name for service, lead in self._leads.items() if lead.role == "leader"]
+
+    def records(self) -> Iterator[SessionRecord]:
+        """Rows of all sessions, as committed."""
+        return (entry.record for entry in self.postgres.tables.sessions.rows.values())
+
+    def decision_of(self, record: SessionRecord) -> str | None:
+        """Kind of the decision that made this version of the row."""
+        decisions = self.postgres.tables.decisions
+        for number in decisions.keys("version", (record.id, record.version)):
+            return decisions.rows[number].decision.kind
+        return None
+
+    def slots_used(self, worker: str) -> int:
+        """Sessions that hold a slot of the worker, or reserve one by moving there."""
+        return sum(
+            record.phase.holds_slot and worker in (record.worker, record.target) for record in self.records()
+        )
+
+    def free_slots(self) -> int:
+        """Slots of living workers that take sessions and that no session holds."""
+        return sum(
+            max(0, entry.record.capacity - self.slots_used(name))
+            for name, entry in self.postgres.tables.workers.rows.items()
+            if entry.record.phase is WorkerPhase.READY and self.worker(name) is not None
+        )
+
+    def mark_calm(self) -> None:
+        """Note how far each session has come."""
+        self.made_when_calm = {
+            session: 0 if log.last is None else log.last.header.index + 1
+            for session, log in self.checker.log.sessions.items()
+        }
+
+    def counts(self) -> dict[str, int]:
+        """What took place in this run."""
+        return {
+            "sessions": len(self.postgres.tables.sessions.rows),
+            "chunks": self.checker.log.chunks,
+            "placements": self.checker.placements,
+            "moves": self.checker.moves,
+            "workers": len(self.workers),
+            "kills": self.injector.kills,
+        }
+
+    def close(self) -> None:
+        """End every process."""
+        self.loop.close()
