@@ -70,6 +70,8 @@ class _Task(asyncio.Task[Any]):
     """Hashed by its number, so that sets of tasks have the same order in every run."""
 
     number = 0
+    context: Context
+    """In which it runs, and is unwound if its process is killed."""
 
     def __hash__(self) -> int:
         return self.number
@@ -281,8 +283,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
     ) -> asyncio.Task[Any]:
         context = options.get("context")
-        process = (current() if context is None else process_of(context)) or self.world
+        if context is None:
+            context = options["context"] = copy_context()
+        process = process_of(context) or self.world
         task = _Task(work, loop=loop, **options)
+        task.context = context
         task.number = next(self._order)
         if not process.alive:
             # Made while a killed process unwinds: it never runs.
@@ -306,14 +311,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """
         while self._doomed:
             process = self._doomed.pop()
-            context = copy_context()
-            context.run(enter, process)
             for task in sorted(process.tasks, key=hash):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 # A `finally` that awaits makes Python complain, and a closed port raises: both are expected.
                 with suppress(BaseException), warnings.catch_warnings():
                     warnings.simplefilter("ignore", RuntimeWarning)
-                    context.run(task.get_coro().close)
+                    task.context.run(task.get_coro().close)
             process.tasks.clear()
             self._processes.pop(process, None)
 

@@ -66,6 +66,8 @@ class ViewerConnection:
 
     def open(self, gateway: Gateway) -> None:
         """Have the gateway serve it."""
+        if self.viewer.socket:
+            self._incoming.put_nowait({"type": "websocket.connect"})
         work = self._serve_socket(gateway) if self.viewer.socket else self._serve_video(gateway)
         self.service.submit(work).add_done_callback(self._over)
 
@@ -88,8 +90,6 @@ class ViewerConnection:
             "query_string": b"" if after is None else f"after={after}".encode(),
             "client": ("127.0.0.1", 1),
         }
-        self._incoming.put_nowait({"type": "websocket.connect"})
-
         async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
             await endpoints.stream(WebSocket(scope, receive, send), session)
 
