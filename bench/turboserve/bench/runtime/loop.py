@@ -27,6 +27,10 @@ from turboserve.bench.runtime.process import Process, ProcessDeadError, current,
 T = TypeVar("T")
 
 
+TASKS_KEPT = 32
+"""Ended tasks are forgotten when there may be twice as many tasks as live ones, and this many more."""
+
+
 class DeadlockError(RuntimeError):
     """The awaited future cannot be done any more: no callback is ready and no timer is set."""
 
@@ -44,7 +48,10 @@ class _Handle(asyncio.Handle):
         context: Context,
         process: Process,
     ) -> None:
-        super().__init__(callback, args, loop, context)
+        # As asyncio's, without what it looks up for debugging.
+        self._callback, self._args, self._loop, self._context = callback, args, loop, context
+        self._cancelled = False
+        self._repr = self._source_traceback = None
         self.process = process
 
 
@@ -62,16 +69,23 @@ class _Timer(asyncio.TimerHandle):
         context: Context,
         process: Process,
     ) -> None:
-        super().__init__(when, callback, args, loop, context)
+        self._callback, self._args, self._loop, self._context = callback, args, loop, context
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+        self._when, self._scheduled = when, True
         self.process = process
 
 
 class _Task(asyncio.Task[Any]):
     """Hashed by its number, so that sets of tasks have the same order in every run."""
 
-    number = 0
-    context: Context
-    """In which it runs, and is unwound if its process is killed."""
+    def __init__(
+        self, number: int, work: Coroutine[Any, Any, Any], loop: VirtualLoop, context: Context, **options: Any
+    ) -> None:
+        """`context`: in which it runs, and is unwound if its process is killed."""
+        # First: asyncio keeps a set of all tasks.
+        self.number, self.context = number, context
+        super().__init__(work, loop=loop, context=context, **options)
 
     def __hash__(self) -> int:
         return self.number
@@ -97,7 +111,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Owns what no process owns: the in-memory servers, the faults, the clients."""
         self.callbacks = 0
         """Callbacks that have run."""
-        self.before_callback: Callable[[Process], None] = lambda _process: None
+        self.before_callback: Callable[[Process], None] | None = None
         """Called before each callback of a living process: faults may freeze or kill it."""
         self._now = 0.0
         self._timers: list[tuple[float, int, _Timer]] = []
@@ -141,7 +155,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context = copy_context() if context is None else context
         process = process_of(context) or self.world
         timer = _Timer(when, callback, args, self, context, process)
-        timer._scheduled = True  # type: ignore[attr-defined]
         if process.alive:
             heapq.heappush(self._timers, (when, next(self._order), timer))
         return timer
@@ -213,37 +226,39 @@ class VirtualLoop(asyncio.BaseEventLoop):
         process.ready.append(handle)
 
     def _run_once(self) -> None:
-        """One callback, or a jump to the time of the next."""
-        process = self._next_process()
-        if process is None:
-            self._jump()
-            return
-        handle = process.ready.popleft()
-        if not process.ready:
-            self._runnable.remove(process)
-        if handle.cancelled():
-            return
-        self.before_callback(process)
-        if not process.alive:
-            return
-        if process.frozen_until > self._now:
-            process.ready.appendleft(handle)
-            if process not in self._runnable:
-                self._runnable.append(process)
-            return
-        self.callbacks += 1
-        self._running = process
-        try:
-            handle._run()
-        finally:
-            self._running = None
-            if self._doomed:
-                self._bury()
+        """Run callbacks, and jump to the time of the next, until the loop is stopped."""
+        while not self._stopping:  # type: ignore[attr-defined]
+            process = self._next_process()
+            if process is None:
+                self._jump()
+                continue
+            handle = process.ready.popleft()
+            if not process.ready:
+                self._runnable.remove(process)
+            if handle._cancelled:
+                continue
+            if self.before_callback is not None:
+                self.before_callback(process)
+                if not process.alive:
+                    continue
+                if process.frozen_until > self._now:
+                    process.ready.appendleft(handle)
+                    if process not in self._runnable:
+                        self._runnable.append(process)
+                    continue
+            self.callbacks += 1
+            self._running = process
+            try:
+                handle._run()
+            finally:
+                self._running = None
+                if self._doomed:
+                    self._bury()
 
     def _next_process(self) -> Process | None:
         """Drawn from those with a ready callback; one that is frozen waits for its time."""
         while self._runnable:
-            index = self.random.randrange(len(self._runnable)) if len(self._runnable) > 1 else 0
+            index = int(self.random.random() * len(self._runnable)) if len(self._runnable) > 1 else 0
             process = self._runnable[index]
             if process.alive and process.frozen_until <= self._now:
                 return process
@@ -268,13 +283,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self._runnable.append(process)
         while self._timers and self._timers[0][0] <= self._now:
             timer = heapq.heappop(self._timers)[2]
-            timer._scheduled = False  # type: ignore[attr-defined]
-            if not timer.cancelled():
+            timer._scheduled = False
+            if not timer._cancelled:
                 self._enqueue(timer)
 
     def _drop_cancelled(self) -> None:
-        while self._timers and (self._timers[0][2].cancelled() or not self._timers[0][2].process.alive):
-            heapq.heappop(self._timers)
+        timers = self._timers
+        while timers and (timers[0][2]._cancelled or not timers[0][2].process.alive):
+            heapq.heappop(timers)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Cancelled timers leave the queue when their time comes."""
@@ -282,21 +298,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _new_task(
         self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
     ) -> asyncio.Task[Any]:
-        context = options.get("context")
-        if context is None:
-            context = options["context"] = copy_context()
+        context = options.pop("context", None) or copy_context()
         process = process_of(context) or self.world
-        task = _Task(work, loop=loop, **options)
-        task.context = context
-        task.number = next(self._order)
+        task = _Task(next(self._order), work, self, context, **options)
         if not process.alive:
             # Made while a killed process unwinds: it never runs.
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             work.close()
             return task
-        process.tasks.add(task)
+        tasks = process.tasks
+        tasks.add(task)
+        if len(tasks) > process.tasks_limit:
+            tasks.difference_update([each for each in tasks if each.done()])
+            process.tasks_limit = 2 * len(tasks) + TASKS_KEPT
         self._processes[process] = None
-        task.add_done_callback(process.tasks.discard)
         return task
 
     def create_future(self) -> asyncio.Future[Any]:

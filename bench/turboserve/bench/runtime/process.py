@@ -26,7 +26,9 @@ class Process:
         self.ready: deque[asyncio.Handle] = deque()
         """Callbacks that may run now, in the order of `call_soon`, as in a process of its own."""
         self.tasks: set[asyncio.Task[object]] = set()
-        """Tasks that have not ended."""
+        """All tasks that have not ended, and some that have."""
+        self.tasks_limit = 32
+        """With more than these, ended ones are forgotten."""
 
     def check_alive(self) -> None:
         """For ports, at the beginning of each call. Raises `ProcessDeadError` once the process was killed."""

@@ -1,1 +1,1 @@
-"""Deterministic simulation: the services' real cores on a virtual clock, a bad network, and invariants."""
+"""The product's own services on virtual time: processes, faults, users, and the invariants that must hold."""

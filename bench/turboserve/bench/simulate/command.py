@@ -1,10 +1,12 @@
-"""`turboserve bench simulate`: many seeds, and what they found; or one seed with its trace."""
+"""`turboserve bench simulate`: many seeds, and what they found; one seed with its trace; or a calm world."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,12 +17,22 @@ from rich.text import Text
 
 from turboserve.bench.report import percentile
 from turboserve.bench.simulate.names import INVARIANTS
-from turboserve.bench.simulate.play import SETTLE_S, Outcome, play
+from turboserve.bench.simulate.calm import calm_table, run_calm
+from turboserve.bench.simulate.scenario import SETTLE_S, Outcome, run_scenario
 
 TWICE_EVERY = 20
 """Every so many seeds one is played twice: the two traces must be equal."""
 SHOWN = 20
 """Failing seeds that are listed."""
+
+
+class Mode(Enum):
+    """What is simulated."""
+
+    FAULTS = "faults"
+    """Many seeds, each with a climate of faults."""
+    CALM = "calm"
+    """One deployment of any size without faults."""
 
 
 def run(
@@ -29,16 +41,27 @@ def run(
     seed: Annotated[int | None, typer.Option(min=0, help="Only this one.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Print every line of the run.")] = False,
     seconds: Annotated[float, typer.Option(min=1.0, help="Virtual seconds under faults.")] = 25.0,
+    mode: Annotated[Mode, typer.Option(help="Many seeds with faults, or one calm deployment.")] = Mode.FAULTS,
+    workers: Annotated[int, typer.Option(min=1, help="Calm: workers at least.")] = 8,
+    sessions: Annotated[int, typer.Option(min=1, help="Calm: sessions that play at once.")] = 50,
+    slots: Annotated[int, typer.Option(min=1, help="Calm: sessions on one worker.")] = 8,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Calm: virtual minutes.")] = 5.0,
+    arrivals: Annotated[
+        Path | None,
+        typer.Option(help="Calm: a CSV file of sessions, `arrives_s,plays_s` each, instead of --sessions."),
+    ] = None,
 ) -> dict[str, Any]:
-    """The services' real cores on a virtual clock and a bad network, with crashes at every step: the design's
-    invariants are checked after each event."""
+    """The services' own processes on virtual time, against servers in memory. With faults: crashes at every
+    step and a bad network, and the design's invariants are checked after each event."""
+    if mode is Mode.CALM:
+        return run_calm(seed or first, workers, slots, sessions, 60.0 * minutes, arrivals, keep_lines=trace)
     chosen = range(first, first + seeds) if seed is None else range(seed, seed + 1)
     began, began_cpu = time.monotonic(), time.process_time()
     outcomes: list[Outcome] = []
     unequal: list[int] = []
     for each in chosen:
-        outcome = play(each, seconds=seconds, keep_lines=trace)
-        if each % TWICE_EVERY == 0 and play(each, seconds=seconds).digest != outcome.digest:
+        outcome = run_scenario(each, seconds=seconds, keep_lines=trace)
+        if each % TWICE_EVERY == 0 and run_scenario(each, seconds=seconds).digest != outcome.digest:
             unequal.append(each)
         if trace:
             print("\n".join(outcome.lines))
@@ -55,15 +78,18 @@ def summary(
     for outcome in outcomes:
         violations.update(outcome.violations)
     violations["deterministic"] += len(unequal)
+    twice = [outcome for outcome in outcomes if outcome.seed % TWICE_EVERY == 0]
     events = sum(outcome.events for outcome in outcomes)
+    events_with_repeats = events + sum(outcome.events for outcome in twice)
     settled = [outcome.settled_s for outcome in outcomes if outcome.settled_s is not None]
     return {
+        "mode": Mode.FAULTS.value,
         "seeds": len(outcomes),
         "violations": dict(violations),
         "failing": _failing(outcomes, unequal, seconds),
         "failing_seeds": len({o.seed for o in outcomes if o.violations} | set(unequal)),
         "digest": outcomes[0].digest if len(outcomes) == 1 else None,
-        "played_twice": sum(outcome.seed % TWICE_EVERY == 0 for outcome in outcomes),
+        "played_twice": len(twice),
         "events": events,
         "counts": dict(sum((Counter(outcome.counts) for outcome in outcomes), Counter())),
         "settle_s": {
@@ -74,6 +100,7 @@ def summary(
         },
         "seeds_per_s": len(outcomes) / wall_s,
         "events_per_s": events / wall_s,
+        "events_per_cpu_s": events_with_repeats / max(cpu_s, 1e-9),
         "cpu_s": cpu_s,
         "seeds_per_cpu_s": len(outcomes) / max(cpu_s, 1e-9),
     }
@@ -95,6 +122,8 @@ def _failing(outcomes: Iterable[Outcome], unequal: list[int], seconds: float) ->
 
 def table(result: Mapping[str, Any]) -> RenderableType:
     """Violations by invariant, then how to replay what failed."""
+    if result["mode"] == Mode.CALM.value:
+        return calm_table(result)
     shown = Table("invariant", "violations", "what it says", box=box.SIMPLE)
     for name, count in result["violations"].items():
         shown.add_row(name, str(count), INVARIANTS[name])

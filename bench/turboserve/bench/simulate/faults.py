@@ -22,21 +22,34 @@ class Faults:
     late_request: float = 0.0
     """A request that takes effect after its sender has given it up."""
     crash_step: Mapping[str, float] = field(default_factory=dict)
-    """By kind of program, for each of its steps: killed just before it."""
+    """By service, for each of its callbacks: killed just before it."""
     crash: Mapping[str, float] = field(default_factory=dict)
-    """By kind of program, per second."""
+    """By service, per second."""
     freeze: Mapping[str, float] = field(default_factory=dict)
-    """By kind of program, per second: stopped for a while, and going on as if nothing had been."""
+    """By service, per second: stopped for a while, and going on as if nothing had been."""
     cut: Mapping[str, float] = field(default_factory=dict)
-    """By kind of program, per second: cut off from the broker for a while."""
+    """By service, per second: cut off from the broker for a while."""
     mute: float = 0.0
     """Per second and worker: its appends arrive and their acknowledgements do not, for a while."""
     broker_down: float = 0.0
+    """Per second, as the rates below it."""
+    broker_freeze: float = 0.0
+    broker_slow: float = 0.0
+    fresh_streams: float = 0.0
+    """The broker comes back on another disk, without its streams."""
+    disk_full: float = 0.0
+    """The broker's disk takes no appends for a while."""
     postgres_down: float = 0.0
+    postgres_freeze: float = 0.0
+    postgres_slow: float = 0.0
+    postgres_full: float = 0.0
+    """The disk of Postgres is full for a while."""
     commit_in_doubt: float = 0.0
-    """A transaction that is committed and whose sender is told otherwise."""
+    """A commit whose connection breaks: it is done or not, and its sender is told neither."""
     hot_lost: float = 0.0
     """The hot store comes back empty."""
+    skew_s: float = 0.0
+    """Wall clocks of hosts are off by up to this much, either way."""
     provider_fails: float = 0.0
     crash_at_start: float = 0.0
     never_ready: float = 0.0
@@ -47,8 +60,8 @@ class Faults:
 
 
 CALM = Faults()
-SERVICES = ("store", "scheduler", "autoscaler", "gateway")
-PROGRAMS = (*SERVICES, "worker")
+SERVICES = ("state-store", "scheduler", "autoscaler", "gateway")
+PROCESSES = (*SERVICES, "worker")
 
 
 def draw(random: random.Random) -> Faults:
@@ -69,15 +82,23 @@ def draw(random: random.Random) -> Faults:
         lost_request=maybe(0.02, 0.15),
         lost_answer=maybe(0.02, 0.15),
         late_request=maybe(0.02, 0.1),
-        crash_step=each(PROGRAMS, 0.0005, 0.003, share=0.25),
-        crash=each(PROGRAMS, 0.02, 0.1),
-        freeze=each(PROGRAMS, 0.02, 0.08),
-        cut=each(PROGRAMS, 0.02, 0.08),
+        crash_step=each(PROCESSES, 0.00005, 0.0003, share=0.25),
+        crash=each(PROCESSES, 0.02, 0.1),
+        freeze=each(PROCESSES, 0.02, 0.08),
+        cut=each(PROCESSES, 0.02, 0.08),
         mute=maybe(0.01, 0.04, share=0.3),
         broker_down=maybe(0.02, 0.06, share=0.3),
+        broker_freeze=maybe(0.02, 0.05, share=0.2),
+        broker_slow=maybe(0.02, 0.05, share=0.2),
+        fresh_streams=maybe(0.02, share=0.1),
+        disk_full=maybe(0.02, 0.05, share=0.15),
         postgres_down=maybe(0.02, 0.08, share=0.3),
+        postgres_freeze=maybe(0.02, 0.05, share=0.2),
+        postgres_slow=maybe(0.02, 0.05, share=0.2),
+        postgres_full=maybe(0.02, share=0.1),
         commit_in_doubt=maybe(0.02, 0.1, share=0.3),
         hot_lost=maybe(0.05, 0.2, share=0.3),
+        skew_s=maybe(0.5, 5.0, 60.0, share=0.3),
         provider_fails=maybe(0.1, 0.3, share=0.3),
         crash_at_start=maybe(0.1, 0.4, share=0.3),
         never_ready=maybe(0.1, 0.3, share=0.2),

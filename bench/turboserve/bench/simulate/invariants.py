@@ -1,28 +1,29 @@
-"""The design's invariants, each with a name, checked at the events that could break it."""
+"""The design's invariants, each with a name, checked at the events that could break one."""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any
 
+from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.messages import Command as PoolCommand
 from turboserve.autoscaler.messages import Drain, Launch, Release
-from turboserve.bench.simulate.engine import Chunk, begin
-from turboserve.bench.simulate.gateway import Viewer
-from turboserve.bench.simulate.log import Entry
-from turboserve.bench.simulate.names import INVARIANTS, brief, entry_in_brief
-from turboserve.bench.simulate.scheduler import Term
-from turboserve.bench.simulate.worker import Worker
-from turboserve.contracts.chunks import Ownership
-from turboserve.contracts.pool import SlotPhase
-from turboserve.contracts.sessions import Activity, Phase, SessionRecord
-from turboserve.contracts.workers import WorkerPhase
+from turboserve.bench.simulate.log_checks import LogChecks
+from turboserve.bench.simulate.names import INVARIANTS, brief
+from turboserve.bench.simulate.viewer import Viewer
+from turboserve.contracts.events import Event, WorkerJoined, WorkerLeft
+from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import BeginMove, Place, Report
 from turboserve.scheduler.messages import Command as SchedulerCommand
-from turboserve.subjects import CHUNK, OWN
 
 if TYPE_CHECKING:
+    from turboserve.bench.runtime.rows.tables import Table
     from turboserve.bench.simulate.world import World
+
+MESSAGES = 20
+"""Violations that are put into words."""
 
 
 class Checker:
@@ -34,23 +35,51 @@ class Checker:
         self.messages: list[str] = []
         self.gone: set[str] = set()
         """Workers of which that is committed."""
-        self._moved: dict[str, tuple[int, int]] = {}
-        """Session → epoch under which it was moved, and the chain of the state that was."""
-        self.launches = self.drains = self.moves = self.resizes = 0
+        self.log = LogChecks(self)
+        self.launches = self.drains = self.moves = self.resizes = self.placements = 0
+        self._committed: dict[str, deque[str]] = {}
+        """Subject → ids of its committed events that the log has not accepted yet."""
+        self._logged: set[str] = set()
+        """Ids of events that the log has accepted."""
+        self.note = world.trace.note
 
     def fail(self, name: str, message: str) -> None:
         assert name in INVARIANTS, name
         self.violations[name] += 1
         line = f"{name}: {message}"
-        self._world.kernel.note("VIOLATION", line)
-        if len(self.messages) < 20:
-            self.messages.append(f"{self._world.kernel.now:.3f} s: {line}")
+        self.note("VIOLATION", line)
+        if len(self.messages) < MESSAGES:
+            self.messages.append(f"{self._world.loop.time():.3f} s: {line}")
+
+    def seed_of(self, session: str) -> int | None:
+        entry = self._world.postgres.tables.sessions.rows.get(session)
+        return None if entry is None else entry.record.seed
 
     # Rows
 
-    def row(self, before: SessionRecord | None, after: SessionRecord) -> None:
-        """A session's row was committed."""
-        self._world.kernel.note(
+    def committed(self, table: Table[Any, Any], key: Any, before: Any, after: Any) -> None:
+        """A row was committed."""
+        if table.name == "sessions" and after is not None:
+            self._session(None if before is None else before.record, after.record)
+        elif table.name == "workers" and after is not None:
+            self._worker(None if before is None else before.record, after.record)
+        elif table.name == "outbox" and before is None:
+            self._committed.setdefault(after.subject, deque()).append(after.event_id)
+        elif table.name == "outbox" and after is None and before.event_id not in self._logged:
+            self.fail("events_complete", f"{before.event_id} of {before.subject} was never logged")
+
+    def lost(self, table: Table[Any, Any], key: Any, after: Any, before: Any) -> None:
+        """A crash of the database took a commit back."""
+        if table.name == "sessions" and after is not None:
+            if before is None or before.record.epoch != after.record.epoch:
+                self.fail("epochs_increase", f"{key}: a crash took epoch {after.record.epoch} back")
+        elif table.name == "outbox" and before is None and after is not None:
+            waiting = self._committed.get(after.subject, ())
+            if after.event_id in waiting:
+                waiting.remove(after.event_id)  # type: ignore[union-attr]
+
+    def _session(self, before: SessionRecord | None, after: SessionRecord) -> None:
+        self.note(
             f"row {after.id} v{after.version} {after.phase} {after.activity} e{after.epoch} {after.worker}"
             f" own={after.own_revision} next={after.next_chunk} target={after.target}"
         )
@@ -59,7 +88,7 @@ class Checker:
         if after.phase.holds_slot:
             for worker in {after.worker, after.target} - {None}:
                 self._room(str(worker))
-        if after.phase is Phase.FAILED:
+        if after.phase is Phase.FAILED and (before is None or before.phase is not Phase.FAILED):
             self.fail("converges_after_faults", f"{after.id} failed: {after.reason}")
 
     def _owner(self, before: SessionRecord, after: SessionRecord) -> None:
@@ -71,224 +100,140 @@ class Checker:
             self.fail("epochs_increase", f"{after.id}: {before.epoch} → {after.epoch}")
         elif (changed or placed) and after.epoch != before.epoch + 1:
             self.fail("epochs_increase", f"{after.id}: another owner under epoch {after.epoch}")
-        decision = self._world.database.decisions.get((after.id, after.version))
-        if after.version > before.version and decision is not None and decision.kind == "moved":
-            self._flipped(before, after)
+        if after.epoch == before.epoch + 1:
+            kind = self._world.decision_of(after)
+            self.placements += kind in ("place", "resume", "recover")
+            if kind == "moved":
+                self._flipped(before, after)
 
     def _flipped(self, before: SessionRecord, after: SessionRecord) -> None:
         """A move was committed: the target must have the state that the log's end was made from."""
         self.moves += 1
-        entries = self._world.chunks.by_subject.get(CHUNK.of(after.id), [])
-        worker = self._world.workers.get(str(after.worker))
-        if worker is None or not worker.program.up:
+        worker = self._world.worker(after.worker)
+        if worker is None:
             return
-        state = worker.engine.states.get(after.id)
-        if state is None or state.digest != after.state_digest:
-            self.fail("verified_before_flip", f"{after.id} moves to {after.worker}, which holds {state}")
+        log = self.log.of(after.id)
+        state = worker.state(after.id)
+        if state is None:
+            self.fail("verified_before_flip", f"{after.id} moves to {after.worker}, which does not hold it")
             return
-        self._moved[after.id] = (after.epoch, state.chain)
-        last = entries[-1].body if entries else None
+        log.moved = (after.epoch, state.number)
         # A source that took over itself and made nothing yet may have begun without its context.
-        other = last is not None and last.header.epoch == before.epoch and last.chain != state.chain
-        if state.next_chunk != len(entries) or other:
-            self.fail("verified_before_flip", f"{after.id} moves with {state.digest}, the log ends otherwise")
+        other = (
+            log.last is not None
+            and log.last.header.epoch == before.epoch
+            and log.last.contents.number != state.number
+        )
+        made = 0 if log.last is None else log.last.header.index + 1
+        if (state.next_chunk != made and not log.fresh) or other:
+            self.fail("verified_before_flip", f"{after.id} moves with {state}, the log ends otherwise")
 
     def _room(self, worker: str) -> None:
         capacity = self._world.capacity.get(worker)
-        used = self._world.database.slots_used(worker)
+        used = self._world.slots_used(worker)
         if capacity is not None and used > capacity:
             self.fail("capacity", f"{worker} is given {used} of {capacity}")
 
-    # The chunk log
-
-    def appended(self, entry: Entry) -> None:
-        """The broker has accepted an entry of CHUNKS."""
-        stream, body = self._world.chunks, entry.body
-        self._world.kernel.note(f"append {entry.sequence} {entry.subject} {entry_in_brief(body)}")
-        if isinstance(body, Ownership):
-            self._fence(entry, body)
+    def _worker(self, before: WorkerRecord | None, after: WorkerRecord) -> None:
+        if after.phase is not WorkerPhase.GONE or (before is not None and before.phase is WorkerPhase.GONE):
             return
-        header = body.header
-        own = stream.last(OWN.of(header.session))
-        if own is None or (own.body.epoch, own.body.worker) != (header.epoch, header.worker):
-            self.fail(
-                "one_executor", f"{header.worker} at {header.epoch} wrote {entry.subject}, own is {own}"
-            )
-        entries = stream.by_subject[entry.subject]
-        last: Chunk | None = entries[-2].body if len(entries) > 1 else None
-        if header.index != (0 if last is None else last.header.index + 1):
-            self.fail(
-                "chunks_contiguous", f"{entry.subject}: {header.index} after {last and last.header.index}"
-            )
-        self._chained(body, last)
+        # From now on its sessions may be others'.
+        self.note("gone", after.id)
+        self.gone.add(after.id)
+        worker = self._world.worker(after.id)
+        if worker is not None and worker.generating:
+            self.fail("one_executor", f"{after.id} is taken for dead while its lease holds")
 
-    def _fence(self, entry: Entry, body: Ownership) -> None:
-        entries = self._world.chunks.by_subject[entry.subject]
-        if len(entries) > 1 and entries[-2].body.epoch >= body.epoch:
-            self.fail("epochs_increase", f"{entry.subject}: {entries[-2].body.epoch}, then {body.epoch}")
-
-    def _chained(self, chunk: Chunk, last: Chunk | None) -> None:
-        header = chunk.header
-        epoch, chain = self._moved.pop(header.session, (0, 0))
-        if epoch == header.epoch and chain != chunk.parent:
-            self.fail("verified_before_flip", f"{header.session}: {header.index} is of another state")
-        if last is None:
-            if chunk.parent != begin(self._world.seeds.get(header.session, 0)):
-                self.fail("chunks_contiguous", f"{header.session} does not begin at its beginning")
+    def event_logged(self, event: Event) -> None:
+        """The event log has accepted an event."""
+        subject = _subject(event)
+        self.note("event", subject, type(event).__name__)
+        self._logged.add(event.id)
+        waiting = self._committed.get(subject)
+        if not waiting:
+            # Of before a crash of the database, or of a log that was lost: a repeat.
             return
-        follows = chunk.parent == last.chain
-        if header.epoch == last.header.epoch and not follows:
-            self.fail("chunks_contiguous", f"{header.session}: {header.index} is not made from the last")
+        if waiting[0] == event.id:
+            waiting.popleft()
+        elif event.id in waiting:
+            self.fail("events_complete", f"{subject}: {event.id} comes before {waiting[0]}")
+            while waiting.popleft() != event.id:
+                pass
 
     # Workers
 
-    def buried(self, name: str) -> None:
-        """It is committed that a worker is gone: from now on its sessions may be others'."""
-        self.gone.add(name)
-        worker = self._world.workers.get(name)
-        if worker is not None and worker.program.up and worker.engine.generating:
-            self.fail("one_executor", f"{name} is taken for dead while its lease holds")
-
-    def begins_chunk(self, worker: Worker, session: str) -> None:
+    def begins_chunk(self, worker: str, session: str) -> None:
         """A worker's engine begins a chunk."""
-        if worker.id in self.gone:
-            self.fail("one_executor", f"{worker.id} generates {session} after it was taken for dead")
-        if worker.engine.used > worker.engine.slabs:
-            self.fail("capacity", f"{worker.id} holds {worker.engine.used} in {worker.engine.slabs} slabs")
-
-    # Viewers
-
-    def delivered(self, viewer: Viewer, entry: Entry) -> None:
-        index = entry.body.header.index
-        stands = self._world.chunks.entries[entry.sequence - 1] is entry
-        if index != viewer.next or not stands:
-            self.fail(
-                "client_sees_prefix", f"{viewer.name} of {viewer.session} gets {index}, not {viewer.next}"
-            )
-        viewer.next = index + 1
+        if worker in self.gone:
+            self.fail("one_executor", f"{worker} generates {session} after it was taken for dead")
 
     # Commands
 
-    def scheduler_says(self, term: Term, command: SchedulerCommand) -> None:
-        if not isinstance(command, Report):
-            self._world.kernel.note(f"scheduler {term.term}", brief(command))
-        leaders = [p.program.name for p in self._world.schedulers if p.at_work and p.at_work.leads()]
+    def scheduler_says(self, name: str, core: Scheduler, commands: list[SchedulerCommand]) -> None:
+        leaders = [lead for lead in self._world.leaders()]
         if len(leaders) > 1:
             self.fail("one_leader", f"{leaders} lead at once")
-        if isinstance(command, Place | BeginMove):
-            worker = term.core.view.workers[command.worker]
-            if worker.load > worker.capacity:
-                self.fail("capacity", f"the scheduler gives {worker.id} {worker.load} of {worker.capacity}")
+        for command in commands:
+            if not isinstance(command, Report):
+                self.note(name, brief(command))
+            if isinstance(command, Place | BeginMove):
+                worker = core.view.workers[command.worker]
+                if worker.load > worker.capacity:
+                    self.fail(
+                        "capacity", f"the scheduler gives {worker.id} {worker.load} of {worker.capacity}"
+                    )
 
-    def pool_says(self, command: PoolCommand) -> None:
-        if not isinstance(command, Launch | Drain | Release):
-            return
-        self._world.kernel.note("autoscaler", type(command).__name__, command.slot, command.worker)
-        self.launches += isinstance(command, Launch)
-        if isinstance(command, Release) and command.worker is not None:
-            self._released(command.worker, command.reason)
-        if isinstance(command, Drain):
-            self.drains += 1
-            self._shrinks(command.worker)
+    def pool_says(self, pool: Pool, commands: list[PoolCommand]) -> None:
+        for command in commands:
+            if not isinstance(command, Launch | Drain | Release):
+                continue
+            self.note("autoscaler", type(command).__name__, command.slot, command.worker)
+            self.launches += isinstance(command, Launch)
+            if isinstance(command, Release) and command.worker is not None:
+                self._released(command.worker, command.reason)
+            if isinstance(command, Drain):
+                self.drains += 1
+                self._shrinks(pool, command.worker)
 
-    def resized(self, size: int, reason: str) -> None:
+    def resized(self, pool: Pool, size: int, reason: str, heard_at: float | None, stale_s: float) -> None:
         """The controller has decided that the pool shall have `size` workers."""
-        autoscaler, now = self._world.autoscaler, self._world.kernel.now
-        self._world.kernel.note("autoscaler resizes", autoscaler.core.target, size, reason)
+        now = self._world.loop.time()
+        self.note("autoscaler resizes", pool.target, size, reason)
         self.resizes += 1
-        heard_at = autoscaler.heard_at
-        shrinks = size < autoscaler.core.target
-        if shrinks and (heard_at is None or now - heard_at > autoscaler.policy.stale_s):
+        if size < pool.target and (heard_at is None or now - heard_at > stale_s):
             self.fail("stale_metrics_never_shrink", f"to {size}, last heard at {heard_at}: {reason}")
 
     def _released(self, name: str, reason: str) -> None:
-        worker, row = self._world.workers.get(name), self._world.database.workers.get(name)
-        alive = worker is not None and worker.program.up
-        if not alive or row is None or row.phase is WorkerPhase.GONE:
+        worker = self._world.worker(name)
+        entry = self._world.postgres.tables.workers.rows.get(name)
+        if worker is None or entry is None or entry.record.phase is WorkerPhase.GONE:
             return
-        held = [r.id for r in self._world.database.rows() if r.worker == name and not r.phase.ended]
+        held = [row.id for row in self._world.records() if row.worker == name and not row.phase.ended]
         if held:
             self.fail("scale_in_harmless", f"{name} is released ({reason}) and holds {held}")
 
-    def _shrinks(self, name: str) -> None:
+    def _shrinks(self, pool: Pool, name: str) -> None:
         """A drain is right only as far as the pool has more workers than it is asked to have."""
-        pool = self._world.autoscaler.core
         wanted = sum(slot.wanted for slot in pool.slots.values())
-        draining = next((s for s in pool.slots.values() if s.worker == name), None)
+        draining = next((slot for slot in pool.slots.values() if slot.worker == name), None)
         if wanted < pool.target or (draining is not None and draining.wanted):
             self.fail("stale_metrics_never_shrink", f"{name} is drained, {wanted} of {pool.target} stay")
 
-    # States at rest
+    def delivered(self, viewer: Viewer, index: int, fragment: bytes) -> None:
+        """A viewer got a chunk."""
+        self.log.delivered(viewer, index, fragment)
 
-    def unsettled(self) -> str | None:
-        """Why the world is not at rest: some session that should run and does not; None if it is."""
-        world = self._world
-        for record in world.database.rows():
-            trouble = None if record.phase.ended else self._unsettled(record)
-            if trouble is not None:
-                return f"{record.id}: {trouble}"
-        if len(world.database.outbox):
-            return f"{len(world.database.outbox)} events wait"
-        pool = world.autoscaler.core
-        ready = sum(slot.phase is SlotPhase.READY for slot in pool.slots.values())
-        if ready != pool.target:
-            return f"{ready} of {pool.target} workers are ready"
+    def unlogged(self) -> str | None:
+        """An event that was committed and that the log does not have; None: there is none."""
+        for subject, waiting in self._committed.items():
+            if waiting:
+                return f"{len(waiting)} events of {subject} are not in the log"
         return None
 
-    def _unsettled(self, record: SessionRecord) -> str | None:
-        world = self._world
-        if record.epoch > 0 and record.own_revision is None:
-            return "its fence is not in the log"
-        if record.phase is Phase.MIGRATING or record.move is not None:
-            return "it is being moved"
-        if record.phase is Phase.REQUESTED or record.phase is Phase.SUSPENDED:
-            return self._waits(record) if record.activity is Activity.WATCHING else None
-        worker = world.workers.get(str(record.worker))
-        if worker is None or not worker.program.up:
-            return self._waits(record)
-        state = worker.engine.states.get(record.id)
-        if state is None or state.on_host or state.halted or not worker.engine.generating:
-            return f"{record.worker} does not run it: {state}"
-        elsewhere = [
-            other.id
-            for other in world.workers.values()
-            if other is not worker and other.program.up and record.id in other.engine.states
-        ]
-        if elsewhere:
-            return f"{elsewhere} hold it as well"
-        return self._unwatched(record)
 
-    def _waits(self, record: SessionRecord) -> str | None:
-        """It needs a worker: only while every slot is taken and the pool may not grow."""
-        autoscaler = self._world.autoscaler
-        if self._world.free_slots() > 0:
-            return f"it waits ({record.worker} had it), and there is room"
-        if autoscaler.core.target < autoscaler.policy.most:
-            return "it waits, and the pool could grow"
-        return None
+def _subject(event: Event) -> str:
+    from turboserve.subjects import EVENT, WORKER_EVENT
 
-    def _unwatched(self, record: SessionRecord) -> str | None:
-        world = self._world
-        if not world.is_watched(record.id):
-            return None
-        made = len(world.chunks.by_subject.get(CHUNK.of(record.id), ()))
-        if made <= world.made_when_calm.get(record.id, -1) + 1:
-            return "its video does not go on"
-        if record.applied_control_seq < record.control_seq:
-            return "its prompt is not applied"
-        return None
-
-    def memory(self) -> str | None:
-        """What is still held although every session has ended."""
-        for worker in self._world.workers.values():
-            if not worker.program.up:
-                continue
-            left = {
-                "states": len(worker.engine.states),
-                "rows": len(worker.table.entries),
-                "chunks": len(worker.made),
-                "copies": worker.copies,
-            }
-            if any(left.values()):
-                return f"{worker.id} holds {left}"
-        return None
+    if isinstance(event, WorkerJoined | WorkerLeft):
+        return WORKER_EVENT.of(event.worker.id)
+    return EVENT.of(event.record.id)

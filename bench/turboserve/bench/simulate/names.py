@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from turboserve.bench.simulate.engine import Chunk
-from turboserve.contracts.chunks import Ownership
-
 INVARIANTS = {
     "one_executor": "1: every accepted chunk is its owner's, under the current epoch; no lease is outlived",
     "epochs_increase": "2: epochs strictly increase, in the rows and in the log",
@@ -20,6 +17,7 @@ INVARIANTS = {
     "deterministic": "12: same seed, same events, same decisions",
     "one_leader": "at most one scheduler leads at a time",
     "no_core_fails": "no core and no shell raises what its callers do not expect",
+    "events_complete": "every committed change of a session is in the event log, in the order of its commits",
 }
 
 
@@ -28,9 +26,3 @@ def brief(command: object) -> str:
     names = ("session", "worker", "move", "reason")
     told = (f"{name}={getattr(command, name)}" for name in names if getattr(command, name, None) is not None)
     return " ".join((type(command).__name__, *told))
-
-
-def entry_in_brief(body: Ownership | Chunk) -> str:
-    if isinstance(body, Ownership):
-        return f"e{body.epoch} {body.worker}"
-    return f"#{body.header.index} e{body.header.epoch} {body.header.worker} c{body.header.control_seq}"

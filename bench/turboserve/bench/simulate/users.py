@@ -1,104 +1,219 @@
-"""People: they create, prompt, pause, resume, end, leave and come back, at seeded moments."""
+"""People: they create, prompt, pause, resume, migrate, end, leave and come back, at seeded moments."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 
-from turboserve import subjects
-from turboserve.bench.simulate.gateway import Viewer
-from turboserve.bench.simulate.worker import MODEL
-from turboserve.contracts.requests import CreateSession, EndSession, MoveSession, SessionRef, SubmitPrompt
+from turboserve.bench.simulate.service import ConnectionLostError
+from turboserve.bench.simulate.viewer import ENDED, GONE, Viewer, ViewerConnection
+from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import Activity, SessionRecord
+from turboserve.gateway.auth.service import DEFAULT_TENANT as TENANT
+from turboserve.gateway.context import Gateway
+from turboserve.gateway.sessions.schemas import NewSession
 
 if TYPE_CHECKING:
     from turboserve.bench.simulate.world import World
 
 RECONNECT_S = 0.5
-MOST = 14
-"""Sessions that one run creates."""
+ANSWER_S = 8.0
+"""A client gives up a request after this long."""
+NOT_FOUND = (4404, 404)
+
+Call = Callable[[Gateway], Awaitable[Any]]
 
 
-class Users:
-    """They act until told to stop; viewers reconnect for as long as they watch."""
+class Clients:
+    """What any client can do: requests to some gateway, and viewers that stay connected."""
 
     def __init__(self, world: World) -> None:
-        self._world = world
         self.viewers: list[Viewer] = []
-        self._numbers = 0
+        self.seeds: dict[str, int] = {}
+        """Session → the seed of its video, of those whose creation was answered."""
+        self._world = world
+        self._connections: dict[str, ViewerConnection] = {}
+        self._numbers = self._viewed = 0
+        self._spawn(self._reconnect())
+
+    @property
+    def viewed(self) -> int:
+        """Chunks that viewers got."""
+        return self._viewed + sum(viewer.seen for viewer in self.viewers)
+
+    def forget(self, viewer: Viewer) -> None:
+        """The viewer never comes back."""
+        self._viewed += viewer.seen
+        self.viewers.remove(viewer)
+
+    def connected(self, viewer: Viewer) -> bool:
+        return viewer.name in self._connections
+
+    def watch(self, session: str, *, socket: bool = True, from_start: bool = False) -> Viewer:
+        """A new viewer of the session, from its playhead on or `from_start`."""
+        viewer = Viewer(f"view_{self.number()}", session, socket, 0 if from_start else None)
+        self.viewers.append(viewer)
+        self._join(viewer)
+        return viewer
+
+    def leave(self, viewer: Viewer) -> None:
+        viewer.watching = False
+        connection = self._connections.get(viewer.name)
+        if connection is not None:
+            connection.leave()
+
+    async def create(self, seed: int, prompt: str = "a red circle", attempts: int = 3) -> SessionRecord | None:
+        """A new session; None if it was refused, or nobody answered."""
+        request = NewSession(prompt=prompt, seed=seed)
+        key = f"key-{self._world.seed}-{seed}-{self.number()}"
+        return await self.ask(lambda gateway: gateway.sessions.create(TENANT, request, key), attempts)
+
+    async def ask(self, call: Call, attempts: int = 3) -> Any:
+        """The outcome of a request, repeated while it is not known; None if it was refused or given up."""
+        for _ in range(attempts):
+            service = self._some_gateway()
+            if service is None:
+                await asyncio.sleep(RECONNECT_S)
+                continue
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    return await service.submit(_called(call, self._world.gateway_of(service)))
+            except (TimeoutError, ConnectionLostError):
+                await asyncio.sleep(0.2)
+            except TurboServeError as error:
+                if not error.retryable:
+                    return None
+                await asyncio.sleep(1.0)
+        return None
+
+    def number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _spawn(self, work: Any) -> None:
+        self._world.loop.spawn(self._world.loop.world, work)
+
+    def _some_gateway(self) -> Any:
+        serving = [each for each in self._world.gateways() if self._world.gateway_of(each) is not None]
+        return self._world.random.choice(serving) if serving else None
+
+    async def _reconnect(self) -> None:
+        while True:
+            await asyncio.sleep(RECONNECT_S)
+            for viewer in self.viewers:
+                if viewer.watching and not viewer.over and not self.connected(viewer):
+                    self._join(viewer)
+
+    def _join(self, viewer: Viewer) -> None:
+        service = self._some_gateway()
+        if service is None:
+            return
+        connection = ViewerConnection(self._world, viewer, service, self._left)
+        self._connections[viewer.name] = connection
+        connection.open(self._world.gateway_of(service))
+
+    def _left(self, connection: ViewerConnection) -> None:
+        viewer = connection.viewer
+        if self._connections.get(viewer.name) is connection:
+            del self._connections[viewer.name]
+        if connection.code == ENDED and viewer.socket:
+            viewer.over = True
+        elif connection.code == GONE:
+            viewer.next = None
+        elif connection.code in NOT_FOUND:
+            viewer.over = True
+        elif connection.code == ENDED:
+            # A player of plain HTTP is not told why its video ends: it asks.
+            self._spawn(self._look(viewer))
+
+    async def _look(self, viewer: Viewer) -> None:
+        record = await self.ask(lambda gateway: gateway.sessions.get(TENANT, viewer.session), 1)
+        viewer.over = record is not None and record.phase.ended
+
+
+async def _called(call: Call, gateway: Gateway) -> Any:
+    return await call(gateway)
+
+
+class Users(Clients):
+    """They act until told to stop; viewers reconnect for as long as they watch."""
+
+    def __init__(self, world: World, most: int = 14) -> None:
+        """`most`: sessions that are created."""
+        super().__init__(world)
+        self._most, self._created = most, 0
         self._stopped = False
-        self._pace_s = world.kernel.random.choice((0.3, 0.8, 2.0))
-        world.kernel.at(0.5, self._act)
-        world.kernel.at(RECONNECT_S, self._reconnect)
+        self._pace_s = world.random.choice((0.3, 0.8, 2.0))
+        self._spawn(self._act())
 
     def stop(self) -> None:
         self._stopped = True
 
     def end_all(self) -> None:
-        """Everybody ends their session, again and again: a gateway that stood still may still create some."""
-        for record in self._live():
-            self._world.gateway.ask(subjects.END_SESSION, EndSession(session=record.id))
-        self._world.kernel.at(1.0, self.end_all)
+        """Everybody ends their session, again and again: a gateway that was frozen may still create some."""
+        self._spawn(self._end_all())
+
+    async def _end_all(self) -> None:
+        while True:
+            for record in self._live():
+                self._spawn(self.ask(_end(record.id)))
+            await asyncio.sleep(1.0)
 
     def _live(self) -> list[SessionRecord]:
-        return [record for record in self._world.database.rows() if not record.phase.ended]
+        return [record for record in self._world.records() if not record.phase.ended]
 
-    def _number(self) -> int:
-        self._numbers += 1
-        return self._numbers
+    async def _act(self) -> None:
+        chance = self._world.random
+        await asyncio.sleep(0.5)
+        while True:
+            await asyncio.sleep(chance.expovariate(1.0 / self._pace_s))
+            if self._stopped:
+                return
+            live = self._live()
+            action = chance.random()
+            if self._created < self._most and (action < 0.4 or not live):
+                self._created += 1
+                self._spawn(self._begin())
+            elif live:
+                self._change(chance.choice(live), chance.random())
 
-    def _reconnect(self) -> None:
-        gateway = self._world.gateway
-        self._world.kernel.at(RECONNECT_S, self._reconnect)
-        for viewer in self.viewers:
-            if viewer.watching and not viewer.over and not gateway.connected(viewer) and gateway.program.up:
-                gateway.join(viewer)
-
-    def _act(self) -> None:
-        if self._stopped:
+    async def _begin(self) -> None:
+        chance = self._world.random
+        seed = self.number()
+        watchers = [chance.random() < 0.7 for _ in range(chance.choice((0, 1, 1, 1, 2)))]
+        record = await self.create(seed, attempts=chance.choice((1, 4)))
+        if record is None:
             return
-        chance = self._world.kernel.random
-        self._world.kernel.at(chance.expovariate(1.0 / self._pace_s), self._act)
-        live = self._live()
-        deed = chance.random()
-        if len(self._world.seeds) < MOST and (deed < 0.4 or not live):
-            self._create()
-        elif live:
-            self._fiddle(chance.choice(live), chance.random())
+        self.seeds[record.id] = seed
+        for socket in watchers:
+            self.watch(record.id, socket=socket, from_start=chance.random() < 0.5)
 
-    def _create(self) -> None:
-        number = self._number()
-        session = f"ses_{number}"
-        self._world.seeds[session] = number
-        request = CreateSession(id=session, tenant="t", model=MODEL, prompt="a red circle", seed=number)
-        attempts = self._world.kernel.random.choice((1, 4))
-        self._world.gateway.ask(subjects.CREATE_SESSION, request, attempts)
-        for _ in range(self._world.kernel.random.choice((0, 1, 1, 1, 2))):
-            self.viewers.append(Viewer(f"view_{self._number()}", session))
-
-    def _fiddle(self, record: SessionRecord, deed: float) -> None:
-        gateway, ref = self._world.gateway, SessionRef(session=record.id)
-        if deed < 0.3:
-            event = f"evt_{self._number()}"
-            gateway.ask(
-                subjects.SUBMIT_PROMPT,
-                SubmitPrompt(session=record.id, event_id=event, prompt="a blue square"),
-            )
-        elif deed < 0.5 and record.activity is Activity.WATCHING:
-            gateway.ask(subjects.PAUSE_SESSION, ref)
-        elif deed < 0.7 and record.activity is not Activity.WATCHING:
-            gateway.ask(subjects.RESUME_SESSION, ref)
-        elif deed < 0.78:
-            gateway.ask(subjects.END_SESSION, EndSession(session=record.id))
-        elif deed < 0.88:
-            self._come_or_go(record.id)
+    def _change(self, record: SessionRecord, action: float) -> None:
+        session = record.id
+        if action < 0.3:
+            key = f"prompt-{self.number()}"
+            self._spawn(self.ask(lambda g: g.sessions.prompt(TENANT, session, "a blue square", key)))
+        elif action < 0.5 and record.activity is Activity.WATCHING:
+            self._spawn(self.ask(lambda g: g.sessions.pause(TENANT, session)))
+        elif action < 0.7 and record.activity is not Activity.WATCHING:
+            self._spawn(self.ask(lambda g: g.sessions.resume(TENANT, session)))
+        elif action < 0.78:
+            self._spawn(self.ask(_end(session)))
+        elif action < 0.88:
+            self._come_or_go(session)
         else:
-            gateway.ask(subjects.MOVE_SESSION, MoveSession(session=record.id), 1)
+            self._spawn(self.ask(lambda g: g.sessions.migrate(None, session, None), 1))
 
     def _come_or_go(self, session: str) -> None:
-        there = [v for v in self.viewers if v.session == session]
+        there = [viewer for viewer in self.viewers if viewer.session == session]
         for viewer in there:
             viewer.watching = not viewer.watching
             if not viewer.watching:
-                self._world.gateway.leave(viewer)
+                self.leave(viewer)
         if not there:
-            self.viewers.append(Viewer(f"view_{self._number()}", session))
+            self.watch(session)
+
+
+def _end(session: str) -> Call:
+    return lambda gateway: gateway.sessions.end(TENANT, session)

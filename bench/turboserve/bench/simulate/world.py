@@ -1,287 +1,311 @@
-"""One simulated deployment: all services, their servers, users, and what goes wrong."""
+"""One simulated deployment: the services' processes, their servers, users, faults, and the checks."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from dataclasses import dataclass, field, replace
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import Context
+from typing import Any
 
-from turboserve.autoscaler.control.policy import ControlPolicy
-from turboserve.autoscaler.core import Pool
-from turboserve.autoscaler.policy import Policy as PoolPolicy
-from turboserve.bench.simulate.autoscaler import AutoscalerProcess, Member, Provider
-from turboserve.bench.simulate.engine import Chunk
-from turboserve.bench.simulate.faults import CALM, Faults, draw
-from turboserve.bench.simulate.gateway import Gateway
+from turboserve.autoscaler import app as autoscaler
+from turboserve.autoscaler.shell import Shell as AutoscalerShell
+from turboserve.bench.runtime.broker import FaultyNetwork, MemoryBroker, MemoryClient, Network, Rates
+from turboserve.bench.runtime.device.network import FabricFaults, TransferFabric
+from turboserve.bench.runtime.hot import MemoryHotStore, MemoryRedis
+from turboserve.bench.runtime.loop import VirtualLoop
+from turboserve.bench.runtime.rows.behavior import PostgresBehavior
+from turboserve.bench.runtime.rows.database import MemoryDatabase
+from turboserve.bench.runtime.rows.server import MemoryPostgres
+from turboserve.bench.simulate import observe
+from turboserve.bench.simulate.faults import CALM, Faults
+from turboserve.bench.simulate.hosts import EPOCH_S
+from turboserve.bench.simulate.injector import FaultInjector
 from turboserve.bench.simulate.invariants import Checker
-from turboserve.bench.simulate.kernel import Kernel, Program
-from turboserve.bench.simulate.log import Entry, Stream
-from turboserve.bench.simulate.network import Network
-from turboserve.bench.simulate.scheduler import SchedulerProcess
-from turboserve.bench.simulate.store.database import Database
-from turboserve.bench.simulate.store.hot import HotStore, Latents
-from turboserve.bench.simulate.store.process import Store
-from turboserve.bench.simulate.troubles import Troubles
-from turboserve.bench.simulate.users import Users
-from turboserve.bench.simulate.worker import Worker
-from turboserve.contracts.events import WorkerJoined, WorkerLeft
-from turboserve.contracts.pool import LoadFeedback
-from turboserve.contracts.workers import Assignment, LoadReport, WorkerPhase
+from turboserve.bench.simulate.provider import Machines, SimulatedProvider
+from turboserve.bench.simulate.service import ServiceProcess
+from turboserve.bench.simulate.settings import Scale
+from turboserve.bench.simulate.trace import Trace
+from turboserve.bench.simulate.virtual_worker import VirtualWorker
+from turboserve.bus import Bus
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.workers import WorkerPhase
+from turboserve.gateway.app import start_gateway
+from turboserve.gateway.context import Gateway
+from turboserve.scheduler import app as scheduler
 from turboserve.scheduler.core import Scheduler
-from turboserve.scheduler.placement import MinMax, MinMaxRebalancer, Weights
-from turboserve.scheduler.policy import Policy
-from turboserve.subjects import CHUNK, CHUNKS, EVENTS
+from turboserve.scheduler.lead import Lead
+from turboserve.scheduler.settings import SchedulerSettings
+from turboserve.service import Runtime
+from turboserve.state_store.composition import compose
 
-HEARTBEAT_S = 1.0
-STALE_S = 4.0
-POLICY = Policy(
-    worker_timeout_s=6.0,
-    starting_timeout_s=30.0,
-    lease_s=4.0,
-    idle_after_s=10.0,
-    resync_s=6.0,
-    retry_limit_s=4.0,
-    refused_limit_s=8.0,
-    move_limit_s=8.0,
-    move_rest_s=4.0,
-)
-POOL_POLICY = PoolPolicy(ready_timeout_s=12.0, drain_deadline_s=20.0, stable_s=10.0, backoff_limit_s=4.0)
-CONTROL_POLICY = ControlPolicy(
-    most=1, in_cooldown_s=6.0, in_window_s=6.0, peak_window_s=6.0, out_cooldown_s=2.0, stale_s=STALE_S
-)
-WORKERS = (1, 2, 3)
-"""At least."""
-GROWTH = (0, 1, 2)
-"""Workers more at most."""
-SLOTS = (1, 2, 3)
+RESTART_S = (0.1, 2.0)
+"""Between the end of a service's process and the next."""
 START_S = (0.5, 2.0)
-PLACED = ("place", "resume", "recover")
+"""A worker loads its model for so long."""
 
 
-@dataclass
 class World:
-    """Everything of one run. `Troubles` breaks it, `Users` use it, `Checker` watches."""
+    """Everything of one run. `FaultInjector` breaks it, `Users` use it, `Checker` watches."""
 
-    seed: int
-    keep_lines: bool = False
-    faults: Faults | None = None
-    """None: drawn from the seed."""
-    capacity: dict[str, int] = field(default_factory=dict)
-    """Worker → its slots."""
-    seeds: dict[str, int] = field(default_factory=dict)
-    """Session → the seed of its video."""
-    made_when_calm: dict[str, int] = field(default_factory=dict)
-    """Session → chunks in the log when the faults stopped."""
-
-    def __post_init__(self) -> None:
-        self.kernel = Kernel(self.seed, self.keep_lines)
-        chance = self.kernel.random
-        self.faults = self.faults or draw(chance)
-        self.network = Network(self.kernel)
-        self.network.faults = self.faults
-        self.database = Database(self.kernel)
-        self.hot = HotStore()
-        self.chunks = Stream(CHUNKS, self.network)
-        self.events = Stream(EVENTS, self.network)
-        self.workers: dict[str, Worker] = {}
+    def __init__(
+        self,
+        seed: int,
+        faults: Faults,
+        scale: Scale,
+        keep_lines: bool = False,
+        network: Network | None = None,
+    ) -> None:
+        """`network`: None for one that has the delays and losses of `faults`."""
+        self.seed, self.faults, self.scale = seed, faults, scale
+        self.loop = VirtualLoop(seed)
+        self._context = Context()
+        self.random = random.Random(f"world {seed}")
+        """Of users, processes and the provider."""
+        self.fault_random = random.Random(f"faults {seed}")
+        self.trace = Trace(self.loop, keep_lines)
+        network_random = random.Random(f"network {seed}")
+        rates = Rates(
+            delay_s=faults.delay_s,
+            lag_s=faults.lag_s,
+            lost_hint=faults.lost_hint,
+            doubled_hint=faults.doubled_hint,
+            lost_request=faults.lost_request,
+            lost_answer=faults.lost_answer,
+            late_request=faults.late_request,
+        )
+        self.network = FaultyNetwork(network_random, rates) if network is None else network
+        self.broker = MemoryBroker(network_random, self.network, loop=self.loop, wall_offset_s=EPOCH_S)
+        self.postgres = MemoryPostgres(
+            PostgresBehavior(
+                random.Random(f"postgres {seed}"), statement_s=0.0005, in_doubt=faults.commit_in_doubt
+            ),
+            self.loop,
+        )
+        self.hot = MemoryRedis(loop=self.loop)
+        self.fabric = TransferFabric(
+            self.loop, random.Random(f"transfers {seed}"), delay_s=faults.delay_s / 4
+        )
+        self.fabric.faults = FabricFaults(breaks=faults.transfer_fails / 8)
         self.checker = Checker(self)
-        self._numbers = itertools.count(1)
-        self._slots = chance.choice(SLOTS)
-        self._build(chance.choice(WORKERS))
-        self.troubles = Troubles(self)
-        self.users = Users(self)
+        self.broker.jetstream.on_append = self.checker.log.appended
+        self.postgres.on_commit = self.checker.committed
+        self.postgres.on_lost = self.checker.lost
+        self.capacity: dict[str, int] = {}
+        """Worker → its slots."""
+        self.workers: dict[str, VirtualWorker] = {}
+        self.machines = Machines(self._launch)
+        self._services: dict[str, ServiceProcess] = {}
+        """By name, the newest process of each service."""
+        self._gateways: dict[ServiceProcess, Gateway] = {}
+        self._leads: dict[ServiceProcess, Lead] = {}
+        self.autoscaler: AutoscalerShell | None = None
+        """Of the autoscaler's newest process."""
+        self.made_when_calm: dict[str, int] = {}
+        """Session → chunks in the log when the faults stopped."""
+        self._clients: dict[ServiceProcess, MemoryClient] = {}
+        self._numbers: dict[str, int] = {}
+        self.injector = FaultInjector(self)
 
-    def _build(self, size: int) -> None:
-        kernel, network = self.kernel, self.network
-        self.store = Store(
-            self._program("state-store", "store"),
-            network,
-            self.database,
-            self.hot,
-            self.chunks,
-            self.events,
-            self._assign,
-            POLICY.lease_s,
-            POLICY.worker_timeout_s,
-        )
-        self.schedulers = [self._scheduler(name) for name in ("scheduler-a", "scheduler-b")]
-        self.provider = Provider(kernel, network, self._start_worker)
-        self.autoscaler = AutoscalerProcess(
-            self._program("autoscaler", "autoscaler"),
-            network,
-            self.provider,
-            lambda: Pool("local", lambda: f"wrk_{next(self._numbers)}", POOL_POLICY),
-            replace(CONTROL_POLICY, least=size, most=size + self.kernel.random.choice(GROWTH)),
-            size,
-        )
-        self.gateway = Gateway(
-            self._program("gateway", "gateway"),
-            network,
-            self.chunks,
-            self.events,
-        )
-        self.services = [
-            self.store.program,
-            *(process.program for process in self.schedulers),
-            self.autoscaler.program,
-            self.gateway.program,
-        ]
-        self.database.on_row = self.checker.row
-        self.database.on_gone = self.checker.buried
-        self.chunks.on_append = self.checker.appended
-        self.events.on_append = self._told
-        network.on_publish = self._published
-        self.autoscaler.on_command = self.checker.pool_says
-        self.autoscaler.on_resize = self.checker.resized
-        self.gateway.on_delivered = self.checker.delivered
-        self.gateway.on_playhead = self._playhead
-        processes: tuple[Store | SchedulerProcess | AutoscalerProcess | Gateway, ...]
-        processes = (self.store, *self.schedulers, self.autoscaler, self.gateway)
-        for process in processes:
-            process.program.boot = process.boot
-            process.program.start()
+    def begin(self) -> None:
+        """Start all services."""
+        scale = self.scale
+        for kind, count in (
+            ("state-store", scale.stores),
+            ("scheduler", scale.schedulers),
+            ("autoscaler", 1),
+            ("gateway", scale.gateways),
+        ):
+            for number in range(1, count + 1):
+                self._start(f"{kind}-{number}", kind)
 
-    def _program(self, name: str, kind: str) -> Program:
-        program = Program(self.kernel, name, kind)
-        program.on_error = lambda where, error: self.checker.fail("no_core_fails", f"{where.name}: {error!r}")
-        if kind != "worker":
-            program.on_death = lambda dead, _why: self.kernel.at(
-                self.kernel.random.uniform(0.1, 2.0), dead.start
-            )
-        return program
+    def later(self, seconds: float, action: Callable[..., object], *args: Any) -> None:
+        """Call it after `seconds`, in no process."""
+        self.loop.call_later(seconds, action, *args, context=self._context)
 
-    def _scheduler(self, name: str) -> SchedulerProcess:
-        program = self._program(name, "scheduler")
-        process = SchedulerProcess(program, self.network, self.events, _core)
-        process.on_command = self.checker.scheduler_says
-        return process
+    # Services
+
+    def _start(self, name: str, kind: str) -> None:
+        starts: dict[str, Callable[[ServiceProcess, Runtime], Awaitable[None]]] = {
+            "state-store": self._state_store,
+            "scheduler": self._scheduler,
+            "autoscaler": self._autoscaler,
+            "gateway": self._gateway,
+        }
+        settings = getattr(self.scale, "store" if kind == "state-store" else kind)()
+        service = ServiceProcess(self, name, kind, settings, starts[kind], self._skew())
+        self._services[name] = service
+        self._begin(service)
+
+    def _begin(self, service: ServiceProcess) -> None:
+        service.begin()
+        self.injector.began(service)
+
+    def _skew(self) -> float:
+        return self.random.uniform(-self.faults.skew_s, self.faults.skew_s)
+
+    async def _state_store(self, service: ServiceProcess, runtime: Runtime) -> None:
+        settings = self.scale.store()
+        database = MemoryDatabase(self.postgres, deadline_s=settings.transaction_deadline_s)
+        await compose(runtime, settings, database, MemoryHotStore(self.hot))
+
+    async def _scheduler(self, service: ServiceProcess, runtime: Runtime) -> None:
+        def core(settings: SchedulerSettings) -> Scheduler:
+            return observe.scheduler(scheduler.core_of(settings), service.name, self.checker)
+
+        self._leads[service] = await scheduler.start(runtime, self.scale.scheduler(), core)
+
+    async def _autoscaler(self, service: ServiceProcess, runtime: Runtime) -> None:
+        shell = await autoscaler.start(runtime, self.scale.autoscaler(), SimulatedProvider(self))
+        self.autoscaler = shell
+        observe.autoscaler(shell, self.checker)
+
+    async def _gateway(self, service: ServiceProcess, runtime: Runtime) -> None:
+        gateway = await start_gateway(runtime, self.scale.gateway())
+        runtime.on_stop(gateway.streams.close)
+        self._gateways[service] = gateway
+
+    async def connect(self, service: ServiceProcess) -> Bus:
+        """In the process: its bus."""
+
+        async def connect(servers: object = None, **options: Any) -> MemoryClient:
+            client = self._clients[service] = await self.broker.connect(servers, **options)
+            return client
+
+        return await Bus.connect(service.kind, service.settings, connect)
+
+    def ended(self, service: ServiceProcess, why: str) -> None:
+        """A process is over; a service is started again, a worker only by the autoscaler."""
+        self._gateways.pop(service, None)
+        self._leads.pop(service, None)
+        self._clients.pop(service, None)
+        if service.kind == "worker":
+            self.machines.exited(service.name, why, self.loop)
+            return
+        delay_s = self.random.uniform(*RESTART_S)
+        self.later(delay_s, self._start, service.name, service.kind)
 
     # Workers
 
-    def _start_worker(self, slot: str, name: str) -> Member:
-        chance = self.kernel.random
-        program = self._program(name, "worker")
-        worker = Worker(
-            program,
-            self.network,
-            self.chunks,
-            self._slots,
-            slot,
-            POLICY.lease_s,
-            HEARTBEAT_S,
-            lambda report: self._report(program, report),
-            self._latents,
-            self.workers.get,
+    def _launch(self, slot: str, name: str) -> ServiceProcess:
+        faults, chance = self.faults, self.random
+        load_s = chance.uniform(*START_S)
+        if chance.random() < faults.never_ready:
+            load_s = math.inf
+        worker = VirtualWorker(self, name, self.scale.profile(load_s))
+        service = ServiceProcess(
+            self, name, "worker", self.scale.worker(name, slot), worker.start, self._skew()
         )
-        worker.engine.on_chunk = lambda session: self.checker.begins_chunk(worker, session)
+        worker.service = service
+        if chance.random() < faults.crash_at_start:
+            self.later(0.1, service.kill, "cannot start")
         self.workers[name] = worker
-        self.capacity[name] = self._slots
-        program.on_death = self._exited
-        program.start()
-        if chance.random() < self.network.faults.crash_at_start:
-            self.kernel.at(0.1, lambda: program.kill("cannot start"))
-        else:
-            never = chance.random() < self.network.faults.never_ready
-            worker.load_model(math.inf if never else chance.uniform(*START_S))
-        return Member(slot, program, lambda: worker.program.spawn(worker.stop()))
+        self.capacity[name] = self.scale.slots
+        self._begin(service)
+        return service
 
-    def _exited(self, program: Program, why: str) -> None:
-        manager = self.autoscaler.program
-        if manager.up:
-            manager.after(self.network.delay(), lambda: self.autoscaler.exited(program.name, why))
+    def worker(self, name: str | None) -> VirtualWorker | None:
+        """The worker of this id, if its process lives."""
+        worker = self.workers.get(str(name))
+        return worker if worker is not None and worker.alive else None
 
-    # Hints
+    # Faults
 
-    def _assign(self, name: str, assignment: Assignment) -> None:
-        worker = self.workers.get(name)
-        if worker is not None:
-            self.network.hint(self.store.program, worker.program, lambda: worker.assigned(assignment))
+    def mute(self, service: ServiceProcess, seconds: float) -> None:
+        """The service's appends arrive, and their acknowledgements do not."""
+        client = self._clients.get(service)
+        if client is not None and isinstance(self.network, FaultyNetwork):
+            self.network.mute(client, self.loop.time() + seconds)
 
-    def _report(self, source: Program, report: LoadReport) -> None:
-        for process in self.schedulers:
-            self._load_to(process, source, report)
-        self.network.hint(source, self.autoscaler.program, lambda: self.autoscaler.load(report))
+    def slow_broker(self, seconds: float) -> None:
+        self.broker.slow_s = seconds
 
-    def _load_to(self, process: SchedulerProcess, source: Program, report: LoadReport) -> None:
-        self.network.hint(source, process.program, lambda: process.load(report))
+    def start_broker_anew(self) -> None:
+        """The broker comes back on another disk: its streams are gone."""
+        self.trace.note("streams are lost")
+        self.checker.log.streams_lost()
+        self.broker.start(lost_streams=True)
 
-    def _published(self, source: Program, topic: object, message: object) -> None:
-        """A hint that an executor publishes."""
-        if isinstance(message, LoadFeedback):
-            self.network.hint(source, self.autoscaler.program, lambda: self.autoscaler.feedback(message))
+    def lose_hot_store(self) -> None:
+        self.hot.crash()
+        self.hot.start(empty=True)
 
-    def _latents(self, source: Program, session: str, latents: Latents) -> None:
-        self.network.hint(source, self.store.program, lambda: self.store.latents(session, latents))
-
-    def _playhead(self, session: str, playhead_s: float, viewers: int) -> None:
-        source = self.gateway.program
-        self.network.hint(
-            source, self.store.program, lambda: self.store.playhead(session, playhead_s, viewers)
-        )
-        for process in self.schedulers:
-            self._watched(process, session, viewers)
-        for worker in self.workers.values():
-            if worker.program.up and session in worker.table.entries:
-                self._playhead_to(worker, session, playhead_s, viewers)
-
-    def _watched(self, process: SchedulerProcess, session: str, viewers: int) -> None:
-        source = self.gateway.program
-        self.network.hint(source, process.program, lambda: process.playhead(session, viewers))
-
-    def _playhead_to(self, worker: Worker, session: str, playhead_s: float, viewers: int) -> None:
-        self.network.hint(
-            self.gateway.program, worker.program, lambda: worker.playhead(session, playhead_s, viewers)
-        )
-
-    def _told(self, entry: Entry) -> None:
-        """An event is in the log."""
-        event = entry.body
-        if not isinstance(event, WorkerJoined | WorkerLeft):
-            manager = self.autoscaler.program
-            self.network.hint(manager, manager, lambda: self.autoscaler.happened(event))
+    def mend(self) -> None:
+        """Servers and network are as they should be; processes that are frozen wake up in their time."""
+        self.trace.note("faults stop")
+        self.faults = CALM
+        self.fabric.faults = FabricFaults()
+        if isinstance(self.network, FaultyNetwork):
+            self.network.mend()
+            self.network.rates = Rates(delay_s=CALM.delay_s, lag_s=CALM.lag_s)
+        self.broker.mend()
+        self.postgres.disk_full = False
+        self.postgres.behavior.in_doubt = 0.0
+        self.postgres.freeze(0.0)
+        self.postgres.slow_down(0.0, 0.0)
+        self.postgres.start()
 
     # Looking
+
+    def gateways(self) -> list[ServiceProcess]:
+        return list(self._gateways)
+
+    def gateway_of(self, service: ServiceProcess) -> Gateway | None:
+        """The gateway that runs in the process; None: it has not started or has ended."""
+        return self._gateways.get(service)
+
+    def running(self) -> list[ServiceProcess]:
+        """Processes that live."""
+        machines = [machine.worker for machine in self.machines.living()]
+        return [service for service in (*self._services.values(), *machines) if service.alive]
+
+    def leaders(self) -> list[str]:
+        """Schedulers that may decide now."""
+        return [service.name for service, lead in self._leads.items() if lead.role == "leader"]
+
+    def records(self) -> Iterator[SessionRecord]:
+        """Rows of all sessions, as committed."""
+        return (entry.record for entry in self.postgres.tables.sessions.rows.values())
+
+    def decision_of(self, record: SessionRecord) -> str | None:
+        """Kind of the decision that made this version of the row."""
+        decisions = self.postgres.tables.decisions
+        for number in decisions.keys("version", (record.id, record.version)):
+            return decisions.rows[number].decision.kind
+        return None
+
+    def slots_used(self, worker: str) -> int:
+        """Sessions that hold a slot of the worker, or reserve one by moving there."""
+        return sum(
+            record.phase.holds_slot and worker in (record.worker, record.target) for record in self.records()
+        )
 
     def free_slots(self) -> int:
         """Slots of living workers that take sessions and that no session holds."""
         return sum(
-            max(0, row.capacity - self.database.slots_used(row.id))
-            for row in self.database.workers.values()
-            if row.phase is WorkerPhase.READY and row.id in self.workers and self.workers[row.id].program.up
+            max(0, entry.record.capacity - self.slots_used(name))
+            for name, entry in self.postgres.tables.workers.rows.items()
+            if entry.record.phase is WorkerPhase.READY and self.worker(name) is not None
         )
 
-    def is_watched(self, session: str) -> bool:
-        return any(
-            viewer.session == session and self.gateway.connected(viewer) for viewer in self.users.viewers
-        )
-
-    def calm(self) -> None:
-        """No faults from here on; what is broken is repaired as in production, by those who are there."""
-        self.kernel.note("calm")
-        self.network.faults = CALM
-        self.troubles.stop()
+    def mark_calm(self) -> None:
+        """Note how far each session has come."""
         self.made_when_calm = {
-            record.id: len(self.chunks.by_subject.get(CHUNK.of(record.id), ()))
-            for record in self.database.rows()
+            session: 0 if log.last is None else log.last.header.index + 1
+            for session, log in self.checker.log.sessions.items()
         }
 
     def counts(self) -> dict[str, int]:
         """What took place in this run."""
         return {
-            "sessions": len(self.database.sessions),
-            "chunks": sum(isinstance(entry.body, Chunk) for entry in self.chunks.entries),
-            "placements": sum(d.kind in PLACED for d in self.database.decisions.values()),
+            "sessions": len(self.postgres.tables.sessions.rows),
+            "chunks": self.checker.log.chunks,
+            "placements": self.checker.placements,
             "moves": self.checker.moves,
             "workers": len(self.workers),
-            "kills": self.troubles.kills,
+            "kills": self.injector.kills,
         }
 
     def close(self) -> None:
-        for program in [*self.services, *(worker.program for worker in self.workers.values())]:
-            program.discard()
-
-
-def _core() -> Scheduler:
-    """As the scheduler's service makes it."""
-    rebalancer = MinMaxRebalancer(Weights(moves_at_once=POLICY.moves_at_once))
-    return Scheduler(MinMax(rebalancer), POLICY, rebalancer, rebalancer.links)
+        """End every process."""
+        self.loop.close()

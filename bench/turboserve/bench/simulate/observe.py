@@ -12,7 +12,7 @@ from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import Command, Event
 
 if TYPE_CHECKING:
-    from turboserve.bench.world.invariants import Checker
+    from turboserve.bench.simulate.invariants import Checker
 
 
 def scheduler(core: Scheduler, name: str, checker: Checker) -> Scheduler:

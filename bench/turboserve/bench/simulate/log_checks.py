@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from turboserve.bench.runtime.broker.stream import Stored, Stream
 from turboserve.bench.runtime.device.contents import ChunkContents, begin
-from turboserve.bench.world.viewer import Viewer
+from turboserve.bench.simulate.viewer import Viewer
 from turboserve.contracts.chunks import ChunkHeader, Ownership
 from turboserve.contracts.events import event_from_bytes
 from turboserve.subjects import CHUNK, EVENTS, OWN
 
 if TYPE_CHECKING:
-    from turboserve.bench.world.invariants import Checker
+    from turboserve.bench.simulate.invariants import Checker
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from turboserve.bench.world.users import Users
+from turboserve.bench.simulate.users import Users
 from turboserve.contracts.pool import SlotPhase
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 
 if TYPE_CHECKING:
-    from turboserve.bench.world.world import World
+    from turboserve.bench.simulate.world import World
 
 
 def unsettled(world: World, users: Users) -> str | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from turboserve.bench.world.service import ConnectionLostError, ServiceProcess
+from turboserve.bench.simulate.service import ConnectionLostError, ServiceProcess
 from turboserve.contracts.errors import TurboServeError
 from turboserve.gateway.auth.middleware import Authenticate
 from turboserve.gateway.auth.service import DEFAULT_TENANT
@@ -20,7 +20,7 @@ from turboserve.gateway.context import Gateway
 from turboserve.gateway.stream import endpoints
 
 if TYPE_CHECKING:
-    from turboserve.bench.world.world import World
+    from turboserve.bench.simulate.world import World
 
 ENDED = 1000
 """A WebSocket that closes with this code has sent all there is."""
@@ -48,6 +48,8 @@ class Viewer:
     """Media time up to which the viewer has video."""
     playhead_s: float = 0.0
     played_at: float = 0.0
+    on_first: Callable[[], None] = lambda: None
+    """Called with the viewer's first chunk."""
 
 
 class ViewerConnection:
@@ -134,6 +136,8 @@ class ViewerConnection:
     def _got(self, index: int, fragment: bytes, end_s: float) -> None:
         viewer = self.viewer
         self._world.checker.delivered(viewer, index, fragment)
+        if not viewer.seen:
+            viewer.on_first()
         viewer.next = index + 1
         viewer.seen += 1
         viewer.end_s = end_s

@@ -12,7 +12,7 @@ import structlog
 from turboserve.bench.runtime.process import current
 
 if TYPE_CHECKING:
-    from turboserve.bench.world.world import World
+    from turboserve.bench.simulate.world import World
 
 
 @contextmanager

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from turboserve import ids
 from turboserve.bench.runtime.process import Process
-from turboserve.bench.world.hosts import HostClock, SeededRandomness
+from turboserve.bench.simulate.hosts import HostClock, SeededRandomness
 from turboserve.config import Settings
 from turboserve.contracts.errors import UnavailableError
 from turboserve.service import Runtime, run_service
 
 if TYPE_CHECKING:
-    from turboserve.bench.world.world import World
+    from turboserve.bench.simulate.world import World
 
 T = TypeVar("T")
 

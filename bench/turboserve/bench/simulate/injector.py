@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from turboserve.bench.runtime.broker.jetstream import Storage
 from turboserve.bench.runtime.process import Process
-from turboserve.bench.world.service import ServiceProcess
+from turboserve.bench.simulate.service import ServiceProcess
 
 if TYPE_CHECKING:
-    from turboserve.bench.world.world import World
+    from turboserve.bench.simulate.world import World
 
 BEAT_S = 0.5
 LONGEST_FREEZE_S = 12.0
@@ -46,7 +46,7 @@ class FaultInjector:
     def stop(self) -> None:
         """Nothing breaks any more; servers and connections are mended, what is frozen goes on in its time."""
         self._stopped = True
-        self._world.loop.before_callback = lambda _process: None
+        self._world.loop.before_callback = None
         self._world.mend()
 
     def _later(self, seconds: float, action: Action) -> None:
@@ -120,7 +120,7 @@ class FaultInjector:
         self._perhaps(faults.broker_down, during("broker stops", broker.stop, broker.start, 4.0))
         self._perhaps(
             faults.fresh_streams,
-            during("broker loses its disk", broker.stop, lambda: broker.start(lost_streams=True), 4.0),
+            during("broker loses its disk", broker.stop, world.start_broker_anew, 4.0),
         )
         self._perhaps(faults.broker_freeze, frozen("broker freezes", broker.freeze))
         slow_s = world.fault_random.uniform(0.1, 1.0) if faults.broker_slow else 0.0

@@ -10,14 +10,14 @@ from torch import Tensor
 from turboserve.bench.runtime.device.contents import number_of
 from turboserve.bench.runtime.device.platform import VirtualPlatform
 from turboserve.bench.runtime.device.profile import DeviceProfile
-from turboserve.bench.world.service import ServiceProcess
+from turboserve.bench.simulate.service import ServiceProcess
 from turboserve.service import Runtime
 from turboserve.worker.service import app
 from turboserve.worker.service.worker import Worker
 from turboserve.worker.settings import Settings
 
 if TYPE_CHECKING:
-    from turboserve.bench.world.world import World
+    from turboserve.bench.simulate.world import World
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from turboserve.bench.world.faults import Faults, draw
-from turboserve.bench.world.quiet import quiet
-from turboserve.bench.world.settings import Scale
-from turboserve.bench.world.settled import held_memory, unsettled
-from turboserve.bench.world.users import Users
-from turboserve.bench.world.world import World
+from turboserve.bench.simulate.faults import Faults, draw
+from turboserve.bench.simulate.quiet import quiet
+from turboserve.bench.simulate.settings import Scale
+from turboserve.bench.simulate.settled import held_memory, unsettled
+from turboserve.bench.simulate.users import Users
+from turboserve.bench.simulate.world import World
 
 SETTLE_S = 60.0
 """Bound of invariant 5, in a world whose time-outs are half of the shipped ones."""

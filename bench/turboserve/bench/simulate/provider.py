@@ -16,10 +16,10 @@ from turboserve.autoscaler.providers.base import (
     PoolProvider,
     ProviderError,
 )
-from turboserve.bench.world.service import ServiceProcess
+from turboserve.bench.simulate.service import ServiceProcess
 
 if TYPE_CHECKING:
-    from turboserve.bench.world.world import World
+    from turboserve.bench.simulate.world import World
 
 POLL_S = 0.1
 

@@ -1,0 +1,190 @@
+"""A calm world: no faults, declared latencies, any number of workers and sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from turboserve.autoscaler.settings import AutoscalerSettings
+from turboserve.bench.report import percentile
+from turboserve.bench.runtime.broker import Network
+from turboserve.bench.runtime.device.profile import DeviceProfile
+from turboserve.bench.simulate.faults import CALM
+from turboserve.bench.simulate.names import INVARIANTS
+from turboserve.bench.simulate.quiet import quiet
+from turboserve.bench.simulate.settings import Scale
+from turboserve.bench.simulate.users import Clients
+from turboserve.bench.simulate.viewer import Viewer
+from turboserve.bench.simulate.world import World
+from turboserve.gateway.auth.service import DEFAULT_TENANT as TENANT
+from turboserve.gateway.settings import Settings as GatewaySettings
+from turboserve.scheduler.settings import SchedulerSettings
+from turboserve.state_store.settings import Settings as StoreSettings
+
+LATENCY_S = 0.0005
+"""Of each message between a process and the broker."""
+PLAYHEAD_S = 1.0
+"""Between two reports of one session's playhead."""
+ARRIVE_WITHIN_S = 60.0
+"""Without a file of arrivals: all sessions come in the first minute."""
+PROMPT_EVERY_S = 30.0
+"""Mean time between two prompts of one session."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One session."""
+
+    arrives_s: float
+    plays_s: float
+
+
+@dataclass(frozen=True)
+class CalmScale(Scale):
+    """Shipped settings, but for how often playheads are reported."""
+
+    gateways: int = 4
+
+    def gateway(self) -> GatewaySettings:
+        return self._of(GatewaySettings, playhead_interval_s=PLAYHEAD_S, stream_limit=100_000)
+
+    def scheduler(self) -> SchedulerSettings:
+        return self._of(SchedulerSettings)
+
+    def store(self) -> StoreSettings:
+        return self._of(StoreSettings, max_sessions=100_000)
+
+    def autoscaler(self) -> AutoscalerSettings:
+        return self._of(
+            AutoscalerSettings,
+            pool_size=self.workers,
+            pool_min=self.workers,
+            pool_max=self.most_workers,
+            pool_model="toyworld",
+        )
+
+    def profile(self, load_s: float) -> DeviceProfile:
+        """Of each worker's device: in real time with all its slots taken."""
+        most = self.slots
+        return DeviceProfile(
+            forward_s={1: 0.03, most + 1: 0.1},
+            load_s=load_s,
+            slots=most,
+            host_states=most,
+            chunk_at_once=True,
+        )
+
+
+class CalmUsers(Clients):
+    """Each session is created at its time, watched and prompted, and ended when it has played."""
+
+    def __init__(self, world: World, arrivals: list[Arrival]) -> None:
+        super().__init__(world)
+        self.first_chunk_s: list[float] = []
+        """From the request for a session to its first chunk."""
+        self.refused = 0
+        for number, arrival in enumerate(arrivals, 1):
+            self._spawn(self._plays(number, arrival))
+
+    async def _plays(self, seed: int, arrival: Arrival) -> None:
+        world, loop = self._world, self._world.loop
+        await asyncio.sleep(arrival.arrives_s)
+        began = loop.time()
+        record = await self.create(seed, attempts=10)
+        if record is None:
+            self.refused += 1
+            return
+        viewer = self.watch(record.id)
+        viewer.on_first = lambda: self.first_chunk_s.append(loop.time() - began)
+        until = began + arrival.plays_s
+        while True:
+            pause_s = world.random.expovariate(1.0 / PROMPT_EVERY_S)
+            if loop.time() + pause_s >= until:
+                break
+            await asyncio.sleep(pause_s)
+            await self.ask(lambda g: g.sessions.prompt(TENANT, record.id, "a blue square", None))
+        await asyncio.sleep(max(0.0, until - loop.time()))
+        self.leave(viewer)
+        await self.ask(lambda g: g.sessions.end(TENANT, record.id))
+        self.forget(viewer)
+
+
+def read_arrivals(path: Path) -> list[Arrival]:
+    """Rows of `arrives_s,plays_s`. Raises ValueError for what is no number."""
+    with path.open(newline="") as file:
+        return [Arrival(float(row["arrives_s"]), float(row["plays_s"])) for row in csv.DictReader(file)]
+
+
+def run_calm(
+    seed: int,
+    workers: int,
+    slots: int,
+    sessions: int,
+    seconds: float,
+    arrivals: Path | None = None,
+    keep_lines: bool = False,
+) -> dict[str, Any]:
+    """Let `seconds` of virtual time pass; what took place, and what it cost."""
+    scale = CalmScale(workers=workers, most_workers=workers, slots=slots, times={})
+    world = World(seed, CALM, scale, keep_lines, Network(LATENCY_S))
+    if arrivals is None:
+        chance = world.random
+        coming = [Arrival(chance.uniform(0.0, ARRIVE_WITHIN_S), seconds) for _ in range(sessions)]
+    else:
+        coming = read_arrivals(arrivals)
+    began, began_cpu = time.monotonic(), time.process_time()
+    with quiet(world):
+        users = CalmUsers(world, coming)
+        world.begin()
+        world.loop.advance(seconds)
+        wall_s, cpu_s = time.monotonic() - began, time.process_time() - began_cpu
+        checker, log = world.checker, world.checker.log
+        result = {
+            "mode": "calm",
+            "seed": seed,
+            "virtual_s": seconds,
+            "workers": workers,
+            "sessions": len(coming),
+            "refused": users.refused,
+            "violations": dict.fromkeys(INVARIANTS, 0) | dict(checker.violations),
+            "messages": list(checker.messages),
+            "digest": world.trace.digest,
+            "counts": world.counts() | {"viewed": users.viewed},
+            "first_chunk_s": {
+                "p50": percentile(users.first_chunk_s, 0.5),
+                "p99": percentile(users.first_chunk_s, 0.99),
+            },
+            "events": world.loop.callbacks,
+            "wall_s": wall_s,
+            "cpu_s": cpu_s,
+            "events_per_s": world.loop.callbacks / wall_s,
+            "events_per_cpu_s": world.loop.callbacks / max(cpu_s, 1e-9),
+            "chunks_per_cpu_s": log.chunks / max(cpu_s, 1e-9),
+        }
+        if keep_lines:
+            print("\n".join(world.trace.lines or ()))
+        world.close()
+    return result
+
+
+def calm_table(result: Mapping[str, Any]) -> RenderableType:
+    """What took place, and what it cost."""
+    shown = Table("", "", box=box.SIMPLE, show_header=False)
+    for name in ("virtual_s", "workers", "sessions", "refused", "events", "wall_s", "cpu_s"):
+        shown.add_row(name, f"{result[name]:g}")
+    for name, count in result["counts"].items():
+        shown.add_row(name, str(count))
+    shown.add_row("events per CPU second", f"{result['events_per_cpu_s']:.0f}")
+    shown.add_row("chunks per CPU second", f"{result['chunks_per_cpu_s']:.0f}")
+    notes = [f"{name}: {count}" for name, count in result["violations"].items() if count]
+    return Group(shown, Text("\n".join([*notes, *result["messages"]]) or "no invariant was violated"))

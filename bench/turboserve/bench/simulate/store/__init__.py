@@ -1,1 +1,0 @@
-"""The state store in small: its own rules, in transactions on tables in memory, and what follows them."""
