@@ -12,7 +12,7 @@ from turboserve.bench.simulate.log_checks import LogChecks
 from turboserve.bench.simulate.names import INVARIANTS, brief
 from turboserve.bench.simulate.viewer import Viewer
 from turboserve.contracts.events import Event, WorkerJoined, WorkerLeft
-from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import BeginMove, Place, Report
@@ -85,11 +85,25 @@ class Checker:
         )
         if before is not None:
             self._owner(before, after)
+        else:
+            self._admitted(after)
         if after.phase.holds_slot:
             for worker in {after.worker, after.target} - {None}:
                 self._room(str(worker))
         if after.phase is Phase.FAILED and (before is None or before.phase is not Phase.FAILED):
             self.fail("converges_after_faults", f"{after.id} failed: {after.reason}")
+
+    def _admitted(self, record: SessionRecord) -> None:
+        """A session was created: the pool, at its largest, must have a slot for each that wants to run."""
+        wanted = sum(
+            row.phase.holds_slot
+            or row.phase is Phase.REQUESTED
+            or (row.phase is Phase.SUSPENDED and row.activity is Activity.WATCHING)
+            for row in self._world.records()
+        )
+        slots = self._world.most_slots()
+        if wanted > slots:
+            self.fail("capacity", f"{record.id} is admitted as number {wanted} where there are {slots} slots")
 
     def _owner(self, before: SessionRecord, after: SessionRecord) -> None:
         if after.version < before.version:

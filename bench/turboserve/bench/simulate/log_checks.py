@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from turboserve.bench.runtime.broker.stream import Stored, Stream
-from turboserve.bench.runtime.device.contents import ChunkContents, begin
+from turboserve.bench.runtime.device.contents import LOST, ChunkContents, begin, link
 from turboserve.bench.simulate.viewer import Viewer
 from turboserve.contracts.chunks import ChunkHeader, Ownership
 from turboserve.contracts.events import event_from_bytes
@@ -111,10 +111,17 @@ class LogChecks:
             seed = self._checker.seed_of(header.session)
             if seed is not None and contents.parent != begin(seed):
                 self._checker.fail("chunks_contiguous", f"{header.session} does not begin at its beginning")
-        elif last is not None and header.epoch == last.header.epoch and contents.parent != last.contents.number:
+        elif last is not None and contents.parent not in self._parents(header, last):
             self._checker.fail(
                 "chunks_contiguous", f"{header.session}: {header.index} is not made from the one before"
             )
+
+    @staticmethod
+    def _parents(header: ChunkHeader, last: Accepted) -> set[int]:
+        """Numbers of the states that the chunk may be made from: that of the chunk before it, or, under a new
+        owner that found no latents, one without any context."""
+        rebuilt = {link(LOST, header.index)} if header.epoch != last.header.epoch else set()
+        return {last.contents.number} | rebuilt
 
     def index_of(self, session: str, fragment: bytes) -> int:
         """Of the chunk whose fragment it is; -1: the log never accepted it."""

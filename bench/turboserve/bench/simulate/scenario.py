@@ -79,10 +79,10 @@ def run_scenario(
         users.stop()
         world.injector.stop()
         world.mark_calm()
-        settled_s = _settle(world, users)
+        settled_s = settle(world, users)
         if seed % WATCH_EVERY == 0:
             _watch(world)
-        _end(world, users)
+        end(world, users)
         outcome = Outcome(
             seed,
             dict(world.checker.violations),
@@ -97,7 +97,7 @@ def run_scenario(
     return outcome
 
 
-def _settle(world: World, users: Users) -> float | None:
+def settle(world: World, users: Users) -> float | None:
     began, loop = world.loop.time(), world.loop
     since: float | None = None
     trouble: str | None = None
@@ -123,7 +123,7 @@ def _watch(world: World) -> None:
         world.checker.fail("bounded_scaling", f"{resizes} changes in {WATCHED_S:g} s of constant load")
 
 
-def _end(world: World, users: Users) -> None:
+def end(world: World, users: Users) -> None:
     began = world.loop.time()
     users.end_all()
     trouble: str | None = None

@@ -79,6 +79,11 @@ class VirtualWorker:
         snapshot = table.suspended(session)
         return HeldState(snapshot.next_chunk, _number(snapshot.tensors["numbers"]), True)
 
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Sessions whose states it sends to others."""
+        return () if self.worker is None else tuple(self.worker._moves._source._open)
+
     def held(self) -> dict[str, int]:
         """Memory and entries in use, by kind."""
         if self.worker is None:
@@ -89,6 +94,7 @@ class VirtualWorker:
             "host bytes": engine.table.host_bytes_used,
             "sessions": len(table.entries),
             "chunks": table.unpublished,
+            "copies": len(self.copies),
         }
 
     def _leave(self, reason: str) -> None:

@@ -101,6 +101,8 @@ class World:
         self._leads: dict[ServiceProcess, Lead] = {}
         self.autoscaler: AutoscalerShell | None = None
         """Of the autoscaler's newest process."""
+        self.restarts = True
+        """Whether services are started again."""
         self.made_when_calm: dict[str, int] = {}
         """Session → chunks in the log when the faults stopped."""
         self._clients: dict[ServiceProcess, MemoryClient] = {}
@@ -182,6 +184,8 @@ class World:
         if service.kind == "worker":
             self.machines.exited(service.name, why, self.loop)
             return
+        if not self.restarts:
+            return
         delay_s = self.random.uniform(*RESTART_S)
         self.later(delay_s, self._start, service.name, service.kind)
 
@@ -247,6 +251,10 @@ class World:
 
     # Looking
 
+    def service(self, name: str) -> ServiceProcess:
+        """The newest process of a service."""
+        return self._services[name]
+
     def gateways(self) -> list[ServiceProcess]:
         return list(self._gateways)
 
@@ -280,6 +288,12 @@ class World:
             record.phase.holds_slot and worker in (record.worker, record.target) for record in self.records()
         )
 
+    def most_slots(self) -> int:
+        """Slots of the pool at its largest, or of more workers if there are more that are not known as dead."""
+        workers = self.postgres.tables.workers.rows.values()
+        known = sum(entry.record.phase is not WorkerPhase.GONE for entry in workers)
+        return max(known, self.scale.most_workers) * self.scale.slots
+
     def free_slots(self) -> int:
         """Slots of living workers that take sessions and that no session holds."""
         return sum(
@@ -290,6 +304,8 @@ class World:
 
     def mark_calm(self) -> None:
         """Note how far each session has come."""
+        self.restarts = True
+        """Whether services are started again."""
         self.made_when_calm = {
             session: 0 if log.last is None else log.last.header.index + 1
             for session, log in self.checker.log.sessions.items()

@@ -1,0 +1,66 @@
+"""Rules that change in the product alone: the simulator has none of its own, and sees what comes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from simulate_plants import BUSY, violations
+
+from turboserve.bench.simulate.faults import CALM, Faults
+from turboserve.state_store.core import workers
+from turboserve.state_store.ports.records import PendingEvent
+from turboserve.state_store.publish.outbox import Outbox
+from turboserve.worker.service import wire
+
+
+def test_an_admission_rule_that_changed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One session too many for each model."""
+    admit = workers.Room.admit
+
+    def one_more(self: workers.Room, retry_s: float) -> None:
+        admit(workers.Room(self.model, self.known, self.capacity, max(0, self.demand - 1)), retry_s)
+
+    monkeypatch.setattr(workers.Room, "admit", one_more)
+    assert "capacity" in violations(range(20), CALM, seconds=25.0)
+
+
+def test_an_epoch_check_that_is_skipped_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker appends without the condition that the session is still its own."""
+    append = wire.append
+
+    async def unconditional(*args: Any, expect: Any = None, **options: Any) -> Any:
+        return await append(*args, **options)
+
+    monkeypatch.setattr(wire, "append", unconditional)
+    assert "one_executor" in violations(range(40), BUSY)
+
+
+def test_latents_of_a_former_owner_that_are_taken_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The epoch of the latents is not compared with that of the chunk in the log."""
+    latents = wire.Wire.latents
+
+    async def of_any_epoch(self: wire.Wire, session: str, index: int) -> Any:
+        kept = await latents(self, session, index)
+        entry = await wire.last_entry(self._bus, wire.CHUNKS, wire.CHUNK.of(session))
+        if kept is None or entry is None:
+            return kept
+        header = wire.ChunkHeader.of_entry(session, entry.headers, len(entry.data))
+        return kept[0].model_copy(update={"epoch": header.epoch, "before": header.epoch, "began": 0}), kept[1]
+
+    monkeypatch.setattr(wire.Wire, "latents", of_any_epoch)
+    faults = Faults(mute=0.1, cut={"worker": 0.1}, crash={"worker": 0.1}, lost_request=0.2, lag_s=0.05)
+    assert "chunks_contiguous" in violations(range(80), faults, seconds=25.0)
+
+
+def test_an_outbox_that_loses_a_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several events that wait, it takes the last for published."""
+    published_before = Outbox._published_before
+
+    async def one_too_many(self: Outbox, pending: Sequence[PendingEvent]) -> list[int]:
+        numbers = await published_before(self, pending)
+        return [*numbers, pending[-1].number] if len(pending) > 1 else numbers
+
+    monkeypatch.setattr(Outbox, "_published_before", one_too_many)
+    assert "events_complete" in violations(range(20), Faults(crash={"state-store": 0.1}))

@@ -1,0 +1,186 @@
+"""Planted faults: each check can fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import pytest
+from simulate_plants import BUSY, all_on_the_first, violations, without_fence
+
+from turboserve.autoscaler import lifecycle
+from turboserve.autoscaler.control.advisor import Advice, Advisor
+from turboserve.autoscaler.control.hearing import Hearing
+from turboserve.bench.runtime.broker.jetstream import JetStream
+from turboserve.bench.runtime.broker.stream import Stream
+from turboserve.bench.runtime.device.backend import VirtualBackend
+from turboserve.bench.runtime.device.contents import VirtualState
+from turboserve.bench.simulate import command, scenario
+from turboserve.bench.simulate.faults import CALM, Faults
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.gateway.stream.chunks import Chunk, ChunkLog, Start
+from turboserve.scheduler.leadership import Leadership
+from turboserve.scheduler.placement import Choice, Cluster, Demand, MinMax
+from turboserve.state_store.core import sessions, workers
+from turboserve.worker.engine.session import Session
+from turboserve.worker.service import commands as do
+from turboserve.worker.service.engine_driver import EngineDriver
+from turboserve.worker.service.lease import Lease
+from turboserve.worker.service.table import Table
+
+
+def test_a_broker_without_the_fence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stream, "_check", without_fence("chunk."))
+    assert "one_executor" in violations(range(40), BUSY)
+
+
+def test_a_worker_that_ignores_its_lease_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lease, "renewed", lambda self, _: setattr(self, "until", math.inf))
+    assert "one_executor" in violations(range(40), Faults(cut={"worker": 0.1}), seconds=25.0)
+
+
+def test_an_engine_that_does_not_look_at_the_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that was frozen goes on with its next chunk before it hears that the lease is over."""
+
+    def step(self: EngineDriver) -> list[Any]:
+        return self.engine.step(self._now()) if self._generate_until > -math.inf else []
+
+    monkeypatch.setattr(EngineDriver, "step", step)
+    monkeypatch.setattr(EngineDriver, "generating", property(lambda self: self._generate_until > -math.inf))
+    assert "one_executor" in violations(range(20), Faults(freeze={"worker": 0.1}), seconds=25.0)
+
+
+def test_a_store_that_does_not_raise_the_epoch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def same(record: SessionRecord, worker: str | None) -> dict[str, Any]:
+        return {"epoch": max(record.epoch, 1), "worker": worker, "own_revision": None}
+
+    monkeypatch.setattr(sessions, "own_anew", same)
+    assert "epochs_increase" in violations(range(10), BUSY)
+
+
+def test_a_stale_owner_in_the_log_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's own message, late: without the fence it would make an earlier epoch the current one."""
+    monkeypatch.setattr(Stream, "_check", without_fence("own."))
+    faults = Faults(late_request=0.3, crash={"worker": 0.1})
+    assert "epochs_increase" in violations(range(60), faults, seconds=20.0)
+
+
+def test_a_broker_that_does_not_know_repeated_messages_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stream, "_remember", lambda *_: None)
+    assert "chunks_contiguous" in violations(range(20), Faults(lost_answer=0.3))
+
+
+def test_a_move_of_another_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent, with a digest of its own, is not what the log's end was made from."""
+    pages_at_rest = VirtualBackend.pages_at_rest
+
+    def older(self: VirtualBackend, session: Session) -> Any:
+        state = session.state
+        assert isinstance(state, VirtualState)
+        number, state.number = state.number, state.number + 1
+        try:
+            return pages_at_rest(self, session)
+        finally:
+            state.number = number
+
+    monkeypatch.setattr(VirtualBackend, "pages_at_rest", older)
+    assert "verified_before_flip" in violations(range(40), CALM)
+
+
+def test_a_store_that_does_not_count_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers.Slots, "check_room", lambda self, worker, retry_s: None)
+    monkeypatch.setattr(MinMax, "assign", all_on_the_first)
+    assert "capacity" in violations(range(20), CALM)
+
+
+def test_a_session_that_nobody_places_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(self: MinMax, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]:
+        return [Choice(demand.session, None, "not today") for demand in demands]
+
+    monkeypatch.setattr(MinMax, "assign", nobody)
+    assert "converges_after_faults" in violations(range(6), CALM, seconds=6.0)
+
+
+def test_memory_that_is_not_given_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    carry_out = EngineDriver.carry_out
+
+    def keeps(self: EngineDriver, command: Any) -> None:
+        if not isinstance(command, do.Evict):
+            carry_out(self, command)
+
+    monkeypatch.setattr(EngineDriver, "carry_out", keeps)
+    assert "memory_returns" in violations(range(4), CALM, seconds=8.0)
+
+
+def test_a_reader_that_misses_a_lost_message_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker does not say what came before, and the gateway does not look at the index."""
+    republish = JetStream._republish
+
+    async def unchecked(self: ChunkLog, session: str, start: Start, ended: Any) -> AsyncGenerator[Chunk, None]:
+        async for entry in self._entries(session, start.sequence, ended):
+            chunk = self._chunk(session, entry)
+            if chunk is not None and chunk.header.index >= start.index:
+                yield chunk
+
+    monkeypatch.setattr(
+        JetStream, "_republish", lambda self, stream, stored, before: republish(self, stream, stored, 0)
+    )
+    monkeypatch.setattr(ChunkLog, "follow", unchecked)
+    assert "client_sees_prefix" in violations(range(20), Faults(lost_hint=0.3))
+
+
+def test_a_pool_that_ends_busy_workers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_once(self: lifecycle.Lifecycle, slot: Any, now: float) -> None:
+        self.release(slot, "not wanted any more", now)
+
+    monkeypatch.setattr(lifecycle.Lifecycle, "_drain", at_once)
+    assert "scale_in_harmless" in violations(range(60), CALM, seconds=25.0)
+
+
+def test_a_controller_that_trusts_silence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hearing, "is_stale", lambda self, now: self.heard_at is None)
+    faults = Faults(cut={"scheduler": 0.2}, crash={"scheduler": 0.2})
+    assert "stale_metrics_never_shrink" in violations(range(80), faults, seconds=25.0)
+
+
+def test_a_controller_that_swings_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    advise = Advisor.advise
+
+    def swings(self: Advisor, size: int, wakes: bool, now: float) -> Advice:
+        least, most = self.policy.least, self.policy.most
+        return dataclasses.replace(advise(self, size, wakes, now), size=least if int(now) % 2 else most)
+
+    monkeypatch.setattr(Advisor, "advise", swings)
+    seeds = range(0, 200, scenario.WATCH_EVERY)
+    assert "bounded_scaling" in violations(seeds, CALM, seconds=6.0)
+
+
+def test_two_leaders_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Leadership, "leads", lambda self, now: self.term is not None)
+    faults = Faults(freeze={"scheduler": 0.1}, cut={"scheduler": 0.1})
+    assert "one_leader" in violations(range(40), faults)
+
+
+def test_a_core_that_decides_by_more_than_it_was_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    met = set[str]()
+
+    def remembers(self: MinMax, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]:
+        """Whom it has met, in this run or one before, goes elsewhere."""
+        free = [each.worker for each in cluster.candidates() if each.load < each.capacity]
+        choices = [Choice(d.session, free[-(d.session in met)] if free else None, "met") for d in demands]
+        met.update(demand.session for demand in demands)
+        return choices
+
+    monkeypatch.setattr(MinMax, "assign", remembers)
+    monkeypatch.setattr(command, "TWICE_EVERY", 1)
+    assert command.run(seeds=8, first=0, seconds=8.0)["violations"]["deterministic"] > 0
+
+
+def test_a_core_that_raises_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(self: Table, message: Any, now: float) -> list[do.Command]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Table, "tell", raises)
+    assert "no_core_fails" in violations([1], CALM, seconds=6.0)
