@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
@@ -19,20 +21,28 @@ from prometheus_client import generate_latest
 from turboserve.config import Settings
 
 
+_sends_spans = False
+"""Whether there is somewhere to send them. If not, none are made: making one takes as long as a request."""
+_NO_SPAN = nullcontext(trace.INVALID_SPAN)
+_EMPTY = Context()
+
+
 def setup(service: str, settings: Settings) -> None:
     """Install the providers; called once at the start of a process."""
+    global _sends_spans
     resource = Resource.create({"service.name": f"turboserve-{service}", "process.pid": os.getpid()})
     readers: list[MetricReader] = [PrometheusMetricReader()]
-    tracer_provider = TracerProvider(resource=resource)
     if settings.otlp_endpoint:
         # Imported here: the exporter pulls in an HTTP client that a stack without a collector does not need.
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         base = settings.otlp_endpoint.rstrip("/")
+        tracer_provider = TracerProvider(resource=resource)
         tracer_provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{base}/v1/traces")))
+        trace.set_tracer_provider(tracer_provider)
+        _sends_spans = True
         readers.append(PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=f"{base}/v1/metrics")))
-    trace.set_tracer_provider(tracer_provider)
     metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=readers))
 
 
@@ -40,8 +50,23 @@ def meter(name: str) -> metrics.Meter:
     return metrics.get_meter(f"turboserve.{name}")
 
 
-def tracer(name: str) -> trace.Tracer:
-    return trace.get_tracer(f"turboserve.{name}")
+class Tracer:
+    """OpenTelemetry's tracer, while spans are sent anywhere; else every span is the invalid one."""
+
+    def __init__(self, name: str) -> None:
+        self._tracer = trace.get_tracer(f"turboserve.{name}")
+
+    def start_as_current_span(self, name: str, **options: Any) -> AbstractContextManager[trace.Span]:
+        """See `opentelemetry.trace.Tracer`."""
+        return self._tracer.start_as_current_span(name, **options) if _sends_spans else _NO_SPAN
+
+    def start_span(self, name: str, **options: Any) -> trace.Span:
+        """See `opentelemetry.trace.Tracer`."""
+        return self._tracer.start_span(name, **options) if _sends_spans else trace.INVALID_SPAN
+
+
+def tracer(name: str) -> Tracer:
+    return Tracer(name)
 
 
 def prometheus_text() -> bytes:
@@ -50,11 +75,12 @@ def prometheus_text() -> bytes:
 
 
 def inject_context(headers: dict[str, str]) -> dict[str, str]:
-    """Add the current trace context to message headers."""
-    inject(headers)
+    """Add the current trace context to message headers, if there is one."""
+    if _sends_spans:
+        inject(headers)
     return headers
 
 
 def context_of(headers: Mapping[str, str] | None) -> Context:
     """The trace context that message headers carry."""
-    return extract(dict(headers or {}))
+    return extract(dict(headers or {})) if _sends_spans else _EMPTY

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -22,17 +22,27 @@ def quiet(world: World) -> Iterator[None]:
     What a service logs with a traceback is an error that its code did not expect: a violation.
     """
 
-    def unexpected(_logger: Any, _method: str, event: dict[str, Any]) -> str:
+    def unexpected(event: str, exc_info: Any) -> None:
         process = current()
-        if event.get("exc_info") and (process is None or process.alive):
+        if process is None or process.alive:
             name = "the world" if process is None else process.name
-            world.checker.fail("no_core_fails", f"{name}: {event.get('event')}: {_error(event['exc_info'])}")
-        raise structlog.DropEvent
+            world.checker.fail("no_core_fails", f"{name}: {event}: {_error(exc_info)}")
+
+    class Quiet(_Logger):
+        def error(self, event: str, **fields: Any) -> None:
+            if fields.get("exc_info"):
+                unexpected(event, fields["exc_info"])
+
+        def exception(self, event: str, **fields: Any) -> None:
+            unexpected(event, fields.get("exc_info", True))
 
     before = structlog.get_config()
+    # A logger is made for each line: nothing of it may be dear.
     structlog.configure(
-        processors=[unexpected],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        processors=[],
+        wrapper_class=Quiet,
+        context_class=dict,
+        logger_factory=lambda *_: None,
         cache_logger_on_first_use=False,
     )
     try:
@@ -41,11 +51,20 @@ def quiet(world: World) -> Iterator[None]:
         structlog.configure(**before)
 
 
+class _Logger:
+    """Takes what is below an error, and does nothing with it."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """As structlog makes one."""
+
+    def debug(self, event: str, **fields: Any) -> None: ...
+
+    info = warning = debug
+
+
 def _error(exc_info: Any) -> str:
     if isinstance(exc_info, BaseException):
         return repr(exc_info)
     if isinstance(exc_info, tuple):
         return repr(exc_info[1])
-    import sys
-
     return repr(sys.exc_info()[1])

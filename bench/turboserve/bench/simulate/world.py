@@ -16,6 +16,7 @@ from turboserve.bench.runtime.hot import MemoryHotStore, MemoryRedis
 from turboserve.bench.runtime.loop import VirtualLoop
 from turboserve.bench.runtime.rows.behavior import PostgresBehavior
 from turboserve.bench.runtime.rows.database import MemoryDatabase
+from turboserve.bench.runtime.process import current
 from turboserve.bench.runtime.rows.server import MemoryPostgres
 from turboserve.bench.simulate import observe
 from turboserve.bench.simulate.faults import CALM, Faults
@@ -91,6 +92,7 @@ class World:
         self.broker.jetstream.on_append = self.checker.log.appended
         self.postgres.on_commit = self.checker.committed
         self.postgres.on_lost = self.checker.lost
+        self.loop.set_exception_handler(self._callback_failed)
         self.capacity: dict[str, int] = {}
         """Worker → its slots."""
         self.workers: dict[str, VirtualWorker] = {}
@@ -108,6 +110,13 @@ class World:
         self._clients: dict[ServiceProcess, MemoryClient] = {}
         self._numbers: dict[str, int] = {}
         self.injector = FaultInjector(self)
+
+    def _callback_failed(self, _loop: object, context: dict[str, Any]) -> None:
+        """A callback raised; what no task's owner has asked for is not known at a time that a seed decides."""
+        if "handle" in context:
+            process = current()
+            name = "the world" if process is None else process.name
+            self.checker.fail("no_core_fails", f"{name}: {context['message']}: {context.get('exception')!r}")
 
     def begin(self) -> None:
         """Start all services."""
