@@ -20,7 +20,6 @@ from prometheus_client import generate_latest
 
 from turboserve.config import Settings
 
-
 _sends_spans = False
 """Whether there is somewhere to send them. If not, none are made: making one takes as long as a request."""
 _NO_SPAN = nullcontext(trace.INVALID_SPAN)

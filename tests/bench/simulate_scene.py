@@ -131,5 +131,3 @@ def scene() -> Iterator[Scene]:
     with quiet(made.world):
         yield made
         made.world.close()
-
-

@@ -89,5 +89,3 @@ def test_a_leader_that_was_frozen_meanwhile_does_no_harm(moment: str) -> None:
     """It wakes up in the middle of what it was about to do, in a term that is over."""
     end = played(moment, "leader", lambda victim: victim.freeze(FREEZE_S))
     assert (end.row.worker, end.row.epoch) == (end.target, end.epoch + 1)
-
-

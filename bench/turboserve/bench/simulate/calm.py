@@ -24,7 +24,6 @@ from turboserve.bench.simulate.names import INVARIANTS
 from turboserve.bench.simulate.quiet import quiet
 from turboserve.bench.simulate.settings import Scale
 from turboserve.bench.simulate.users import Clients
-from turboserve.bench.simulate.viewer import Viewer
 from turboserve.bench.simulate.world import World
 from turboserve.gateway.auth.service import DEFAULT_TENANT as TENANT
 from turboserve.gateway.settings import Settings as GatewaySettings

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from turboserve.bench.report import percentile
-from turboserve.bench.simulate.names import INVARIANTS
 from turboserve.bench.simulate.calm import calm_table, run_calm
+from turboserve.bench.simulate.names import INVARIANTS
 from turboserve.bench.simulate.scenario import SETTLE_S, Outcome, run_scenario
 
 TWICE_EVERY = 20

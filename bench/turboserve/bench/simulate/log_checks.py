@@ -88,8 +88,9 @@ class LogChecks:
         owner = log.owner
         if owner is None or (owner.epoch, owner.worker) != (header.epoch, header.worker):
             self._checker.fail(
-                "one_executor", f"{header.worker} at {header.epoch} wrote chunk {header.index} of {session}, "
-                f"which is {owner and (owner.worker, owner.epoch)}'s"
+                "one_executor",
+                f"{header.worker} at {header.epoch} wrote chunk {header.index} of {session}, "
+                f"which is {owner and (owner.worker, owner.epoch)}'s",
             )
         following = 0 if last is None else last.header.index + 1
         contiguous = header.index == following or (log.fresh and header.index <= following)

@@ -63,7 +63,9 @@ class Clients:
         if connection is not None:
             connection.leave()
 
-    async def create(self, seed: int, prompt: str = "a red circle", attempts: int = 3) -> SessionRecord | None:
+    async def create(
+        self, seed: int, prompt: str = "a red circle", attempts: int = 3
+    ) -> SessionRecord | None:
         """A new session; None if it was refused, or nobody answered."""
         request = NewSession(prompt=prompt, seed=seed)
         key = f"key-{self._world.seed}-{seed}-{self.number()}"

@@ -56,7 +56,11 @@ class ViewerConnection:
     """One connection; `closed` is called once, when it is over for whatever reason."""
 
     def __init__(
-        self, world: World, viewer: Viewer, service: ServiceProcess, closed: Callable[[ViewerConnection], None]
+        self,
+        world: World,
+        viewer: Viewer,
+        service: ServiceProcess,
+        closed: Callable[[ViewerConnection], None],
     ) -> None:
         self.viewer, self.service = viewer, service
         self.code: int | None = None
@@ -92,6 +96,7 @@ class ViewerConnection:
             "query_string": b"" if after is None else f"after={after}".encode(),
             "client": ("127.0.0.1", 1),
         }
+
         async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
             await endpoints.stream(WebSocket(scope, receive, send), session)
 

@@ -14,9 +14,9 @@ from turboserve.bench.runtime.broker import FaultyNetwork, MemoryBroker, MemoryC
 from turboserve.bench.runtime.device.network import FabricFaults, TransferFabric
 from turboserve.bench.runtime.hot import MemoryHotStore, MemoryRedis
 from turboserve.bench.runtime.loop import VirtualLoop
+from turboserve.bench.runtime.process import current
 from turboserve.bench.runtime.rows.behavior import PostgresBehavior
 from turboserve.bench.runtime.rows.database import MemoryDatabase
-from turboserve.bench.runtime.process import current
 from turboserve.bench.runtime.rows.server import MemoryPostgres
 from turboserve.bench.simulate import observe
 from turboserve.bench.simulate.faults import CALM, Faults
