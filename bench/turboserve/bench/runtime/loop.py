@@ -79,13 +79,10 @@ class _Timer(asyncio.TimerHandle):
 class _Task(asyncio.Task[Any]):
     """Hashed by its number, so that sets of tasks have the same order in every run."""
 
-    def __init__(
-        self, number: int, work: Coroutine[Any, Any, Any], loop: VirtualLoop, context: Context, **options: Any
-    ) -> None:
-        """`context`: in which it runs, and is unwound if its process is killed."""
+    def __init__(self, number: int, work: Coroutine[Any, Any, Any], **options: Any) -> None:
         # First: asyncio keeps a set of all tasks.
-        self.number, self.context = number, context
-        super().__init__(work, loop=loop, context=context, **options)
+        self.number = number
+        super().__init__(work, **options)
 
     def __hash__(self) -> int:
         return self.number
@@ -300,16 +297,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Task[Any]:
         context = options.pop("context", None) or copy_context()
         process = process_of(context) or self.world
-        task = _Task(next(self._order), work, self, context, **options)
+        task = _Task(next(self._order), work, loop=self, context=context, **options)
         if not process.alive:
             # Made while a killed process unwinds: it never runs.
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             work.close()
             return task
         tasks = process.tasks
-        tasks.add(task)
+        tasks[task] = context
         if len(tasks) > process.tasks_limit:
-            tasks.difference_update([each for each in tasks if each.done()])
+            for ended in [each for each in tasks if each.done()]:
+                del tasks[ended]
             process.tasks_limit = 2 * len(tasks) + TASKS_KEPT
         self._processes[process] = None
         return task
@@ -326,12 +324,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """
         while self._doomed:
             process = self._doomed.pop()
-            for task in sorted(process.tasks, key=hash):
+            for task, context in process.tasks.items():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 # A `finally` that awaits makes Python complain, and a closed port raises: both are expected.
                 with suppress(BaseException), warnings.catch_warnings():
                     warnings.simplefilter("ignore", RuntimeWarning)
-                    task.context.run(task.get_coro().close)
+                    context.run(task.get_coro().close)
             process.tasks.clear()
             self._processes.pop(process, None)
 

@@ -25,8 +25,8 @@ class Process:
         """Virtual seconds. Before this time none of its callbacks runs."""
         self.ready: deque[asyncio.Handle] = deque()
         """Callbacks that may run now, in the order of `call_soon`, as in a process of its own."""
-        self.tasks: set[asyncio.Task[object]] = set()
-        """All tasks that have not ended, and some that have."""
+        self.tasks: dict[asyncio.Task[object], Context] = {}
+        """All tasks that have not ended, and some that have; each with the context that it runs in."""
         self.tasks_limit = 32
         """With more than these, ended ones are forgotten."""
 

@@ -184,7 +184,7 @@ class Checker:
     # Commands
 
     def scheduler_says(self, name: str, core: Scheduler, commands: list[SchedulerCommand]) -> None:
-        leaders = [lead for lead in self._world.leaders()]
+        leaders = self._world.leaders()
         if len(leaders) > 1:
             self.fail("one_leader", f"{leaders} lead at once")
         for command in commands:

@@ -40,7 +40,7 @@ def quiet(world: World) -> Iterator[None]:
     # A logger is made for each line: nothing of it may be dear.
     structlog.configure(
         processors=[],
-        wrapper_class=Quiet,
+        wrapper_class=Quiet,  # type: ignore[arg-type]
         context_class=dict,
         logger_factory=lambda *_: None,
         cache_logger_on_first_use=False,

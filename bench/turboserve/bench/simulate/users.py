@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from turboserve.bench.simulate.service import ConnectionLostError
+from turboserve.bench.simulate.service import ConnectionLostError, ServiceProcess
 from turboserve.bench.simulate.viewer import ENDED, GONE, Viewer, ViewerConnection
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import Activity, SessionRecord
@@ -67,20 +67,24 @@ class Clients:
         self, seed: int, prompt: str = "a red circle", attempts: int = 3
     ) -> SessionRecord | None:
         """A new session; None if it was refused, or nobody answered."""
-        request = NewSession(prompt=prompt, seed=seed)
+        request = NewSession(prompt=prompt, seed=seed, model=None, metadata={})
         key = f"key-{self._world.seed}-{seed}-{self.number()}"
-        return await self.ask(lambda gateway: gateway.sessions.create(TENANT, request, key), attempts)
+        record: SessionRecord | None = await self.ask(
+            lambda gateway: gateway.sessions.create(TENANT, request, key), attempts
+        )
+        return record
 
     async def ask(self, call: Call, attempts: int = 3) -> Any:
         """The outcome of a request, repeated while it is not known; None if it was refused or given up."""
         for _ in range(attempts):
-            service = self._some_gateway()
-            if service is None:
+            found = self._some_gateway()
+            if found is None:
                 await asyncio.sleep(RECONNECT_S)
                 continue
+            service, gateway = found
             try:
                 async with asyncio.timeout(ANSWER_S):
-                    return await service.submit(_called(call, self._world.gateway_of(service)))
+                    return await service.submit(_called(call, gateway))
             except (TimeoutError, ConnectionLostError):
                 await asyncio.sleep(0.2)
             except TurboServeError as error:
@@ -96,8 +100,9 @@ class Clients:
     def _spawn(self, work: Any) -> None:
         self._world.loop.spawn(self._world.loop.world, work)
 
-    def _some_gateway(self) -> Any:
-        serving = [each for each in self._world.gateways() if self._world.gateway_of(each) is not None]
+    def _some_gateway(self) -> tuple[ServiceProcess, Gateway] | None:
+        """As a load balancer chooses; None: there is none."""
+        serving = self._world.gateways()
         return self._world.random.choice(serving) if serving else None
 
     async def _reconnect(self) -> None:
@@ -108,12 +113,13 @@ class Clients:
                     self._join(viewer)
 
     def _join(self, viewer: Viewer) -> None:
-        service = self._some_gateway()
-        if service is None:
+        found = self._some_gateway()
+        if found is None:
             return
+        service, gateway = found
         connection = ViewerConnection(self._world, viewer, service, self._left)
         self._connections[viewer.name] = connection
-        connection.open(self._world.gateway_of(service))
+        connection.open(gateway)
 
     def _left(self, connection: ViewerConnection) -> None:
         viewer = connection.viewer

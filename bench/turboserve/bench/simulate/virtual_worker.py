@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from turboserve.bench.runtime.device.platform import VirtualPlatform
 from turboserve.bench.runtime.device.profile import DeviceProfile
 from turboserve.bench.simulate.service import ServiceProcess
 from turboserve.service import Runtime
+from turboserve.worker.engine.work import Work
 from turboserve.worker.service import app
 from turboserve.worker.service.worker import Worker
 from turboserve.worker.settings import Settings
@@ -59,12 +61,12 @@ class VirtualWorker:
         engine = self.worker.engine
         forward = engine.backend.forward
 
-        def observed(works):  # type: ignore[no-untyped-def]
+        def observed(works: Sequence[Work]) -> list[Tensor]:
             for work in works:
                 self._world.checker.begins_chunk(self.name, work.session)
             return forward(works)
 
-        engine.backend.forward = observed
+        engine.backend.forward = observed  # type: ignore[method-assign]
 
     def state(self, session: str) -> HeldState | None:
         """What it holds of the session."""

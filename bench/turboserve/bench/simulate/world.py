@@ -112,7 +112,7 @@ class World:
         self.injector = FaultInjector(self)
 
     def _callback_failed(self, _loop: object, context: dict[str, Any]) -> None:
-        """A callback raised; what no task's owner has asked for is not known at a time that a seed decides."""
+        """A callback raised. When Python notices an unretrieved exception, no seed decides."""
         if "handle" in context:
             process = current()
             name = "the world" if process is None else process.name
@@ -264,12 +264,9 @@ class World:
         """The newest process of a service."""
         return self._services[name]
 
-    def gateways(self) -> list[ServiceProcess]:
-        return list(self._gateways)
-
-    def gateway_of(self, service: ServiceProcess) -> Gateway | None:
-        """The gateway that runs in the process; None: it has not started or has ended."""
-        return self._gateways.get(service)
+    def gateways(self) -> list[tuple[ServiceProcess, Gateway]]:
+        """Those that serve, each with its process."""
+        return list(self._gateways.items())
 
     def running(self) -> list[ServiceProcess]:
         """Processes that live."""
@@ -298,7 +295,7 @@ class World:
         )
 
     def most_slots(self) -> int:
-        """Slots of the pool at its largest, or of more workers if there are more that are not known as dead."""
+        """Slots of the pool at its largest, or of all workers that are not known as dead."""
         workers = self.postgres.tables.workers.rows.values()
         known = sum(entry.record.phase is not WorkerPhase.GONE for entry in workers)
         return max(known, self.scale.most_workers) * self.scale.slots
