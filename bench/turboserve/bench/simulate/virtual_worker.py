@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
+from turboserve.bench.runtime.device.backend import VirtualChunk, VirtualPass
 from turboserve.bench.runtime.device.contents import number_of
 from turboserve.bench.runtime.device.platform import VirtualPlatform
 from turboserve.bench.runtime.device.profile import DeviceProfile
@@ -63,7 +64,8 @@ class VirtualWorker:
 
         def observed(works: Sequence[Work]) -> list[Tensor]:
             for work in works:
-                self._world.checker.begins_chunk(self.name, work.session)
+                session = cast(VirtualChunk | VirtualPass, work).session
+                self._world.checker.begins_chunk(self.name, session)
             return forward(works)
 
         engine.backend.forward = observed  # type: ignore[method-assign]
