@@ -82,7 +82,7 @@ class _Pipe:
         self.cut: Callable[[], None] = lambda: None
         """Breaks both directions."""
         self.silent = False
-        self._closed = False
+        self._closed = self._unread = False
         self._free_at = 0.0
 
     def send(self, data: bytes) -> None:
@@ -107,6 +107,12 @@ class _Pipe:
             self._closed = True
             self.reader.set_exception(ConnectionResetError("the connection was reset"))
 
+    def read_no_more(self) -> None:
+        """The reading side has closed its socket: what is still on its way arrives nowhere."""
+        self._unread = True
+        if not self.reader.at_eof() and self.reader.exception() is None:
+            self.reader.feed_eof()
+
     def _later(self, arrive: Callable[[], None]) -> None:
         loop = self.fabric.loop
         delay = self.fabric.random.expovariate(1.0 / self.fabric.delay_s) if self.fabric.delay_s else 0.0
@@ -114,7 +120,7 @@ class _Pipe:
         loop.call_at(self._free_at, self._arrive, arrive, context=_outside())
 
     def _arrive(self, arrive: Callable[[], None]) -> None:
-        if self.reader.exception() is None:
+        if not self._unread and self.reader.exception() is None:
             arrive()
 
 
@@ -143,8 +149,7 @@ class _Writer:
         if not self._closed:
             self._closed = True
             self._pipe.finish()
-            if not self._back.reader.at_eof() and self._back.reader.exception() is None:
-                self._back.reader.feed_eof()
+            self._back.read_no_more()
 
     def abort(self) -> None:
         if not self._closed:
