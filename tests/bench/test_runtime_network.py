@@ -17,9 +17,10 @@ def test_what_arrives_at_a_closed_socket_is_dropped() -> None:
     fabric = TransferFabric(loop, random.Random(1), delay_s=0.01)
     source, target = MemoryNetwork(fabric, "source", "m"), MemoryNetwork(fabric, "target", "m")
     heard: list[bytes] = []
+    on_its_way: list[int] = []
 
     async def serve(reader: Any, writer: Any) -> None:
-        for _ in range(5):
+        for _ in range(50):
             writer.write(b"more")
         heard.append(await reader.read())
 
@@ -28,11 +29,13 @@ def test_what_arrives_at_a_closed_socket_is_dropped() -> None:
         reader, writer = await target.connect("source", 4711)
         writer.write(b"enough")
         assert await reader.readexactly(4) == b"more"
+        on_its_way.append(50 - 1 - len(reader._buffer) // 4)
         writer.close()
-        # What was on its way to the side that closed is gone, and the other side reads to the end.
         await asyncio.sleep(1.0)
+        # The other side reads to the end.
         assert heard == [b"enough"]
 
     loop.run_until_complete(work())
     loop.close()
+    assert on_its_way[0] > 0
     assert failures == []
