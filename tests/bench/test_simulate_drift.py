@@ -37,23 +37,6 @@ def test_an_epoch_check_that_is_skipped_is_seen(monkeypatch: pytest.MonkeyPatch)
     assert "one_executor" in violations(range(40), BUSY)
 
 
-def test_latents_of_a_former_owner_that_are_taken_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The epoch of the latents is not compared with that of the chunk in the log."""
-    latents = wire.Wire.latents
-
-    async def of_any_epoch(self: wire.Wire, session: str, index: int) -> Any:
-        kept = await latents(self, session, index)
-        entry = await wire.last_entry(self._bus, wire.CHUNKS, wire.CHUNK.of(session))
-        if kept is None or entry is None:
-            return kept
-        header = wire.ChunkHeader.of_entry(session, entry.headers, len(entry.data))
-        return kept[0].model_copy(update={"epoch": header.epoch, "before": header.epoch, "began": 0}), kept[1]
-
-    monkeypatch.setattr(wire.Wire, "latents", of_any_epoch)
-    faults = Faults(mute=0.1, cut={"worker": 0.1}, crash={"worker": 0.1}, lost_request=0.2, lag_s=0.05)
-    assert "chunks_contiguous" in violations(range(80), faults, seconds=25.0)
-
-
 def test_an_outbox_that_loses_a_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several events that wait, it takes the last for published."""
     published_before = Outbox._published_before

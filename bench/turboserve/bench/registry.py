@@ -77,7 +77,7 @@ BENCHES: dict[str, Bench] = {
         Bench(
             "simulate",
             "turboserve.bench.simulate.command",
-            "The services' cores on a virtual clock, a bad network and crashes: the design's invariants.",
+            "The services' own processes on virtual time, with faults or calm: the design's invariants.",
         ),
         Bench(
             "placement",

@@ -30,8 +30,10 @@ from turboserve.gateway.settings import Settings as GatewaySettings
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.state_store.settings import Settings as StoreSettings
 
-LATENCY_S = 0.0005
-"""Of each message between a process and the broker."""
+LATENCY_S = 0.0
+"""Of each message between a process and the broker: three orders of magnitude below a chunk's."""
+STATEMENT_S = 0.002
+"""Of each statement of the state store."""
 PLAYHEAD_S = 1.0
 """Between two reports of one session's playhead."""
 ARRIVE_WITHIN_S = 60.0
@@ -136,6 +138,7 @@ def run_calm(
     """Let `seconds` of virtual time pass; what took place, and what it cost."""
     scale = CalmScale(workers=workers, most_workers=workers, slots=slots, times={})
     world = World(seed, CALM, scale, keep_lines, Network(LATENCY_S))
+    world.postgres.behavior.statement_s = STATEMENT_S
     if arrivals is None:
         chance = world.random
         coming = [Arrival(chance.uniform(0.0, ARRIVE_WITHIN_S), seconds) for _ in range(sessions)]

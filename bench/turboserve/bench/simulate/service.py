@@ -34,13 +34,15 @@ class ServiceProcess:
         settings: Settings,
         start: Callable[[ServiceProcess, Runtime], Awaitable[None]],
         skew_s: float = 0.0,
+        life: int = 1,
     ) -> None:
         """`kind`: the service's name, by which it connects to the broker. `start`: as `service.run` takes it.
+        `life`: the number of this process among those of its name.
 
         Each call may come at any time: the process runs until it ends by itself or is killed.
         """
         self.world, self.name, self.kind, self.settings = world, name, kind, settings
-        self.process = Process(name)
+        self.process = Process(f"{name}#{life}")
         self.clock = HostClock(world.loop, skew_s)
         self.runtime: Runtime | None = None
         """None: it is not connected yet."""

@@ -108,7 +108,8 @@ class World:
         self.made_when_calm: dict[str, int] = {}
         """Session → chunks in the log when the faults stopped."""
         self._clients: dict[ServiceProcess, MemoryClient] = {}
-        self._numbers: dict[str, int] = {}
+        self._lives: dict[str, int] = {}
+        """Processes that each service has had."""
         self.injector = FaultInjector(self)
 
     def _callback_failed(self, _loop: object, context: dict[str, Any]) -> None:
@@ -144,7 +145,8 @@ class World:
             "gateway": self._gateway,
         }
         settings = getattr(self.scale, "store" if kind == "state-store" else kind)()
-        service = ServiceProcess(self, name, kind, settings, starts[kind], self._skew())
+        life = self._lives[name] = self._lives.get(name, 0) + 1
+        service = ServiceProcess(self, name, kind, settings, starts[kind], self._skew(), life)
         self._services[name] = service
         self._begin(service)
 
@@ -162,7 +164,7 @@ class World:
 
     async def _scheduler(self, service: ServiceProcess, runtime: Runtime) -> None:
         def core(settings: SchedulerSettings) -> Scheduler:
-            return observe.scheduler(scheduler.core_of(settings), service.name, self.checker)
+            return observe.scheduler(scheduler.core_of(settings), service.process.name, self.checker)
 
         self._leads[service] = await scheduler.start(runtime, self.scale.scheduler(), core)
 
