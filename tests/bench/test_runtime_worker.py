@@ -191,6 +191,23 @@ def test_a_session_for_which_computing_fails_ends_alone(world: WorkerWorld) -> N
     assert "fails for ses_1" in world.failed["ses_1"]
 
 
+def test_a_slow_device_takes_as_many_times_as_long_and_says_when_it_begins(world: WorkerWorld) -> None:
+    joined(world, "wrk_a")
+    faults = world.lives["wrk_a"].faults
+    begun: list[str] = []
+    faults.on_forward = begun.append
+    faults.slowdown = 4.0
+    world.call(world.place("ses_1", "wrk_a"))
+    play(world, "ses_1", 2)
+    slow, usual = world.chunks("ses_1")[1][0].compute_s, sum(PROFILE.chunk_s().values())
+    assert slow > 3 * usual
+    assert begun.count("ses_1") >= 2 * (PROFILE.denoising + 1)
+    faults.slowdown = 1.0
+    play(world, "ses_1", 12)
+    assert world.chunks("ses_1")[-1][0].compute_s < slow / 2
+    follows(world, "ses_1")
+
+
 def test_an_engine_that_stands_still_ends_the_process(world: WorkerWorld) -> None:
     joined(world, "wrk_a")
     life = world.lives["wrk_a"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from nats.js.api import DiscardPolicy, StreamConfig
@@ -299,7 +299,3 @@ def _key(row: SessionRecord) -> MigrationKey | None:
     if row.move is None:
         return None
     return MigrationKey.model_validate({"session": row.id, "move": row.move, "key": f"{row.move:064x}"})
-
-
-def slow(profile: DeviceProfile, factor: float) -> DeviceProfile:
-    return replace(profile, forward_s={size: s * factor for size, s in profile.forward_s.items()})
