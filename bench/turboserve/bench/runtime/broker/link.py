@@ -32,12 +32,15 @@ class Interest:
 
 
 class _Pipe:
-    """One direction. What is sent first arrives first; nothing arrives while the link is held."""
+    """One direction. What is sent first arrives first; nothing arrives while the link is held.
 
-    __slots__ = ("_broker", "_last_at", "_link", "_queue", "_timer_set", "_to_broker")
+    What arrives at the client is read in its process's context: later if that is frozen, never if it is dead.
+    """
 
-    def __init__(self, broker: MemoryBroker, link: Link, to_broker: bool) -> None:
-        self._broker, self._link, self._to_broker = broker, link, to_broker
+    __slots__ = ("_broker", "_context", "_last_at", "_link", "_queue", "_timer_set", "_to_broker")
+
+    def __init__(self, broker: MemoryBroker, link: Link, context: Context, to_broker: bool) -> None:
+        self._broker, self._link, self._context, self._to_broker = broker, link, context, to_broker
         self._queue: deque[tuple[float, Action, Any]] = deque()
         self._last_at = 0.0
         self._timer_set = False
@@ -49,21 +52,24 @@ class _Pipe:
             at = self._last_at
         else:
             self._last_at = at
-        if at <= now and not self._queue and self._held_until() <= now:
+        if self._to_broker and at <= now and not self._queue and self._held_until() <= now:
             action(argument)
             return
         self._queue.append((at, action, argument))
         if not self._timer_set:
-            self._wait(at)
+            self._wait(now, at)
 
     def resume(self) -> None:
         """What was held may arrive earlier than it seemed."""
         if self._queue:
-            self._broker.loop.call_soon(self._arrive, context=self._broker.context)
+            self._broker.loop.call_soon(self._arrive, context=self._context)
 
-    def _wait(self, at: float) -> None:
+    def _wait(self, now: float, at: float) -> None:
         self._timer_set = True
-        self._broker.loop.call_at(at, self._arrive, context=self._broker.context)
+        if at > now:
+            self._broker.loop.call_at(at, self._arrive, context=self._context)
+        else:
+            self._broker.loop.call_soon(self._arrive, context=self._context)
 
     def _arrive(self) -> None:
         self._timer_set = False
@@ -72,10 +78,11 @@ class _Pipe:
             now = self._broker.loop.time()
             at = max(queue[0][0], self._held_until())
             if at > now:
-                self._wait(at)
+                self._wait(now, at)
                 return
             _, action, argument = queue.popleft()
-            action(argument)
+            if self._to_broker or self._link.open_at_client:
+                action(argument)
 
     def _held_until(self) -> float:
         return self._broker.held_until(self._link, self._to_broker)
@@ -92,13 +99,13 @@ class Link:
         self.interests: dict[int, Interest] = {}
         """By the client's number of the subscription."""
         self._broker = broker
-        self._up = _Pipe(broker, self, to_broker=True)
-        self._down = _Pipe(broker, self, to_broker=False)
-        self._entries = _Pipe(broker, self, to_broker=False) if broker.network.entries_apart else self._down
-        self._arrived: deque[tuple[Action, Any]] = deque()
-        self._reading = False
         self._context: Context = copy_context()
         self._context.run(enter, self.process)
+        self._up = _Pipe(broker, self, broker.context, to_broker=True)
+        self._down = _Pipe(broker, self, self._context, to_broker=False)
+        self._entries = self._down
+        if broker.network.entries_apart:
+            self._entries = _Pipe(broker, self, self._context, to_broker=False)
 
     # From the client
 
@@ -167,7 +174,7 @@ class Link:
     def _pinged(self, _: None) -> None:
         if self.open_at_broker:
             delay_s = self._broker.network.delay(self.client, Kind.HINT, False)
-            self._down.send(delay_s, self._read, (self.client.on_pong, self))
+            self._down.send(delay_s, self.client.on_pong, self)
 
     def _closed(self, _: None) -> None:
         self._broker.disconnect(self)
@@ -176,22 +183,22 @@ class Link:
 
     def deliver(self, sid: int, kind: Kind, message: Message) -> None:
         """Send a message to the client's subscription."""
-        network = self._broker.network
-        argument = (self.client.on_message, (self, sid, message))
+        network, receive = self._broker.network, self.client.on_message
+        argument = (self, sid, message)
         if not network.faulty:
-            self._down.send(network.latency_s, self._read, argument)
+            self._down.send(network.latency_s, receive, argument)
             return
         pipe = self._entries if kind is Kind.ENTRY else self._down
         delay_s = network.delay(self.client, kind, False)
         fate = network.fate(self.client, kind, message, False)
         if fate is None:
-            pipe.send(delay_s, self._read, argument)
+            pipe.send(delay_s, receive, argument)
             return
         for _ in range(fate.copies):
             if fate.late_s is None:
-                pipe.send(delay_s, self._read, argument)
+                pipe.send(delay_s, receive, argument)
             else:
-                self._send_late(fate.late_s, False, self._read, argument)
+                self._send_late(fate.late_s, False, receive, argument)
 
     def resume(self) -> None:
         """A fault that held the link has ended early."""
@@ -202,34 +209,18 @@ class Link:
         """By the broker: the client reads to the end of what was sent before."""
         self.open_at_broker = False
         delay_s = self._broker.network.delay(self.client, Kind.HINT, False)
-        self._down.send(delay_s, self._read, (self.client.on_end, self))
-
-    # At the client
-
-    def _read(self, item: tuple[Action, Any]) -> None:
-        """Into the client's socket; its process reads it when it runs."""
-        self._arrived.append(item)
-        if not self._reading:
-            self._reading = True
-            self._broker.loop.call_soon(self._read_all, context=self._context)
-
-    def _read_all(self) -> None:
-        self._reading = False
-        arrived = self._arrived
-        while arrived:
-            action, argument = arrived.popleft()
-            if self.open_at_client:
-                action(argument)
+        self._down.send(delay_s, self.client.on_end, self)
 
     def _send_late(self, late_s: float, to_broker: bool, action: Action, argument: Any) -> None:
         """Outside the order of the connection."""
         loop, broker = self._broker.loop, self._broker
+        context = broker.context if to_broker else self._context
 
         def arrive() -> None:
             held_until = broker.held_until(self, to_broker)
             if held_until > loop.time():
-                loop.call_at(held_until, arrive, context=broker.context)
-            else:
+                loop.call_at(held_until, arrive, context=context)
+            elif to_broker or self.open_at_client:
                 action(argument)
 
-        loop.call_later(late_s, arrive, context=broker.context)
+        loop.call_later(late_s, arrive, context=context)
