@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from turboserve.bench.runtime.broker.formats import rfc3339
 from turboserve.bench.runtime.broker.messages import Kind, Message
 from turboserve.bench.runtime.broker.patterns import matches
-from turboserve.bench.runtime.broker.stream import NS, Stored, Stream
+from turboserve.bench.runtime.broker.stream import Stored, Stream
+from turboserve.bench.runtime.broker.stream_config import NS
 
 if TYPE_CHECKING:
     from turboserve.bench.runtime.broker.server import MemoryBroker

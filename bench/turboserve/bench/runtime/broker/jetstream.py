@@ -13,7 +13,8 @@ from turboserve.bench.runtime.broker.consumers import Consumer
 from turboserve.bench.runtime.broker.formats import ZERO_TIME, ApiError, rfc3339, to_json
 from turboserve.bench.runtime.broker.messages import Kind, Message
 from turboserve.bench.runtime.broker.patterns import PatternIndex
-from turboserve.bench.runtime.broker.stream import Stored, Stream, complete, subjects_overlap
+from turboserve.bench.runtime.broker.stream import Stored, Stream
+from turboserve.bench.runtime.broker.stream_config import complete, subjects_overlap
 
 if TYPE_CHECKING:
     from turboserve.bench.runtime.broker.server import MemoryBroker

@@ -9,24 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from turboserve.bench.runtime.broker.formats import ApiError, ttl_seconds
-from turboserve.bench.runtime.broker.patterns import has_wildcard, matches, overlap, wildcards
-
-NS = 10**9
-RECORD_BYTES, HEADER_RECORD_BYTES = 30, 34
-"""What the server's file store adds to a message's subject and body; and to one with headers."""
-HEADER_LINE_BYTES = len("NATS/1.0\r\n\r\n")
-UNLIMITED = ("max_consumers", "max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size")
-DEFAULTS: dict[str, Any] = {
-    "retention": "limits",
-    "max_age": 0,
-    "discard": "old",
-    "storage": "file",
-    "num_replicas": 1,
-    "duplicate_window": 0,
-    "allow_direct": False,
-    "allow_msg_ttl": False,
-}
-LONGEST_DUPLICATE_WINDOW = 120 * NS
+from turboserve.bench.runtime.broker.patterns import has_wildcard, matches
+from turboserve.bench.runtime.broker.stream_config import NS, complete, size_of, transform
 
 
 class Stored:
@@ -314,44 +298,3 @@ class Stream:
         if self._max_age_s > 0.0:
             while self._messages and self._messages[self.first_sequence].time + self._max_age_s <= now:
                 self.remove(self._first)
-
-
-def complete(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with the server's defaults in what it leaves open."""
-    full = {**DEFAULTS, **{key: value for key, value in config.items() if value is not None}}
-    for key in UNLIMITED:
-        full[key] = full.get(key) or -1
-    full.setdefault("subjects", [full["name"]])
-    if not full["duplicate_window"]:
-        age = full["max_age"]
-        full["duplicate_window"] = min(age, LONGEST_DUPLICATE_WINDOW) if age else LONGEST_DUPLICATE_WINDOW
-    return full
-
-
-def subjects_overlap(first: list[str], second: list[str]) -> bool:
-    return any(overlap(a, b) for a in first for b in second)
-
-
-def size_of(subject: str, data: bytes, headers: Mapping[str, str]) -> int:
-    """Bytes of a message in the server's file store."""
-    if not headers:
-        return RECORD_BYTES + len(subject) + len(data)
-    lines = len("".join(headers).encode()) + len("".join(headers.values()).encode()) + 4 * len(headers)
-    return HEADER_RECORD_BYTES + len(subject) + len(data) + HEADER_LINE_BYTES + lines
-
-
-def transform(source: str, destination: str, subject: str) -> str:
-    """The subject that a mapping of patterns gives, as `live.>` or `live.chunk.{{wildcard(1)}}`."""
-    tokens: list[str] = []
-    found = wildcards(source, subject)
-    tail = subject.split(".")[len(source.split(".")) - 1 :] if source.endswith(">") else []
-    for token in destination.split("."):
-        if token == ">":
-            tokens += tail
-        elif token.startswith("{{") and "wildcard(" in token.lower():
-            tokens.append(found[int(token[token.index("(") + 1 : token.index(")")]) - 1])
-        elif token.startswith("$") and token[1:].isdigit():
-            tokens.append(found[int(token[1:]) - 1])
-        else:
-            tokens.append(token)
-    return ".".join(tokens)
