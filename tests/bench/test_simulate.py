@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from simulate_plants import SHORT_S, without_fence
@@ -78,7 +80,21 @@ def test_a_calm_deployment_plays_what_it_is_given() -> None:
     assert result["digest"] == run_calm(seed=1, workers=3, slots=4, sessions=8, seconds=90.0)["digest"]
 
 
-def test_arrivals_come_from_a_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    "options", [["--seeds", "1", "--seconds", "2"], ["--mode", "calm", "--minutes", "0.1"]]
+)
+def test_the_command_writes_its_results(options: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    main = "from turboserve.cli.main import app; app()"
+    arguments = ["bench", "simulate", *options, "--json", str(path)]
+    subprocess.run([sys.executable, "-c", main, *arguments], capture_output=True, check=True)
+    written = json.loads(path.read_text())
+    result = written.get("result", written)
+    assert result["mode"] == ("calm" if "calm" in options else "faults")
+    assert result["events_per_cpu_s"] > 0
+
+
+def test_arrivals_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "arrivals.csv"
     path.write_text("arrives_s,plays_s\n8,10\n9,5\n12,20\n")
     result = run_calm(seed=1, workers=2, slots=2, sessions=0, seconds=40.0, arrivals=path)

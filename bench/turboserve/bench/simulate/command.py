@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +26,7 @@ SHOWN = 20
 """Failing seeds that are listed."""
 
 
-class Mode(Enum):
+class Mode(StrEnum):
     """What is simulated."""
 
     FAULTS = "faults"
@@ -47,14 +47,15 @@ def run(
     slots: Annotated[int, typer.Option(min=1, help="Calm: sessions on one worker.")] = 8,
     minutes: Annotated[float, typer.Option(min=0.1, help="Calm: virtual minutes.")] = 5.0,
     arrivals: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="Calm: a CSV file of sessions, `arrives_s,plays_s` each, instead of --sessions."),
     ] = None,
 ) -> dict[str, Any]:
     """The services' own processes on virtual time, against servers in memory. With faults: crashes at every
     step and a bad network, and the design's invariants are checked after each event."""
     if mode is Mode.CALM:
-        return run_calm(seed or first, workers, slots, sessions, 60.0 * minutes, arrivals, keep_lines=trace)
+        file = None if arrivals is None else Path(arrivals)
+        return run_calm(seed or first, workers, slots, sessions, 60.0 * minutes, file, keep_lines=trace)
     chosen = range(first, first + seeds) if seed is None else range(seed, seed + 1)
     began, began_cpu = time.monotonic(), time.process_time()
     outcomes: list[Outcome] = []

@@ -17,6 +17,7 @@ from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import BeginMove, Place, Report
 from turboserve.scheduler.messages import Command as SchedulerCommand
+from turboserve.subjects import EVENT, WORKER_EVENT
 
 if TYPE_CHECKING:
     from turboserve.bench.runtime.rows.tables import Table
@@ -87,7 +88,7 @@ class Checker:
             self._owner(before, after)
         else:
             self._admitted(after)
-        if after.phase.holds_slot:
+        if after.phase.holds_slot and (before is None or _slots(before) != _slots(after)):
             for worker in {after.worker, after.target} - {None}:
                 self._room(str(worker))
         if after.phase is Phase.FAILED and (before is None or before.phase is not Phase.FAILED):
@@ -245,9 +246,12 @@ class Checker:
         return None
 
 
-def _subject(event: Event) -> str:
-    from turboserve.subjects import EVENT, WORKER_EVENT
+def _slots(record: SessionRecord) -> tuple[bool, str | None, str | None]:
+    """Whose slots the session takes."""
+    return record.phase.holds_slot, record.worker, record.target
 
+
+def _subject(event: Event) -> str:
     if isinstance(event, WorkerJoined | WorkerLeft):
         return WORKER_EVENT.of(event.worker.id)
     return EVENT.of(event.record.id)
