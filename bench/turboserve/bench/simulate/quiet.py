@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from turboserve.bench.runtime.process import current
+from turboserve.bench.runtime.process import ProcessDeadError, current
 
 if TYPE_CHECKING:
     from turboserve.bench.simulate.world import World
@@ -36,6 +36,12 @@ def quiet(world: World) -> Iterator[None]:
         def exception(self, event: str, **fields: Any) -> None:
             unexpected(event, fields.get("exc_info", True))
 
+    def unraisable(unraised: Any) -> None:
+        # A coroutine that a killed process left behind was collected, and its ports are closed.
+        if not isinstance(unraised.exc_value, ProcessDeadError):
+            hook(unraised)
+
+    hook, sys.unraisablehook = sys.unraisablehook, unraisable
     before = structlog.get_config()
     # A logger is made for each line: nothing of it may be dear.
     structlog.configure(
@@ -48,6 +54,7 @@ def quiet(world: World) -> Iterator[None]:
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         structlog.configure(**before)
 
 
