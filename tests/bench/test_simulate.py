@@ -18,8 +18,10 @@ from turboserve.bench.simulate.faults import CALM
 from turboserve.bench.simulate.names import INVARIANTS
 from turboserve.bench.simulate.scenario import run_scenario
 
+LATER = [pytest.param(first, marks=pytest.mark.soak) for first in range(10_018, 10_048, 6)]
 
-@pytest.mark.parametrize("first", range(10_000, 10_048, 6))
+
+@pytest.mark.parametrize("first", [*range(10_000, 10_018, 6), *LATER])
 def test_no_seed_violates_anything(first: int) -> None:
     result = command.run(seeds=6, first=first, seconds=SHORT_S)
     assert result["failing"] == []
