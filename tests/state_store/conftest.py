@@ -46,8 +46,6 @@ def settings(servers: dict[str, str]) -> Settings:
         purge_s=3_600.0,
         # A busy machine is only slow: what refuses admission is a broker that refuses.
         canary_timeout_s=60.0,
-        transaction_deadline_s=10.0,
-        request_deadline_s=12.0,
         log_level="WARNING",
     )
 
