@@ -22,6 +22,7 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
+from turboserve.bench.runtime.handles import VirtualFuture, VirtualHandle, VirtualTask, VirtualTimer
 from turboserve.bench.runtime.process import Process, ProcessDeadError, current, enter, process_of
 
 T = TypeVar("T")
@@ -33,68 +34,6 @@ TASKS_KEPT = 32
 
 class DeadlockError(RuntimeError):
     """The awaited future cannot be done any more: no callback is ready and no timer is set."""
-
-
-class _Handle(asyncio.Handle):
-    """A callback and its process."""
-
-    __slots__ = ("process",)
-
-    def __init__(
-        self,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        loop: VirtualLoop,
-        context: Context,
-        process: Process,
-    ) -> None:
-        # As asyncio's, without what it looks up for debugging.
-        self._callback, self._args, self._loop, self._context = callback, args, loop, context
-        self._cancelled = False
-        self._repr = self._source_traceback = None
-        self.process = process
-
-
-class _Timer(asyncio.TimerHandle):
-    """A callback, its time and its process."""
-
-    __slots__ = ("process",)
-
-    def __init__(
-        self,
-        when: float,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        loop: VirtualLoop,
-        context: Context,
-        process: Process,
-    ) -> None:
-        self._callback, self._args, self._loop, self._context = callback, args, loop, context
-        self._cancelled = False
-        self._repr = self._source_traceback = None
-        self._when, self._scheduled = when, True
-        self.process = process
-
-
-class _Task(asyncio.Task[Any]):
-    """Hashed by its number, so that sets of tasks have the same order in every run."""
-
-    def __init__(self, number: int, work: Coroutine[Any, Any, Any], **options: Any) -> None:
-        # First: asyncio keeps a set of all tasks.
-        self.number = number
-        super().__init__(work, **options)
-
-    def __hash__(self) -> int:
-        return self.number
-
-
-class _Future(asyncio.Future[Any]):
-    """As `_Task`."""
-
-    number = 0
-
-    def __hash__(self) -> int:
-        return self.number
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -111,7 +50,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.before_callback: Callable[[Process], None] | None = None
         """Called before each callback of a living process: faults may freeze or kill it."""
         self._now = 0.0
-        self._timers: list[tuple[float, int, _Timer]] = []
+        self._timers: list[tuple[float, int, VirtualTimer]] = []
         self._frozen: list[tuple[float, int, Process]] = []
         self._order = itertools.count()
         self._runnable: list[Process] = []
@@ -137,7 +76,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         context = copy_context() if context is None else context
-        handle = _Handle(callback, args, self, context, process_of(context) or self.world)
+        handle = VirtualHandle(callback, args, self, context, process_of(context) or self.world)
         self._enqueue(handle)
         return handle
 
@@ -151,7 +90,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         context = copy_context() if context is None else context
         process = process_of(context) or self.world
-        timer = _Timer(when, callback, args, self, context, process)
+        timer = VirtualTimer(when, callback, args, self, context, process)
         if process.alive:
             heapq.heappush(self._timers, (when, next(self._order), timer))
         return timer
@@ -297,7 +236,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Task[Any]:
         context = options.pop("context", None) or copy_context()
         process = process_of(context) or self.world
-        task = _Task(next(self._order), work, loop=self, context=context, **options)
+        task = VirtualTask(next(self._order), work, loop=self, context=context, **options)
         if not process.alive:
             # Made while a killed process unwinds: it never runs.
             task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -313,7 +252,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return task
 
     def create_future(self) -> asyncio.Future[Any]:
-        future = _Future(loop=self)
+        future = VirtualFuture(loop=self)
         future.number = next(self._order)
         return future
 

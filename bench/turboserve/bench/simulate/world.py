@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import Any
 
 from turboserve.autoscaler import app as autoscaler
 from turboserve.autoscaler.shell import Shell as AutoscalerShell
-from turboserve.bench.runtime.broker import FaultyNetwork, MemoryBroker, MemoryClient, Network, Rates
-from turboserve.bench.runtime.device.network import FabricFaults, TransferFabric
-from turboserve.bench.runtime.hot import MemoryHotStore, MemoryRedis
-from turboserve.bench.runtime.loop import VirtualLoop
+from turboserve.bench.runtime.broker import FaultyNetwork, MemoryClient, Network
+from turboserve.bench.runtime.hot import MemoryHotStore
 from turboserve.bench.runtime.process import current
-from turboserve.bench.runtime.rows.behavior import PostgresBehavior
 from turboserve.bench.runtime.rows.database import MemoryDatabase
-from turboserve.bench.runtime.rows.server import MemoryPostgres
 from turboserve.bench.simulate import observe
 from turboserve.bench.simulate.faults import CALM, Faults
-from turboserve.bench.simulate.hosts import EPOCH_S
 from turboserve.bench.simulate.injector import FaultInjector
 from turboserve.bench.simulate.invariants import Checker
 from turboserve.bench.simulate.provider import Machines, SimulatedProvider
+from turboserve.bench.simulate.servers import Servers
 from turboserve.bench.simulate.service import ServiceProcess
 from turboserve.bench.simulate.settings import Scale
 from turboserve.bench.simulate.trace import Trace
 from turboserve.bench.simulate.virtual_worker import VirtualWorker
 from turboserve.bus import Bus
-from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.gateway.app import start_gateway
 from turboserve.gateway.context import Gateway
@@ -46,7 +41,7 @@ START_S = (0.5, 2.0)
 """A worker loads its model for so long."""
 
 
-class World:
+class World(Servers):
     """Everything of one run. `FaultInjector` breaks it, `Users` use it, `Checker` watches."""
 
     def __init__(
@@ -59,35 +54,12 @@ class World:
     ) -> None:
         """`network`: None for one that has the delays and losses of `faults`."""
         self.seed, self.faults, self.scale = seed, faults, scale
-        self.loop = VirtualLoop(seed)
+        super().__init__(seed, faults, network)
         self._context = Context()
         self.random = random.Random(f"world {seed}")
         """Of users, processes and the provider."""
         self.fault_random = random.Random(f"faults {seed}")
         self.trace = Trace(self.loop, keep_lines)
-        network_random = random.Random(f"network {seed}")
-        rates = Rates(
-            delay_s=faults.delay_s,
-            lag_s=faults.lag_s,
-            lost_hint=faults.lost_hint,
-            doubled_hint=faults.doubled_hint,
-            lost_request=faults.lost_request,
-            lost_answer=faults.lost_answer,
-            late_request=faults.late_request,
-        )
-        self.network = FaultyNetwork(network_random, rates) if network is None else network
-        self.broker = MemoryBroker(network_random, self.network, loop=self.loop, wall_offset_s=EPOCH_S)
-        self.postgres = MemoryPostgres(
-            PostgresBehavior(
-                random.Random(f"postgres {seed}"), statement_s=0.0005, in_doubt=faults.commit_in_doubt
-            ),
-            self.loop,
-        )
-        self.hot = MemoryRedis(loop=self.loop)
-        self.fabric = TransferFabric(
-            self.loop, random.Random(f"transfers {seed}"), delay_s=faults.delay_s / 4
-        )
-        self.fabric.faults = FabricFaults(breaks=faults.transfer_fails / 8)
         self.checker = Checker(self)
         self.broker.jetstream.on_append = self.checker.log.appended
         self.postgres.on_commit = self.checker.committed
@@ -232,33 +204,17 @@ class World:
         if client is not None and isinstance(self.network, FaultyNetwork):
             self.network.mute(client, self.loop.time() + seconds)
 
-    def slow_broker(self, seconds: float) -> None:
-        self.broker.slow_s = seconds
-
     def start_broker_anew(self) -> None:
         """The broker comes back on another disk: its streams are gone."""
         self.trace.note("streams are lost")
         self.checker.log.streams_lost()
         self.broker.start(lost_streams=True)
 
-    def lose_hot_store(self) -> None:
-        self.hot.crash()
-        self.hot.start(empty=True)
-
     def mend(self) -> None:
         """Servers and network are as they should be; processes that are frozen wake up in their time."""
         self.trace.note("faults stop")
         self.faults = CALM
-        self.fabric.faults = FabricFaults()
-        if isinstance(self.network, FaultyNetwork):
-            self.network.mend()
-            self.network.rates = Rates(delay_s=CALM.delay_s, lag_s=CALM.lag_s)
-        self.broker.mend()
-        self.postgres.disk_full = False
-        self.postgres.behavior.in_doubt = 0.0
-        self.postgres.freeze(0.0)
-        self.postgres.slow_down(0.0, 0.0)
-        self.postgres.start()
+        super().mend()
 
     # Looking
 
@@ -279,23 +235,6 @@ class World:
         """Schedulers that may decide now."""
         return [service.name for service, lead in self._leads.items() if lead.role == "leader"]
 
-    def records(self) -> Iterator[SessionRecord]:
-        """Rows of all sessions, as committed."""
-        return (entry.record for entry in self.postgres.tables.sessions.rows.values())
-
-    def decision_of(self, record: SessionRecord) -> str | None:
-        """Kind of the decision that made this version of the row."""
-        decisions = self.postgres.tables.decisions
-        for number in decisions.keys("version", (record.id, record.version)):
-            return decisions.rows[number].decision.kind
-        return None
-
-    def slots_used(self, worker: str) -> int:
-        """Sessions that hold a slot of the worker, or reserve one by moving there."""
-        return sum(
-            record.phase.holds_slot and worker in (record.worker, record.target) for record in self.records()
-        )
-
     def most_slots(self) -> int:
         """Slots of the pool at its largest, or of all workers that are not known as dead."""
         workers = self.postgres.tables.workers.rows.values()
@@ -313,7 +252,6 @@ class World:
     def mark_calm(self) -> None:
         """Note how far each session has come."""
         self.restarts = True
-        """Whether services are started again."""
         self.made_when_calm = {
             session: 0 if log.last is None else log.last.header.index + 1
             for session, log in self.checker.log.sessions.items()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,13 @@ from nats.aio.client import (
     ServerVersion,
     _validate_subject,
 )
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import StaleConnectionError, UnexpectedEOF
 
+from turboserve.bench.runtime.broker.formats import as_received
 from turboserve.bench.runtime.broker.link import Link
 from turboserve.bench.runtime.broker.messages import Message
+from turboserve.bench.runtime.broker.receiver import Receiver
 from turboserve.bench.runtime.process import Process
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ Callback = Callable[[], Awaitable[None]]
 ErrorCallback = Callable[[Exception], Awaitable[None]]
 
 
-class MemoryClient(Client):
+class MemoryClient(Receiver):
     """`nats.aio.client.Client` whose socket is a `Link`.
 
     nats-py's own code does what is not about the socket: subscriptions and their tasks, pings, draining,
@@ -44,17 +44,13 @@ class MemoryClient(Client):
     """
 
     def __init__(self, broker: MemoryBroker, process: Process | None) -> None:
-        super().__init__()
+        super().__init__(broker.random)
         self.process = process
         self._broker = broker
         self._link: Link | None = None
-        self._nuid = _Nuid(broker.random)  # type: ignore[assignment]
         self._buffer: list[Message] = []
         """Published while there was no connection."""
         self._known_subjects: set[str] = set()
-        self._response_sid = 0
-        self._responses: dict[str, asyncio.Future[Msg]] = {}
-        self._response_prefix = ""
 
     def __repr__(self) -> str:
         return f"MemoryClient({self.options.get('name')!r})"
@@ -198,7 +194,7 @@ class MemoryClient(Client):
             raise nats.errors.OutboundBufferLimitError
         if size > self._max_payload:
             raise nats.errors.MaxPayloadError
-        message = Message(subject, bytes(payload), reply, _sent_headers(headers) if headers else None)
+        message = Message(subject, bytes(payload), reply, as_received(headers) if headers else None)
         self.stats["out_msgs"] += 1
         self.stats["out_bytes"] += size
         if self._link is not None:
@@ -228,37 +224,6 @@ class MemoryClient(Client):
         self._check_alive()
         if self._link is not None:
             self._link.unsubscribe(sid, limit)
-
-    async def _init_request_sub(self) -> None:
-        self._resp_sub_prefix = self._inbox_prefix + b"." + self._nuid.next() + b"."
-        self._response_prefix = self._resp_sub_prefix.decode()
-        subscription = await self.subscribe(f"{self._response_prefix}*", cb=self._request_sub_callback)
-        self._response_sid = subscription._id
-
-    async def _request_new_style(
-        self,
-        subject: str,
-        payload: bytes,
-        timeout: float = 1,
-        headers: dict[str, Any] | None = None,
-    ) -> Msg:
-        if self.is_draining_pubs:
-            raise nats.errors.ConnectionDrainingError
-        if not self._resp_sub_prefix:
-            await self._init_request_sub()
-        loop = asyncio.get_running_loop()
-        token = self._nuid.next().decode()
-        future: asyncio.Future[Msg] = loop.create_future()
-        self._responses[token] = future
-        try:
-            await self.publish(subject, payload, f"{self._response_prefix}{token}", headers)
-            timer = loop.call_later(timeout, _give_up, future)
-            try:
-                return await future
-            finally:
-                timer.cancel()
-        finally:
-            del self._responses[token]
 
     async def flush(self, timeout: float = 10) -> None:
         """As nats-py's: returns at once while there is no connection."""
@@ -305,35 +270,8 @@ class MemoryClient(Client):
 
     def on_message(self, delivery: tuple[Link, int, Message]) -> None:
         link, sid, message = delivery
-        subscription = self._subs.get(sid)
-        if subscription is None or link is not self._link:
-            return
-        data = message.data
-        size = len(data)
-        self.stats["in_msgs"] += 1
-        self.stats["in_bytes"] += size
-        subscription._received += 1
-        if 0 < subscription._max_msgs <= subscription._received:
-            self._subs.pop(sid, None)
-        headers = dict(message.headers) if message.headers else None
-        received = Msg(self, message.subject, message.reply, data, headers, _sid=sid)
-        if sid == self._response_sid:
-            future = self._responses.get(message.subject[len(self._response_prefix) :])
-            if future is not None and not future.done():
-                future.set_result(received)
-            return
-        if subscription._future is not None:
-            if not subscription._future.done():
-                subscription._future.set_result(received)
-            return
-        if 0 < subscription._pending_bytes_limit <= subscription._pending_size + size:
-            self._too_slow(subscription, received)
-            return
-        try:
-            subscription._pending_queue.put_nowait(received)
-            subscription._pending_size += size
-        except asyncio.QueueFull:
-            self._too_slow(subscription, received)
+        if link is self._link:
+            self._take(sid, message)
 
     def on_pong(self, link: Link) -> None:
         if link is not self._link or not self._pongs:
@@ -352,39 +290,3 @@ class MemoryClient(Client):
         error = UnexpectedEOF()
         await self._error_cb(error)
         await self._process_op_err(error)
-
-    def _too_slow(self, subscription: Subscription, message: Msg) -> None:
-        error = nats.errors.SlowConsumerError(
-            subject=message.subject, reply=message.reply, sid=subscription._id, sub=subscription
-        )
-        asyncio.get_running_loop().create_task(self._report(error))
-
-    async def _report(self, error: Exception) -> None:
-        await self._error_cb(error)
-
-
-class _Nuid:
-    """As nats-py's, from the broker's generator: 22 characters, none of them twice."""
-
-    def __init__(self, generator: random.Random) -> None:
-        self._prefix = f"{generator.randrange(10**12):012d}"
-        self._number = 0
-
-    def next(self) -> bytearray:
-        self._number += 1
-        return bytearray(f"{self._prefix}{self._number:010d}", "ascii")
-
-
-def _give_up(future: asyncio.Future[Msg]) -> None:
-    if not future.done():
-        future.set_exception(nats.errors.TimeoutError())
-
-
-def _sent_headers(headers: dict[str, str]) -> dict[str, str]:
-    """As they arrive: nats-py strips keys and values, and keeps a value on its line."""
-    text = "|".join((*headers, *headers.values()))
-    if text.isprintable() and " |" not in text and "| " not in text and text.strip() == text:
-        return dict(headers)
-    return {
-        name.strip(): value.strip().replace("\r", " ").replace("\n", " ") for name, value in headers.items()
-    }

@@ -56,3 +56,13 @@ def rfc3339(seconds: float) -> str:
 
 def to_json(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
+
+
+def as_received(headers: dict[str, str]) -> dict[str, str]:
+    """Headers as they arrive: nats-py strips keys and values, and keeps a value on its line."""
+    text = "|".join((*headers, *headers.values()))
+    if text.isprintable() and " |" not in text and "| " not in text and text.strip() == text:
+        return dict(headers)
+    return {
+        name.strip(): value.strip().replace("\r", " ").replace("\n", " ") for name, value in headers.items()
+    }

@@ -1,0 +1,75 @@
+"""Callbacks, timers, tasks and futures of the virtual loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+from turboserve.bench.runtime.process import Process
+
+if TYPE_CHECKING:
+    from turboserve.bench.runtime.loop import VirtualLoop
+
+
+class VirtualHandle(asyncio.Handle):
+    """A callback and its process."""
+
+    __slots__ = ("process",)
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: VirtualLoop,
+        context: Context,
+        process: Process,
+    ) -> None:
+        # As asyncio's, without what it looks up for debugging.
+        self._callback, self._args, self._loop, self._context = callback, args, loop, context
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+        self.process = process
+
+
+class VirtualTimer(asyncio.TimerHandle):
+    """A callback, its time and its process."""
+
+    __slots__ = ("process",)
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: VirtualLoop,
+        context: Context,
+        process: Process,
+    ) -> None:
+        self._callback, self._args, self._loop, self._context = callback, args, loop, context
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+        self._when, self._scheduled = when, True
+        self.process = process
+
+
+class VirtualTask(asyncio.Task[Any]):
+    """Hashed by its number, so that sets of tasks have the same order in every run."""
+
+    def __init__(self, number: int, work: Coroutine[Any, Any, Any], **options: Any) -> None:
+        # First: asyncio keeps a set of all tasks.
+        self.number = number
+        super().__init__(work, **options)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class VirtualFuture(asyncio.Future[Any]):
+    """As `VirtualTask`."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
