@@ -20,6 +20,7 @@ import httpx
 import pytest
 import websockets
 from pool_harness import Pool
+from ports import free_ports
 
 from turboserve.bench.edge import attacks
 
@@ -48,12 +49,6 @@ class Proxied:
         )
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def _certificate(folder: Path) -> tuple[Path, Path]:
     key, certificate = folder / "privkey.pem", folder / "fullchain.pem"
     subprocess.run(
@@ -78,7 +73,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
             TURBOSERVE_TRUSTED_PROXIES="127.0.0.1/32",
             TURBOSERVE_ALLOWED_HOSTS="turboserve.example",
         )
-        port, plain_port = _free_port(), _free_port()
+        port, plain_port = free_ports(2)
         site = (ROOT / "deploy" / "nginx" / "turboserve.conf").read_text()
         for shipped, here in (
             (r"server 127\.0\.0\.1:8080", f"server 127.0.0.1:{httpx.URL(gateway).port}"),
@@ -100,13 +95,16 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
             + "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in kinds)
             + f"include {folder}/site.conf;\n}}\n"
         )
-        nginx = subprocess.Popen(["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")])
+        with (folder / "stderr.log").open("wb") as stderr:
+            nginx = subprocess.Popen(
+                ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")], stderr=stderr
+            )
         try:
             deadline = time.monotonic() + PATIENCE_S
             while True:
                 with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                     break
-                assert nginx.poll() is None, (folder / "error.log").read_text()
+                assert nginx.poll() is None, (folder / "stderr.log").read_text()
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
             yield Proxied(pool, gateway, port, plain_port, certificate)

@@ -23,6 +23,7 @@ import psutil
 import pytest
 import websockets
 from pool_harness import Pool
+from ports import free_ports
 
 from turboserve.bench.edge import attacks
 from turboserve.gateway.serving.guard import READ_BYTES
@@ -71,8 +72,8 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def attacked(pool: Any) -> Attacked:
     """Few descriptors: what the attacks want to use up."""
-    health = str(_free_port())
-    return Attacked(pool, "attacked", DESCRIPTORS, **{HEALTH_VARIABLE: health})
+    [health] = free_ports(1)
+    return Attacked(pool, "attacked", DESCRIPTORS, **{HEALTH_VARIABLE: str(health)})
 
 
 class Player:
@@ -129,12 +130,6 @@ def until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def test_headers_without_an_end_are_refused_and_take_no_memory(attacked: Attacked) -> None:
@@ -336,7 +331,7 @@ def _environment(pid: int) -> dict[str, str]:
 
 @contextmanager
 def server(**environment: str) -> Iterator[tuple[int, attacks.Address]]:
-    port = _free_port()
+    [port] = free_ports(1)
     process = subprocess.Popen(
         [sys.executable, "-m", "turboserve.bench.edge.serve", "gateway", str(port)],
         env={**os.environ, **SHORT, **environment},

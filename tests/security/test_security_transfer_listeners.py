@@ -184,17 +184,17 @@ def test_the_machines_own_name_has_an_address_of_its_own() -> None:
     assert found.address in own
 
 
-def test_libraries_are_told_one_interface_and_what_an_operator_set_stays(
-    monkeypatch: pytest.MonkeyPatch,
+def test_libraries_use_one_interface_and_what_an_operator_set_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("UCX_NET_DEVICES", "NCCL_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
-    down = psutil.net_if_stats()["lo"]._replace(isup=False)
-    up = down._replace(isup=True)
-    monkeypatch.setattr("psutil.net_if_stats", lambda: {"lo": up, "eth0": up, "ib0": up, "ifb0": down})
+    for port in ("mlx5_0/ports/1", "mlx5_1/ports/1", "mlx5_1/ports/2"):
+        (tmp_path / port).mkdir(parents=True)
+    monkeypatch.setattr("turboserve.worker.transfer.interface.INFINIBAND", tmp_path)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     confine_libraries(Interface("192.0.2.1", "eth0", ("192.0.2.1",)))
-    assert os.environ["UCX_NET_DEVICES"] == "^ib0,lo"
+    assert os.environ["UCX_NET_DEVICES"] == "eth0,mlx5_0:1,mlx5_1:1,mlx5_1:2"
     assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0"
 
 

@@ -65,6 +65,11 @@ def join(stranger: int) -> None:
         run("ip", "link", "set", ours, "up")
         run(*inside, "ip", "addr", "add", f"10.77.{number}.2/24", "dev", theirs)
         run(*inside, "ip", "link", "set", theirs, "up")
+    # The kernel notices a while later that both ends are up. UCX passes over interfaces that are not.
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(psutil.net_if_stats()[name].isup for name in ("lo", "ours1", "ours2")):
+        assert time.monotonic() < deadline, psutil.net_if_stats()
+        time.sleep(0.01)
 
 
 async def main(backend: str, stranger: int) -> dict[str, object]:

@@ -10,12 +10,14 @@ import ipaddress
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
 HOSTNAME = "hostname"
 """Stands for the address that the machine's own name has, such as a container's."""
 ADDRESSES_LIMIT = 16
+INFINIBAND = Path("/sys/class/infiniband")
 
 
 class InterfaceError(ValueError):
@@ -70,14 +72,19 @@ def find_interface(host: str) -> Interface:
 def confine_libraries(interface: Interface) -> None:
     """Have UCX (below NIXL) and NCCL, as far as they use TCP, listen on this interface alone.
 
-    By their environment variables, which they read when they begin; one that is set already stays. UCX is
-    told what to leave out, so that InfiniBand devices stay in use.
+    By their environment variables, which they read when they begin; one that is set already stays. UCX's list
+    names this interface and the InfiniBand ports. A list of what to leave out would let UCX listen on every
+    interface that comes up later.
     """
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    others = sorted(up - {interface.name})
-    if others:
-        os.environ.setdefault("UCX_NET_DEVICES", "^" + ",".join(others))
+    devices = [interface.name, *_infiniband_ports()]
+    os.environ.setdefault("UCX_NET_DEVICES", ",".join(devices))
     os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface.name}")
+
+
+def _infiniband_ports() -> list[str]:
+    """As UCX names them: `mlx5_0:1`. They listen on no IP address."""
+    ports = INFINIBAND.glob("*/ports/*")
+    return sorted(f"{port.parent.parent.name}:{port.name}" for port in ports)
 
 
 def _named(name: str, host: str) -> Interface:
