@@ -17,9 +17,9 @@ from turboserve.bench.runtime.device.platform import VirtualPlatform
 from turboserve.bench.runtime.device.profile import DeviceProfile
 from turboserve.bench.runtime.loop import VirtualLoop
 from turboserve.bench.runtime.process import Process
+from turboserve.bench.simulate.hosts import HostClock, SeededRandomness
 from turboserve.bus import Bus, append
 from turboserve.bus.log import Entry, next_entry
-from turboserve.clock import Clock
 from turboserve.contracts.chunks import ChunkHeader, LatentsHeader, Ownership
 from turboserve.contracts.errors import NotFoundError
 from turboserve.contracts.requests import FailSession, GetLatents, Renew
@@ -54,32 +54,6 @@ from turboserve.worker.settings import Settings
 PROFILE = DeviceProfile(slots=2, host_states=4, load_s=1.0)
 
 
-class LoopClock:
-    """Virtual time as a `Clock`."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-
-    def monotonic(self) -> float:
-        return self._loop.time()
-
-    def wall(self) -> float:
-        return 1_700_000_000.0 + self._loop.time()
-
-
-class SeededIds:
-    """See `ids.RandomnessSource`."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def milliseconds(self) -> int:
-        return 1
-
-    def randbits(self, bits: int) -> int:
-        return self._random.getrandbits(bits)
-
-
 @dataclass(eq=False)
 class Life:
     """One worker process."""
@@ -104,8 +78,8 @@ class WorkerWorld:
     def __init__(self, seed: int = 1, profile: DeviceProfile = PROFILE) -> None:
         self.loop = VirtualLoop(seed)
         self.profile = profile
-        self.clock: Clock = LoopClock(self.loop)
-        use_source(SeededIds(seed))
+        self.clock = HostClock(self.loop)
+        use_source(SeededRandomness(self.clock, seed))
         self.broker = MemoryBroker(random.Random(seed), loop=self.loop)
         self.fabric = TransferFabric(self.loop, random.Random(seed + 1))
         self.rows: dict[str, SessionRecord] = {}

@@ -146,7 +146,8 @@ def test_what_is_silent_while_it_starts_again_is_killed_but_not_in_its_first_sta
     assert supervision.state("edge") is State.STARTING
     # A question while it starts is no answer that it serves or fails: the probe decides that.
     assert answers(supervision, "edge", FAILS, FAILS, SERVES) == []
-    assert answers(supervision, "edge", SILENT, SILENT) == []
+    # An answer in between ends a silence, whatever it is.
+    assert answers(supervision, "edge", SILENT, SILENT, FAILS, SILENT, SILENT) == []
     assert answers(supervision, "edge", SILENT) == [Hangs("edge", 3), Kill("edge")]
 
 

@@ -17,6 +17,7 @@ from turboserve.bench.runtime.process import Process
 from turboserve.bench.runtime.rows.behavior import PostgresBehavior
 from turboserve.bench.runtime.rows.database import MemoryDatabase
 from turboserve.bench.runtime.rows.server import MemoryPostgres
+from turboserve.bench.simulate.hosts import HostClock
 from turboserve.bus import Bus
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
@@ -31,26 +32,13 @@ SUBJECTS = 3
 FAULTS_S = 20.0
 
 
-class LoopClock:
-    """The loop's time."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-
-    def monotonic(self) -> float:
-        return self._loop.time()
-
-    def wall(self) -> float:
-        return self._loop.time() + 1_700_000_000.0
-
-
 class World:
     """Servers, one process that commits events, and two that publish them."""
 
     def __init__(self, seed: int) -> None:
         self.loop = VirtualLoop(seed)
         self.random = random.Random(seed)
-        self.clock = LoopClock(self.loop)
+        self.clock = HostClock(self.loop)
         behavior = PostgresBehavior(random.Random(seed), statement_s=0.002, in_doubt=0.02)
         self.postgres = MemoryPostgres(behavior, self.loop)
         self.postgres.on_commit = self._committed
@@ -152,36 +140,39 @@ def test_each_event_is_in_the_log_once_and_in_the_order_of_commits(seed: int) ->
     world.loop.close()
 
 
-@pytest.mark.parametrize("step_s", [number * 0.0005 for number in range(1, 40)])
+STEPS_S = [number * 0.0005 for number in range(1, 40)]
+
+
+def stopped_in_its_turn(step_s: float) -> World:
+    """A world with events to publish, whose first publisher has run for `step_s`."""
+    world = World(1)
+    world.postgres.behavior.in_doubt = 0.0
+    world.postgres.behavior.varied = False
+    world.run(world.prepare())
+    world.run(world.write(world.loop.time() + 0.5))
+    world.start(0)
+    world.loop.advance(step_s)
+    return world
+
+
+def all_is_published(world: World, after_s: float) -> None:
+    world.start(1)
+    world.loop.advance(after_s)
+    assert world.logged() == world.committed
+    assert world.postgres.tables.outbox.rows == {}
+    world.loop.close()
+
+
+@pytest.mark.parametrize("step_s", STEPS_S)
 def test_a_publisher_may_die_between_any_two_steps(step_s: float) -> None:
     """Of its turn: lock, read, append, removal, unlock."""
-    world = World(1)
-    world.postgres.behavior.in_doubt = 0.0
-    world.postgres.behavior.varied = False
-    world.run(world.prepare())
-    world.run(world.write(world.loop.time() + 0.5))
-    world.start(0)
-    world.loop.advance(step_s)
+    world = stopped_in_its_turn(step_s)
     world.loop.kill(world.publishers[0])
-    world.start(1)
-    world.loop.advance(20.0)
-    assert world.logged() == world.committed
-    assert world.postgres.tables.outbox.rows == {}
-    world.loop.close()
+    all_is_published(world, after_s=20.0)
 
 
-@pytest.mark.parametrize("step_s", [number * 0.0005 for number in range(1, 40)])
+@pytest.mark.parametrize("step_s", STEPS_S)
 def test_a_publisher_may_be_stopped_for_longer_than_the_broker_remembers_ids(step_s: float) -> None:
-    world = World(1)
-    world.postgres.behavior.in_doubt = 0.0
-    world.postgres.behavior.varied = False
-    world.run(world.prepare())
-    world.run(world.write(world.loop.time() + 0.5))
-    world.start(0)
-    world.loop.advance(step_s)
+    world = stopped_in_its_turn(step_s)
     world.loop.freeze(world.publishers[0], 3 * SETTINGS.duplicate_window_s)
-    world.start(1)
-    world.loop.advance(4 * SETTINGS.duplicate_window_s)
-    assert world.logged() == world.committed
-    assert world.postgres.tables.outbox.rows == {}
-    world.loop.close()
+    all_is_published(world, after_s=4 * SETTINGS.duplicate_window_s)

@@ -13,6 +13,7 @@ from turboserve.bench.runtime.device.network import TransferFabric
 from turboserve.bench.runtime.device.platform import VirtualPlatform
 from turboserve.bench.runtime.device.profile import DeviceProfile
 from turboserve.bench.runtime.loop import VirtualLoop
+from turboserve.bench.simulate.hosts import HostClock
 from turboserve.clock import SystemClock
 from turboserve.worker.engine import adoption
 from turboserve.worker.engine.backend import ReceiveBuffer
@@ -170,17 +171,6 @@ class Tensors(Kind):
         return Desk(Machine(settings, SystemClock(), lambda _: models), Engine(models, options))
 
 
-class _LoopClock:
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-
-    def monotonic(self) -> float:
-        return self._loop.time()
-
-    def wall(self) -> float:
-        return 1_700_000_000.0 + self._loop.time()
-
-
 class Virtual(Kind):
     """No tensors, no threads, and a clock that jumps."""
 
@@ -196,7 +186,7 @@ class Virtual(Kind):
         async def desk() -> Desk:
             settings = Settings(max_lead_s=LEAD_S)
             platform = VirtualPlatform(
-                self._profile, settings, _LoopClock(loop), fabric, "a", lambda reason: None
+                self._profile, settings, HostClock(loop), fabric, "a", lambda reason: None
             )
             platform.faults.failing.add("fails")
             return Desk(platform, (await platform.load()).engine)

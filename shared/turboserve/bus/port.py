@@ -41,7 +41,7 @@ class BrokerClient(Protocol):
         """Send a message and wait for the first answer."""
 
     def new_inbox(self) -> str:
-        """A subject that nobody else uses."""
+        """A subject that no other client uses."""
 
     async def flush(self) -> None:
         """Wait until the broker has answered a ping."""

@@ -61,14 +61,12 @@ class SmallDisk:
     def fill(self, leave_bytes: int = 0) -> None:
         """Take every block but `leave_bytes`; when called again, also those that were freed meanwhile."""
         with (self.path / FILLER).open("ab") as file:
-            if leave_bytes:
-                size = self.free_bytes - leave_bytes
-                if size > 0:
-                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), size)
-                return
             # What does not fit is taken back: in large steps the disk would be full and then have room again.
             step = LARGEST_STEP_BYTES
             while step >= STEP_BYTES:
+                if self.free_bytes - step < leave_bytes:
+                    step //= 2
+                    continue
                 try:
                     os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), step)
                 except OSError as error:

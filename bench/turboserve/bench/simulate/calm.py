@@ -66,13 +66,7 @@ class CalmScale(Scale):
         return self._of(StoreSettings, max_sessions=100_000)
 
     def autoscaler(self) -> AutoscalerSettings:
-        return self._of(
-            AutoscalerSettings,
-            pool_size=self.workers,
-            pool_min=self.workers,
-            pool_max=self.most_workers,
-            pool_model="toyworld",
-        )
+        return self._pool()
 
     def profile(self, load_s: float) -> DeviceProfile:
         """Of each worker's device: in real time with all its slots taken."""

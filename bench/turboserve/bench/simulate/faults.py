@@ -45,7 +45,7 @@ class Faults:
     postgres_full: float = 0.0
     """The disk of Postgres is full for a while."""
     commit_in_doubt: float = 0.0
-    """A commit whose connection breaks: it is done or not, and its sender is told neither."""
+    """A commit whose connection breaks: it is done or not, and its sender cannot know."""
     hot_lost: float = 0.0
     """The hot store comes back empty."""
     skew_s: float = 0.0

@@ -33,7 +33,7 @@ class Machine:
 
 
 class Machines:
-    """Everything that providers have launched, whoever asks."""
+    """Everything that providers have launched."""
 
     def __init__(self, launch: Callable[[str, str], ServiceProcess]) -> None:
         """`launch(slot, worker)` makes the process and starts it."""

@@ -115,7 +115,7 @@ def settle(world: World, users: Users) -> float | None:
 
 
 def _watch(world: World) -> None:
-    """Nobody comes or goes: the pool comes to rest."""
+    """No session begins or ends: the pool comes to rest."""
     before = world.checker.resizes
     world.loop.advance(WATCHED_S)
     resizes = world.checker.resizes - before

@@ -124,7 +124,7 @@ class ServiceProcess:
         await self._start(self, runtime)
 
     def _failed(self, error: BaseException) -> None:
-        # Whose broker or database is away ends and is started again; anything else nobody expects.
-        # What a killed process raises while Python unwinds it is nobody's.
+        # A process without its broker or database ends and is started again. No other error is expected.
+        # What a killed process raises while Python unwinds it does not count.
         if self.alive and not isinstance(error, UnavailableError):
             self.world.checker.fail("no_core_fails", f"{self.name}: {error!r}")

@@ -52,12 +52,7 @@ class Scale:
         return self._of(StoreSettings, idle_guard_s=1.0)
 
     def autoscaler(self) -> AutoscalerSettings:
-        return self._of(
-            AutoscalerSettings,
-            pool_size=self.workers,
-            pool_min=self.workers,
-            pool_max=self.most_workers,
-            pool_model="toyworld",
+        return self._pool(
             pool_ready_timeout_s=12.0,
             pool_drain_deadline_s=20.0,
             pool_release_grace_s=3.0,
@@ -76,6 +71,16 @@ class Scale:
     def profile(self, load_s: float) -> DeviceProfile:
         """Of each worker's device."""
         return DeviceProfile(load_s=load_s, slots=self.slots, host_states=2 * self.slots, chunk_at_once=True)
+
+    def _pool(self, **more: Any) -> AutoscalerSettings:
+        return self._of(
+            AutoscalerSettings,
+            pool_size=self.workers,
+            pool_min=self.workers,
+            pool_max=self.most_workers,
+            pool_model="toyworld",
+            **more,
+        )
 
     def _of(self, kind: type[S], **more: Any) -> S:
         return kind(_env_prefix=NO_VARIABLES, **{**self.times, **more})  # type: ignore[call-arg]

@@ -66,7 +66,7 @@ class Clients:
     async def create(
         self, seed: int, prompt: str = "a red circle", attempts: int = 3
     ) -> SessionRecord | None:
-        """A new session; None if it was refused, or nobody answered."""
+        """A new session; None if it was refused, or no answer came."""
         request = NewSession(prompt=prompt, seed=seed, model=None, metadata={})
         key = f"key-{self._world.seed}-{seed}-{self.number()}"
         record: SessionRecord | None = await self.ask(

@@ -189,7 +189,7 @@ class PostgresServer(EmbeddedServer):
             raise SilentError("postgres: it does not answer") from error
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise NotReady(f"postgres: {error}") from error
-        # Closed without a word to the server, whose answer nobody waits for.
+        # Without a goodbye to the server, whose answer would be waited for.
         connection.terminate()
 
     async def provision(self) -> None:

@@ -57,7 +57,7 @@ class Questions:
             try:
                 await self._ask(spec, process)
             except Exception as error:
-                # The next question is asked all the same: nobody else notices a process that hangs.
+                # The next question is asked all the same: no other check notices a process that hangs.
                 self._hub.say("question failed", "error", process=spec.name, error=repr(error))
 
     async def _ask(self, spec: ProcessSpec, process: Process) -> None:
@@ -88,7 +88,7 @@ class Questions:
         assert spec.alive is not None
         question = asyncio.ensure_future(spec.alive())
         self._asked.add(question)
-        question.add_done_callback(self._asked.discard)
+        question.add_done_callback(self._answered)
         try:
             await asyncio.wait([question], timeout=spec.answer_s)
         finally:
@@ -96,6 +96,12 @@ class Questions:
         if not question.done() or question.cancelled():
             raise SilentError(f"{spec.name} does not answer")
         question.result()
+
+    def _answered(self, question: asyncio.Future[None]) -> None:
+        self._asked.discard(question)
+        if not question.cancelled():
+            # Looked at, so that asyncio does not complain of an error that came after the time-out.
+            question.exception()
 
     async def _watch_rooms(self) -> None:
         """Look at the disks of servers that cannot start, and say when the stack's disk becomes low."""

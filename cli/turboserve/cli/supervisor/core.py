@@ -196,18 +196,20 @@ class Supervision:
     def asked(
         self, name: str, answer: Answer, now_s: float, *, reason: str = "", room: bool = True
     ) -> list[Command]:
-        """`name` was asked whether it serves, or did not answer a probe while it starts.
+        """`name` was asked whether it serves, or while it starts whether it does by now.
 
-        Questions are counted, not time: while the one who asks stood still, or the machine slept, nobody was
-        silent.
+        Questions are counted, not time: a supervisor that stood still, or a machine that slept, makes no
+        process silent.
 
         `reason` is what a failing answer said; `room` is whether its disk has room, without which a restart
         does not help.
         """
         life = self._lives[name]
-        # Who is silent while it starts for the first time may still be at work on its files.
-        starts_again = life.state is State.STARTING and life.ever_ready and answer is Answer.SILENT
-        if life.state is not State.READY and not starts_again:
+        if life.state not in (State.STARTING, State.READY):
+            return []
+        # One that is silent while it starts for the first time may still be at work on its files.
+        if life.state is State.STARTING and not (life.ever_ready and answer is Answer.SILENT):
+            life.unanswered = 0
             return []
         if answer is Answer.SILENT:
             life.unanswered += 1

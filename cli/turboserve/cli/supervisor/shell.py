@@ -178,6 +178,7 @@ class Supervisor:
             self._obey(self._core.asked(spec.name, core.Answer.SILENT, self._loop.time()))
             return False
         except NotReady:
+            self._obey(self._core.asked(spec.name, core.Answer.FAILS, self._loop.time()))
             return False
         except Exception as error:
             self._hub.say("probe failed", "error", process=spec.name, error=repr(error))

@@ -53,7 +53,7 @@ def _can_leave(session: SessionView, now: float) -> bool:
 
 
 def _is_idle(session: SessionView, now: float) -> bool:
-    """Whether it can leave, and nobody wants it to run: else it is placed anew in any case."""
+    """Whether it can leave, and no client wants it to run: else it is placed anew in any case."""
     return _can_leave(session, now) and session.record.activity is not Activity.WATCHING
 
 

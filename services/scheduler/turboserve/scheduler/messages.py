@@ -118,8 +118,23 @@ Event = (
 # Commands. Every one with a ticket is answered exactly once.
 
 
+class _Decided:
+    """What a command's decision says. No dataclass: it adds no fields."""
+
+    decision: Decision
+
+    @property
+    def session(self) -> str:
+        return self.decision.session
+
+    @property
+    def worker(self) -> str:
+        assert self.decision.worker is not None
+        return self.decision.worker
+
+
 @dataclass(frozen=True)
-class Place:
+class Place(_Decided):
     """One compare-and-set that gives the session to `decision.worker`."""
 
     ticket: int
@@ -128,32 +143,14 @@ class Place:
     other_weights: bool = False
     """That worker has other weights than those that made the session's chunks."""
 
-    @property
-    def session(self) -> str:
-        return self.decision.session
-
-    @property
-    def worker(self) -> str:
-        assert self.decision.worker is not None
-        return self.decision.worker
-
 
 @dataclass(frozen=True)
-class BeginMove:
+class BeginMove(_Decided):
     """One compare-and-set that sends the session to `decision.worker`; it goes on where it is."""
 
     ticket: int
     expected_version: int
     decision: Decision
-
-    @property
-    def session(self) -> str:
-        return self.decision.session
-
-    @property
-    def worker(self) -> str:
-        assert self.decision.worker is not None
-        return self.decision.worker
 
 
 @dataclass(frozen=True)
@@ -189,16 +186,12 @@ class SuspendIdle:
 
 
 @dataclass(frozen=True)
-class Release:
+class Release(_Decided):
     """The session, suspended, has no owner until it is placed again."""
 
     ticket: int
     expected_version: int
     decision: Decision
-
-    @property
-    def session(self) -> str:
-        return self.decision.session
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class _Pull:
 
 
 class Consumer:
-    """Delivers each message that it filters once, in order, to whoever asks for it."""
+    """Delivers each message that it filters once, in order, to the clients that ask for it."""
 
     def __init__(self, broker: MemoryBroker, stream: Stream, name: str, config: dict[str, Any]) -> None:
         self.name, self.config = name, config
@@ -68,7 +68,7 @@ class Consumer:
         }
 
     def inactive(self, now: float) -> bool:
-        """Whether nobody has asked for so long that the server would have deleted it."""
+        """Whether no client has asked for so long that the server would have deleted it."""
         self._end_expired(now)
         return not self._pulls and now - self._used_at > self._inactive_s
 

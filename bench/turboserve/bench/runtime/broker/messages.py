@@ -10,7 +10,7 @@ class Kind(enum.Enum):
     """What a message is to the faults that may hit it."""
 
     HINT = "hint"
-    """Published by a client to whoever listens."""
+    """Published by a client to every subscriber."""
     REQUEST = "request"
     """Published by a client, which waits for an answer of another client or of JetStream."""
     ANSWER = "answer"

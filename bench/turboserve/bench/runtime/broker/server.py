@@ -135,7 +135,7 @@ class MemoryBroker:
         return any(self._connected(interest.link) for interest in self._interests.match(subject))
 
     def route(self, subject: str, message: Message, kind: Kind) -> bool:
-        """Deliver to whoever listens to `subject`, of each queue group to one. Returns whether there is one.
+        """Deliver to every subscriber of `subject`, of each queue group to one. Returns whether there is one.
 
         The message names its own subject, which need not be `subject`.
         """

@@ -15,7 +15,6 @@ from turboserve.bench.runtime.device.contents import LOST, Embedding, Latents, V
 from turboserve.bench.runtime.device.faults import DeviceFaults
 from turboserve.bench.runtime.device.pages import (
     VirtualBuffer,
-    header_of,
     pages_of_tensors,
     restore,
     state_size,
@@ -33,7 +32,7 @@ from turboserve.worker.engine.rebuilding import check_rebuild, plan_rebuild
 from turboserve.worker.engine.ring import KVRing
 from turboserve.worker.engine.session import Session, Undecoded
 from turboserve.worker.engine.slab import Slab, SlabLayout
-from turboserve.worker.engine.snapshot import Snapshot, state_fingerprint
+from turboserve.worker.engine.snapshot import Snapshot, header_of, state_fingerprint
 from turboserve.worker.engine.spec import EngineOptions, Rebuild, SessionSpec
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.streams import DEVICE_LOST

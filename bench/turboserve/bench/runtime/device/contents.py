@@ -84,7 +84,7 @@ class Latents:
 
 
 class Embedding:
-    """A prompt's embedding, of which nobody needs the contents."""
+    """A prompt's embedding without contents."""
 
     def clone(self) -> Embedding:
         return self

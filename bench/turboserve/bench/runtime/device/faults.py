@@ -1,4 +1,4 @@
-"""What may go wrong with a virtual device. Whoever simulates sets the fields, at any time."""
+"""What may go wrong with a virtual device. The fields may be set at any time."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ from turboserve.worker.transfer.network import Serve
 
 @dataclass
 class FabricFaults:
-    """Chances of what may go wrong; whoever simulates sets them, at any time."""
+    """Chances of what may go wrong. May be changed at any time."""
 
     breaks: float = 0.0
     """Of each message between two workers: that its connection breaks there."""
     silent: float = 0.5
-    """Of a connection that breaks: that neither side is told."""
+    """Of a connection that breaks: that neither side notices."""
     corrupts: float = 0.0
     """Of each round of a copy: that a byte arrives wrong."""
     stalls: float = 0.0

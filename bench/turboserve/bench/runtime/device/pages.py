@@ -30,20 +30,6 @@ def state_size(profile: DeviceProfile) -> int:
     return aligned(_NUMBERS.size) + aligned(profile.state_bytes)
 
 
-def header_of(state: VirtualState, model: str) -> dict[str, Any]:
-    """As `snapshot.parts` has it. `model`: the backend's fingerprint."""
-    return {
-        "version": VERSION,
-        "model": model,
-        "session": state.session,
-        "seed": state.seed,
-        "prompt": state.prompt,
-        "control_seq": state.control_seq,
-        "next_chunk": state.next_chunk,
-        "decoding": state.decoder_cache is not None,
-    }
-
-
 def tensors_of(state: VirtualState, profile: DeviceProfile) -> dict[str, Tensor]:
     """Both pages, uint8 [n]. The first is a copy."""
     kept = [cast(Latents, latents) for latents in state.recent]

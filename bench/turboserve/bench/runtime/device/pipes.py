@@ -43,7 +43,7 @@ class Pipe:
             self._later(self.reader.feed_eof)
 
     def reset(self) -> None:
-        """The reader is told that the connection is lost."""
+        """The connection is lost, as its reader sees."""
         if not self._closed:
             self._closed = True
             self.reader.set_exception(ConnectionResetError("the connection was reset"))

@@ -295,7 +295,7 @@ def _fail(session: Session, future: asyncio.Future[Any], error: BaseException) -
     if future.done():
         return
     if session.abandoned:
-        # Nobody waits for it.
+        # Its client has gone.
         future.cancel()
     else:
         future.set_exception(error)

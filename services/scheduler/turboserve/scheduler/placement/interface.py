@@ -50,6 +50,11 @@ class Demand:
     weights_digest: str | None = None
     """It goes only where these weights are; None: to any worker of its model."""
 
+    @property
+    def kind_of_worker(self) -> tuple[str, str | None]:
+        """Equal for demands that the same candidates serve."""
+        return self.model, self.weights_digest
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -84,6 +89,17 @@ class Placement(Assigner, Protocol):
 
     def assign(self, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]:
         return self.place(cluster.candidates(), demands) if demands else []
+
+
+def serving_by_kind(
+    candidates: Sequence[Candidate], demands: Sequence[Demand]
+) -> dict[tuple[str, str | None], list[Candidate]]:
+    """The candidates that serve each demand, by `Demand.kind_of_worker`: one look at all of them per kind."""
+    serving: dict[tuple[str, str | None], list[Candidate]] = {}
+    for demand in demands:
+        if demand.kind_of_worker not in serving:
+            serving[demand.kind_of_worker] = [c for c in candidates if c.serves(demand)]
+    return serving
 
 
 def why_not(candidates: int, refused: bool, demand: Demand) -> str:

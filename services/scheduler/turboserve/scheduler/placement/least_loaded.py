@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turboserve.scheduler.placement.interface import Candidate, Choice, Demand, Placement, why_not
+from turboserve.scheduler.placement.interface import (
+    Candidate,
+    Choice,
+    Demand,
+    Placement,
+    serving_by_kind,
+    why_not,
+)
 
 
 class LeastLoaded(Placement):
@@ -15,13 +22,9 @@ class LeastLoaded(Placement):
     """
 
     def place(self, candidates: Sequence[Candidate], demands: Sequence[Demand]) -> list[Choice]:
-        kinds: dict[tuple[str, str | None], list[Candidate]] = {}
-        for demand in demands:
-            kind = demand.model, demand.weights_digest
-            if kind not in kinds:
-                kinds[kind] = [c for c in candidates if c.serves(demand)]
+        serving = serving_by_kind(candidates, demands)
         added = {candidate.worker: 0 for candidate in candidates}
-        return [self._one(kinds[demand.model, demand.weights_digest], added, demand) for demand in demands]
+        return [self._one(serving[demand.kind_of_worker], added, demand) for demand in demands]
 
     def _one(self, candidates: list[Candidate], added: dict[str, int], demand: Demand) -> Choice:
         rooms: list[tuple[Candidate, int]] = []

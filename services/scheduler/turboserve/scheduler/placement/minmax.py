@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.filling import Filling
 from turboserve.scheduler.placement.giving_way import give_way
-from turboserve.scheduler.placement.interface import Candidate, Choice, Demand, Placement, why_not
+from turboserve.scheduler.placement.interface import (
+    Candidate,
+    Choice,
+    Demand,
+    Placement,
+    serving_by_kind,
+    why_not,
+)
 from turboserve.scheduler.placement.latency import Curve
 from turboserve.scheduler.placement.moves import Rebalancer
 from turboserve.scheduler.placement.pool import Entry
@@ -100,13 +107,9 @@ class MinMax(Placement):
 
     def place(self, candidates: Sequence[Candidate], demands: Sequence[Demand]) -> list[Choice]:
         curves = {c.worker: Curve(c.chunk_latency_s, c.capacity) for c in candidates}
-        kinds: dict[tuple[str, str | None], list[Candidate]] = {}
-        for demand in demands:
-            kind = demand.model, demand.weights_digest
-            if kind not in kinds:
-                kinds[kind] = [c for c in candidates if c.serves(demand)]
+        serving = serving_by_kind(candidates, demands)
         added = {candidate.worker: 0 for candidate in candidates}
-        return [self._place(kinds[d.model, d.weights_digest], curves, added, d) for d in demands]
+        return [self._place(serving[d.kind_of_worker], curves, added, d) for d in demands]
 
     def _place(
         self, candidates: list[Candidate], curves: dict[str, Curve], added: dict[str, int], demand: Demand

@@ -34,7 +34,7 @@ class WorkerRepository(Protocol):
 
 class LeaderRepository(Protocol):
     async def get(self, name: str) -> LeaderRecord:
-        """The row as it is; one without a holder if nobody has led yet."""
+        """The row as it is; one without a holder if there has been no leader yet."""
 
     async def share(self, name: str) -> LeaderRecord:
         """The row, whose term cannot change before this transaction ends; renewals go on meanwhile."""

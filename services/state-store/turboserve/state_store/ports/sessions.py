@@ -20,7 +20,7 @@ class SessionRepository(Protocol):
     async def get(self, session: str) -> SessionRecord | None: ...
 
     async def get_row(self, session: str, *, lock: bool = False) -> SessionRow | None:
-        """With `lock`: nobody else changes it until the transaction ends."""
+        """With `lock`: no other transaction changes it until this one ends."""
 
     async def created_by(self, request: CreateSession) -> bool:
         """Whether the row of this id was made by this very request."""

@@ -48,7 +48,7 @@ class Models:
     text: TextEncoder
     decoder: Decoder
     weights: str = ""
-    """`weights_digest` of all three networks; empty where nobody has to tell them apart, as in benchmarks."""
+    """`weights_digest` of all three networks; empty where they need not be told apart, as in benchmarks."""
 
     @property
     def fingerprint(self) -> str:

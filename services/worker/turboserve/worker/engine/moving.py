@@ -42,7 +42,7 @@ DECODER = "decoder."
 
 
 class Same:
-    """Stamp of a tensor that nobody changes in place: equal to that of the same one, while that lives.
+    """Stamp of a tensor that is never changed in place: equal to that of the same one, while that lives.
 
     Does not keep it alive: the decoder's cache is made anew by every chunk, and takes gigabytes.
     """

@@ -80,7 +80,12 @@ def parts(state: SessionState, model: str) -> tuple[dict[str, Any], dict[str, Te
         tensors["recent"] = torch.cat(state.recent)
     for name, tensor in (state.decoder_cache or {}).items():
         tensors[_DECODER + name] = tensor
-    header = {
+    return {**header_of(state, model), "ring": state.ring.bookkeeping()}, tensors
+
+
+def header_of(state: SessionState, model: str) -> dict[str, Any]:
+    """What a snapshot says of a session, without its window. `model`: see `parts`."""
+    return {
         "version": VERSION,
         "model": model,
         "session": state.session,
@@ -89,9 +94,7 @@ def parts(state: SessionState, model: str) -> tuple[dict[str, Any], dict[str, Te
         "control_seq": state.control_seq,
         "next_chunk": state.next_chunk,
         "decoding": state.decoder_cache is not None,
-        "ring": state.ring.bookkeeping(),
     }
-    return header, tensors
 
 
 @torch.inference_mode()

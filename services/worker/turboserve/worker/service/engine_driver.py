@@ -44,7 +44,7 @@ class AdmitWith:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """Anything that has to be done on the engine's thread; what it gives goes to whoever waits."""
+    """Anything that has to be done on the engine's thread; `future` has its result."""
 
     function: Callable[[Engine], Any]
     future: Future[Any]
