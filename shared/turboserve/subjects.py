@@ -134,7 +134,7 @@ class Log:
         return subject.rpartition(".")[0] == self.every.rpartition(".")[0]
 
 
-OWN = Log(CHUNKS, "own.{id}", None, ("state-store",), (), ("state-store",))
+OWN = Log(CHUNKS, "own.{id}", "live.own.{id}", ("state-store",), ("gateway",), ("state-store",))
 CHUNK = Log(
     CHUNKS, "chunk.{id}", "live.chunk.{id}", ("worker",), ("gateway",), ("gateway", "worker", "state-store")
 )

@@ -122,7 +122,7 @@ def test_a_reader_that_misses_a_lost_message_is_found(monkeypatch: pytest.Monkey
         self: ChunkLog, session: str, start: Start, ended: Any
     ) -> AsyncGenerator[Chunk, None]:
         async for entry in self._entries(session, start.sequence, ended):
-            chunk = self._chunk(session, entry)
+            chunk = await self._followed(session, entry)
             if chunk is not None and chunk.header.index >= start.index:
                 yield chunk
 

@@ -42,6 +42,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "live.canary.EVENTS",
             "live.chunk.x1",
             "live.event.x1",
+            "live.own.x1",
             "pool.x1",
         },
     },
@@ -249,7 +250,7 @@ WILDCARDS = (
 )
 WILDCARDS_NEEDED = {
     # Whoever may hear `pool.*` is let subscribe to `pool.>`, which is the same as long as nothing is longer.
-    "gateway": {"_INBOX_gateway.*", "_INBOX_gateway.>", "pool.>"},
+    "gateway": {"_INBOX_gateway.*", "_INBOX_gateway.>", "live.own.*", "pool.>"},
     "scheduler": {"_INBOX_scheduler.*", "_INBOX_scheduler.>", "load.>", "playhead.>", "pool.>"},
     "autoscaler": {"_INBOX_autoscaler.*", "_INBOX_autoscaler.>", "feedback.>", "load.>"},
     "worker": {"_INBOX_worker.*", "_INBOX_worker.>", "assign.>", "playhead.>"},

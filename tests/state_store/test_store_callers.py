@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from turboserve.contracts.errors import ForbiddenError
-from turboserve.contracts.requests import FailSession, Renew, SessionRef, WorkerGone
+from turboserve.contracts.requests import FailSession, GetLatents, Renew, SessionRef, WorkerGone
 from turboserve.contracts.workers import LoadReport, WorkerPhase
 from turboserve.state_store.core.callers import check
 from turboserve.subjects import Caller
@@ -27,7 +27,8 @@ def test_a_scheduler_declares_a_worker_gone_only_with_its_term_and_what_it_read(
 def test_a_worker_with_a_user_of_its_own_speaks_for_itself() -> None:
     load = LoadReport(worker="wk_1", model="toyworld", capacity=4, phase=WorkerPhase.READY)
     fail = FailSession(session="s", epoch=1, worker="wk_1", reason="out of memory")
-    for request in (Renew(load=load), fail):
+    latents = GetLatents(session="s", index=0, worker="wk_1")
+    for request in (Renew(load=load), fail, latents):
         check(Caller("worker", "wk_1"), request)
         # Workers that share a user cannot be told apart.
         check(Caller("worker"), request)

@@ -18,7 +18,7 @@ from turboserve import subjects
 from turboserve.bus import append
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
 from turboserve.contracts.chunks import LatentsHeader
-from turboserve.contracts.errors import NotFoundError, UnavailableError
+from turboserve.contracts.errors import ForbiddenError, NotFoundError, UnavailableError
 from turboserve.contracts.requests import GetLatents
 from turboserve.contracts.workers import Playhead
 from turboserve.state_store.settings import Settings
@@ -130,12 +130,12 @@ async def test_without_redis_sessions_go_on(
             session=record.id, index=0, epoch=1, dtype="float16", shape=(3, 16, 8, 8), first_latent=0
         )
 
+        latents = GetLatents(session=record.id, index=0, worker=record.worker)
+
         async def kept() -> bool:
             await api.bus.publish(subjects.LATENTS, record.id, header, b"latents" * 100)
             try:
-                answer, data = await api.bus.call_raw(
-                    subjects.GET_LATENTS, GetLatents(session=record.id, index=0)
-                )
+                answer, data = await api.bus.call_raw(subjects.GET_LATENTS, latents)
             except NotFoundError:
                 return False
             return (answer, data) == (header, b"latents" * 100)
@@ -151,7 +151,7 @@ async def test_without_redis_sessions_go_on(
 
         await redis.kill()
         with pytest.raises(NotFoundError):
-            await api.bus.call_raw(subjects.GET_LATENTS, GetLatents(session=record.id, index=0))
+            await api.bus.call_raw(subjects.GET_LATENTS, latents)
         assert (await api.get(record.id)).unwatched_s is None
         paused = await api.pause(record.id)
         resumed = await api.resume(record.id)
@@ -170,8 +170,8 @@ async def test_without_redis_sessions_go_on(
 
         await until(known)
         await api.end(record.id)
-        with pytest.raises(NotFoundError):
-            await api.bus.call_raw(subjects.GET_LATENTS, GetLatents(session=record.id, index=0))
+        with pytest.raises(ForbiddenError):
+            await api.bus.call_raw(subjects.GET_LATENTS, latents)
 
 
 def broker(layout: Layout, ports: Ports, name: str) -> NatsServer:

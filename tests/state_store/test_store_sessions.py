@@ -10,9 +10,11 @@ from state_store_harness import Harness, Store, until
 
 from turboserve import subjects
 from turboserve.bus.client import ERROR_HEADER
+from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import (
     ConflictError,
     ErrorBody,
+    ForbiddenError,
     InvalidInputError,
     NoCapacityError,
     NotFoundError,
@@ -232,12 +234,49 @@ async def test_failing_is_for_the_owner(api: Harness) -> None:
     def fail(epoch: int, worker: str) -> FailSession:
         return FailSession(session=record.id, epoch=epoch, worker=worker, reason="out of memory")
 
-    with pytest.raises(StaleEpochError):
-        await api.bus.call(subjects.FAIL_SESSION, fail(record.epoch - 1, str(record.worker)))
+    for epoch, worker in ((record.epoch - 1, str(record.worker)), (record.epoch, "wk_other")):
+        with pytest.raises(StaleEpochError):
+            await api.bus.call(subjects.FAIL_SESSION, fail(epoch, worker))
     for _ in range(2):
         failed = await api.bus.call(subjects.FAIL_SESSION, fail(record.epoch, str(record.worker)))
         assert (failed.phase, failed.reason, failed.epoch) == (Phase.FAILED, "out of memory", 2)
+        assert failed.prompt == ""
     await api.until_events(record.id, "session.created", "session.placed", "session.ended")
+
+
+async def test_a_session_without_an_owner_is_failed_by_no_worker(api: Harness) -> None:
+    """A session that waits for its first worker has epoch 0, which anybody can guess."""
+    await api.worker("unowned")
+    record = await api.create("unowned")
+    assert (record.worker, record.epoch) == (None, 0)
+    request = FailSession(session=record.id, epoch=0, worker="wk_other", reason="x")
+    with pytest.raises(StaleEpochError):
+        await api.bus.call(subjects.FAIL_SESSION, request)
+    assert (await api.get(record.id)).phase is Phase.REQUESTED
+
+
+async def test_latents_are_for_the_owner(api: Harness) -> None:
+    record = await api.running("latents")
+    header = LatentsHeader(
+        session=record.id, index=0, epoch=1, dtype="float16", shape=(1, 2, 2), first_latent=0
+    )
+
+    async def get(worker: str | None) -> tuple[LatentsHeader, bytes]:
+        request = GetLatents(session=record.id, index=0, worker=worker)
+        return await api.bus.call_raw(subjects.GET_LATENTS, request)
+
+    async def kept() -> bool:
+        await api.bus.publish(subjects.LATENTS, record.id, header, b"latents")
+        try:
+            return (await get(record.worker)) == (header, b"latents")
+        except NotFoundError:
+            return False
+
+    await until(kept)
+    for other in ("wk_other", None):
+        with pytest.raises(ForbiddenError) as refused:
+            await get(other)
+        assert (refused.value.field, refused.value.limit) == ("worker", record.worker)
 
 
 async def test_idle_suspension_compares_the_version_and_looks_for_viewers(api: Harness) -> None:
@@ -324,7 +363,7 @@ async def test_decisions_are_kept_with_their_numbers_and_waiting_is_noted_once(a
 async def test_what_the_store_does_not_know_is_an_error_of_its_kind(api: Harness, store: Store) -> None:
     for call, error in (
         (api.bus.call(subjects.DRAIN_WORKER, DrainWorker(worker="wk_unknown")), NotFoundError),
-        (api.bus.call_raw(subjects.GET_LATENTS, GetLatents(session="x", index=0)), NotFoundError),
+        (api.bus.call_raw(subjects.GET_LATENTS, GetLatents(session="x", index=0)), SessionNotFoundError),
     ):
         with pytest.raises(error) as caught:
             await call

@@ -3,6 +3,18 @@
 from turboserve.bus.client import Bus
 from turboserve.bus.headers_reader import read_headers
 from turboserve.bus.log import Ack, Entry, append, follow, last_entry, next_entry
+from turboserve.bus.owners import Owners
 from turboserve.bus.reader import read
 
-__all__ = ["Ack", "Bus", "Entry", "append", "follow", "last_entry", "next_entry", "read", "read_headers"]
+__all__ = [
+    "Ack",
+    "Bus",
+    "Entry",
+    "Owners",
+    "append",
+    "follow",
+    "last_entry",
+    "next_entry",
+    "read",
+    "read_headers",
+]

@@ -219,10 +219,14 @@ class DecisionPage(Contract):
 
 
 class GetLatents(Contract):
-    """worker → state store: the kept latents of chunk `index`; answered with `LatentsHeader`, raw bytes."""
+    """worker → state store: the kept latents of chunk `index`; answered with `LatentsHeader`, raw bytes.
+
+    Refused with `forbidden` unless the session's row names `worker` as its owner.
+    """
 
     session: Id
     index: ChunkIndex
+    worker: Id | None = None
 
 
 class Done(Contract):

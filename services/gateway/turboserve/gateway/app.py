@@ -47,8 +47,8 @@ def create_gateway(
     checks: Callable[[], dict[str, bool]],
     warnings: Callable[[], dict[str, str]] = dict,
 ) -> Gateway:
-    """The process's services. The caller runs `pools.start()`, `timeline.run()`, and `streams.close()` at the
-    end. Raises KeyFileError."""
+    """The process's services. The caller runs `pools.start()`, `chunks.listen()`, `timeline.run()`,
+    and `streams.close()` at the end. Raises KeyFileError."""
     keys = Keys(settings.key_set(), settings.operators)
     return Gateway(
         settings=settings,
@@ -73,6 +73,7 @@ async def start_gateway(runtime: Runtime, settings: Settings) -> Gateway:
     """
     gateway = create_gateway(settings, runtime.bus, runtime.clock, runtime.checks, runtime.warnings)
     await gateway.pools.start()
+    await gateway.chunks.listen()
     runtime.spawn(gateway.timeline.run(), "timeline")
     return gateway
 

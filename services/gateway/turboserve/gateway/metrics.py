@@ -42,6 +42,10 @@ gaps = _meter.create_counter(
     "turboserve_gateway_gaps", description="Times a viewer needed a chunk that the log no longer keeps."
 )
 
+foreign_chunks = _meter.create_counter(
+    "turboserve_gateway_foreign_chunks",
+    description="Entries of chunk logs that were ignored, by reason: no owner wrote it, or out of order.",
+)
 keys_refused = _meter.create_counter(
     "turboserve_gateway_keys_refused",
     description="Requests without a known API key, by reason: missing, unknown, throttled.",

@@ -8,16 +8,16 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from turboserve import logs
-from turboserve.bus import Bus, Entry, read_headers
+from turboserve.bus import Bus, Entry, Owners, read_headers
 from turboserve.clock import Clock
 from turboserve.contracts.chunks import ChunkHeader
-from turboserve.contracts.errors import InvalidInputError, TurboServeError
+from turboserve.contracts.errors import TurboServeError
 from turboserve.state_store import metrics
 from turboserve.state_store.core.sessions import applied
 from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.records import Reached
-from turboserve.subjects import CHUNK, CHUNKS
+from turboserve.subjects import CHUNK, CHUNKS, OWN
 
 CURSOR = "accounting"
 RETRY_S = 0.5
@@ -45,12 +45,13 @@ class Accounting:
         self._database, self._bus, self._playheads = database, bus, playheads
         self._clock, self._wake = clock, wake
         self._applied: dict[str, int] = {}
+        self._owners = Owners(bus, lambda: metrics.foreign_chunks.add(1), MEMORY)
 
     async def run(self) -> None:
         """Count for ever; returns when another instance has taken over."""
         self._applied.clear()
         position = await self._patiently(self._position)
-        async with aclosing(read_headers(self._bus, CHUNKS, [CHUNK.every], position)) as batches:
+        async with aclosing(read_headers(self._bus, CHUNKS, [CHUNK.every, OWN.every], position)) as batches:
             async for entries in batches:
                 before, position = position, entries[-1].sequence
                 try:
@@ -60,8 +61,11 @@ class Accounting:
                     return
 
     async def count(self, entries: Sequence[Entry], position: int) -> None:
-        """Count what follows `position`, once: the position moves with the counts or not at all."""
-        chunks = [chunk for chunk in map(_header, entries) if chunk is not None]
+        """Count what follows `position`, once: the position moves with the counts or not at all.
+
+        Only chunks that an owner of their session wrote count.
+        """
+        chunks = [chunk for entry in entries if (chunk := await self._chunk(entry)) is not None]
         # A prompt that is applied is worth a disk's wait; a count would only be counted again.
         fresh = [chunk for chunk in chunks if chunk.control_seq > self._applied.get(chunk.session, 0)]
         reached = {
@@ -98,6 +102,12 @@ class Accounting:
         if told:
             self._wake()
 
+    async def _chunk(self, entry: Entry) -> ChunkHeader | None:
+        if OWN.takes(entry.subject):
+            self._owners.changed(OWN.token(entry.subject))
+            return None
+        return await self._owners.header(CHUNK.token(entry.subject), entry)
+
     async def _position(self) -> int:
         async with self._database.transaction() as db:
             return await db.progress.position(CURSOR)
@@ -109,11 +119,3 @@ class Accounting:
             except TurboServeError as error:
                 log.warning("counting waits", error=error.detail)
                 await asyncio.sleep(RETRY_S)
-
-
-def _header(entry: Entry) -> ChunkHeader | None:
-    try:
-        return ChunkHeader.of_entry(CHUNK.token(entry.subject), entry.headers)
-    except InvalidInputError as error:
-        log.error("unreadable chunk header", subject=entry.subject, error=error.detail)
-        return None

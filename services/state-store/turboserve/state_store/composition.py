@@ -95,5 +95,4 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
         Moves(database, aftermath, clock, settings),
         Workers(database, aftermath, playheads, clock, leases, lambda: bus.connection, settings.poison),
         Leaders(database),
-        latents,
     )

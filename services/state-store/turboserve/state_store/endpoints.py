@@ -12,7 +12,6 @@ from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import ConflictError, TurboServeError
 from turboserve.state_store import metrics
 from turboserve.state_store.core.callers import check
-from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.service.leaders import Leaders
 from turboserve.state_store.service.moves import Moves
 from turboserve.state_store.service.sessions import Sessions
@@ -31,7 +30,6 @@ async def serve(
     moves: Moves,
     workers: Workers,
     leaders: Leaders,
-    latents: Latents,
 ) -> None:
     """Answer all endpoints of the state store."""
 
@@ -62,7 +60,7 @@ async def serve(
     await one(subjects.CAMPAIGN, leaders.campaign)
     await one(subjects.KEEP_LEAD, leaders.keep)
     await one(subjects.STEP_DOWN, leaders.step_down)
-    await bus.serve_raw(subjects.GET_LATENTS, answering(clock, subjects.GET_LATENTS, latents.get))
+    await bus.serve_raw(subjects.GET_LATENTS, answering(clock, subjects.GET_LATENTS, sessions.latents))
 
 
 def answering(

@@ -38,6 +38,9 @@ fenced = _meter.create_counter(
 )
 moves = _meter.create_counter("turboserve.store.moves", description="Steps of moves that were committed")
 chunks = _meter.create_counter("turboserve.store.chunks", description="Chunks counted from the log")
+foreign_chunks = _meter.create_counter(
+    "turboserve.store.foreign_chunks", description="Entries of chunk logs that no owner wrote, not counted"
+)
 latents = _meter.create_counter("turboserve.store.latents", description="Latents kept")
 log_fill = _meter.create_gauge(
     "turboserve.store.log.fill", description="Share of a stream's `max_bytes` that is taken, by stream"

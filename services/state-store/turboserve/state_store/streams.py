@@ -44,7 +44,6 @@ def wanted(settings: Settings) -> tuple[api.StreamConfig, ...]:
             duplicate_window=settings.duplicate_window_s,
             allow_direct=True,
             allow_msg_ttl=True,
-            # Of the fence too, which no service may listen to: a stream republishes by one pattern only.
             republish=api.RePublish(src=">", dest="live.>"),
         ),
         api.StreamConfig(

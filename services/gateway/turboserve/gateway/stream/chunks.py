@@ -13,20 +13,17 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from turboserve import logs
-from turboserve.bus import Bus, Entry, follow, last_entry, next_entry
+from turboserve.bus import Bus, Entry, Owners, follow, next_entry
 from turboserve.contracts.chunks import ChunkHeader
-from turboserve.contracts.errors import InvalidInputError
+from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.sessions import SessionRecord
+from turboserve.gateway import metrics
 from turboserve.gateway.aio import until
 from turboserve.gateway.problems.errors import ChunkGoneError, ChunkNotMadeError
 from turboserve.subjects import CHUNK
 
-log = logs.get("stream")
-
 REMEMBERED = 65_536
-WINDOW = 64
-"""Sequences of the stream, of all sessions, that are looked through first for the newest chunk of one."""
+RETRY_S = 0.2
 EMPTY_LOG_AHEAD_S = 5.0
 """An empty log does not say how long its chunks were. Beyond the last known playhead there are at most the
 lead and a chunk. Too much costs some lead once; too little, and the worker waits for ever to be caught up."""
@@ -63,11 +60,19 @@ class Start:
 
 
 class ChunkLog:
-    """Reads; all methods raise UnavailableError while the broker does not answer."""
+    """Reads what a session's owners wrote, and nothing else.
+
+    All methods but `follow` raise UnavailableError while the broker does not answer.
+    """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+        self._owners = Owners(bus, lambda: metrics.foreign_chunks.add(1, {"reason": "owner"}))
         self._sequences: OrderedDict[tuple[str, int], int] = OrderedDict()
+
+    async def listen(self) -> None:
+        """Hear of new owners. Called once."""
+        await self._owners.listen()
 
     async def after(self, record: SessionRecord, index: int) -> Start:
         """The place right behind chunk `index` (-1: the beginning).
@@ -116,11 +121,17 @@ class ChunkLog:
         expected = start.index
         async with aclosing(self._entries(session, start.sequence, ended)) as entries:
             async for entry in entries:
-                chunk = self._chunk(session, entry)
+                chunk = await self._followed(session, entry)
                 if chunk is None or chunk.header.index < expected:
                     continue
                 if chunk.header.index > expected:
-                    raise _gone(expected, chunk.header.index)
+                    oldest = await self._oldest(session)
+                    if oldest is None or oldest.header.index > expected:
+                        raise _gone(expected, chunk.header.index)
+                    # The log drops the oldest first, so this one came before its turn: nobody's fault but
+                    # its writer's.
+                    metrics.foreign_chunks.add(1, {"reason": "order"})
+                    continue
                 expected += 1
                 yield chunk
 
@@ -137,35 +148,29 @@ class ChunkLog:
             position = last.sequence
             yield last
 
+    async def _followed(self, session: str, entry: Entry) -> Chunk | None:
+        """As `_chunk`, waiting for the broker for as long as it takes."""
+        while True:
+            try:
+                return await self._chunk(session, entry)
+            except UnavailableError:
+                await asyncio.sleep(RETRY_S)
+
+    async def _oldest(self, session: str) -> Chunk | None:
+        """As `_from` the beginning, waiting for the broker for as long as it takes."""
+        while True:
+            try:
+                return await self._from(session, 1)
+            except UnavailableError:
+                await asyncio.sleep(RETRY_S)
+
     async def _newest(self, session: str) -> Chunk | None:
-        entry = await last_entry(self._bus, CHUNK.stream, CHUNK.of(session))
-        if entry is None:
-            return None
-        return self._chunk(session, entry) or await self._newest_before(session, entry.sequence)
-
-    async def _newest_before(self, session: str, end: int) -> Chunk | None:
-        """The newest chunk before stream sequence `end`, behind which the log has nothing that is one.
-
-        The broker finds only the first entry from a sequence on: windows before the end are read, each four
-        times as wide as the one behind it.
-        """
-        subject, width, newest = CHUNK.of(session), WINDOW, None
-        while newest is None and end > 1:
-            position = start = max(1, end - width)
-            while (entry := await next_entry(self._bus, CHUNK.stream, subject, position)) is not None:
-                if entry.sequence >= end:
-                    break
-                newest = self._chunk(session, entry) or newest
-                position = entry.sequence + 1
-            end, width = start, width * 4
-        return newest
+        found = await self._owners.newest(session)
+        return None if found is None else self._remember(*found)
 
     async def _from(self, session: str, sequence: int) -> Chunk | None:
-        while (entry := await next_entry(self._bus, CHUNK.stream, CHUNK.of(session), sequence)) is not None:
-            if (chunk := self._chunk(session, entry)) is not None:
-                return chunk
-            sequence = entry.sequence + 1
-        return None
+        found = await self._owners.first(session, sequence)
+        return None if found is None else self._remember(*found)
 
     async def _find(self, session: str, index: int, newest: Chunk) -> Chunk:
         """Chunk `index`, which is at most `newest`. Raises ChunkGoneError."""
@@ -199,15 +204,14 @@ class ChunkLog:
             raise _gone(index, low.header.index)
         return low
 
-    def _chunk(self, session: str, entry: Entry) -> Chunk | None:
-        """What `entry` holds; None if that is no chunk of `session`, which is logged."""
-        try:
-            header = ChunkHeader.of_entry(session, entry.headers, len(entry.data))
-        except InvalidInputError as error:
-            log.warning("unreadable chunk", session=session, sequence=entry.sequence, error=error.detail)
-            return None
-        self._sequences[session, header.index] = entry.sequence
-        self._sequences.move_to_end((session, header.index))
+    async def _chunk(self, session: str, entry: Entry) -> Chunk | None:
+        """What `entry` holds; None if that is no chunk that an owner of `session` wrote."""
+        header = await self._owners.header(session, entry, len(entry.data))
+        return None if header is None else self._remember(header, entry)
+
+    def _remember(self, header: ChunkHeader, entry: Entry) -> Chunk:
+        self._sequences[header.session, header.index] = entry.sequence
+        self._sequences.move_to_end((header.session, header.index))
         while len(self._sequences) > REMEMBERED:
             self._sequences.popitem(last=False)
         return Chunk(header, entry.sequence, entry.data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import ForbiddenError
-from turboserve.contracts.requests import FailSession, Renew, WorkerGone
+from turboserve.contracts.requests import FailSession, GetLatents, Renew, WorkerGone
 from turboserve.subjects import Caller
 
 
@@ -29,4 +29,4 @@ def _worker_of(request: Contract) -> str | None:
     """The worker that the request is made for."""
     if isinstance(request, Renew):
         return request.load.worker
-    return request.worker if isinstance(request, FailSession) else None
+    return request.worker if isinstance(request, FailSession | GetLatents) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from turboserve.contracts import events
-from turboserve.contracts.errors import InvalidInputError, StaleEpochError
+from turboserve.contracts.errors import ForbiddenError, InvalidInputError, StaleEpochError
 from turboserve.contracts.requests import (
     CreateSession,
     FailSession,
@@ -125,7 +125,7 @@ def fail(record: SessionRecord, request: FailSession, now: float) -> Change | No
     """Failed, by its owner's word. None: it has failed already. Raises StaleEpochError to anyone else."""
     if record.phase.ended and record.epoch == request.epoch + 1:
         return None
-    if record.epoch != request.epoch or record.worker not in (None, request.worker):
+    if record.epoch != request.epoch or record.worker != request.worker:
         raise StaleEpochError(
             f"session {record.id} is at epoch {record.epoch} of {record.worker or 'nobody'}, "
             f"not {request.epoch} of {request.worker}",
@@ -133,6 +133,17 @@ def fail(record: SessionRecord, request: FailSession, now: float) -> Change | No
             limit=record.epoch,
         )
     return _end(record, Phase.FAILED, request.reason, now)
+
+
+def check_owner(record: SessionRecord, worker: str | None) -> None:
+    """Raises ForbiddenError unless `worker` owns the session."""
+    if worker is None or record.worker != worker:
+        raise ForbiddenError(
+            f"worker: session {record.id} belongs to {record.worker or 'no worker'}, "
+            f"not to {worker or 'a worker without a name'}",
+            field="worker",
+            limit=record.worker,
+        )
 
 
 def _end(record: SessionRecord, to: Phase, reason: str, now: float) -> Change:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from turboserve.clock import Clock
+from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import (
     ConflictError,
     InvalidInputError,
@@ -18,6 +19,7 @@ from turboserve.contracts.requests import (
     Done,
     EndSession,
     FailSession,
+    GetLatents,
     ListSessions,
     NoteDecision,
     PlaceSession,
@@ -92,6 +94,13 @@ class Sessions:
         async with self._database.transaction() as db:
             visible(await db.sessions.get(ref.session), ref)
             return DecisionPage(decisions=tuple(await db.controls.decisions_of(ref.session, DECISIONS)))
+
+    async def latents(self, request: GetLatents) -> tuple[LatentsHeader, bytes]:
+        """Kept latents, for the session's owner alone. Raises as `Latents.get`, ForbiddenError to others."""
+        async with self._database.transaction() as db:
+            record = visible(await db.sessions.get(request.session), SessionRef(session=request.session))
+        rules.check_owner(record, request.worker)
+        return await self._latents.get(request)
 
     # By users
 
@@ -182,7 +191,9 @@ class Sessions:
 
     async def fail(self, request: FailSession) -> SessionRecord:
         ref = SessionRef(session=request.session)
-        return await self._end(ref, lambda record: rules.fail(record, request, self._clock.wall()))
+        record = await self._end(ref, lambda record: rules.fail(record, request, self._clock.wall()))
+        # A repeat is answered after the row has lost its owner, so anybody may ask: no prompt for them.
+        return record.model_copy(update={"prompt": "", "metadata": {}})
 
     async def suspend_idle(self, request: SuspendIdle) -> SessionRecord:
         ref = SessionRef(session=request.session)

@@ -21,6 +21,10 @@ publish_retries = _meter.create_counter(
     "turboserve_worker_publish_retries", description="Appends whose outcome was not known."
 )
 fenced = _meter.create_counter("turboserve_worker_fenced", description="Chunks that the broker refused.")
+foreign_chunks = _meter.create_counter(
+    "turboserve_worker_foreign_chunks",
+    description="Entries of chunk logs that no owner wrote, met when a session's log was read.",
+)
 takeovers = _meter.create_counter(
     "turboserve_worker_takeovers", description="Sessions taken over in the middle, by what was left of them."
 )

@@ -35,7 +35,7 @@ class Takeover:
         self._wire, self._config, self._clock = wire, config, clock
 
     async def log_end(self, session: str, wanted: Wanted) -> LogEnd | None:
-        """Where the log ends; None once nobody waits for it any more. Raises `UnreadableEntryError`."""
+        """Where the log ends; None once nobody waits for it any more."""
         while wanted():
             try:
                 return await self._wire.log_end(session)

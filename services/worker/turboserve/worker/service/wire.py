@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import nats
 import numpy as np
@@ -11,23 +12,19 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from turboserve import logs
-from turboserve.bus import Bus, append, last_entry, next_entry
-from turboserve.bus.log import Entry
+from turboserve.bus import Bus, Owners, append
 from turboserve.clock import Clock
 from turboserve.contracts.chunks import ChunkHeader, LatentsHeader
-from turboserve.contracts.errors import FencedError, InvalidInputError, TurboServeError, UnavailableError
+from turboserve.contracts.errors import FencedError, TurboServeError, UnavailableError
 from turboserve.contracts.requests import GetLatents
-from turboserve.ids import new_id
-from turboserve.subjects import CHUNK, CHUNKS, GET_LATENTS, LATENTS, OWN
+from turboserve.ids import random_token
+from turboserve.subjects import CHUNK, GET_LATENTS, LATENTS, OWN
 from turboserve.worker.model.config import ModelConfig
+from turboserve.worker.service import metrics
 from turboserve.worker.service.inputs import Outcome, Ownership
 from turboserve.worker.service.stamped import Chunk
 
 log = logs.get("wire")
-
-
-class UnreadableEntryError(Exception):
-    """The newest entry of a session's log is not a chunk: nobody can say where its video ends."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,8 @@ class Wire:
     def __init__(self, bus: Bus, clock: Clock, worker: str, config: ModelConfig, chunk_ttl_s: int) -> None:
         self._bus, self._clock, self._worker = bus, clock, worker
         self._config, self._chunk_ttl_s = config, chunk_ttl_s
-        self._nonce = new_id("msg")
+        self._owners = Owners(bus, lambda: metrics.foreign_chunks.add(1))
+        self._secret = bytes.fromhex(random_token(32))
 
     async def publish(self, chunk: Chunk, ownership: Ownership) -> Outcome:
         """Append once. UNKNOWN: append the same again until it is known."""
@@ -69,24 +67,15 @@ class Wire:
             published_at=self._clock.wall(),
         )
         try:
-            name = f"{chunk.session}:{chunk.index}"
-            # Message ids are of the stream, not of a subject. One that was used on another subject, by
-            # mistake or on purpose, would make the broker drop this chunk as a repetition of that.
-            for message_id in (name, f"{name}:{self._nonce}"):
-                ack = await append(
-                    self._bus,
-                    CHUNK.of(chunk.session),
-                    packaged.init + packaged.fragment,
-                    message_id=message_id,
-                    headers=header.to_headers(),
-                    expect=(OWN.of(chunk.session), revision),
-                    ttl_s=self._chunk_ttl_s,
-                )
-                if not ack.duplicate:
-                    return Outcome.ACKED
-                entry = await next_entry(self._bus, CHUNKS, CHUNK.of(chunk.session), ack.sequence)
-                if entry is not None and entry.sequence == ack.sequence:
-                    break
+            await append(
+                self._bus,
+                CHUNK.of(chunk.session),
+                packaged.init + packaged.fragment,
+                message_id=self._message_id(chunk.session, chunk.index, epoch),
+                headers=header.to_headers(),
+                expect=(OWN.of(chunk.session), revision),
+                ttl_s=self._chunk_ttl_s,
+            )
         except FencedError:
             return Outcome.FENCED
         except UnavailableError as error:
@@ -94,8 +83,8 @@ class Wire:
                 "chunk not acknowledged", session=chunk.session, chunk=chunk.index, error=error.detail
             )
             return Outcome.UNKNOWN
-        # Our own earlier attempt, or the chunk of an owner that was here before or after us.
-        return Outcome.ACKED if entry is None or self._wrote(chunk.session, entry) else Outcome.FENCED
+        # The broker had it already: this process's earlier attempt, since nobody else knows the message id.
+        return Outcome.ACKED
 
     async def send_latents(self, chunk: Chunk, epoch: int, began: int, before: int) -> None:
         """Best effort: without them a takeover goes on from empty context."""
@@ -115,33 +104,27 @@ class Wire:
             log.warning("latents not sent", session=chunk.session, chunk=chunk.index, error=repr(error))
 
     async def log_end(self, session: str) -> LogEnd:
-        """Raises `UnavailableError`, and `UnreadableEntryError`, which asking again does not change."""
-        entry = await last_entry(self._bus, CHUNKS, CHUNK.of(session))
-        if entry is None:
+        """By what owners wrote. Raises `UnavailableError`."""
+        self._owners.changed(session)
+        found = await self._owners.newest(session)
+        if found is None:
             return LogEnd(0, mine=False, epoch=0)
-        try:
-            header = ChunkHeader.of_entry(session, entry.headers, len(entry.data))
-        except InvalidInputError as error:
-            where = f"entry {entry.sequence} of {CHUNK.of(session)}"
-            raise UnreadableEntryError(f"{where} has no readable header: {error.detail}") from None
+        header, _ = found
         return LogEnd(header.index + 1, header.worker == self._worker, header.epoch)
 
     async def first_epoch(self, session: str) -> int | None:
         """Epoch of chunk 0; None: the log has dropped it. Raises `UnavailableError`."""
-        entry = await next_entry(self._bus, CHUNKS, CHUNK.of(session), 1)
-        try:
-            header = None if entry is None else ChunkHeader.of_entry(session, entry.headers, len(entry.data))
-        except InvalidInputError:
-            return None
-        return header.epoch if header is not None and header.index == 0 else None
+        found = await self._owners.first(session, 1)
+        return found[0].epoch if found is not None and found[0].index == 0 else None
 
     async def latents(self, session: str, index: int) -> tuple[LatentsHeader, Tensor] | None:
         """Clean latents of one chunk, [F, C, H, W]; None: not kept, or not this model's.
 
         Raises `UnavailableError`.
         """
+        request = GetLatents(session=session, index=index, worker=self._worker)
         try:
-            header, data = await self._bus.call_raw(GET_LATENTS, GetLatents(session=session, index=index))
+            header, data = await self._bus.call_raw(GET_LATENTS, request)
         except UnavailableError:
             raise
         except (TurboServeError, ValidationError):
@@ -156,8 +139,11 @@ class Wire:
             return None
         return header, torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
 
-    def _wrote(self, session: str, entry: Entry) -> bool:
-        try:
-            return ChunkHeader.of_entry(session, entry.headers, len(entry.data)).worker == self._worker
-        except InvalidInputError:
-            return False
+    def _message_id(self, session: str, index: int, epoch: int) -> str:
+        """Of one chunk of this process, the same for each attempt.
+
+        Message ids are of the stream, and the broker drops what comes under a known one: so nobody else can
+        know an id before it is used.
+        """
+        name = f"{session}:{index}:{self._worker}:{epoch}"
+        return f"{name}:{blake2b(name.encode(), key=self._secret, digest_size=16).hexdigest()}"

@@ -33,7 +33,7 @@ from turboserve.worker.service.pulse import Pulse
 from turboserve.worker.service.stamped import Chunk, ToLoop
 from turboserve.worker.service.table import Table
 from turboserve.worker.service.takeover import Takeover
-from turboserve.worker.service.wire import UnreadableEntryError, Wire
+from turboserve.worker.service.wire import Wire
 from turboserve.worker.settings import Settings
 
 STUCK_S = 120.0
@@ -285,14 +285,7 @@ class Worker:
         self.tell(told.Published(chunk.session, chunk.run, chunk.index, command.ownership, outcome))
 
     async def _read_log_end(self, command: do.ReadLogEnd) -> None:
-        try:
-            end = await self._takeover.log_end(command.session, lambda: self._asked(command))
-        except UnreadableEntryError as error:
-            # The log stays as it is, here and for every other worker: waiting would hold the slot for ever.
-            if self._asked(command):
-                run = self.table.entries[command.session].run
-                self._arrived(told.RunFailed(command.session, run, f"the chunk log has no end: {error}"))
-            return
+        end = await self._takeover.log_end(command.session, lambda: self._asked(command))
         if end is not None:
             self.tell(told.LogEndRead(command.session, command.query, end.next_chunk, end.mine, end.epoch))
 
