@@ -282,7 +282,7 @@ def test_a_flipped_bit_is_found(pair: Pair) -> None:
 
 
 def test_a_truncated_transfer_is_refused(pair: Pair) -> None:
-    (_, address), target = pair.source(harm="truncate"), pair.target()
+    (_, address), target = pair.source(harm="truncate"), pair.target(deadline_s=DEADLINE_S)
     fetch(target, address)
     # A message that is too short is no error to gloo: there the digest finds it.
     found = failed(target, PATIENCE_S)
