@@ -18,7 +18,7 @@ PYTEST_ARGS ?=
 # Tests wait for servers more than they compute: on 2 cores 3 files at a time keep both busy.
 TEST_PROCESSES ?= 3
 
-.PHONY: help setup setup-dev up test soak lint format
+.PHONY: help setup setup-dev up test soak lint wheels format
 
 help:
 	@echo "make up      set up, start the whole stack, print the address of the player page"
@@ -28,6 +28,7 @@ help:
 	@echo "make setup   only create $(VENV) with what running needs (make setup-dev: and what testing needs)"
 	@echo "make compose-up    the stack in containers, with passwords and an API key of its own (make compose-down)"
 	@echo "make compose-test  build the images, stream a session through the stack in containers, take it down"
+	@echo "make wheels  build every distribution into dist/"
 	@echo "make format  let ruff fix and format the code"
 
 setup: $(STAMP)
@@ -72,6 +73,10 @@ test: lint
 
 soak: setup-dev
 	@echo "soak: pytest, one file at a time"; $(BIN)/python -m pytest -m soak --timeout 1800 $(PYTEST_ARGS)
+
+wheels: setup
+	@rm -rf dist; $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		-w dist $(foreach p,$(PROJECTS),./$(dir $(p))); ls dist
 
 format: setup-dev
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

@@ -1,0 +1,119 @@
+"""The wheels of all distributions, in an environment without the source tree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from zipfile import ZipFile
+
+import httpx
+import pytest
+from ports import free_ports
+
+ROOT = Path(__file__).parents[2]
+PROJECTS = sorted(
+    path.parent for path in (*ROOT.glob("*/pyproject.toml"), *ROOT.glob("services/*/pyproject.toml"))
+)
+PATIENCE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("wheels")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), *map(str, PROJECTS)]
+    subprocess.run(build, check=True)
+    return sorted(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def environment(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheels. Other packages are those of this environment."""
+    folder = tmp_path_factory.mktemp("installed") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = str(folder / "bin" / "python")
+    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", *map(str, wheels)], check=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    others = [entry for entry in sys.path if Path(entry).name == "site-packages"]
+    # Path files in them are not read this way, so that the editable distributions stay unknown.
+    (packages / "others.pth").write_text("\n".join(others))
+    return folder
+
+
+def test_every_wheel_has_its_code_and_its_license(wheels: list[Path]) -> None:
+    assert len(wheels) == len(PROJECTS)
+    for wheel in wheels:
+        with ZipFile(wheel) as archive:
+            names = archive.namelist()
+            [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
+            assert "License-Expression: Apache-2.0" in archive.read(metadata).decode()
+            assert {name.split("/")[0] for name in names} == {"turboserve", metadata.split("/")[0]}
+
+
+@pytest.fixture
+def address(environment: Path, tmp_path: Path) -> Iterator[str]:
+    """A stack from the wheels."""
+    [port] = free_ports(1)
+    command = [
+        str(environment / "bin" / "turboserve"),
+        "up",
+        "--port",
+        str(port),
+        "--data",
+        str(tmp_path / "data"),
+    ]
+    # The broker's binary is among the scripts of this environment.
+    variables = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    with (tmp_path / "up.log").open("wb") as log:
+        stack = subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            deadline = time.monotonic() + PATIENCE_S
+            while True:
+                assert stack.poll() is None, (tmp_path / "up.log").read_text()
+                with suppress(httpx.HTTPError):
+                    if httpx.get(f"{url}/readyz").status_code == 200:
+                        break
+                assert time.monotonic() < deadline, (tmp_path / "up.log").read_text()
+                time.sleep(0.2)
+            yield url
+        finally:
+            stack.terminate()
+            stack.wait(60)
+
+
+@pytest.mark.stack
+def test_a_stack_from_wheels_serves_video_and_its_pages(address: str, environment: Path) -> None:
+    found = subprocess.run(
+        [str(environment / "bin" / "python"), "-c", "import turboserve.worker as w; print(w.__file__)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(found.stdout.strip()).is_relative_to(environment)
+    for page in ("/", "/pool"):
+        assert httpx.get(address + page).headers["content-type"].startswith("text/html")
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        answer = httpx.post(f"{address}/v1/sessions", json={"prompt": "a red circle"}, timeout=PATIENCE_S)
+        if answer.status_code == 201:
+            break
+        # The worker comes last.
+        assert answer.json()["code"] in ("unknown_model", "no_capacity"), answer.text
+        assert time.monotonic() < deadline, answer.text
+        time.sleep(0.5)
+    video = address + answer.json()["links"]["video"]
+    received = 0
+    with httpx.stream("GET", video, timeout=PATIENCE_S) as stream:
+        assert stream.headers["content-type"] == "video/mp4"
+        for part in stream.iter_bytes():
+            received += len(part)
+            if received > 50_000:
+                break
+    assert received > 50_000
