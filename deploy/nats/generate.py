@@ -2,6 +2,8 @@
 
     python deploy/nats/generate.py          write nats.conf beside this file
     python deploy/nats/generate.py --check  fail if it is not what would be written
+    python deploy/nats/generate.py --workers wk0 wk1
+                                            print one with an identity for each of these workers
 
 Passwords are not in the file: nats-server reads them from its environment.
 """
@@ -9,9 +11,10 @@ Passwords are not in the file: nats-server reads them from its environment.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from turboserve.broker_accounts import accounts
+from turboserve.broker_accounts import WORKER, account_of, accounts, worker_user
 from turboserve.subjects import SERVICES
 
 FILE = Path(__file__).with_name("nats.conf")
@@ -64,18 +67,25 @@ WATCHDOG = """\
 """
 
 
-def password_variable(service: str) -> str:
-    """The environment variable that holds the password of `service`'s user."""
-    return f"NATS_{service.upper().replace('-', '_')}_PASSWORD"
+def password_variable(user: str) -> str:
+    """The environment variable that holds the password of this broker user."""
+    return f"NATS_{account_of(user)}_PASSWORD"
 
 
-def config() -> str:
-    """The configuration file's text. Strings are quoted as JSON, which NATS reads as well."""
-    users = {name: f"${password_variable(name)}" for name in SERVICES}
+def config(workers: Sequence[str] = ()) -> str:
+    """The configuration file's text. Strings are quoted as JSON, which NATS reads as well.
+
+    `workers`: identities; with any, there is no user for all workers. Raises ValueError for what is none.
+    """
+    services = [name for name in SERVICES if not workers or name != WORKER]
+    users = {user: f"${password_variable(user)}" for user in (*services, *map(worker_user, workers))}
     return f"{HEAD}{WATCHDOG}{accounts(users)}}}\n"
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["--workers"]:
+        print(config(sys.argv[2:]), end="")
+        return 0
     if sys.argv[1:] == ["--check"]:
         if FILE.exists() and FILE.read_text() == config():
             return 0

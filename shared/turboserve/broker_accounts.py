@@ -6,18 +6,36 @@ own, and what passes between two accounts is listed here. The subjects of one ac
 and an answer goes back into the asker's account.
 
 The state store's account is the hub: it has the streams. Within an account, permissions say the same again.
+
+Workers do not trust each other. A worker's user `worker.IDENTITY` has an account of its own, and its subjects
+carry the identity. The user `worker` is for brokers where all workers share one account.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from turboserve.subjects import ADMIN, CHUNKS, ENDPOINTS, EVENTS, LOGS, SERVICES, TOPICS, inbox_prefix
+from turboserve.subjects import (
+    ADMIN,
+    CHUNKS,
+    ENDPOINTS,
+    EVENTS,
+    LOGS,
+    SERVICES,
+    TOPICS,
+    Caller,
+    Topic,
+    inbox_prefix,
+)
 
 STORE = "state-store"
+WORKER = "worker"
+IDENTITY_PATTERN = r"[a-z0-9]{1,32}"
+"""Of a worker's identity: one token of a subject, without what ends an identity in a worker's id."""
 HUB = "STATE_STORE"
 """The state store's account, with the streams and the admin."""
 API = "$JS.API"
@@ -51,20 +69,32 @@ class Flow:
 
 
 def account_of(user: str) -> str:
-    """The account of a broker user: a service's own; the admin is in the state store's."""
-    return (STORE if user == ADMIN else user).upper().replace("-", "_")
+    """The account of a broker user: a user's own; the admin is in the state store's."""
+    return (STORE if user == ADMIN else user).upper().replace("-", "_").replace(".", "_")
 
 
-def permissions(service: str) -> dict[str, list[str]]:
-    """What the broker lets `service` publish and subscribe to. Raises ValueError for an unknown service."""
-    if service not in SERVICES:
-        raise ValueError(f"service: {service!r} is not one of {', '.join(SERVICES)}")
-    publish = [e.request_subject(service) for e in ENDPOINTS if service in e.callers]
-    publish += [topic.every for topic in TOPICS if service in topic.senders]
+def worker_user(identity: str) -> str:
+    """The broker user of a worker's identity. Raises ValueError for what is none."""
+    if not re.fullmatch(IDENTITY_PATTERN, identity):
+        raise ValueError(f"identity: {identity!r} does not match {IDENTITY_PATTERN}")
+    return Caller(WORKER, identity).token
+
+
+def permissions(user: str) -> dict[str, list[str]]:
+    """What the broker lets `user` publish and subscribe to: a service, or `worker.IDENTITY`.
+
+    Raises ValueError for an unknown service.
+    """
+    caller = Caller.from_token(user)
+    service = caller.role
+    if service not in SERVICES or (caller.id is not None and service != WORKER):
+        raise ValueError(f"service: {user!r} is not one of {', '.join(SERVICES)}")
+    publish = [e.request_subject(user) for e in ENDPOINTS if service in e.callers]
+    publish += [topic.of_identity(caller.id) for topic in TOPICS if service in topic.senders]
     publish += [log.every for log in LOGS if service in log.writers]
     publish += _store_api() if service == STORE else _reading_api(service)
-    subscribe = [f"{inbox_prefix(service)}.>"]
-    subscribe += [topic.every for topic in TOPICS if service in topic.readers]
+    subscribe = [f"{inbox_prefix(user)}.>"]
+    subscribe += [topic.of_identity(caller.id) for topic in TOPICS if service in topic.readers]
     subscribe += [log.live("*") for log in LOGS if service in log.readers]
     served = [e.every for e in ENDPOINTS if service == e.server]
     if served:
@@ -106,38 +136,66 @@ def _reading_api(service: str) -> list[str]:
     return requests
 
 
-def flows() -> list[Flow]:
-    """Everything that passes between accounts. Beside it nothing does, but answers to services."""
+def flows(identities: Iterable[str] = ()) -> list[Flow]:
+    """Everything that passes between accounts. Beside it nothing does, but answers to services.
+
+    `identities`: of workers with accounts of their own.
+    """
+    own = [worker_user(identity) for identity in identities]
+
+    def users(services: Iterable[str]) -> list[str]:
+        return [user for name in services for user in (name, *(own if name == WORKER else ()))]
+
     found: set[Flow] = set()
     for topic in TOPICS:
         # The admin's account sends and hears everything.
-        sources = {account_of(sender) for sender in topic.senders} | {HUB}
-        targets = {account_of(reader) for reader in topic.readers} | {HUB}
-        found |= {Flow(topic.every, source, target, "stream") for source in sources for target in targets}
+        senders, readers = [*users(topic.senders), ADMIN], [*users(topic.readers), ADMIN]
+        found |= {_passing(topic, sender, reader) for sender in senders for reader in readers}
     for log in LOGS:
-        found |= {Flow(log.every, account_of(writer), HUB, "service") for writer in log.writers}
-        found |= {Flow(log.live("*"), HUB, account_of(reader), "stream") for reader in log.readers}
+        found |= {Flow(log.every, account_of(writer), HUB, "service") for writer in users(log.writers)}
+        found |= {Flow(log.live("*"), HUB, account_of(reader), "stream") for reader in users(log.readers)}
     for endpoint in ENDPOINTS:
         found |= {
             Flow(endpoint.request_subject(caller), account_of(caller), account_of(endpoint.server), "service")
-            for caller in (*endpoint.callers, ADMIN)
+            for caller in (*users(endpoint.callers), ADMIN)
         }
-    for service in SERVICES:
-        found |= {Flow(request, account_of(service), HUB, "service") for request in _reading_api(service)}
+    for user in users(SERVICES):
+        requests = _reading_api(Caller.from_token(user).role)
+        found |= {Flow(request, account_of(user), HUB, "service") for request in requests}
     within = (flow for flow in found if flow.source != flow.target)
     return sorted(within, key=lambda flow: (flow.kind, flow.subject, flow.source, flow.target))
+
+
+def _passing(topic: Topic[Any], sender: str, reader: str) -> Flow:
+    """A topic's way from `sender` to `reader`: of a worker's identity only what carries it."""
+    [*found] = {user.id for user in map(Caller.from_token, (sender, reader)) if user.id is not None}
+    subject = topic.of_identity(found[0] if found else None)
+    return Flow(subject, account_of(sender), account_of(reader), "stream")
 
 
 def accounts(passwords: Mapping[str, str]) -> str:
     """The entries of the configuration's `accounts` block.
 
     `passwords`: user → its password as it stands in the file, such as `"secret"` in quotes or `$VARIABLE`.
-    Users are services, and `admin`, whom no permission limits.
+    Users are services, `worker.IDENTITY`, and `admin`, whom no permission limits.
     """
-    return "".join(_account(account_of(service), passwords) for service in SERVICES)
+    own = [user for user in passwords if "." in user]
+    passing = flows(Caller.from_token(user).id or "" for user in own)
+    exports: dict[str, list[Flow]] = {}
+    imports: dict[str, list[Flow]] = {}
+    for flow in passing:
+        exporter, importer = _ends(flow)
+        exports.setdefault(exporter, []).append(flow)
+        imports.setdefault(importer, []).append(flow)
+    return "".join(
+        _account(name, passwords, exports.get(name, ()), imports.get(name, ()))
+        for name in map(account_of, (*SERVICES, *own))
+    )
 
 
-def _account(name: str, passwords: Mapping[str, str]) -> str:
+def _account(
+    name: str, passwords: Mapping[str, str], exports: Sequence[Flow], imports: Sequence[Flow]
+) -> str:
     lines = [f"  {name} {{"]
     if name == HUB:
         lines.append("    jetstream: enabled")
@@ -146,8 +204,8 @@ def _account(name: str, passwords: Mapping[str, str]) -> str:
         if account_of(user) == name:
             lines += _user(user, password)
     lines.append("    ]")
-    lines += _list("exports", _exports(name))
-    lines += _list("imports", _imports(name))
+    lines += _list("exports", _exports(name, exports))
+    lines += _list("imports", _imports(name, imports))
     return "\n".join([*lines, "  }", ""])
 
 
@@ -163,27 +221,23 @@ def _user(user: str, password: str) -> Iterator[str]:
     yield "      }"
 
 
-def _exports(account: str) -> Iterator[str]:
+def _exports(account: str, passing: Iterable[Flow]) -> Iterator[str]:
     if account == HUB:
         yield f"{{service: {json.dumps(NO_API)}}}"
     importers: dict[tuple[str, str], list[str]] = {}
-    for flow in flows():
-        exporter, importer = _ends(flow)
-        if exporter == account:
-            importers.setdefault((flow.kind, flow.subject), []).append(importer)
+    for flow in passing:
+        importers.setdefault((flow.kind, flow.subject), []).append(_ends(flow)[1])
     for (kind, subject), allowed in sorted(importers.items()):
         several = f', response: stream, threshold: "{BATCH_TIMEOUT_S}s"' if subject == BATCHED else ""
         yield f"{{{kind}: {json.dumps(subject)}, accounts: [{', '.join(sorted(allowed))}]{several}}}"
 
 
-def _imports(account: str) -> Iterator[str]:
+def _imports(account: str, passing: Iterable[Flow]) -> Iterator[str]:
     if account != HUB:
         source = f"{{account: {HUB}, subject: {json.dumps(NO_API)}}}"
         yield f'{{service: {source}, to: "{API}.INFO"}}'
-    for flow in flows():
-        exporter, importer = _ends(flow)
-        if importer == account:
-            yield f"{{{flow.kind}: {{account: {exporter}, subject: {json.dumps(flow.subject)}}}}}"
+    for flow in passing:
+        yield f"{{{flow.kind}: {{account: {_ends(flow)[0]}, subject: {json.dumps(flow.subject)}}}}}"
 
 
 def _ends(flow: Flow) -> tuple[str, str]:

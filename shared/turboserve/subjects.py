@@ -25,6 +25,11 @@ Resp = TypeVar("Resp", bound=Contract)
 Msg = TypeVar("Msg", bound=Contract)
 
 
+def identity_of(worker: str) -> str:
+    """The broker identity that a worker's id belongs to: what stands before its first `_`."""
+    return worker.partition("_")[0]
+
+
 @dataclass(frozen=True)
 class Caller:
     """Who sent a request: the broker lets each user name only itself in the request's subject."""
@@ -32,11 +37,11 @@ class Caller:
     role: str
     """A service's name, or `ADMIN`."""
     id: str | None = None
-    """Which one of that role, where each has a broker user of its own."""
+    """Which one of that role, where each has a broker user of its own: for workers, the identity."""
 
     @property
     def token(self) -> str:
-        """How it stands in subjects: `gateway`, or `worker.wk_1`."""
+        """How it stands in subjects: `gateway`, or `worker.wk1`."""
         return self.role if self.id is None else f"{self.role}.{self.id}"
 
     @classmethod
@@ -89,13 +94,21 @@ class Topic(Generic[Msg]):
     message: type[Msg]
     senders: tuple[str, ...]
     readers: tuple[str, ...]
+    by_worker: bool = False
+    """Whether `{id}` is a worker. It stands as `IDENTITY.WORKER`, so that the broker tells workers apart."""
+    author: str | None = None
+    """Field of the message that names the worker who sent it. It has to be the one in the subject."""
 
     def of(self, token: str) -> str:
-        return self.pattern.format(id=token)
+        return self.pattern.format(id=f"{identity_of(token)}.{token}" if self.by_worker else token)
+
+    def of_identity(self, identity: str | None) -> str:
+        """What the workers of this identity send or read of it; None: all."""
+        return self.pattern.format(id=f"{identity or '*'}.*" if self.by_worker else "*")
 
     @property
     def every(self) -> str:
-        return self.pattern.format(id="*")
+        return self.of_identity(None)
 
 
 @dataclass(frozen=True)
@@ -169,10 +182,19 @@ CANARY_EVENTS = Log(
 CANARIES = (CANARY_CHUNKS, CANARY_EVENTS)
 LOGS = (OWN, CHUNK, EVENT, WORKER_EVENT, *CANARIES)
 
-LOAD = Topic("load.{id}", workers.LoadReport, ("worker",), ("scheduler", "autoscaler"))
-ASSIGN = Topic("assign.{id}", workers.Assignment, ("state-store",), ("worker",))
+LOAD = Topic(
+    "load.{id}",
+    workers.LoadReport,
+    ("worker",),
+    ("scheduler", "autoscaler"),
+    by_worker=True,
+    author="worker",
+)
+ASSIGN = Topic("assign.{id}", workers.Assignment, ("state-store",), ("worker",), by_worker=True)
 PLAYHEAD = Topic("playhead.{id}", workers.Playhead, ("gateway",), ("worker", "state-store", "scheduler"))
-LATENTS = Topic("latents.{id}", chunks.LatentsHeader, ("worker",), ("state-store",))
+LATENTS = Topic(
+    "latents.{id}", chunks.LatentsHeader, ("worker",), ("state-store",), by_worker=True, author="worker"
+)
 FEEDBACK = Topic("feedback.{id}", pool.LoadFeedback, ("scheduler",), ("autoscaler",))
 """`id` is the model."""
 POOL = Topic("pool.{id}", pool.PoolStatus, ("autoscaler",), ("gateway", "scheduler"))

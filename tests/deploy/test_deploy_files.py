@@ -48,6 +48,20 @@ def test_the_brokers_users_are_those_of_the_table_of_subjects() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_nats_server_takes_a_configuration_with_identities(tmp_path: Path) -> None:
+    program = [sys.executable, str(ROOT / "deploy/nats/generate.py"), "--workers"]
+    made = subprocess.run([*program, "wk0", "gpu1"], capture_output=True, text=True, check=True).stdout
+    assert 'user: "worker.gpu1", password: $NATS_WORKER_GPU1_PASSWORD' in made
+    assert 'user: "worker",' not in made
+    file = tmp_path / "nats.conf"
+    file.write_text(made)
+    variables = dict.fromkeys(re.findall(r"\$(NATS_\w+)", made), "secret")
+    variables["NATS_MAX_FILE_STORE"] = "1048576"
+    check = [str(nats_server()), "-t", "-c", str(file)]
+    assert subprocess.run(check, env={**os.environ, **variables}, capture_output=True).returncode == 0
+    assert subprocess.run([*program, "no_identity"], capture_output=True).returncode != 0
+
+
 def test_nats_server_takes_the_configuration_with_generated_passwords() -> None:
     compose = yaml.safe_load((ROOT / "compose.yaml").read_text())
     given = compose["services"]["nats"]["environment"]

@@ -77,7 +77,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "live.canary.EVENTS",
             "live.event.x1",
             "live.worker-event.x1",
-            "load.x1",
+            "load.x1.x1",
             "playhead.x1",
             "pool.x1",
             *(f"scheduler.session.move.from.{user}" for user in (*USERS, ID)),
@@ -96,7 +96,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "feedback.x1",
             "live.canary.EVENTS",
             "live.event.x1",
-            "load.x1",
+            "load.x1.x1",
         },
     },
     "worker": {
@@ -104,13 +104,13 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "$JS.API.DIRECT.GET.CHUNKS",
             "$JS.API.DIRECT.GET.CHUNKS.chunk.x1",
             "chunk.x1",
-            "latents.x1",
-            "load.x1",
+            "latents.x1.x1",
+            "load.x1.x1",
             "state.latents.get.from.worker",
             "state.session.fail.from.worker",
             "state.worker.renew.from.worker",
         },
-        "subscribe": {"_INBOX_worker.x1", "assign.x1", "live.canary.CHUNKS", "playhead.x1"},
+        "subscribe": {"_INBOX_worker.x1", "assign.x1.x1", "live.canary.CHUNKS", "playhead.x1"},
     },
     "state-store": {
         "publish": {
@@ -134,7 +134,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "$JS.API.DIRECT.GET.EVENTS.worker-event.x1",
             "_INBOX_admin.x1",
             "_R_.x1",
-            "assign.x1",
+            "assign.x1.x1",
             "canary.CHUNKS",
             "canary.EVENTS",
             "event.x1",
@@ -143,7 +143,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
         },
         "subscribe": {
             "_INBOX_state_store.x1",
-            "latents.x1",
+            "latents.x1.x1",
             "live.canary.CHUNKS",
             "live.canary.EVENTS",
             "playhead.x1",
@@ -251,10 +251,10 @@ WILDCARDS = (
 WILDCARDS_NEEDED = {
     # Whoever may hear `pool.*` is let subscribe to `pool.>`, which is the same as long as nothing is longer.
     "gateway": {"_INBOX_gateway.*", "_INBOX_gateway.>", "live.own.*", "pool.>"},
-    "scheduler": {"_INBOX_scheduler.*", "_INBOX_scheduler.>", "load.>", "playhead.>", "pool.>"},
-    "autoscaler": {"_INBOX_autoscaler.*", "_INBOX_autoscaler.>", "feedback.>", "load.>"},
-    "worker": {"_INBOX_worker.*", "_INBOX_worker.>", "assign.>", "playhead.>"},
-    "state-store": {"_INBOX_state_store.*", "_INBOX_state_store.>", "latents.>", "playhead.>"},
+    "scheduler": {"_INBOX_scheduler.*", "_INBOX_scheduler.>", "playhead.>", "pool.>"},
+    "autoscaler": {"_INBOX_autoscaler.*", "_INBOX_autoscaler.>", "feedback.>"},
+    "worker": {"_INBOX_worker.*", "_INBOX_worker.>", "playhead.>"},
+    "state-store": {"_INBOX_state_store.*", "_INBOX_state_store.>", "playhead.>"},
 }
 
 

@@ -85,10 +85,21 @@ def test_each_secret_is_held_by_those_who_need_it_and_by_nobody_else(
         passwords["nats.scheduler"]: {"scheduler"},
         passwords["nats.autoscaler"]: {"autoscaler"},
         passwords["nats.state-store"]: {"state-store"},
-        passwords["nats.worker"]: {"autoscaler", "worker"},
         **{secret: set() for secret in OTHER_SECRETS.values()},
     }
     assert {secret: holders(environments, secret) for secret in expected} == expected
+    # Each worker holds the password of its own identity, and of no other.
+    identities = {name: value for name, value in passwords.items() if name.startswith("nats.worker.")}
+    assert "nats.worker" not in passwords
+    by_hand = identities.pop("nats.worker.manual")
+    assert holders(environments, by_hand) == set()
+    assert all("autoscaler" in holders(environments, value) for value in identities.values())
+    assert len(identities) >= len(environments["worker"]) > 0
+    for process in environments["worker"]:
+        user = process["TURBOSERVE_NATS_USER"]
+        assert process["TURBOSERVE_WORKER_ID"].startswith(f"{user.removeprefix('worker.')}_")
+        held = {name for name, value in identities.items() if any(value in text for text in process.values())}
+        assert held == {f"nats.{user}"}
     held = {name: holders(environments, value) for name, value in passwords.items() if "postgres" in name}
     # The administrator's is nobody's; the services' role is the state store's.
     assert sorted(held.values(), key=len)[-1] == {"state-store"}

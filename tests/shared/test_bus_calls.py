@@ -16,7 +16,9 @@ from turboserve.contracts.requests import Done, DrainWorker, GetLatents, WorkerG
 from turboserve.contracts.workers import Playhead
 from turboserve.subjects import Caller
 
-LATENTS = LatentsHeader(session="s", index=3, epoch=1, dtype="float16", shape=(3, 2), first_latent=9)
+LATENTS = LatentsHeader(
+    session="s", index=3, epoch=1, worker="wk1_a", dtype="float16", shape=(3, 2), first_latent=9
+)
 
 
 async def test_an_answer_and_every_kind_of_refusal(connect) -> None:  # type: ignore[no-untyped-def]
@@ -114,7 +116,9 @@ async def test_raw_bodies_travel_beside_their_message(connect) -> None:  # type:
     await store.subscribe(subjects.LATENTS, "*", keep)
     await store.flush()
     assert await worker.call_raw(subjects.GET_LATENTS, GetLatents(session="s", index=3)) == (LATENTS, data)
-    await worker.publish(subjects.LATENTS, "s", LATENTS, data)
+    for other in ("wk1_b", "wk2_a", "s"):
+        await worker.publish(subjects.LATENTS, other, LATENTS, b"of another than its subject names")
+    await worker.publish(subjects.LATENTS, "wk1_a", LATENTS, data)
     assert await asyncio.wait_for(kept.get(), 10) == (LATENTS, data)
 
 

@@ -25,14 +25,14 @@ def test_a_scheduler_declares_a_worker_gone_only_with_its_term_and_what_it_read(
 
 
 def test_a_worker_with_a_user_of_its_own_speaks_for_itself() -> None:
-    load = LoadReport(worker="wk_1", model="toyworld", capacity=4, phase=WorkerPhase.READY)
-    fail = FailSession(session="s", epoch=1, worker="wk_1", reason="out of memory")
-    latents = GetLatents(session="s", index=0, worker="wk_1")
+    load = LoadReport(worker="wk1_a", model="toyworld", capacity=4, phase=WorkerPhase.READY)
+    fail = FailSession(session="s", epoch=1, worker="wk1_a", reason="out of memory")
+    latents = GetLatents(session="s", index=0, worker="wk1_a")
     for request in (Renew(load=load), fail, latents):
-        check(Caller("worker", "wk_1"), request)
+        check(Caller("worker", "wk1"), request)
         # Workers that share a user cannot be told apart.
         check(Caller("worker"), request)
         with pytest.raises(ForbiddenError) as refused:
-            check(Caller("worker", "wk_2"), request)
+            check(Caller("worker", "wk2"), request)
         assert refused.value.field == "worker"
-    check(Caller("worker", "wk_2"), SessionRef(session="s"))
+    check(Caller("worker", "wk2"), SessionRef(session="s"))

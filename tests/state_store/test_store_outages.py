@@ -127,13 +127,19 @@ async def test_without_redis_sessions_go_on(
     ):
         record = await api.running("hot")
         header = LatentsHeader(
-            session=record.id, index=0, epoch=1, dtype="float16", shape=(3, 16, 8, 8), first_latent=0
+            session=record.id,
+            index=0,
+            epoch=1,
+            worker=record.worker,
+            dtype="float16",
+            shape=(3, 16, 8, 8),
+            first_latent=0,
         )
 
         latents = GetLatents(session=record.id, index=0, worker=record.worker)
 
         async def kept() -> bool:
-            await api.bus.publish(subjects.LATENTS, record.id, header, b"latents" * 100)
+            await api.bus.publish(subjects.LATENTS, str(record.worker), header, b"latents" * 100)
             try:
                 answer, data = await api.bus.call_raw(subjects.GET_LATENTS, latents)
             except NotFoundError:

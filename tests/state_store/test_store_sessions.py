@@ -258,7 +258,13 @@ async def test_a_session_without_an_owner_is_failed_by_no_worker(api: Harness) -
 async def test_latents_are_for_the_owner(api: Harness) -> None:
     record = await api.running("latents")
     header = LatentsHeader(
-        session=record.id, index=0, epoch=1, dtype="float16", shape=(1, 2, 2), first_latent=0
+        session=record.id,
+        index=0,
+        epoch=1,
+        worker=record.worker,
+        dtype="float16",
+        shape=(1, 2, 2),
+        first_latent=0,
     )
 
     async def get(worker: str | None) -> tuple[LatentsHeader, bytes]:
@@ -266,7 +272,7 @@ async def test_latents_are_for_the_owner(api: Harness) -> None:
         return await api.bus.call_raw(subjects.GET_LATENTS, request)
 
     async def kept() -> bool:
-        await api.bus.publish(subjects.LATENTS, record.id, header, b"latents")
+        await api.bus.publish(subjects.LATENTS, str(record.worker), header, b"latents")
         try:
             return (await get(record.worker)) == (header, b"latents")
         except NotFoundError:

@@ -183,13 +183,18 @@ class Bus:
     ) -> Subscription:
         """Call `handler(message, raw body)` for each message on `topic` about `token` (`*`: any), in order.
 
-        What cannot be read, and what the handler raises, is logged and does not end the subscription.
+        What cannot be read, and what the handler raises, is logged and does not end the subscription. A
+        message that names another author than its subject is dropped: the broker lets each worker's user
+        publish subjects of its own identity only.
         """
 
         async def receive(raw: NatsMsg) -> None:
             try:
                 meta = (raw.headers or {}).get(META_HEADER)
                 message = topic.message.from_bytes(meta.encode() if meta else raw.data)
+                if topic.author is not None and raw.subject != topic.of(str(getattr(message, topic.author))):
+                    log.warning("message of another author than its subject", subject=raw.subject)
+                    return
                 await handler(message, raw.data if meta else b"")
             except ValidationError as error:
                 log.warning("unreadable message", subject=raw.subject, error=str(error))

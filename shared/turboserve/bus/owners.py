@@ -53,6 +53,10 @@ class _History:
         position = bisect_left(self.entries, sequence, key=lambda own: own.sequence)
         return self.entries[position - 1] if position else None
 
+    def names(self, epoch: int, worker: str) -> bool:
+        """Whether `worker` was the owner at `epoch`."""
+        return any((own.epoch, own.worker) == (epoch, worker) for own in self.entries)
+
     def has_written(self, header: ChunkHeader, sequence: int) -> bool:
         """Whether the owner at stream `sequence` is the one that the chunk's header names."""
         own = self.at(sequence)
@@ -105,6 +109,13 @@ class Owners:
             return header
         self._foreign(session, entry, f"{header.worker} is not its owner at epoch {header.epoch}")
         return None
+
+    async def has_owned(self, session: str, epoch: int, worker: str) -> bool:
+        """Whether `worker` owned `session` at `epoch`, now or before. Raises UnavailableError."""
+        known = self._known.get(session)
+        if known is not None and known.names(epoch, worker):
+            return True
+        return (await self._read(session)).names(epoch, worker)
 
     async def newest(self, session: str) -> tuple[ChunkHeader, Entry] | None:
         """The newest chunk of `session` that an owner wrote, or None. Raises UnavailableError."""

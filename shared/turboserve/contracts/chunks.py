@@ -98,11 +98,16 @@ class Ownership(Contract):
 
 
 class LatentsHeader(Contract):
-    """worker → state store: one chunk's clean latents follow as raw bytes, kept for the window's length."""
+    """worker → state store: one chunk's clean latents follow as raw bytes, kept for the window's length.
+
+    Kept only if `worker` owned the session at `epoch`, by the log.
+    """
 
     session: Id
     index: ChunkIndex
     epoch: Count
+    worker: Id | None = None
+    """Who made them; None: kept by an earlier version."""
     began: ChunkIndex = 0
     """The first chunk of this epoch: from here to `index` all are of it..."""
     before: ChunkIndex = 0

@@ -7,16 +7,20 @@ from typing import Any, TypeVar
 
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.bench.runtime.device.profile import DeviceProfile
+from turboserve.broker_accounts import worker_user
 from turboserve.config import Settings
 from turboserve.gateway.settings import Settings as GatewaySettings
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.state_store.settings import Settings as StoreSettings
+from turboserve.subjects import identity_of
 from turboserve.worker.settings import Settings as WorkerSettings
 
 S = TypeVar("S", bound=Settings)
 
 NO_VARIABLES = "TURBOSERVE_SIMULATED_"
 """Prefix of the variables that are read: there are none. A run depends on its parameters alone."""
+PASSWORD = "simulated"
+"""Of workers' identities: the broker in memory asks for none."""
 TIMES = {
     "request_deadline_s": 3.0,
     "canary_timeout_s": 5.0,
@@ -65,7 +69,13 @@ class Scale:
 
     def worker(self, name: str, slot: str) -> WorkerSettings:
         return self._of(
-            WorkerSettings, worker_id=name, pool_slot=slot, worker_max_sessions=self.slots, device="cpu"
+            WorkerSettings,
+            worker_id=name,
+            pool_slot=slot,
+            worker_max_sessions=self.slots,
+            device="cpu",
+            nats_user=worker_user(identity_of(name)),
+            nats_password=PASSWORD,
         )
 
     def profile(self, load_s: float) -> DeviceProfile:
@@ -79,6 +89,7 @@ class Scale:
             pool_min=self.workers,
             pool_max=self.most_workers,
             pool_model="toyworld",
+            worker_identities={f"wk{number}": PASSWORD for number in range(2 * self.most_workers)},
             **more,
         )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from dataclasses import dataclass
 from functools import cached_property
 
 from turboserve import environment, subjects
+from turboserve.broker_accounts import WORKER, worker_user
 from turboserve.cli.embedded import (
     EmbeddedServer,
     Layout,
@@ -33,6 +35,8 @@ SERVER_FAILING_LIMIT = 3
 SERVER_ASK_EVERY_S = 1.5
 PER_WORKER = frozenset({"TURBOSERVE_WORKER_ID", "TURBOSERVE_POOL_SLOT"})
 """What the autoscaler gives each worker itself."""
+MANUAL = "manual"
+"""Identity of a worker that somebody starts by hand: the autoscaler does not have its password."""
 STOP_ORDER = ("gateway", "autoscaler", "workers", "scheduler", "state-store", "servers")
 
 
@@ -57,13 +61,19 @@ class Plan:
     def url(self) -> str:
         return f"http://{HOST}:{self.port}"
 
+    @property
+    def identities(self) -> list[str]:
+        """Of workers at the broker: twice as many as there may be workers, for those that drain while others
+        replace them."""
+        return [f"wk{number}" for number in range(max(2, 2 * self.options.workers.high))]
+
     @cached_property
     def nats(self) -> NatsServer | None:
         if self.options.external.nats_url is not None:
             return None
-        passwords = {
-            user: self.layout.secret(f"nats.{user}") for user in (*subjects.SERVICES, subjects.ADMIN)
-        }
+        services = [service for service in subjects.SERVICES if service != WORKER]
+        users = (*services, subjects.ADMIN, *map(worker_user, (*self.identities, MANUAL)))
+        passwords = {user: self.layout.secret(f"nats.{user}") for user in users}
         return NatsServer(
             self.layout.server("nats"),
             self._ports.get("nats"),
@@ -205,8 +215,8 @@ class Plan:
                 "TURBOSERVE_POOL_MAX": str(workers.high),
             }
             if self.nats is not None:
-                own["TURBOSERVE_WORKER_NATS_USER"] = "worker"
-                own["TURBOSERVE_WORKER_NATS_PASSWORD"] = self.nats.passwords["worker"]
+                passwords = {name: self.nats.passwords[worker_user(name)] for name in self.identities}
+                own["TURBOSERVE_WORKER_IDENTITIES"] = json.dumps(passwords)
             return own
         return {}
 

@@ -23,11 +23,21 @@ def provider_of(settings: AutoscalerSettings) -> PoolProvider:
         None if password is None else password.get_secret_value(),
         settings.pool_worker_variables,
     )
+    identities = settings.worker_identities
     if settings.provider == "local":
-        return LocalProvider(pool, settings.pool_worker_command, environment, settings.health_host)
+        return LocalProvider(
+            pool, settings.pool_worker_command, environment, settings.health_host, identities
+        )
     needs = Needs(settings.pool_worker_gpus, settings.ray_cpus, tuple(settings.ray_resources.items()))
     cluster = RayCluster(settings.ray_address, f"turboserve-{pool}")
-    return RayProvider(pool, cluster, settings.pool_worker_command, node_environment(environment), needs)
+    return RayProvider(
+        pool,
+        cluster,
+        settings.pool_worker_command,
+        node_environment(environment),
+        needs,
+        identities=identities,
+    )
 
 
 def main() -> None:

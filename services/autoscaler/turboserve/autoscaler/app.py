@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from turboserve.autoscaler.core import Pool
+from turboserve.autoscaler.identities import WorkerNames
 from turboserve.autoscaler.providers.base import PoolProvider
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.autoscaler.shell import Shell, is_ready
-from turboserve.ids import new_id
 from turboserve.service import Runtime
 
 STOP_GRACE_S = 3.5
@@ -15,7 +15,8 @@ STOP_GRACE_S = 3.5
 
 async def start(runtime: Runtime, settings: AutoscalerSettings, provider: PoolProvider) -> Shell:
     """Run the pool of `provider`."""
-    pool = Pool(settings.pool_name, lambda: new_id("wrk"), settings.policy())
+    names = WorkerNames(settings.worker_identities, lambda: pool.workers())
+    pool = Pool(settings.pool_name, names.new, settings.policy())
     shell = Shell(runtime, pool, provider, settings)
     runtime.check("pool", lambda: is_ready(pool, provider.managed))
     runtime.on_stop(lambda: shell.stop(settings.pool_stop_with_autoscaler, STOP_GRACE_S))

@@ -242,5 +242,9 @@ class Pool:
         self._asked[question], self._asked_at[question] = self._desk.stamp(), now
         self._desk.send(question(self._asked[question]))
 
+    def workers(self) -> list[str]:
+        """Ids of the workers that are in slots."""
+        return [slot.worker for slot in self.slots.values() if slot.worker is not None]
+
     def _slot_of(self, worker: str) -> Slot | None:
         return next((slot for slot in self.slots.values() if slot.worker == worker), None)

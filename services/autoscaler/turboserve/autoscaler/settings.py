@@ -12,6 +12,7 @@ from pydantic_settings import NoDecode
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.policy import Policy
 from turboserve.autoscaler.sizing import LARGEST
+from turboserve.broker_accounts import IDENTITY_PATTERN
 from turboserve.config import Seconds, Settings
 from turboserve.contracts.autoscale import ProfileTable
 from turboserve.contracts.base import Id
@@ -70,6 +71,11 @@ class AutoscalerSettings(Settings):
     """The broker user that launched workers connect as."""
     worker_nats_password: SecretStr | None = None
     """The workers' own credentials; none: they get this service's."""
+
+    worker_identities: dict[Annotated[str, Field(pattern=f"^{IDENTITY_PATTERN}$")], SecretStr] = {}
+    """Identities of workers at the broker and their passwords, as a JSON object: `{"wk0": "…"}`. A launched
+    worker gets one that no other worker of the pool has, as far as there are enough; a worker that drains
+    keeps its own beside the one that replaces it. None: all workers share one user."""
 
     scale_dry_run: bool = False
     """The controller only says what it would do; an order over the API comes before it."""

@@ -40,12 +40,18 @@ class Accounting:
     """
 
     def __init__(
-        self, database: Database, bus: Bus, playheads: Playheads, clock: Clock, wake: Callable[[], None]
+        self,
+        database: Database,
+        bus: Bus,
+        owners: Owners,
+        playheads: Playheads,
+        clock: Clock,
+        wake: Callable[[], None],
     ) -> None:
         self._database, self._bus, self._playheads = database, bus, playheads
         self._clock, self._wake = clock, wake
         self._applied: dict[str, int] = {}
-        self._owners = Owners(bus, lambda: metrics.foreign_chunks.add(1), MEMORY)
+        self._owners = owners
 
     async def run(self) -> None:
         """Count for ever; returns when another instance has taken over."""

@@ -6,8 +6,11 @@ Nothing here names a server's driver: tests and simulations pass other implement
 from __future__ import annotations
 
 import math
+from functools import partial
 
+from turboserve.bus import Owners
 from turboserve.service import Runtime
+from turboserve.state_store import metrics
 from turboserve.state_store.accounting import Accounting
 from turboserve.state_store.availability import migrate_patiently, watch
 from turboserve.state_store.core.leases import Leases
@@ -65,7 +68,8 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     outbox = Outbox(database, bus, clock, settings)
     fence = Fence(database, bus, assignments)
     aftermath = Aftermath(outbox, fence, assignments, playheads)
-    accounting = Accounting(database, bus, playheads, clock, outbox.wake)
+    owners = Owners(bus, lambda: metrics.foreign_chunks.add(1))
+    accounting = Accounting(database, bus, owners, playheads, clock, outbox.wake)
 
     runtime.spawn(watch(database), "postgres")
     # What Redis holds may be lost, and the store goes on without: that does not make it unready.
@@ -87,7 +91,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     leases = Leases(settings.lease_s, settings.worker_timeout_s, clock.monotonic())
     await serve_pools(bus, clock, pools)
     await bus.subscribe(PLAYHEAD, "*", playheads.report, queue=QUEUE)
-    await bus.subscribe(LATENTS, "*", latents.keep, queue=QUEUE)
+    await bus.subscribe(LATENTS, "*", partial(latents.keep_of_owner, owners), queue=QUEUE)
     await serve(
         bus,
         clock,

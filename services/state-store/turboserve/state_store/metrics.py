@@ -41,6 +41,9 @@ chunks = _meter.create_counter("turboserve.store.chunks", description="Chunks co
 foreign_chunks = _meter.create_counter(
     "turboserve.store.foreign_chunks", description="Entries of chunk logs that no owner wrote, not counted"
 )
+foreign_latents = _meter.create_counter(
+    "turboserve.store.foreign_latents", description="Latents of a worker that was not the session's owner"
+)
 latents = _meter.create_counter("turboserve.store.latents", description="Latents kept")
 log_fill = _meter.create_gauge(
     "turboserve.store.log.fill", description="Share of a stream's `max_bytes` that is taken, by stream"

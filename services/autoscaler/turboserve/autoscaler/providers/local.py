@@ -11,8 +11,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from pydantic import SecretStr
+
 from turboserve import environment as variables
 from turboserve import lifeline, logs
+from turboserve.autoscaler.identities import credentials
 from turboserve.autoscaler.providers.base import (
     Health,
     LaunchError,
@@ -57,7 +60,8 @@ class LocalProvider(PoolProvider):
     """Starts `command` once per worker with `environment` and the variables of the slot.
 
     What lives is found in /proc by the environment that a process was started with, so a worker that was
-    started an instant before the autoscaler was killed is found as well. Output goes where the autoscaler's
+    started an instant before the autoscaler was killed is found as well. `identities`: passwords of broker
+    identities, of which a worker gets its own. Output goes where the autoscaler's
     own goes. Raises `LaunchError` if the command cannot be started.
     """
 
@@ -69,10 +73,12 @@ class LocalProvider(PoolProvider):
         command: Sequence[str],
         environment: Mapping[str, str],
         host: str = "127.0.0.1",
+        identities: Mapping[str, SecretStr] | None = None,
     ) -> None:
         self._pool = pool
         self._command = list(command)
         self._environment = dict(environment)
+        self._identities = identities or {}
         self._health_host = host
         self._processes: dict[str, tuple[Member, Watched]] = {}
         self._ports: dict[str, int] = {}
@@ -105,6 +111,7 @@ class LocalProvider(PoolProvider):
         port = free_port(self._health_host)
         environment = {
             **self._environment,
+            **credentials(worker, self._identities),
             POOL_VARIABLE: self._pool,
             SLOT_VARIABLE: slot,
             WORKER_VARIABLE: worker,

@@ -7,7 +7,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from pydantic import SecretStr
+
 from turboserve import lifeline, logs
+from turboserve.autoscaler.identities import credentials
 from turboserve.autoscaler.providers import ray_host
 from turboserve.autoscaler.providers.base import (
     Health,
@@ -54,11 +57,13 @@ class RayProvider(PoolProvider):
         environment: Mapping[str, str],
         needs: Needs,
         launch_s: float = LAUNCH_S,
+        identities: Mapping[str, SecretStr] | None = None,
     ) -> None:
         self._pool, self._cluster, self._needs, self._launch_s = pool, cluster, needs, launch_s
         # The interpreter of this machine is at another place on the nodes.
         self._command = [None if part == sys.executable else part for part in command]
         self._environment = dict(environment)
+        self._identities = identities or {}
         self._actors: dict[str, tuple[Member, Any]] = {}
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._on_exit: OnExit | None = None
@@ -153,6 +158,7 @@ class RayProvider(PoolProvider):
         name = f"{member.slot}{SEPARATOR}{member.worker}"
         environment = {
             **self._environment,
+            **credentials(member.worker, self._identities),
             "TURBOSERVE_POOL_SLOT": member.slot,
             "TURBOSERVE_WORKER_ID": member.worker,
         }

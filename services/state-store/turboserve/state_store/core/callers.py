@@ -5,7 +5,7 @@ from __future__ import annotations
 from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import ForbiddenError
 from turboserve.contracts.requests import FailSession, GetLatents, Renew, WorkerGone
-from turboserve.subjects import Caller
+from turboserve.subjects import Caller, identity_of
 
 
 def check(caller: Caller, request: Contract) -> None:
@@ -13,7 +13,7 @@ def check(caller: Caller, request: Contract) -> None:
 
     A scheduler declares a worker gone only in its term and by the renewal that it read, so that the state
     store can refuse one that does not lead, or that is mistaken. A worker with a broker user of its own
-    speaks only for itself.
+    speaks only for workers of its identity.
     """
     if isinstance(request, WorkerGone) and caller.role == "scheduler":
         for field in ("term", "renewed_at"):
@@ -21,8 +21,10 @@ def check(caller: Caller, request: Contract) -> None:
                 raise ForbiddenError(f"{field}: a scheduler has to name it", field=field)
     if caller.role == "worker" and caller.id is not None:
         worker = _worker_of(request)
-        if worker is not None and worker != caller.id:
-            raise ForbiddenError(f"worker: {caller.id} does not speak for {worker}", field="worker")
+        if worker is not None and identity_of(worker) != caller.id:
+            raise ForbiddenError(
+                f"worker: {worker} does not begin with {caller.id}_", field="worker", limit=caller.id
+            )
 
 
 def _worker_of(request: Contract) -> str | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from turboserve.bus import Owners
 from turboserve.contracts.chunks import LatentsHeader
-from turboserve.contracts.errors import NotFoundError
+from turboserve.contracts.errors import NotFoundError, UnavailableError
 from turboserve.contracts.requests import GetLatents
+from turboserve.state_store import metrics
 from turboserve.state_store.hot.guard import Hot
 from turboserve.state_store.ports.hot import HotStore
 
@@ -17,6 +19,20 @@ class Latents:
 
     def __init__(self, hot: Hot, *, kept: int, ttl_s: float) -> None:
         self._hot, self._kept, self._ttl_s = hot, kept, int(ttl_s)
+
+    async def keep_of_owner(self, owners: Owners, header: LatentsHeader, data: bytes) -> None:
+        """`keep`, if the worker that sent them owns or owned the session at that epoch."""
+        try:
+            owned = bool(header.worker) and await owners.has_owned(
+                header.session, header.epoch, str(header.worker)
+            )
+        except UnavailableError:
+            # The log does not answer: without latents, a takeover goes on from what there is.
+            return
+        if owned:
+            await self.keep(header, data)
+        else:
+            metrics.foreign_latents.add(1)
 
     async def keep(self, header: LatentsHeader, data: bytes) -> None:
         value = header.to_bytes() + b"\n" + data

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from turboserve import logs
+from turboserve.contracts.errors import InvalidInputError
 from turboserve.ids import new_id
 from turboserve.service import Runtime
+from turboserve.subjects import Caller, identity_of
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.service import metrics
 from turboserve.worker.service.announcement import announced, starting
@@ -29,8 +31,11 @@ async def start(runtime: Runtime, load: Callable[[Settings], Models] = load_mode
 
 
 async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> Worker:
-    """Say that it starts; load, warm up, join. Raises what `Platform.load` does, and `OSError`."""
-    name = settings.worker_id or new_id("wrk")
+    """Say that it starts; load, warm up, join.
+
+    Raises InvalidInputError for an id of another identity, what `Platform.load` does, and `OSError`.
+    """
+    name = worker_id(settings, runtime.bus.user)
     started_at = runtime.clock.wall()
     report = starting(name, settings, platform.device, platform.pid, started_at)
     async with announced(report, settings, runtime.bus, runtime.clock, platform.leave):
@@ -51,6 +56,22 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
         chunk_latency_s={batch: round(value, 4) for batch, value in loaded.seconds.items()},
     )
     return worker
+
+
+def worker_id(settings: Settings, user: str) -> str:
+    """The id that was given to it, or a new one, of the identity that `user` has at the broker.
+
+    Raises InvalidInputError for an id of another identity, whose requests would be refused.
+    """
+    identity = Caller.from_token(user).id
+    name = settings.worker_id or new_id(identity or "wrk")
+    if identity is not None and identity_of(name) != identity:
+        raise InvalidInputError(
+            f"worker_id: {name} does not begin with {identity}_, the identity of the broker user {user}",
+            field="worker_id",
+            limit=identity,
+        )
+    return name
 
 
 def capacity_of(engine: Engine, seconds: dict[int, float], settings: Settings) -> int:

@@ -92,6 +92,7 @@ class Wire:
             session=chunk.session,
             index=chunk.index,
             epoch=epoch,
+            worker=self._worker,
             began=began,
             before=before,
             dtype=chunk.latents_dtype,
@@ -99,7 +100,7 @@ class Wire:
             first_latent=chunk.index * self._config.frames_per_chunk,
         )
         try:
-            await self._bus.publish(LATENTS, chunk.session, header, chunk.latents)
+            await self._bus.publish(LATENTS, self._worker, header, chunk.latents)
         except (nats.errors.Error, OSError) as error:
             log.warning("latents not sent", session=chunk.session, chunk=chunk.index, error=repr(error))
 
