@@ -25,7 +25,7 @@ from nats.js import api
 from turboserve import subjects
 from turboserve.cli.embedded import NatsServer
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 @pytest.mark.parametrize("verb", ["publish", "subscribe"])
