@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from turboserve.contracts.cost import Correction
@@ -64,9 +65,9 @@ class RandomRows:
             id=self.session(),
             tenant=self.random.choice(TENANTS),
             model=self.random.choice(MODELS),
-            prompt=self.random.choice(("a circle", "a square")),
+            prompt=self.random.choice(("a circle", "a square", "ein Würfel")),
             seed=self.random.randrange(2),
-            metadata=self.random.choice(({}, {"k": "v"})),
+            metadata=self.random.choice(({}, {"k": "v"}, {"é": "ü"})),
         )
 
     def decision(self, session: str) -> Decision:
@@ -309,11 +310,27 @@ class RandomRows:
 
     def do_admission(self) -> Call:
         session, model, worker = self.session(), self.random.choice(MODELS), self.worker()
+        tenant = self.random.choice((*TENANTS, "tc"))
         renewed, known = self.number(), self.number()
 
         async def run(db: UnitOfWork) -> Any:
-            census = await db.admission.census(session, model, renewed_after=renewed, known_after=known)
+            census = await db.admission.census(
+                session, model, tenant, renewed_after=renewed, known_after=known
+            )
             return census, await db.admission.slots_used(worker, besides=session)
+
+        return run
+
+    def do_tenants(self) -> Call:
+        name, more = self.random.choice(TENANTS), self.random.randrange(9)
+        full_at, changes = self.number(), self.random.random() < 0.7
+
+        async def run(db: UnitOfWork) -> Any:
+            before = await db.tenants.lock(name)
+            if changes:
+                stored = before.stored_bytes + more
+                await db.tenants.write(replace(before, creations_full_at=full_at, stored_bytes=stored))
+            return before
 
         return run
 

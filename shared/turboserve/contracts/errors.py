@@ -141,6 +141,12 @@ class NoCapacityError(TurboServeError):
     code, status, title = "no_capacity", 429, "No capacity"
 
 
+class TenantLimitError(TurboServeError):
+    """A tenant has as much as one tenant may have; `field` names the setting."""
+
+    code, status, title = "tenant_limit", 429, "Tenant limit reached"
+
+
 class WorkerGoneError(TurboServeError):
     """This worker was declared dead; its id never comes back. The process starts again under a new one."""
 

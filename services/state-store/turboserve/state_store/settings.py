@@ -10,6 +10,7 @@ from pydantic import Field, SecretStr, model_validator
 from turboserve.config import Seconds
 from turboserve.config import Settings as Shared
 from turboserve.state_store.core.device_errors import PoisonLimits
+from turboserve.state_store.core.tenants import TenantLimits
 
 
 class Settings(Shared):
@@ -28,6 +29,22 @@ class Settings(Shared):
     """Sessions that have not ended, over all models."""
     admission_retry_s: Seconds = 5.0
     """What a client without room is told to wait."""
+    tenant_sessions: int = Field(default=1_000, ge=0)
+    """Sessions of one tenant that have not ended; 0: no limit, as with the other limits of a tenant."""
+    tenant_suspended: int = Field(default=500, ge=0)
+    """Of these, paused or idle ones; a tenant that has so many creates none."""
+    tenant_slots: int = Field(default=0, ge=0)
+    """Sessions of one tenant that run or wait for a slot, over all models."""
+    tenant_slots_factor: float = Field(default=3.0, ge=0)
+    """While the deployment knows other tenants, a tenant gets another place of a model only if it has fewer
+    there than this times the places that are left: with 3, one tenant alone takes at most three quarters."""
+    tenant_creations_per_minute: int = Field(default=600, ge=0)
+    """Sessions that one tenant creates per minute; as many at once after a minute without any."""
+    tenant_prompts_per_minute: int = Field(default=1_200, ge=0)
+    """Prompts of one tenant per minute, over all its sessions; as many at once after a minute without any."""
+    tenant_stored_bytes: int = Field(default=2**30, ge=0)
+    """Bytes of prompts and metadata that are kept for one tenant; those of an ended session go with its row,
+    `session_retention_s` after its end."""
     model_memory_s: Seconds = 600.0
     """A model stays known for this long after its last worker, so that a restart is only `no_capacity`."""
     idle_guard_s: float = Field(default=2.0, ge=0)
@@ -113,6 +130,18 @@ class Settings(Shared):
     @property
     def poison(self) -> PoisonLimits:
         return PoisonLimits(self.poison_workers, self.poison_window_s, self.poison_chunks)
+
+    @property
+    def tenant_limits(self) -> TenantLimits:
+        return TenantLimits(
+            sessions=self.tenant_sessions,
+            suspended=self.tenant_suspended,
+            slots=self.tenant_slots,
+            slots_factor=self.tenant_slots_factor,
+            creations_per_minute=self.tenant_creations_per_minute,
+            prompts_per_minute=self.tenant_prompts_per_minute,
+            stored_bytes=self.tenant_stored_bytes,
+        )
 
     @property
     def sqlalchemy_url(self) -> str:

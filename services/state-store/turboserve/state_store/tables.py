@@ -75,6 +75,17 @@ sessions = Table(
     Index("sessions_unpurged", "ended_at", postgresql_where=text("purged_at is null")),
 )
 
+tenants = Table(
+    "tenants",
+    metadata,
+    # One per tenant that has ever asked for a session; what the columns mean stands with
+    # `core.tenants.Tenant`.
+    Column("id", Text, primary_key=True),
+    Column("creations_full_at", Double, nullable=False, server_default=text("0")),
+    Column("prompts_full_at", Double, nullable=False, server_default=text("0")),
+    Column("stored_bytes", BigInteger, nullable=False, server_default=text("0")),
+)
+
 controls = Table(
     "controls",
     metadata,

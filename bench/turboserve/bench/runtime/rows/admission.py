@@ -5,6 +5,7 @@ from __future__ import annotations
 from turboserve.bench.runtime.rows.session import Session
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase
+from turboserve.state_store.core.tenants import TenantUse
 from turboserve.state_store.core.workers import Room
 from turboserve.state_store.ports.records import Census
 
@@ -26,7 +27,9 @@ class MemoryAdmission:
     async def lock(self) -> None:
         await self._db.execute(lambda: self._db.take(_LOCK))
 
-    async def census(self, session: str, model: str, *, renewed_after: float, known_after: float) -> Census:
+    async def census(
+        self, session: str, model: str, tenant: str, *, renewed_after: float, known_after: float
+    ) -> Census:
         db, tables = self._db, self._db.tables
 
         def run() -> Census:
@@ -52,9 +55,29 @@ class MemoryAdmission:
             else:
                 live = sum(len(keys) for keys in tables.sessions.values("live").values())
             taken = db.get(tables.sessions, session) is not None
-            return Census(taken, live, Room(model, known, places, demand))
+            return Census(taken, live, Room(model, known, places, demand), self._use(tenant, model))
 
         return await db.execute(run)
+
+    def _use(self, tenant: str, model: str) -> TenantUse:
+        db, tables = self._db, self._db.tables
+        records = [entry.record for _, entry in db.find(tables.sessions, "tenant", tenant)]
+        wanting = [record for record in records if _demands(record)]
+        known = db.get(tables.tenants, tenant) is not None
+        rows = len(tables.tenants.rows)
+        if tables.tenants in db.writes:
+            rows = len(db.all(tables.tenants))
+        return TenantUse(
+            live=len(records),
+            suspended=sum(
+                record.phase is Phase.SUSPENDED and record.activity is not Activity.WATCHING
+                for record in records
+            ),
+            slots=len(wanting),
+            model_slots=sum(record.model == model for record in wanting),
+            known=known,
+            others=rows > known,
+        )
 
     async def slots_used(self, worker: str, *, besides: str) -> int:
         db, sessions = self._db, self._db.tables.sessions

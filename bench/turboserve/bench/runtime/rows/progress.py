@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from turboserve.bench.runtime.rows.changes import lock_all
 from turboserve.bench.runtime.rows.locks import Mode
 from turboserve.bench.runtime.rows.session import Session
 from turboserve.contracts.sessions import SessionRecord
+from turboserve.state_store.core.tenants import created_bytes, text_bytes
 from turboserve.state_store.ports.records import Reached
 
 
@@ -95,12 +97,26 @@ class MemoryProgress:
                 for session, entry in self._db.find(self._rows, "ended", True)
                 if entry.ended_at is not None and entry.ended_at < ended_before
             ]
+            due.sort(key=lambda session: tables.sessions.rows[session].number)
+            freed: Counter[str] = Counter()
             for session in due:
+                entry = self._db.lock(self._rows, session)
+                if entry is None:
+                    continue
+                prompts = self._db.find(tables.controls, "session", session)
+                freed[entry.record.tenant] += created_bytes(
+                    entry.first_prompt, entry.record.metadata.items()
+                ) + sum(text_bytes(control.receipt.prompt) for _, control in prompts)
                 self._db.delete(self._rows, session)
                 for control, _ in self._db.find(tables.controls, "session", session):
                     self._db.delete(tables.controls, control)
                 for number, _ in self._db.find(tables.decisions, "session", session):
                     self._db.delete(tables.decisions, number)
+            for name in sorted(freed):
+                tenant = self._db.lock(tables.tenants, name, Mode.NO_KEY_UPDATE)
+                if tenant is not None:
+                    left = max(tenant.stored_bytes - freed[name], 0)
+                    self._db.update(tables.tenants, name, replace(tenant, stored_bytes=left))
             return len(due)
 
         return await self._db.execute(run)

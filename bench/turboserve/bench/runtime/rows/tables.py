@@ -12,6 +12,7 @@ from turboserve.contracts.sessions import Decision, Phase, PromptReceipt, Sessio
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.state_store.core.aging import Aging
 from turboserve.state_store.core.rentals import Row as RentalRow
+from turboserve.state_store.core.tenants import Tenant
 from turboserve.state_store.ports.records import PendingEvent
 
 K = TypeVar("K", bound=Hashable)
@@ -152,6 +153,7 @@ class Tables:
                 "worker": lambda entry: entry.record.worker if entry.ended_at is None else None,
                 "target": lambda entry: entry.record.target,
                 "live": _live,
+                "tenant": lambda entry: entry.record.tenant if entry.ended_at is None else None,
                 "unfenced": _unfenced,
                 "suspended": _suspended,
                 "ended": _ended,
@@ -183,6 +185,7 @@ class Tables:
         self.corrections: Table[str, CorrectionEntry] = Table(
             "cost_corrections", {"session": lambda entry: entry.correction.session}
         )
+        self.tenants: Table[str, Tenant] = Table("tenants")
         self.clocks: Table[str, Aging] = Table("clocks")
         self._numbers: dict[str, int] = {}
 

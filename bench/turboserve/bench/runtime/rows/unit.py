@@ -12,6 +12,7 @@ from turboserve.bench.runtime.rows.deployment import MemoryClocks, MemoryLeaders
 from turboserve.bench.runtime.rows.progress import MemoryProgress
 from turboserve.bench.runtime.rows.session import Session
 from turboserve.bench.runtime.rows.sessions import MemorySessions
+from turboserve.bench.runtime.rows.tenants import MemoryTenants
 from turboserve.bench.runtime.rows.workers import MemoryWorkers
 
 
@@ -74,6 +75,10 @@ class MemoryUnitOfWork:
     @cached_property
     def sessions(self) -> MemorySessions:
         return MemorySessions(self.session)
+
+    @cached_property
+    def tenants(self) -> MemoryTenants:
+        return MemoryTenants(self.session)
 
     @cached_property
     def workers(self) -> MemoryWorkers:

@@ -22,6 +22,7 @@ from turboserve.state_store.ports.sessions import (
     FenceRepository,
     ProgressRepository,
     SessionRepository,
+    TenantRepository,
 )
 
 RETRY_AFTER_S = 1.0
@@ -67,6 +68,8 @@ class UnitOfWork(Protocol):
     def rentals(self) -> RentalRepository: ...
     @property
     def sessions(self) -> SessionRepository: ...
+    @property
+    def tenants(self) -> TenantRepository: ...
     @property
     def workers(self) -> WorkerRepository: ...
 

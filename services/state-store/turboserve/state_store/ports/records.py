@@ -14,6 +14,7 @@ from turboserve.contracts.events import Event, WorkerJoined, WorkerLeft
 from turboserve.contracts.pool import PoolOrders
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import WorkerRecord
+from turboserve.state_store.core.tenants import TenantUse
 from turboserve.state_store.core.workers import Room
 from turboserve.subjects import EVENT, WORKER_EVENT
 
@@ -55,6 +56,8 @@ class Census:
     live: int
     """Sessions that have not ended, over all models."""
     room: Room
+    use: TenantUse
+    """Of the tenant that asks."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,16 @@ class PendingEvent:
 
 
 def outbox_values(event: Event) -> dict[str, Any]:
-    """What the outbox keeps of an event, beside its number."""
+    """What the outbox keeps of an event, beside its number.
+
+    Events have no metadata of a session: they would repeat up to 40 KB with each of its changes.
+    """
     if isinstance(event, WorkerJoined | WorkerLeft):
         subject = WORKER_EVENT.of(event.worker.id)
     else:
         subject = EVENT.of(event.record.id)
+        if event.record.metadata:
+            event = event.model_copy(update={"record": event.record.model_copy(update={"metadata": {}})})
     return {
         "event_id": event.id,
         "subject": subject,

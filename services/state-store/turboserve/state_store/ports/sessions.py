@@ -13,6 +13,7 @@ from turboserve.contracts.requests import CreateSession, ListSessions
 from turboserve.contracts.sessions import Decision, PromptReceipt, SessionRecord
 from turboserve.contracts.workers import Incoming, MigrationKey
 from turboserve.state_store.core.change import Change
+from turboserve.state_store.core.tenants import Tenant
 from turboserve.state_store.ports.records import Census, Reached, SessionRow
 
 
@@ -98,7 +99,10 @@ class ProgressRepository(Protocol):
     async def mark_purged(self, ids: Iterable[str], now: float) -> None: ...
 
     async def delete_ended(self, ended_before: float) -> int:
-        """Delete rows whose chunks are gone from the log; controls and decisions go with them."""
+        """Delete rows whose chunks are gone from the log; controls and decisions go with them.
+
+        Their tenants' stored bytes become fewer by those of their prompts and metadata.
+        """
 
 
 class ControlRepository(Protocol):
@@ -124,11 +128,21 @@ class ControlRepository(Protocol):
         """The newest, in the order in which they were made."""
 
 
+class TenantRepository(Protocol):
+    async def lock(self, tenant: str) -> Tenant:
+        """The row, which no other transaction changes until this one ends; it is made if it is not there."""
+
+    async def write(self, tenant: Tenant) -> None:
+        """Replace the row; the caller holds its lock."""
+
+
 class AdmissionRepository(Protocol):
     async def lock(self) -> None:
         """Let one transaction at a time count and admit, so that two never take the same last place."""
 
-    async def census(self, session: str, model: str, *, renewed_after: float, known_after: float) -> Census:
+    async def census(
+        self, session: str, model: str, tenant: str, *, renewed_after: float, known_after: float
+    ) -> Census:
         """Counted in one statement. A worker counts if it takes sessions and renewed after `renewed_after`.
 
         So does one that a pool may still start, with the places that the model's workers have had.

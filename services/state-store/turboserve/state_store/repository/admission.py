@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from sqlalchemy import and_, exists, func, or_, select, text
+from sqlalchemy import and_, exists, func, not_, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.contracts.workers import WorkerPhase
+from turboserve.state_store.core.tenants import TenantUse
 from turboserve.state_store.core.workers import Room
 from turboserve.state_store.ports.records import Census
 from turboserve.state_store.repository.sessions import LIVE
-from turboserve.state_store.tables import pools, sessions, workers
+from turboserve.state_store.tables import pools, sessions, tenants, workers
 
 LOCK = 0x7475_7262_0003
 
@@ -31,7 +32,9 @@ class SqlAdmission:
     async def lock(self) -> None:
         await self._db.execute(text("select pg_advisory_xact_lock(:key)"), {"key": LOCK})
 
-    async def census(self, session: str, model: str, *, renewed_after: float, known_after: float) -> Census:
+    async def census(
+        self, session: str, model: str, tenant: str, *, renewed_after: float, known_after: float
+    ) -> Census:
         takes = and_(workers.c.phase.in_(_TAKES), workers.c.renewed_at > renewed_after)
         places = func.coalesce(func.sum(workers.c.capacity).filter(takes), 0)
         largest = func.coalesce(func.max(workers.c.capacity), 1)
@@ -41,19 +44,36 @@ class SqlAdmission:
         ready = and_(takes, workers.c.phase == WorkerPhase.READY.value)
         coming = func.greatest(maximum - func.count().filter(ready), 0)
         capacity = select(places + coming * func.greatest(largest, 1)).where(workers.c.model == model)
-        demand = select(func.count()).where(sessions.c.model == model, LIVE, or_(_HOLDS, _WAITS))
+        wants, ours = or_(_HOLDS, _WAITS), sessions.c.tenant == tenant
+        asleep = and_(ours, sessions.c.phase == Phase.SUSPENDED.value, not_(_WAITS))
+        # All counts in one pass over the live rows, by way of their index.
+        counts = (
+            select(
+                func.count().label("live"),
+                func.count().filter(wants, sessions.c.model == model).label("demand"),
+                func.count().filter(ours).label("ours"),
+                func.count().filter(asleep).label("asleep"),
+                func.count().filter(ours, wants).label("slots"),
+                func.count().filter(ours, wants, sessions.c.model == model).label("model_slots"),
+            )
+            .where(LIVE)
+            .subquery("counts")
+        )
         query = select(
             exists().where(sessions.c.id == session),
-            select(func.count()).select_from(sessions).where(LIVE).scalar_subquery(),
             or_(
                 exists().where(workers.c.model == model, workers.c.renewed_at > known_after),
                 exists().where(heard, pools.c.maximum > 0),
             ),
             capacity.scalar_subquery(),
-            demand.scalar_subquery(),
+            exists().where(tenants.c.id == tenant),
+            exists().where(tenants.c.id != tenant),
+            counts,
         )
-        taken, live, known, places, wanted = (await self._db.execute(query)).one()
-        return Census(taken, live, Room(model, known, places, wanted))
+        row = (await self._db.execute(query)).one()
+        taken, known, places, known_tenant, others, live, demand, ours_, asleep_, slots, model_slots = row
+        use = TenantUse(ours_, asleep_, slots, model_slots, known_tenant, others)
+        return Census(taken, live, Room(model, known, places, demand), use)
 
     async def slots_used(self, worker: str, *, besides: str) -> int:
         here = or_(sessions.c.worker == worker, sessions.c.target == worker)

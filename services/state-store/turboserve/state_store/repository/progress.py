@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import ARRAY, BigInteger, Double, Text, cast, delete, func, select, update
+from sqlalchemy import ARRAY, BigInteger, Double, Text, and_, cast, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.ports.records import Reached
 from turboserve.state_store.repository.sessions import COLUMNS, record_of
-from turboserve.state_store.tables import cursors, sessions
+from turboserve.state_store.tables import controls, cursors, sessions, tenants
 
 
 class SqlProgress:
@@ -72,5 +72,31 @@ class SqlProgress:
         await self._db.execute(update(sessions).where(sessions.c.id.in_(list(ids))).values(purged_at=now))
 
     async def delete_ended(self, ended_before: float) -> int:
-        query = delete(sessions).where(sessions.c.ended_at < ended_before, sessions.c.purged_at.is_not(None))
-        return (await self._db.execute(query)).rowcount
+        due = and_(sessions.c.ended_at < ended_before, sessions.c.purged_at.is_not(None))
+        # Locked before they are counted, and in one order: another instance may delete the same ones.
+        locked = select(sessions.c.id).where(due).order_by(sessions.c.number).with_for_update()
+        ids = (await self._db.execute(locked)).scalars().all()
+        if not ids:
+            return 0
+        prompts = select(func.sum(func.octet_length(controls.c.prompt))).where(
+            controls.c.session == sessions.c.id
+        )
+        entries = func.jsonb_each_text(sessions.c.metadata).table_valued("key", "value", name="entries")
+        texts = select(func.sum(func.octet_length(entries.c.key) + func.octet_length(entries.c.value)))
+        size = (
+            func.octet_length(sessions.c.first_prompt)
+            + func.coalesce(prompts.scalar_subquery(), 0)
+            + func.coalesce(texts.scalar_subquery(), 0)
+        )
+        these = sessions.c.id.in_(ids)
+        freed = (
+            select(sessions.c.tenant, func.sum(size).label("bytes"))
+            .where(these)
+            .group_by(sessions.c.tenant)
+            .order_by(sessions.c.tenant)
+        )
+        for row in (await self._db.execute(freed)).mappings().all():
+            left = func.greatest(tenants.c.stored_bytes - row["bytes"], 0)
+            query = update(tenants).where(tenants.c.id == row["tenant"]).values(stored_bytes=left)
+            await self._db.execute(query)
+        return (await self._db.execute(delete(sessions).where(these))).rowcount

@@ -17,6 +17,7 @@ from turboserve.state_store.repository.pools import SqlPools
 from turboserve.state_store.repository.progress import SqlProgress
 from turboserve.state_store.repository.rentals import SqlRentals
 from turboserve.state_store.repository.sessions import SqlSessions
+from turboserve.state_store.repository.tenants import SqlTenants
 from turboserve.state_store.repository.workers import SqlWorkers
 
 
@@ -37,6 +38,7 @@ class SqlUnitOfWork:
         self.progress = SqlProgress(connection)
         self.rentals = SqlRentals(connection)
         self.sessions = SqlSessions(connection)
+        self.tenants = SqlTenants(connection)
         self.workers = SqlWorkers(connection)
 
     async def make_durable(self) -> None:

@@ -10,7 +10,6 @@ from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import (
     ConflictError,
     InvalidInputError,
-    NoCapacityError,
 )
 from turboserve.contracts.leading import Led
 from turboserve.contracts.requests import (
@@ -36,8 +35,8 @@ from turboserve.state_store.core.workers import Slots, gone
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.log_status import LogStatus
-from turboserve.state_store.ports.database import Database, UnitOfWork
-from turboserve.state_store.ports.records import Census
+from turboserve.state_store.ports.database import Database
+from turboserve.state_store.service.admission import Admission
 from turboserve.state_store.service.aftermath import Aftermath
 from turboserve.state_store.service.leaders import fenced
 from turboserve.state_store.service.rows import locked, visible
@@ -64,7 +63,8 @@ class Sessions:
         clock: Clock,
         settings: Settings,
     ) -> None:
-        self._database, self._aftermath, self._log = database, aftermath, log
+        self._database, self._aftermath = database, aftermath
+        self._admission = Admission(log, clock, settings)
         self._playheads, self._latents = playheads, latents
         self._clock, self._settings = clock, settings
 
@@ -108,15 +108,17 @@ class Sessions:
         change = rules.create(request, self._clock.wall())
         async with self._database.transaction() as db:
             await db.admission.lock()
-            census = await self._census(db, request.id, request.model)
+            census = await self._admission.census(db, request.id, request.model, request.tenant)
             if census.taken:
                 existing = await db.sessions.get(request.id)
                 if existing is None or not await db.sessions.created_by(request):
                     raise ConflictError(f"the session id {request.id} is taken", field="id")
                 return existing
-            self._log.require()
-            self._admit(census)
-            await db.changes.create(change)
+            refusal = await self._admission.create(db, request, census)
+            if refusal is None:
+                await db.changes.create(change)
+        if refusal is not None:
+            raise refusal
         return await self._aftermath.changed(change.record)
 
     async def submit_prompt(self, request: SubmitPrompt) -> PromptReceipt:
@@ -133,6 +135,7 @@ class Sessions:
                     )
                 return first
             change, receipt = rules.submit_prompt(record, request, self._clock.wall())
+            await self._admission.prompt(db, record.tenant, request.prompt)
             await db.changes.write(change)
             await db.controls.insert_prompt(receipt)
         await self._aftermath.changed(change.record)
@@ -147,9 +150,7 @@ class Sessions:
             record = (await locked(db, ref)).record
             change = rules.resume(record, self._clock.wall())
             if change is not None:
-                self._log.require()
-                census = await self._census(db, record.id, record.model)
-                census.room.admit(self._settings.admission_retry_s)
+                await self._admission.resume(db, record)
                 await db.changes.write(change)
         if change is None:
             return await self._aftermath.fresh(record)
@@ -279,26 +280,6 @@ class Sessions:
         return await self._aftermath.owned_anew(
             change.record, row.fence_revision, record.worker, record.target
         )
-
-    async def _census(self, db: UnitOfWork, session: str, model: str) -> Census:
-        now = self._clock.wall()
-        return await db.admission.census(
-            session,
-            model,
-            renewed_after=now - self._settings.worker_timeout_s,
-            known_after=now - self._settings.model_memory_s,
-        )
-
-    def _admit(self, census: Census) -> None:
-        limit, retry_s = self._settings.max_sessions, self._settings.admission_retry_s
-        census.room.admit(retry_s)
-        if census.live >= limit:
-            raise NoCapacityError(
-                f"{limit} sessions are all that this deployment takes",
-                field="sessions",
-                limit=limit,
-                retry_after_s=retry_s,
-            )
 
 
 def _cursor(after: str | None) -> int | None:

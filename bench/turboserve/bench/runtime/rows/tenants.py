@@ -1,0 +1,35 @@
+"""Rows of tenants."""
+
+from __future__ import annotations
+
+from turboserve.bench.runtime.rows.locks import Mode
+from turboserve.bench.runtime.rows.session import Session
+from turboserve.state_store.core.tenants import Tenant
+
+
+class MemoryTenants:
+    """`TenantRepository` in one session of the server."""
+
+    def __init__(self, session: Session) -> None:
+        self._db, self._rows = session, session.tables.tenants
+
+    async def lock(self, tenant: str) -> Tenant:
+        def lock() -> Tenant | None:
+            return self._db.lock(self._rows, tenant, Mode.UPDATE)
+
+        def insert() -> None:
+            self._db.insert_if_absent(self._rows, tenant, Tenant(tenant))
+
+        row = await self._db.execute(lock)
+        if row is None:
+            await self._db.execute(insert)
+            row = await self._db.execute(lock)
+        assert row is not None
+        return row
+
+    async def write(self, tenant: Tenant) -> None:
+        def run() -> None:
+            if self._db.lock(self._rows, tenant.id, Mode.NO_KEY_UPDATE) is not None:
+                self._db.update(self._rows, tenant.id, tenant)
+
+        await self._db.execute(run)

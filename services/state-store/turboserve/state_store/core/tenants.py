@@ -1,0 +1,170 @@
+"""What one tenant may take of a deployment that others share. No I/O, no clock: `now` is wall-clock time.
+
+Counts of sessions come from their rows. A rate is a token bucket: it holds as many tokens as one minute may
+have, refills evenly, and is kept as one number, the time at which it is full again (GCRA).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from turboserve.contracts.errors import TenantLimitError
+from turboserve.contracts.requests import CreateSession
+from turboserve.state_store.core.workers import Room
+
+MINUTE_S = 60.0
+CLOCK_SKEW_S = 60.0
+"""Wall clocks of the store's instances differ by less than this."""
+STORED_RETRY_S = 3_600.0
+"""Rows are deleted long after the end of their sessions: to ask again every few seconds is of no use."""
+
+
+@dataclass(frozen=True)
+class TenantLimits:
+    """The same for every tenant. 0: no limit."""
+
+    sessions: int = 0
+    """Sessions that have not ended."""
+    suspended: int = 0
+    """Of these, suspended ones that are not to be resumed. Only creation is refused for it."""
+    slots: int = 0
+    """Sessions that hold a slot or wait for one, over all models."""
+    slots_factor: float = 0.0
+    """α: while there are other tenants, one more session of a model may want a slot only if the tenant has
+    fewer there than α times the places that are left. One tenant then takes α / (1 + α) of the places at
+    most, n tenants α / (1 + nα) each. Source: dynamic thresholds, Choudhury and Hahne, 1998."""
+    creations_per_minute: int = 0
+    prompts_per_minute: int = 0
+    """Of all sessions together."""
+    stored_bytes: int = 0
+    """Prompts and metadata, as `Tenant.stored_bytes`."""
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A tenant's row: what cannot be counted from the rows of its sessions in constant time."""
+
+    id: str
+    creations_full_at: float = 0.0
+    """Unix seconds: when the bucket of creations is full again."""
+    prompts_full_at: float = 0.0
+    stored_bytes: int = 0
+    """UTF-8 bytes of the prompts and metadata of all sessions whose rows are there, ended ones included."""
+
+
+@dataclass(frozen=True)
+class TenantUse:
+    """What a tenant's sessions take, counted from their rows at one moment."""
+
+    live: int = 0
+    """Sessions that have not ended."""
+    suspended: int = 0
+    """Of these, suspended ones that are not to be resumed."""
+    slots: int = 0
+    """Of these, sessions that hold a slot or wait for one."""
+    model_slots: int = 0
+    """Of these, those of the model that is asked for."""
+    known: bool = False
+    """Whether the tenant has a row."""
+    others: bool = False
+    """Whether another tenant has one."""
+
+
+def created_bytes(prompt: str, metadata: Iterable[tuple[str, str]]) -> int:
+    """UTF-8 bytes that a new session stores."""
+    return text_bytes(prompt) + sum(text_bytes(key) + text_bytes(value) for key, value in metadata)
+
+
+def text_bytes(text: str) -> int:
+    return len(text.encode())
+
+
+def check_slot(use: TenantUse, room: Room, limits: TenantLimits, retry_s: float) -> None:
+    """Raises TenantLimitError if no further session of the tenant may want a slot.
+
+    `retry_s`: when a client should try again, seconds.
+    """
+    if limits.slots and use.slots >= limits.slots:
+        raise TenantLimitError(
+            f"{use.slots} sessions of this tenant run or wait for a slot, at most {limits.slots} may",
+            field="tenant_slots",
+            limit=limits.slots,
+            retry_after_s=retry_s,
+        )
+    left = max(room.capacity - room.demand, 0)
+    if limits.slots_factor and use.others and use.model_slots >= limits.slots_factor * left:
+        raise TenantLimitError(
+            f"this tenant has {use.model_slots} of {room.capacity} places for {room.model}; the "
+            f"{left} that are left are kept for other tenants",
+            field="tenant_slots_factor",
+            limit=use.model_slots,
+            retry_after_s=retry_s,
+        )
+
+
+def check_sessions(use: TenantUse, limits: TenantLimits, retry_s: float) -> None:
+    """Raises TenantLimitError if the tenant may not have one session more."""
+    if limits.sessions and use.live >= limits.sessions:
+        raise TenantLimitError(
+            f"this tenant has {use.live} sessions that have not ended, at most {limits.sessions} are allowed",
+            field="tenant_sessions",
+            limit=limits.sessions,
+            retry_after_s=retry_s,
+        )
+    if limits.suspended and use.suspended >= limits.suspended:
+        raise TenantLimitError(
+            f"this tenant has {use.suspended} suspended sessions, at most {limits.suspended} are allowed: "
+            "end or resume some",
+            field="tenant_suspended",
+            limit=limits.suspended,
+            retry_after_s=retry_s,
+        )
+
+
+def create(tenant: Tenant, request: CreateSession, limits: TenantLimits, now: float) -> Tenant:
+    """The tenant's row after this creation. Raises TenantLimitError."""
+    per_minute = limits.creations_per_minute
+    full_at = _take(tenant.creations_full_at, per_minute, now, "tenant_creations_per_minute", "new sessions")
+    stored = _stored(tenant, created_bytes(request.prompt, request.metadata.items()), limits)
+    return replace(tenant, creations_full_at=full_at, stored_bytes=stored)
+
+
+def submit_prompt(tenant: Tenant, prompt: str, limits: TenantLimits, now: float) -> Tenant:
+    """The tenant's row after this prompt. Raises TenantLimitError."""
+    per_minute = limits.prompts_per_minute
+    full_at = _take(tenant.prompts_full_at, per_minute, now, "tenant_prompts_per_minute", "prompts")
+    stored = _stored(tenant, text_bytes(prompt), limits)
+    return replace(tenant, prompts_full_at=full_at, stored_bytes=stored)
+
+
+def _take(full_at: float, per_minute: int, now: float, field: str, what: str) -> float:
+    """Take one token: when the bucket is full again. Raises TenantLimitError if it is empty."""
+    if not per_minute:
+        return full_at
+    if not now < full_at <= now + MINUTE_S + CLOCK_SKEW_S:
+        # It is full, or the wall clock was set back by more than instances differ: it begins anew.
+        full_at = now
+    token_s = MINUTE_S / per_minute
+    wait_s = full_at + token_s - now - MINUTE_S
+    if wait_s > 1e-6:
+        raise TenantLimitError(
+            f"this tenant may have {per_minute} {what} per minute",
+            field=field,
+            limit=per_minute,
+            retry_after_s=wait_s,
+        )
+    return full_at + token_s
+
+
+def _stored(tenant: Tenant, more: int, limits: TenantLimits) -> int:
+    stored = tenant.stored_bytes + more
+    if limits.stored_bytes and stored > limits.stored_bytes:
+        raise TenantLimitError(
+            f"prompts and metadata of this tenant's sessions would be {stored} bytes, at most "
+            f"{limits.stored_bytes} are kept; those of an ended session count until its row is deleted",
+            field="tenant_stored_bytes",
+            limit=limits.stored_bytes,
+            retry_after_s=STORED_RETRY_S,
+        )
+    return stored

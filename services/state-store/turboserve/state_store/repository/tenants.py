@@ -1,0 +1,32 @@
+"""Rows of tenants."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from sqlalchemy import select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from turboserve.state_store.core.tenants import Tenant
+from turboserve.state_store.tables import tenants
+
+
+class SqlTenants:
+    """`TenantRepository` in one transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._db = connection
+
+    async def lock(self, tenant: str) -> Tenant:
+        query = select(tenants).where(tenants.c.id == tenant).with_for_update()
+        row = (await self._db.execute(query)).mappings().first()
+        if row is None:
+            # Another transaction may insert it just now: this waits for that.
+            await self._db.execute(insert(tenants).values(id=tenant).on_conflict_do_nothing())
+            row = (await self._db.execute(query)).mappings().one()
+        return Tenant(**row)
+
+    async def write(self, tenant: Tenant) -> None:
+        values = asdict(tenant)
+        await self._db.execute(update(tenants).where(tenants.c.id == values.pop("id")).values(values))

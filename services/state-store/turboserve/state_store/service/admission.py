@@ -1,0 +1,83 @@
+"""Whether there is room for one more session, for one more that runs, and for one more prompt.
+
+Rules stand in `core.workers` and `core.tenants`; this asks them with what the rows say.
+"""
+
+from __future__ import annotations
+
+from turboserve.clock import Clock
+from turboserve.contracts.errors import NoCapacityError, TenantLimitError
+from turboserve.contracts.requests import CreateSession
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.state_store.core import tenants
+from turboserve.state_store.log_status import LogStatus
+from turboserve.state_store.ports.database import UnitOfWork
+from turboserve.state_store.ports.records import Census
+from turboserve.state_store.settings import Settings
+
+
+class Admission:
+    """Each method is part of its caller's transaction, which holds the admission lock where it says so."""
+
+    def __init__(self, log: LogStatus, clock: Clock, settings: Settings) -> None:
+        self._log, self._clock, self._settings = log, clock, settings
+        self._limits, self._retry_s = settings.tenant_limits, settings.admission_retry_s
+
+    async def census(self, db: UnitOfWork, session: str, model: str, tenant: str) -> Census:
+        """With the admission lock: what there is."""
+        now = self._clock.wall()
+        return await db.admission.census(
+            session,
+            model,
+            tenant,
+            renewed_after=now - self._settings.worker_timeout_s,
+            known_after=now - self._settings.model_memory_s,
+        )
+
+    async def create(
+        self, db: UnitOfWork, request: CreateSession, census: Census
+    ) -> NoCapacityError | TenantLimitError | None:
+        """With the admission lock: charge the tenant for a new session; or why there is no room for it.
+
+        A refusal that is returned is to be raised after the transaction's commit: a tenant is known from its
+        first request on, refused or not, and other tenants leave places for it. Raises LogUnavailableError,
+        UnknownModelError, NoCapacityError and TenantLimitError.
+        """
+        self._log.require()
+        try:
+            self._check_room(census)
+        except (NoCapacityError, TenantLimitError) as refusal:
+            if census.use.known:
+                raise
+            await db.tenants.lock(request.tenant)
+            return refusal
+        tenant = await db.tenants.lock(request.tenant)
+        now = self._clock.wall()
+        await db.tenants.write(tenants.create(tenant, request, self._limits, now))
+        return None
+
+    async def resume(self, db: UnitOfWork, record: SessionRecord) -> None:
+        """With the admission lock. Raises LogUnavailableError, UnknownModelError, NoCapacityError and
+        TenantLimitError."""
+        self._log.require()
+        census = await self.census(db, record.id, record.model, record.tenant)
+        census.room.admit(self._retry_s)
+        tenants.check_slot(census.use, census.room, self._limits, self._retry_s)
+
+    async def prompt(self, db: UnitOfWork, tenant: str, prompt: str) -> None:
+        """Charge the tenant for one more prompt. Raises TenantLimitError."""
+        row = await db.tenants.lock(tenant)
+        now = self._clock.wall()
+        await db.tenants.write(tenants.submit_prompt(row, prompt, self._limits, now))
+
+    def _check_room(self, census: Census) -> None:
+        census.room.admit(self._retry_s)
+        if census.live >= self._settings.max_sessions:
+            raise NoCapacityError(
+                f"{self._settings.max_sessions} sessions are all that this deployment takes",
+                field="sessions",
+                limit=self._settings.max_sessions,
+                retry_after_s=self._retry_s,
+            )
+        tenants.check_slot(census.use, census.room, self._limits, self._retry_s)
+        tenants.check_sessions(census.use, self._limits, self._retry_s)
