@@ -51,7 +51,7 @@ _MEANING = {
     415: "The body is not declared as application/json.",
     421: "The Host header names a server that this is not.",
     422: "An input has the wrong type or lies outside its limit.",
-    429: "No room, or too many wrong API keys; Retry-After says when to try again.",
+    429: "No room, a limit of this tenant, or too many wrong API keys; Retry-After says when to try again.",
 }
 _ALWAYS = (400, 421, 500, 503, 504)
 _RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds until a retry makes sense."}}

@@ -83,7 +83,7 @@ async def end(session: str, tenant: Tenant, gateway: Context) -> Session:
     "/{session}/prompts",
     status_code=202,
     summary="Change the prompt from the next chunk on",
-    responses=problems(*BODY, 401, 404, 409),
+    responses=problems(*BODY, 401, 404, 409, 429),
 )
 async def prompt(
     session: str,

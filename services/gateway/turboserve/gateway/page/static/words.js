@@ -5,6 +5,8 @@ export function inWords(problem) {
   switch (problem.code) {
     case "no_capacity":
       return `All places are taken at the moment.${wait}`;
+    case "tenant_limit":
+      return `This is more than one tenant may have: ${problem.detail}.${wait}`;
     case "too_many_streams":
       return `Too many people are watching through this server.${wait}`;
     case "unauthorized":
