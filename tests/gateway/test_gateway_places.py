@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 import httpx
+import pytest
 from fastapi import FastAPI
 
+from turboserve.contracts.errors import TenantLimitError
+from turboserve.gateway.problems.errors import TooManyStreamsError
 from turboserve.gateway.problems.handlers import install
 from turboserve.gateway.stream.registry import Streams
 from turboserve.gateway.stream.response import LiveResponse
@@ -23,12 +26,30 @@ async def test_of_a_burst_as_many_are_served_as_there_are_places_and_the_rest_is
 
     @app.get("/")
     async def stream() -> LiveResponse:
-        streams.check()
+        streams.check("t")
         await burst.wait()
-        return LiveResponse(video(), streams, "video/mp4")
+        return LiveResponse(video(), streams, "t", "video/mp4")
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         answers = await asyncio.gather(*(client.get("/") for _ in range(5)))
     assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429, 429]
     assert {answer.json()["code"] for answer in answers if answer.status_code == 429} == {"too_many_streams"}
-    streams.check()
+    streams.check("t")
+
+
+def test_one_tenant_has_its_share_of_the_places_and_leaves_the_others() -> None:
+    streams = Streams(5, per_tenant=2)
+    with streams.place("greedy"), streams.place("greedy"):
+        with pytest.raises(TenantLimitError) as caught, streams.place("greedy"):
+            pass
+        assert (caught.value.field, caught.value.limit, caught.value.status) == ("tenant_streams", "2", 429)
+        assert caught.value.retry_after_s is not None
+        with (
+            streams.place("modest"),
+            streams.place("modest"),
+            streams.place("third"),
+            pytest.raises(TooManyStreamsError),
+        ):
+            streams.check("fourth")
+        streams.check("modest")
+    streams.check("greedy")

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,10 @@ DRAWN_WORKER = Path(__file__).with_name("drawn_worker.py")
 class Pool:
     """What stands behind a gateway. Gateways are started one by one: see `gateway`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, store: Mapping[str, str] | None = None) -> None:
+        """`store`: further environment of the state store. Unless it says so, one tenant may fill the pool:
+        the tests' tenants share one."""
+        self._store = {"TURBOSERVE_TENANT_SLOTS_FACTOR": "0", **(store or {})}
         self.layout = Layout(directory)
         self.layout.create()
         self._ports = Ports(self.layout.ports)
@@ -68,6 +71,7 @@ class Pool:
             "turboserve.state_store",
             TURBOSERVE_POSTGRES_URL=self.postgres.url("turboserve"),
             TURBOSERVE_REDIS_URL=self.redis.url,
+            **self._store,
         )
 
     def start_scheduler(self) -> None:

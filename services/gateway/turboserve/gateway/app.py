@@ -61,7 +61,8 @@ def create_gateway(
         sessions=Sessions(bus, clock, settings.default_model),
         chunks=ChunkLog(bus),
         timeline=TimelineService(bus, clock, settings.playhead_interval_s, settings.report_timeout_s),
-        streams=Streams(settings.stream_limit),
+        # Without keys everyone is one tenant.
+        streams=Streams(settings.stream_limit, settings.tenant_streams if keys else 0),
         pools=Pools(bus, clock),
     )
 

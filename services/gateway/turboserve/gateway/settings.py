@@ -56,6 +56,8 @@ class Settings(ServerSettings):
     """Of a request's body and of a WebSocket message."""
     stream_limit: int = Field(default=1_000, ge=1)
     """Streams (video and events) that this gateway serves at once."""
+    tenant_streams: int = Field(default=250, ge=0)
+    """Of these, streams of one tenant, where there are API keys; more are answered 429. 0: no limit."""
     bad_message_limit: int = Field(default=32, ge=1)
     """Broken WebSocket messages before the connection is closed."""
     playhead_interval_s: Annotated[float, Field(gt=0, le=SILENT_S / 4)] = 0.25

@@ -11,6 +11,7 @@ from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerRecord
 from turboserve.scheduler import asked, deciding, liveness
 from turboserve.scheduler.asked import Operators
+from turboserve.scheduler.fairness import Share, in_fair_order, share_of
 from turboserve.scheduler.feedback import Feedback
 from turboserve.scheduler.handover import hand_over
 from turboserve.scheduler.known import SessionView
@@ -75,6 +76,8 @@ class Scheduler:
         self._listing = Question(self.policy.resync_least_s)
         self._listing.wanted = True
         self._look = Question(0.0)
+        self._served: dict[Share, int] = {}
+        """Which decision gave a tenant its last slot of a model."""
         self._feedback = Feedback(self.policy.feedback_s)
 
     @property
@@ -265,7 +268,7 @@ class Scheduler:
                 ripe.append(session)
         if not ripe:
             return
-        ripe = deciding.in_order(ripe)
+        ripe = in_fair_order(ripe, self.view.slots_besides(ripe), self._served)
         kinds = [self.view.kind(session) or "place" for session in ripe]
         served = {(w.model, w.weights_digest) for w in self.view.workers.values() if w.ready}
         limit_s = self.policy.weights_wait_s
@@ -282,6 +285,7 @@ class Scheduler:
             decision = deciding.decision_of(session, kind, choice, other_weights, now)
             if choice.worker is not None:
                 self.decisions += 1
+                self._served[share_of(session)] = self.decisions
                 self.view.reserve(session, choice.worker)
                 self._send(Place(self._take(session), session.record.version, decision, other_weights))
             elif session.noted != choice.reason:

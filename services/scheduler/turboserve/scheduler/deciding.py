@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from turboserve.contracts.sessions import Decision, Phase
 from turboserve.scheduler.known import SessionView
@@ -35,11 +35,6 @@ def demand_of(session: SessionView, kind: str, weights_digest: str | None, now: 
         excluded=frozenset(excluded),
         weights_digest=weights_digest,
     )
-
-
-def in_order(sessions: Sequence[SessionView]) -> list[SessionView]:
-    """Who waited longest comes first; after a restart of the scheduler, who was created first."""
-    return sorted(sessions, key=lambda s: (s.waiting_since or 0.0, s.record.created_at, s.id))
 
 
 def _cause(session: SessionView, kind: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Mapping
 from functools import partial
 
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
+from turboserve.scheduler.fairness import Share, share_of
 from turboserve.scheduler.known import SessionView, WorkerView
 
 REMEMBERED = 10_000
@@ -27,6 +29,8 @@ class View:
         """Sessions whose rows say that they are on their way to another worker."""
         self.moves_over: list[tuple[SessionView, SessionRecord]] = []
         """Sessions whose move has ended, each with its row before that; emptied by whoever takes note."""
+        self._slots: Counter[Share] = Counter()
+        """Sessions whose rows say that they hold a slot."""
         self.state_bytes: dict[str, int] = {}
         """What the last move of a session of this model has transferred."""
         self.changed_workers: set[str] = set()
@@ -139,9 +143,12 @@ class View:
             self.sessions[record.id] = session
             self.changed_sessions.add(record.id)
             self._count(record)
+            self._tally(record, 1)
             return session
         before, session.record = session.record, record
         session.touched = touched
+        self._tally(before, -1)
+        self._tally(record, 1)
         self._uncount(before)
         self._count(record)
         if before.move is not None and before.move != record.move:
@@ -168,6 +175,7 @@ class View:
             self.changed_sessions.add(session)
             self.release(view)
             self._uncount(view.record)
+            self._tally(view.record, -1)
 
     def reserve(self, session: SessionView, worker: str) -> None:
         self.release(session)
@@ -190,6 +198,20 @@ class View:
             session.reserved_on = None
         session.begun_to = None
         self.beginning.discard(session.id)
+
+    def slots_besides(self, asking: Collection[SessionView]) -> Mapping[Share, int]:
+        """Slots that sessions other than `asking` hold, or that are reserved for them, by model and tenant.
+
+        A session that lost its worker and waits for another holds none.
+        """
+        slots = self._slots.copy()
+        for name in self.wanting:
+            session = self.sessions[name]
+            lost = session.record.phase.holds_slot and self.kind(session) is not None
+            slots[share_of(session)] += (session.reserved_on is not None) - lost
+        for session in asking:
+            slots[share_of(session)] -= session.reserved_on is not None
+        return slots
 
     def kind(self, session: SessionView) -> str | None:
         """Why the session needs a worker: place, resume, recover, rebuild; None if it does not."""
@@ -218,6 +240,13 @@ class View:
         else:
             self.wanting.discard(session.id)
             session.waiting_since, session.noted = None, None
+
+    def _tally(self, record: SessionRecord, sign: int) -> None:
+        if record.phase.holds_slot:
+            share = record.model, record.tenant
+            self._slots[share] += sign
+            if not self._slots[share]:
+                del self._slots[share]
 
     def _count(self, record: SessionRecord) -> None:
         worker, target = (self.workers.get(name or "") for name in (record.worker, record.target))

@@ -46,12 +46,12 @@ async def events(
         Header(ge=0, le=SEQUENCE_LIMIT, description="As `after`; browsers send it when they reconnect."),
     ] = None,
 ) -> Response:
-    gateway.streams.check()
+    gateway.streams.check(tenant)
     record = await gateway.sessions.get_or_remembered(tenant, session)
     position = after if last_event_id is None else last_event_id
     if record.phase.ended and await newest_event(gateway.bus, session) <= position:
         return Response(status_code=204)
-    return LiveResponse(_lines(gateway, session, position), gateway.streams, "text/event-stream")
+    return LiveResponse(_lines(gateway, session, position), gateway.streams, tenant, "text/event-stream")
 
 
 async def _lines(gateway: Gateway, session: str, position: int) -> AsyncGenerator[bytes, None]:

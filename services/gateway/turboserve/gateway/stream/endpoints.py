@@ -45,9 +45,9 @@ async def stream_mp4(
         Query(ge=-1, le=INDEX_LIMIT, description="Start right behind this chunk; none: at the playhead."),
     ] = None,
 ) -> Response:
-    gateway.streams.check()
+    gateway.streams.check(tenant)
     record, start, events_after = await place_of_viewer(gateway, tenant, session, after)
-    return LiveResponse(video(gateway, record, start, events_after), gateway.streams, "video/mp4")
+    return LiveResponse(video(gateway, record, start, events_after), gateway.streams, tenant, "video/mp4")
 
 
 @router.get("/{session}/stream", include_in_schema=False)
@@ -68,7 +68,7 @@ async def stream(socket: WebSocket, session: str) -> None:
         tenant = admitted(socket.scope).tenant
         after = _index(socket.query_params.get("after"), "after", -1)
         events = _index(socket.query_params.get("events_after"), "events_after", 0)
-        with gateway.streams.place():
+        with gateway.streams.place(tenant):
             record, start, newest = await place_of_viewer(gateway, tenant, session, after)
             begin = newest if events is None else min(events, newest)
             await Connection(socket, gateway, record, start, (begin, newest)).run()

@@ -16,14 +16,16 @@ from turboserve.tasks import stop
 class LiveResponse(Response):
     """Sends what `source` yields as it comes, chunked. A client that does not read holds `source` back.
 
-    Has a place in `streams` while it lasts. Where there is none it raises TooManyStreamsError before
-    anything is sent, so that the client still gets the problem and not half an answer.
+    Has a place of its tenant's in `streams` while it lasts. Where there is none it raises TooManyStreamsError
+    or TenantLimitError before anything is sent, so that the client still gets the problem and not half an
+    answer.
     """
 
     def __init__(
         self,
         source: AsyncGenerator[bytes, None],
         streams: Streams,
+        tenant: str,
         media_type: str,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -32,12 +34,12 @@ class LiveResponse(Response):
         self.media_type = media_type
         self.body = b""
         self._source = source
-        self._streams = streams
+        self._streams, self._tenant = streams, tenant
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._streams.place():
+        with self._streams.place(self._tenant):
             await self._serve(receive, send)
 
     async def _serve(self, receive: Receive, send: Send) -> None:

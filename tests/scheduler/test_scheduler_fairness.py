@@ -1,0 +1,199 @@
+"""Slots go to tenants fairly, whoever has how many sessions waiting."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_scheduler_core import Bench, session, worker
+
+from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.workers import WorkerPhase
+from turboserve.scheduler.fairness import in_fair_order, share_of
+from turboserve.scheduler.known import SessionView
+from turboserve.scheduler.messages import (
+    Answered,
+    Place,
+    Refused,
+    SessionChanged,
+    WorkerChanged,
+)
+
+TENANTS = ("ta", "tb", "tc")
+MODELS = ("ma", "mb")
+
+
+def waiting(name: str, tenant: str, since: float, model: str = "ma") -> SessionView:
+    view = SessionView(session(name, tenant=tenant, model=model), 1, 0.0)
+    view.waiting_since = since
+    return view
+
+
+queues = st.lists(
+    st.tuples(st.sampled_from(TENANTS), st.sampled_from(MODELS), st.integers(0, 5)), max_size=30
+).map(
+    lambda rows: [
+        waiting(f"s{number:02}", tenant, float(since), model)
+        for number, (tenant, model, since) in enumerate(rows)
+    ]
+)
+holding = st.dictionaries(
+    st.tuples(st.sampled_from(MODELS), st.sampled_from(TENANTS)), st.integers(0, 8), max_size=6
+)
+
+
+@given(queues, holding, holding)
+def test_no_tenant_gets_ahead_of_one_that_waits_by_more_than_one_slot(
+    sessions: list[SessionView], slots: dict[tuple[str, str], int], served: dict[tuple[str, str], int]
+) -> None:
+    order = in_fair_order(sessions, slots, served)
+    assert sorted(view.id for view in order) == sorted(view.id for view in sessions)
+    left = Counter(share_of(view) for view in sessions)
+    has = Counter(slots)
+    got: set[tuple[str, str]] = set()
+    for view in order:
+        share = share_of(view)
+        has[share] += 1
+        left[share] -= 1
+        got.add(share)
+        for other in left:
+            if other[0] == share[0] and left[other]:
+                assert has[share] <= has[other] + 1
+
+
+@given(queues)
+def test_within_a_tenant_who_waited_longest_comes_first(sessions: list[SessionView]) -> None:
+    order = in_fair_order(sessions, {}, {})
+    for share in {share_of(view) for view in sessions}:
+        own = [(view.waiting_since, view.id) for view in order if share_of(view) == share]
+        assert own == sorted(own)
+
+
+@given(st.integers(1, 30), st.integers(2, 8), st.integers(0, 240), st.randoms(use_true_random=False))
+def test_with_equal_demand_shares_differ_by_one_at_most(
+    each: int, tenants: int, slots: int, draw: random.Random
+) -> None:
+    sessions = [
+        waiting(f"s{tenant}-{number}", f"t{tenant}", draw.random())
+        for tenant in range(tenants)
+        for number in range(each)
+    ]
+    draw.shuffle(sessions)
+    first = in_fair_order(sessions, {}, {})[:slots]
+    counts = Counter(view.record.tenant for view in first)
+    shares = [counts[f"t{tenant}"] for tenant in range(tenants)]
+    assert max(shares) - min(shares) <= 1
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 6), st.integers(0, 2**32))
+def test_no_tenant_starves_while_another_always_has_a_thousand_waiting(capacity: int, seed: int) -> None:
+    """Slots are freed one at a time, at random. Both tenants hold half of them from some time on, and have
+    the odd one in turn."""
+    draw = random.Random(seed)
+    greedy = [waiting(f"g{number:03}", "greedy", 0.0) for number in range(110)]
+    modest = [waiting(f"m{number:03}", "modest", float(number + 1)) for number in range(110)]
+    running = [greedy.pop(0) for _ in range(capacity)]
+    served: dict[tuple[str, str], int] = {}
+    turns, fair = [], False
+    for turn in range(100):
+        running.pop(draw.randrange(len(running)))
+        slots = Counter(share_of(view) for view in running)
+        chosen = in_fair_order([*greedy[:9], modest[0]], slots, served)[0]
+        running.append(chosen)
+        served[share_of(chosen)] = turn + 1
+        (greedy if chosen in greedy else modest).remove(chosen)
+        turns.append(chosen.record.tenant)
+        now = Counter(view.record.tenant for view in running)
+        near = abs(now["greedy"] - now["modest"]) <= 1
+        assert near or not fair
+        fair = fair or near
+    assert fair
+    if capacity == 1:
+        assert all(one != other for one, other in pairwise(turns))
+
+
+def test_with_one_tenant_it_is_first_come_first_served() -> None:
+    views = [waiting(name, "ta", since) for name, since in (("a", 3.0), ("b", 1.0), ("c", 2.0), ("d", 1.0))]
+    assert [view.id for view in in_fair_order(views, {("ma", "ta"): 7}, {("ma", "ta"): 3})] == [
+        "b",
+        "d",
+        "c",
+        "a",
+    ]
+
+
+# The core
+
+
+def ours(name: str, tenant: str, **more: object) -> SessionRecord:
+    return session(name, tenant=tenant, **more)
+
+
+def place_all(bench: Bench, rows: dict[str, SessionRecord]) -> list[str]:
+    """The store does what was asked; the sessions that got a worker, in order."""
+    placed = []
+    while bench.all(Place):
+        place = bench.take(Place)
+        rows[place.session] = bench.confirm(place, rows[place.session])
+        placed.append(place.session)
+    return placed
+
+
+def end(bench: Bench, rows: dict[str, SessionRecord], name: str) -> None:
+    row = rows.pop(name)
+    after = row.model_copy(update={"phase": Phase.TERMINATED, "worker": None, "version": row.version + 1})
+    bench.feed(SessionChanged(after))
+
+
+def test_a_freed_slot_goes_to_the_tenant_that_has_none() -> None:
+    rows = {f"g{number:03}": ours(f"g{number:03}", "greedy") for number in range(200)}
+    bench = Bench(worker("a", capacity=4), *rows.values())
+    assert place_all(bench, rows) == ["g000", "g001", "g002", "g003"]
+    rows["m"] = ours("m", "modest", created_at=9)
+    bench.feed(SessionChanged(rows["m"]), after=5.0)
+    assert not bench.all(Place)
+    end(bench, rows, "g002")
+    assert place_all(bench, rows) == ["m"]
+    end(bench, rows, "g001")
+    assert place_all(bench, rows) == ["g004"]
+
+
+def test_a_worker_that_comes_is_shared() -> None:
+    rows = {f"g{number}": ours(f"g{number}", "greedy") for number in range(9)}
+    rows |= {f"m{number}": ours(f"m{number}", "modest", created_at=9) for number in range(3)}
+    bench = Bench(*rows.values())
+    bench.feed(WorkerChanged(worker("a", capacity=4)))
+    assert sorted(place_all(bench, rows)) == ["g0", "g1", "m0", "m1"]
+    bench.feed(WorkerChanged(worker("b", capacity=4)))
+    assert sorted(place_all(bench, rows)) == ["g2", "g3", "g4", "m2"]
+
+
+def test_a_reservation_counts_until_its_outcome_is_known() -> None:
+    """Two workers of one slot: the second does not go to the tenant that the first was just given to."""
+    bench = Bench(worker("a"), ours("g0", "greedy"), ours("g1", "greedy"))
+    first = bench.take(Place)
+    bench.feed(SessionChanged(ours("m0", "modest", created_at=9)), after=1.0)
+    bench.feed(Answered(first.ticket, refused=Refused.UNKNOWN))
+    bench.feed(WorkerChanged(worker("b")))
+    assert bench.take(Place).session == "m0"
+
+
+def test_a_session_that_lost_its_worker_holds_no_slot() -> None:
+    def running(name: str, tenant: str, on: str) -> SessionRecord:
+        return ours(name, tenant, phase=Phase.ACTIVE, worker=on, epoch=1, version=2)
+
+    gone = worker("a", WorkerPhase.GONE, capacity=2)
+    bench = Bench(
+        worker("a", capacity=2),
+        *(running(f"g{number}", "greedy", "a") for number in range(2)),
+    )
+    bench.feed(WorkerChanged(gone))
+    rows = {f"m{number}": ours(f"m{number}", "modest", created_at=9) for number in range(2)}
+    for row in rows.values():
+        bench.feed(SessionChanged(row), after=1.0)
+    bench.feed(WorkerChanged(worker("b", capacity=2)))
+    assert sorted(place.session for place in bench.all(Place)) == ["g0", "m0"]
