@@ -149,7 +149,7 @@ class ServedStore:
         return self.loop.run_until_complete(self.loop.spawn(process, work))
 
     def _committed(self, table: Any, key: Any, before: Any, after: Any) -> None:
-        if after is None:
+        if after is None or table.name not in ("sessions", "workers"):
             return
         record = None if before is None else before.record
         if table.name == "sessions" and (record is None or record.version != after.record.version):
