@@ -63,7 +63,14 @@ class CalmScale(Scale):
         return self._of(SchedulerSettings)
 
     def store(self) -> StoreSettings:
-        return self._of(StoreSettings, max_sessions=100_000)
+        # One tenant has them all.
+        return self._of(
+            StoreSettings,
+            max_sessions=100_000,
+            tenant_sessions=0,
+            tenant_suspended=0,
+            tenant_creations_per_minute=0,
+        )
 
     def autoscaler(self) -> AutoscalerSettings:
         return self._pool()
