@@ -6,17 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from simulate_plants import SHORT_S, without_fence
 
 from turboserve.bench.runtime.broker.stream import Stream
+from turboserve.bench.runtime.device.runner import VirtualEngineRunner
 from turboserve.bench.simulate import command
 from turboserve.bench.simulate.calm import run_calm
 from turboserve.bench.simulate.faults import CALM
 from turboserve.bench.simulate.names import INVARIANTS
 from turboserve.bench.simulate.scenario import run_scenario
+from turboserve.worker.engine.events import Event
 
 LATER = [pytest.param(first, marks=pytest.mark.soak) for first in range(10_018, 10_048, 6)]
 
@@ -80,6 +83,27 @@ def test_a_calm_deployment_plays_what_it_is_given() -> None:
     assert counts["viewed"] >= counts["chunks"] - counts["sessions"]
     assert result["events_per_cpu_s"] > 0
     assert result["digest"] == run_calm(seed=1, workers=3, slots=4, sessions=8, seconds=90.0)["digest"]
+
+
+def test_an_engine_may_take_a_step_for_each_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    stepped = VirtualEngineRunner._stepped
+    steps: Counter[str] = Counter()
+    chunks: dict[str, int] = {}
+    for kind in ("chunk", "forward"):
+
+        def counted(self: VirtualEngineRunner, events: list[Event], kind: str = kind) -> None:
+            steps[kind] += 1
+            stepped(self, events)
+
+        monkeypatch.setattr(VirtualEngineRunner, "_stepped", counted)
+        result = run_calm(
+            seed=1, workers=2, slots=2, sessions=2, seconds=40.0, every_forward=kind == "forward"
+        )
+        assert not any(result["violations"].values()), result["messages"]
+        assert result["engine_step"] == kind
+        chunks[kind] = result["counts"]["chunks"]
+    assert abs(chunks["forward"] - chunks["chunk"]) <= 4
+    assert steps["forward"] > 2 * steps["chunk"] > 0
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,10 @@ log = logs.get("bus")
 WRONG_LAST_SEQUENCE = 10071
 NO_ROOM = frozenset({10023, 10047, 10077})
 """Errors of a broker without room: its storage is at its limit (10023, 10047), or the stream is (10077)."""
-QUIET_S = 1.0
-"""After this much silence a follower asks whether it missed something."""
+QUIET_S = 1.5
+"""After this much silence a follower asks whether it missed something..."""
+QUIET_LIMIT_S = 6.0
+"""...and again after twice as long each time, up to this long. Any message shows at once what came before."""
 BACKLOG = 4
 """Live messages that a follower holds for a reader who is busy; what comes on top is read from the log."""
 
@@ -154,6 +156,7 @@ async def follow(
 
     subscription = await bus.client.subscribe(live, cb=receive)
     place = Place(bus.lives, stream, after_sequence)
+    quiet_s = QUIET_S
     try:
         caught_up = False
         while True:
@@ -172,6 +175,7 @@ async def follow(
                     caught_up = True
                     continue
                 place.reach(entry.sequence)
+                quiet_s = QUIET_S
                 yield entry
                 continue
             if dropped and queue.empty():
@@ -179,11 +183,12 @@ async def follow(
                 continue
             try:
                 # Not wait_for: before Python 3.12 it can swallow a cancellation.
-                async with asyncio.timeout(QUIET_S):
+                async with asyncio.timeout(quiet_s):
                     entry = await queue.get()
             except TimeoutError:
-                caught_up = False
+                caught_up, quiet_s = False, min(2 * quiet_s, QUIET_LIMIT_S)
                 continue
+            quiet_s = QUIET_S
             if entry.sequence <= place.position:
                 continue
             if int(entry.headers.get("Nats-Last-Sequence", "0")) > place.position:

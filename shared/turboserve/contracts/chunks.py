@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import Annotated, Self
+from typing import Annotated, Self, TypeVar
 
 from pydantic import Field, ValidationError
 
 from turboserve.contracts.base import Contract, Count, Id, Text, UnixSeconds
 from turboserve.contracts.errors import InvalidInputError
+
+H = TypeVar("H", bound="ChunkHeader")
 
 HEADER = "Ts-Chunk"
 SIDE_LIMIT = 16_384
@@ -61,7 +64,8 @@ class ChunkHeader(Contract):
 
     @classmethod
     def from_headers(cls, headers: Mapping[str, str]) -> Self:
-        return cls.model_validate_json(headers[HEADER])
+        header: Self = _read(cls, headers[HEADER])
+        return header
 
     @classmethod
     def of_entry(cls, session: str, headers: Mapping[str, str], payload_bytes: int | None = None) -> Self:
@@ -87,6 +91,12 @@ class ChunkHeader(Contract):
                 f"init_bytes: {header.init_bytes} of {payload_bytes}", field="init_bytes", limit=payload_bytes
             )
         return header
+
+
+@functools.lru_cache(maxsize=512)
+def _read(kind: type[H], text: str) -> H:
+    """A gateway reads a chunk's header once for all viewers of the session: headers do not change."""
+    return kind.model_validate_json(text)
 
 
 class Ownership(Contract):

@@ -67,9 +67,14 @@ class VirtualTask(asyncio.Task[Any]):
 
 
 class VirtualFuture(asyncio.Future[Any]):
-    """As `VirtualTask`."""
+    """As `VirtualTask`; its number is drawn when somebody asks for it, which is rare."""
 
-    number = 0
+    __slots__ = ("_number",)
 
     def __hash__(self) -> int:
-        return self.number
+        try:
+            return self._number
+        except AttributeError:
+            loop: VirtualLoop = self.get_loop()  # type: ignore[assignment]
+            self._number: int = loop.number()
+            return self._number

@@ -75,9 +75,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        context = copy_context() if context is None else context
-        handle = VirtualHandle(callback, args, self, context, process_of(context) or self.world)
-        self._enqueue(handle)
+        if context is None:
+            context = copy_context()
+        process = process_of(context) or self.world
+        handle = VirtualHandle(callback, args, self, context, process)
+        if process.alive:
+            if not process.ready:
+                self._runnable.append(process)
+            process.ready.append(handle)
         return handle
 
     def call_soon_threadsafe(  # type: ignore[override]
@@ -98,7 +103,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        if context is None:
+            context = copy_context()
+        process = process_of(context) or self.world
+        timer = VirtualTimer(self._now + delay, callback, args, self, context, process)
+        if process.alive:
+            heapq.heappush(self._timers, (timer._when, next(self._order), timer))
+        return timer
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
@@ -168,8 +179,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if process is None:
                 self._jump()
                 continue
-            handle = process.ready.popleft()
-            if not process.ready:
+            ready = process.ready
+            handle = ready.popleft()
+            if not ready:
                 self._runnable.remove(process)
             if handle._cancelled:
                 continue
@@ -193,12 +205,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _next_process(self) -> Process | None:
         """Drawn from those with a ready callback; one that is frozen waits for its time."""
-        while self._runnable:
-            index = int(self.random.random() * len(self._runnable)) if len(self._runnable) > 1 else 0
-            process = self._runnable[index]
+        runnable = self._runnable
+        while runnable:
+            count = len(runnable)
+            index = int(self.random.random() * count) if count > 1 else 0
+            process = runnable[index]
             if process.alive and process.frozen_until <= self._now:
                 return process
-            del self._runnable[index]
+            del runnable[index]
             if process.alive:
                 heapq.heappush(self._frozen, (process.frozen_until, next(self._order), process))
         return None
@@ -206,27 +220,26 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _jump(self) -> None:
         if self._stopping:  # type: ignore[attr-defined]
             return
-        self._drop_cancelled()
-        timer_at = self._timers[0][0] if self._timers else math.inf
-        thaw_at = self._frozen[0][0] if self._frozen else math.inf
-        when = min(timer_at, thaw_at)
+        timers, frozen = self._timers, self._frozen
+        while timers and (timers[0][2]._cancelled or not timers[0][2].process.alive):
+            heapq.heappop(timers)
+        when = timers[0][0] if timers else math.inf
+        if frozen and frozen[0][0] < when:
+            when = frozen[0][0]
         if when == math.inf:
             raise DeadlockError(f"nothing is left to happen at {self._now:.6f} s")
-        self._now = max(self._now, when)
-        while self._frozen and self._frozen[0][0] <= self._now:
-            process = heapq.heappop(self._frozen)[2]
+        if when > self._now:
+            self._now = when
+        now = self._now
+        while frozen and frozen[0][0] <= now:
+            process = heapq.heappop(frozen)[2]
             if process.alive and process.ready:
                 self._runnable.append(process)
-        while self._timers and self._timers[0][0] <= self._now:
-            timer = heapq.heappop(self._timers)[2]
+        while timers and timers[0][0] <= now:
+            timer = heapq.heappop(timers)[2]
             timer._scheduled = False
             if not timer._cancelled:
                 self._enqueue(timer)
-
-    def _drop_cancelled(self) -> None:
-        timers = self._timers
-        while timers and (timers[0][2]._cancelled or not timers[0][2].process.alive):
-            heapq.heappop(timers)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Cancelled timers leave the queue when their time comes."""
@@ -252,9 +265,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return task
 
     def create_future(self) -> asyncio.Future[Any]:
-        future = VirtualFuture(loop=self)
-        future.number = next(self._order)
-        return future
+        return VirtualFuture(loop=self)
+
+    def number(self) -> int:
+        """One more than the one before."""
+        return next(self._order)
 
     def _bury(self) -> None:
         """Unwind the coroutines of killed processes, with their ports closed.

@@ -29,13 +29,20 @@ from turboserve.gateway.auth.service import DEFAULT_TENANT as TENANT
 from turboserve.gateway.settings import Settings as GatewaySettings
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.state_store.settings import Settings as StoreSettings
+from turboserve.worker.settings import Settings as WorkerSettings
 
 LATENCY_S = 0.0
 """Of each message between a process and the broker: three orders of magnitude below a chunk's."""
 STATEMENT_S = 0.002
 """Of each statement of the state store."""
-PLAYHEAD_S = 1.0
-"""Between two reports of one session's playhead."""
+PLAYHEAD_S = 1.25
+"""Between two reports of one session's playhead: the longest that the gateway's settings take."""
+REPORT_S = 1.0
+"""Between two reports of one viewer."""
+HEARTBEAT_S = 2.0
+"""A quarter of the lease."""
+TICK_S = 0.5
+"""Between two looks of a worker whether something is to be tried again: without faults, nothing is."""
 ARRIVE_WITHIN_S = 60.0
 """Without a file of arrivals: all sessions come in the first minute."""
 PROMPT_EVERY_S = 30.0
@@ -52,9 +59,12 @@ class Arrival:
 
 @dataclass(frozen=True)
 class CalmScale(Scale):
-    """Shipped settings, but for how often playheads are reported."""
+    """Shipped settings, but for how often playheads, viewers and workers report."""
 
     gateways: int = 4
+    report_s: float = REPORT_S
+    every_forward: bool = False
+    """Whether the engine takes a step for each forward, or one for each chunk."""
 
     def gateway(self) -> GatewaySettings:
         return self._of(GatewaySettings, playhead_interval_s=PLAYHEAD_S, stream_limit=100_000)
@@ -75,6 +85,9 @@ class CalmScale(Scale):
     def autoscaler(self) -> AutoscalerSettings:
         return self._pool()
 
+    def worker(self, name: str, slot: str) -> WorkerSettings:
+        return super().worker(name, slot).model_copy(update={"worker_tick_s": TICK_S})
+
     def profile(self, load_s: float) -> DeviceProfile:
         """Of each worker's device: in real time with all its slots taken."""
         most = self.slots
@@ -83,7 +96,7 @@ class CalmScale(Scale):
             load_s=load_s,
             slots=most,
             host_states=most,
-            chunk_at_once=True,
+            chunk_at_once=not self.every_forward,
         )
 
 
@@ -135,9 +148,16 @@ def run_calm(
     seconds: float,
     arrivals: Path | None = None,
     keep_lines: bool = False,
+    every_forward: bool = False,
 ) -> dict[str, Any]:
     """Let `seconds` of virtual time pass; what took place, and what it cost."""
-    scale = CalmScale(workers=workers, most_workers=workers, slots=slots, times={})
+    scale = CalmScale(
+        workers=workers,
+        most_workers=workers,
+        slots=slots,
+        times={"heartbeat_s": HEARTBEAT_S},
+        every_forward=every_forward,
+    )
     world = World(seed, CALM, scale, keep_lines, Network(LATENCY_S))
     world.postgres.behavior.statement_s = STATEMENT_S
     if arrivals is None:
@@ -156,6 +176,7 @@ def run_calm(
             "mode": "calm",
             "seed": seed,
             "virtual_s": seconds,
+            "engine_step": "forward" if every_forward else "chunk",
             "workers": workers,
             "sessions": len(coming),
             "refused": users.refused,

@@ -50,12 +50,24 @@ def run(
         str | None,
         typer.Option(help="Calm: a CSV file of sessions, `arrives_s,plays_s` each, instead of --sessions."),
     ] = None,
+    every_forward: Annotated[
+        bool, typer.Option("--every-forward", help="Calm: an engine step for each forward, not each chunk.")
+    ] = False,
 ) -> dict[str, Any]:
     """The services' own processes on virtual time, against servers in memory. With faults: crashes at every
     step and a bad network, and the design's invariants are checked after each event."""
     if mode is Mode.CALM:
         file = None if arrivals is None else Path(arrivals)
-        return run_calm(seed or first, workers, slots, sessions, 60.0 * minutes, file, keep_lines=trace)
+        return run_calm(
+            seed or first,
+            workers,
+            slots,
+            sessions,
+            60.0 * minutes,
+            file,
+            keep_lines=trace,
+            every_forward=every_forward,
+        )
     chosen = range(first, first + seeds) if seed is None else range(seed, seed + 1)
     began, began_cpu = time.monotonic(), time.process_time()
     outcomes: list[Outcome] = []

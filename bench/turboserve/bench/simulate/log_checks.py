@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from turboserve.bench.simulate.invariants import Checker
 
 
-@dataclass(frozen=True)
+CHUNKS_KEPT = 1_000
+"""Of each session's newest, as many are compared with what viewers get: more than the log keeps."""
+
+
+@dataclass(frozen=True, slots=True)
 class Accepted:
     """A chunk that the log accepted."""
 
@@ -78,9 +82,10 @@ class LogChecks:
         log.owner = ownership
 
     def _chunk(self, session: str, stored: Stored) -> None:
-        header = ChunkHeader.of_entry(session, dict(stored.headers or {}), len(stored.data))
+        header = ChunkHeader.of_entry(session, stored.headers, len(stored.data))
         contents = ChunkContents.of_payload(stored.data)
-        log, last = self.of(session), self.of(session).last
+        log = self.of(session)
+        last = log.last
         self.chunks += 1
         self._checker.note(
             CHUNK.of(session), f"#{header.index} e{header.epoch} {header.worker} c{header.control_seq}"
@@ -96,10 +101,14 @@ class LogChecks:
         contiguous = header.index == following or (log.fresh and header.index <= following)
         if not contiguous:
             self._checker.fail("chunks_contiguous", f"{session}: {header.index} where {following} is due")
-        self._chained(log, Accepted(header, contents), log.chunks.get(header.index - 1))
-        log.last, log.fresh = Accepted(header, contents), False
-        log.chunks[header.index] = log.last
-        log.indices[log.last.contents.to_bytes()] = header.index
+        accepted = Accepted(header, contents)
+        self._chained(log, accepted, log.chunks.get(header.index - 1))
+        log.last, log.fresh = accepted, False
+        log.chunks[header.index] = accepted
+        log.indices[contents.to_bytes()] = header.index
+        old = log.chunks.pop(header.index - CHUNKS_KEPT, None)
+        if old is not None:
+            log.indices.pop(old.contents.to_bytes(), None)
 
     def _chained(self, log: SessionLog, chunk: Accepted, last: Accepted | None) -> None:
         header, contents = chunk.header, chunk.contents

@@ -1,7 +1,8 @@
-"""Logs and telemetry of simulated services: only what no service expects is kept, and the checker sees it."""
+"""What simulated services log, of which only what no service expects is kept; and their memory."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +15,15 @@ from turboserve.bench.runtime.process import ProcessDeadError, current
 if TYPE_CHECKING:
     from turboserve.bench.simulate.world import World
 
+RARELY = (70_000, 10, 20)
+"""Thresholds of the collector of cyclic garbage."""
+
 
 @contextmanager
 def quiet(world: World) -> Iterator[None]:
     """Services' log lines are for operators, and thousands of runs have too many of them.
+
+    Cyclic garbage is rare here, so it is looked for a hundred times less often than Python does.
 
     What a service logs with a traceback is an error that its code did not expect: a violation.
     """
@@ -51,9 +57,14 @@ def quiet(world: World) -> Iterator[None]:
         logger_factory=lambda *_: None,
         cache_logger_on_first_use=False,
     )
+    thresholds = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(*RARELY)
     try:
         yield
     finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
         sys.unraisablehook = hook
         structlog.configure(**before)
 

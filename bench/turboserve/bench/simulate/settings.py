@@ -43,6 +43,8 @@ class Scale:
     gateways: int = 2
     schedulers: int = 2
     stores: int = 1
+    report_s: float = 0.5
+    """Between two reports of one viewer's playhead."""
     times: dict[str, float] = field(default_factory=lambda: dict(TIMES))
     """Settings that all services share."""
 

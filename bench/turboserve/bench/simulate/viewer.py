@@ -26,7 +26,6 @@ ENDED = 1000
 """A WebSocket that closes with this code has sent all there is."""
 GONE = 4410
 """The next chunk is no longer kept: a viewer begins again at the playhead."""
-REPORT_S = 0.5
 
 
 @dataclass
@@ -152,7 +151,7 @@ class ViewerConnection:
         viewer, loop = self.viewer, self._world.loop
         viewer.played_at = loop.time()
         while True:
-            await asyncio.sleep(REPORT_S)
+            await asyncio.sleep(self._world.scale.report_s)
             now = loop.time()
             viewer.playhead_s = max(
                 viewer.playhead_s, min(viewer.end_s, viewer.playhead_s + now - viewer.played_at)

@@ -14,23 +14,29 @@ T = TypeVar("T")
 
 async def until(source: AsyncGenerator[T, None], over: asyncio.Event) -> AsyncGenerator[T, None]:
     """Items of `source` until `over` is set; an item that is being waited for then is given up."""
-    ending = asyncio.ensure_future(over.wait())
+    scope: asyncio.Timeout | None = None
+
+    async def end() -> None:
+        await over.wait()
+        if scope is not None:
+            scope.reschedule(asyncio.get_running_loop().time())
+
+    ending = asyncio.ensure_future(end())
     try:
         async with aclosing(source):
             while not over.is_set():
-                coming = asyncio.ensure_future(anext(source))
                 try:
-                    await asyncio.wait({coming, ending}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    # A generator cannot be closed while it still runs.
-                    if not coming.done():
-                        await stop(coming)
-                if coming.cancelled():
-                    return
-                try:
-                    item = coming.result()
+                    # One task for all items: one for each would cost more than the item.
+                    async with asyncio.timeout(None) as scope:
+                        item = await anext(source)
                 except StopAsyncIteration:
                     return
+                except TimeoutError:
+                    if scope is None or not scope.expired():
+                        raise
+                    return
+                finally:
+                    scope = None
                 yield item
     finally:
         ending.cancel()

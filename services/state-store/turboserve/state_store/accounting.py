@@ -21,6 +21,10 @@ from turboserve.subjects import CHUNK, CHUNKS, OWN
 
 CURSOR = "accounting"
 RETRY_S = 0.5
+TOGETHER_S = 0.05
+"""Chunks of so long are counted in one transaction: the database has at most 20 of these in a second."""
+MANY = 128
+"""So many wait for nothing."""
 MEMORY = 20_000
 """Sessions whose applied prompts are remembered; one that is not costs a statement more, and nothing else."""
 
@@ -65,6 +69,8 @@ class Accounting:
                 except Overtaken:
                     log.warning("overtaken", position=before)
                     return
+                if len(entries) < MANY:
+                    await asyncio.sleep(TOGETHER_S)
 
     async def count(self, entries: Sequence[Entry], position: int) -> None:
         """Count what follows `position`, once: the position moves with the counts or not at all.
@@ -74,21 +80,20 @@ class Accounting:
         chunks = [chunk for entry in entries if (chunk := await self._chunk(entry)) is not None]
         # A prompt that is applied is worth a disk's wait; a count would only be counted again.
         fresh = [chunk for chunk in chunks if chunk.control_seq > self._applied.get(chunk.session, 0)]
-        reached = {
-            chunk.session: Reached(
-                chunk.session,
-                max(other.index for other in chunks if other.session == chunk.session) + 1,
-                max(other.control_seq for other in chunks if other.session == chunk.session),
-                self._playheads.known(chunk.session),
-            )
-            for chunk in chunks
-        }
+        newest: dict[str, tuple[int, int]] = {}
+        for chunk in chunks:
+            index, control_seq = newest.get(chunk.session, (0, 0))
+            newest[chunk.session] = max(index, chunk.index), max(control_seq, chunk.control_seq)
+        reached = [
+            Reached(session, index + 1, control_seq, self._playheads.known(session))
+            for session, (index, control_seq) in newest.items()
+        ]
         now = self._clock.wall()
         told = 0
         async with self._database.transaction(durable=False) as db:
             if not await db.progress.move(CURSOR, position, entries[-1].sequence):
                 raise Overtaken
-            rows = await db.progress.count(list(reached.values()))
+            rows = await db.progress.count(reached)
             for chunk in fresh:
                 if chunk.session not in rows:
                     continue

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
+from turboserve.bench.runtime.broker.messages import INBOX_PREFIX
+
 T = TypeVar("T")
+
+ANSWERS_KEPT = 20_000
 
 
 class PatternIndex(Generic[T]):
@@ -22,8 +26,11 @@ class PatternIndex(Generic[T]):
         """By the part before `.>`."""
         self._rest: dict[T, list[str]] = {}
         """With wildcards elsewhere: by value, the pattern's tokens."""
+        self._found: dict[str, list[T]] = {}
+        """Answers that were given since the last change."""
 
     def add(self, pattern: str, value: T) -> None:
+        self._found.clear()
         place = self._place(pattern)
         if place is None:
             self._rest[value] = pattern.split(".")
@@ -31,6 +38,7 @@ class PatternIndex(Generic[T]):
             place[0].setdefault(place[1], {})[value] = None
 
     def remove(self, pattern: str, value: T) -> None:
+        self._found.clear()
         place = self._place(pattern)
         if place is None:
             self._rest.pop(value, None)
@@ -42,6 +50,16 @@ class PatternIndex(Generic[T]):
                 del place[0][place[1]]
 
     def match(self, subject: str) -> list[T]:
+        """Must not be changed."""
+        if (known := self._found.get(subject)) is not None:
+            return known
+        found = self._match(subject)
+        # Inboxes are of one answer each.
+        if len(self._found) < ANSWERS_KEPT and not subject.startswith(INBOX_PREFIX):
+            self._found[subject] = found
+        return found
+
+    def _match(self, subject: str) -> list[T]:
         found: list[T] = []
         if (values := self._exact.get(subject)) is not None:
             found += values

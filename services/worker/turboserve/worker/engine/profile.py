@@ -37,12 +37,12 @@ class LatencyProfile:
     def __call__(self, batch: int) -> float:
         """L(batch) in seconds; 0.0 while nothing is known."""
         known = self._seconds
+        if (measured := known.get(batch)) is not None:
+            return measured
         sizes = list(known)
         if not sizes or batch < 1:
             return 0.0
         at = bisect.bisect_left(sizes, batch)
-        if at < len(sizes) and sizes[at] == batch:
-            return known[batch]
         if at == 0:
             return known[sizes[0]]
         if at < len(sizes):

@@ -25,6 +25,8 @@ from turboserve.worker.service.lease import Lease
 LEFT_KEPT = 1_024
 """Sessions remembered after they left, so that an old row cannot bring them back."""
 _DOUBLINGS = 16
+_LOCAL = (told.ChunkPackaged, told.ControlTaken, told.PlayheadMoved, told.Published)
+"""Inputs that concern their session alone, unless it takes or leaves a place."""
 
 
 class Table:
@@ -45,6 +47,25 @@ class Table:
 
     def tell(self, message: told.Input, now: float) -> list[do.Command]:
         """Take in one input; what is to be done because of it, in order."""
+        if isinstance(message, _LOCAL):
+            self._tell_one(message, now)
+        else:
+            self._tell_all(message, now)
+        self._heed_lease(now)
+        commands = list(self._conductor.out)
+        self._conductor.out.clear()
+        return commands
+
+    def _tell_one(self, message: told.SessionInput, now: float) -> None:
+        entry = self.entries.get(message.session)
+        before = None if entry is None else (entry.place, entry.takes_slot)
+        self._about_one(message, now)
+        if entry is not None:
+            self._conductor.settle(entry, now)
+            if (entry.place, entry.takes_slot) != before:
+                self._settle_all(now)
+
+    def _tell_all(self, message: told.Input, now: float) -> None:
         match message:
             case told.Renewed():
                 self._lease.renewed(message.asked_at)
@@ -63,12 +84,11 @@ class Table:
                 self.arrivals.told(message)
             case _:
                 self._about_one(message, now)
+        self._settle_all(now)
+
+    def _settle_all(self, now: float) -> None:
         for entry in list(self.entries.values()):
             self._conductor.settle(entry, now)
-        self._heed_lease(now)
-        commands = list(self._conductor.out)
-        self._conductor.out.clear()
-        return commands
 
     def _heed_lease(self, now: float) -> None:
         """The engine is told the end of the lease, and told again whenever that is later than it was."""

@@ -1,0 +1,67 @@
+"""How many transactions counting chunks takes."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+from broker_scene import Scene
+
+from turboserve.bench.runtime.rows.database import MemoryDatabase
+from turboserve.bench.runtime.rows.server import MemoryPostgres
+from turboserve.bench.simulate.hosts import HostClock
+from turboserve.bus import append
+from turboserve.bus.owners import Owners
+from turboserve.contracts.chunks import ChunkHeader, Ownership
+from turboserve.state_store.accounting import CURSOR, Accounting
+from turboserve.subjects import CHUNK, CHUNKS, OWN
+
+CHUNKS_SENT = 200
+
+
+def test_chunks_that_come_together_are_counted_together() -> None:
+    scene = Scene(latency_s=0.001)
+    postgres = MemoryPostgres(loop=scene.loop)
+    bus = scene.connect("state-store")
+    scene.make_stream()
+    foreign: list[int] = []
+
+    async def count() -> None:
+        playheads = SimpleNamespace(known=lambda session: None)
+        clock = HostClock(scene.loop)
+        owners = Owners(bus, lambda: foreign.append(1))
+        database = MemoryDatabase(postgres)
+        await Accounting(database, bus, owners, playheads, clock, lambda: None).run()  # type: ignore[arg-type]
+
+    async def send() -> None:
+        own = Ownership(session="ses_1", epoch=1, worker="wrk_1")
+        await append(bus, OWN.of("ses_1"), own.to_bytes(), message_id="own")
+        for index in range(CHUNKS_SENT):
+            header = ChunkHeader(
+                session="ses_1",
+                index=index,
+                epoch=1,
+                worker="wrk_1",
+                control_seq=1,
+                first_frame=12 * index,
+                frames=12,
+                fps=16,
+                width=2,
+                height=2,
+                codec="avc1",
+                init_bytes=1,
+            )
+            await append(
+                bus, CHUNK.of("ses_1"), b"video", message_id=f"m{index}", headers=header.to_headers()
+            )
+            await asyncio.sleep(0.003)
+
+    counting = scene.spawn("state-store", count())
+    scene.run("state-store", send())
+    seconds = scene.loop.time()
+    scene.loop.advance(1.0)
+    assert postgres.tables.cursors.rows[CURSOR] == scene.broker.jetstream.streams[CHUNKS].last_sequence
+    assert not foreign
+    assert postgres.transactions <= 20 * seconds + 3
+    counting.cancel()
+    scene.close()
