@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import nats
@@ -60,12 +60,18 @@ class Watched:
                 self._command, env=self._environment, stdout=subprocess.DEVNULL, stderr=output
             )
         try:
-            wait_for(lambda: any(file.stat().st_size for file in self.folder.rglob("WATCHDOG/msgs/*.blk")))
+            wait_for(self._has_appended)
             yield process
         finally:
             for each in [*psutil.Process(process.pid).children(), process] if process.poll() is None else []:
                 each.kill()
             process.wait()
+
+    def _has_appended(self) -> bool:
+        # The broker makes folders and removes some again while they are looked through.
+        with suppress(FileNotFoundError):
+            return any(file.stat().st_size for file in self.folder.rglob("WATCHDOG/msgs/*.blk"))
+        return False
 
     def said(self) -> str:
         return self.log.read_text()

@@ -88,6 +88,7 @@ def address(environment: Path, tmp_path: Path) -> Iterator[str]:
             stack.wait(60)
 
 
+@pytest.mark.soak
 @pytest.mark.stack
 def test_a_stack_from_wheels_serves_video_and_its_pages(address: str, environment: Path) -> None:
     found = subprocess.run(

@@ -23,6 +23,8 @@ from turboserve.scheduler.placement import (
     WorkerState,
 )
 
+EXAMPLES = 75 if settings.default.derandomize else 300
+"""The same few for every run of a commit; many where new ones are drawn."""
 MODELS = ("big", "toy")
 WORKERS = tuple(f"w{n}" for n in range(6))
 SESSIONS = tuple(f"s{n:02}" for n in range(24))
@@ -145,7 +147,7 @@ targets_s = st.sampled_from((None, 0.25, 0.5))
 
 
 @given(changes(), demands(), targets_s)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_the_index_gives_the_same_choices_as_a_look_at_everybody(
     deltas: list[tuple[str, object]], wanted: list[Demand], target_s: float | None
 ) -> None:
@@ -155,7 +157,7 @@ def test_the_index_gives_the_same_choices_as_a_look_at_everybody(
 
 
 @given(changes(), targets_s)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_deltas_lead_to_the_same_index_as_building_it_at_once(
     deltas: list[tuple[str, object]], target_s: float | None
 ) -> None:
@@ -173,7 +175,7 @@ def test_deltas_lead_to_the_same_index_as_building_it_at_once(
 
 
 @given(changes(), demands(), st.sampled_from(sorted(PLACEMENTS)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_assignment_keeps_its_promises(
     deltas: list[tuple[str, object]], wanted: list[Demand], name: str
 ) -> None:
@@ -226,7 +228,7 @@ def levels(cluster: Cluster) -> dict[Kind, list[float]]:
 
 
 @given(changes(), targets_s, st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_moves_keep_their_promises(
     deltas: list[tuple[str, object]], target_s: float | None, spreads: bool
 ) -> None:
@@ -265,7 +267,7 @@ def test_moves_keep_their_promises(
 
 
 @given(changes())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_what_is_to_be_emptied_is_emptied_at_once_if_there_is_room(
     deltas: list[tuple[str, object]],
 ) -> None:
@@ -294,7 +296,7 @@ def test_what_is_to_be_emptied_is_emptied_at_once_if_there_is_room(
 
 
 @given(changes(), st.integers(1, 8))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_under_constant_load_moves_end_and_nobody_comes_back(
     deltas: list[tuple[str, object]], at_once: int
 ) -> None:
@@ -316,7 +318,7 @@ def test_under_constant_load_moves_end_and_nobody_comes_back(
 
 
 @given(changes(), demands(), targets_s)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_giving_way_overfills_nobody_and_does_not_raise_the_bottleneck(
     deltas: list[tuple[str, object]], wanted: list[Demand], target_s: float | None
 ) -> None:
@@ -359,7 +361,7 @@ def small(draw: st.DrawFn) -> tuple[list[WorkerState], list[SessionState]]:
 
 
 @given(small())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 def test_moves_are_near_the_best_there_is(given_: tuple[list[WorkerState], list[SessionState]]) -> None:
     workers, sessions = given_
     assume(sessions)

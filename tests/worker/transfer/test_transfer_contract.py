@@ -36,6 +36,16 @@ DEADLINE_S = 8.0
 LATE_S = 20.0
 """Beyond its deadline a side may be late by this much on a busy machine, and never hang."""
 STEPS = ("pages", "rest", "acknowledged")
+ENDS = [
+    # A peer that stands still costs a whole deadline: with gloo in every run, with the others in `make soak`.
+    pytest.param(
+        backend, number, step, marks=[pytest.mark.soak] * (number is signal.SIGSTOP and backend != "gloo")
+    )
+    for backend in BACKENDS
+    for number in (signal.SIGKILL, signal.SIGSTOP)
+    for step in STEPS
+]
+"""Backend, how a peer ends, and at which step."""
 
 
 def missing(backend: str) -> str | None:
@@ -181,8 +191,7 @@ def test_large_pages_go_in_pieces(pair: Pair) -> None:
     assert fetched(target).state_bytes == SLOTS * LAYERS * size
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(("pair", "number", "step"), ENDS, indirect=["pair"])
 def test_a_source_that_dies_or_stops_costs_the_target_an_error_and_no_memory(
     pair: Pair, step: str, number: signal.Signals
 ) -> None:
@@ -199,8 +208,7 @@ def test_a_source_that_dies_or_stops_costs_the_target_an_error_and_no_memory(
     fetched(target)
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(("pair", "number", "step"), ENDS, indirect=["pair"])
 def test_a_target_that_dies_or_stops_leaves_the_source_free_for_the_next(
     pair: Pair, step: str, number: signal.Signals
 ) -> None:
