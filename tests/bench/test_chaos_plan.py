@@ -153,6 +153,30 @@ def test_what_is_wrong_in_a_log_is_found(
     assert found.messages[0].startswith(f"{broken}: s: ")
 
 
+@pytest.mark.parametrize(
+    ("entries", "seen", "broken"),
+    [
+        (GOOD[3:], [(0, "x"), (1, "y"), (2, "z")], set()),
+        (GOOD[3:], [(0, "x"), (1, "y")], set()),
+        (GOOD[3:], [(0, "x"), (1, "y"), (2, "other")], {"client_sees_prefix"}),
+        (GOOD[3:], [(0, "x"), (2, "z")], {"client_sees_prefix"}),
+        (GOOD[3:], [(0, "x"), (1, "y"), (2, "z"), (3, "w")], {"client_sees_prefix"}),
+        (GOOD[3:], [(0, "x")], {"client_sees_prefix"}),
+        ([*GOOD[3:], Logged(6, 4, 2, "b", "w")], [(0, "x"), (1, "y")], {"chunks_contiguous"}),
+        (GOOD[4:], [(0, "x"), (1, "y")], {"one_executor"}),
+    ],
+)
+def test_oldest_chunks_that_made_room_on_a_full_disk_are_not_missed(
+    entries: list[Owned | Logged], seen: list[tuple[int, str]], broken: set[str]
+) -> None:
+    found = Violations()
+    check_log("s", entries, seen, found, dropped=True)
+    assert {name for name, count in found.counts.items() if count} == broken
+    without = Violations()
+    check_log("s", entries, seen, without)
+    assert without.counts["chunks_contiguous"]
+
+
 def test_reservations_count_against_capacity() -> None:
     found = Violations()
     full = {"id": "w", "phase": "ready", "capacity": 4, "sessions": 3, "incoming": 1}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 INVARIANTS = {
     "one_executor": "every chunk in the log is its owner's, under the epoch that is current at its place",
     "epochs_increase": "epochs strictly increase in the log",
-    "chunks_contiguous": "chunks in the log are 0, 1, 2, …, each once",
+    "chunks_contiguous": "chunks in the log are 0, 1, 2, …, each once; a full disk may cost the oldest",
     "converges_after_faults": "once faults stop, every session plays on within the bound",
     "capacity": "reserved plus used never exceeds a worker's capacity",
     "client_sees_prefix": "what a client got is a prefix of the log, byte for byte",
@@ -55,11 +55,20 @@ class Violations:
 
 
 def check_log(
-    session: str, entries: Sequence[Owned | Logged], seen: Sequence[tuple[int, str]], found: Violations
+    session: str,
+    entries: Sequence[Owned | Logged],
+    seen: Sequence[tuple[int, str]],
+    found: Violations,
+    *,
+    dropped: bool = False,
 ) -> None:
-    """One session's log in its order, against itself and against what its client saw: (index, digest)."""
+    """One session's log in its order, against itself and against what its client saw: (index, digest).
+
+    `dropped`: its oldest chunks may have made room on a full disk, if its client saw them before.
+    """
     own: Owned | None = None
     chunks: list[Logged] = []
+    first = next((entry.index for entry in entries if isinstance(entry, Logged)), 0) if dropped else 0
     for entry in entries:
         if isinstance(entry, Owned):
             if own is not None and entry.epoch <= own.epoch:
@@ -70,10 +79,16 @@ def check_log(
             owner = "nobody" if own is None else f"{own.worker} in {own.epoch}"
             writer = f"{entry.worker} in {entry.epoch}"
             found.add("one_executor", f"{session}: {writer} wrote {entry.index}, its owner is {owner}")
-        if entry.index != len(chunks):
-            found.add("chunks_contiguous", f"{session}: {entry.index} where {len(chunks)} belongs")
+        if entry.index != first + len(chunks):
+            found.add("chunks_contiguous", f"{session}: {entry.index} where {first + len(chunks)} belongs")
         chunks.append(entry)
-    if list(seen) != [(chunk.index, chunk.digest) for chunk in chunks[: len(seen)]]:
+    kept = list(seen)[first:]
+    in_order = [index for index, _ in seen] == list(range(len(seen)))
+    if (
+        len(seen) < first
+        or not in_order
+        or kept != [(chunk.index, chunk.digest) for chunk in chunks[: len(kept)]]
+    ):
         found.add("client_sees_prefix", f"{session}: {len(seen)} chunks seen are not the log's first ones")
 
 

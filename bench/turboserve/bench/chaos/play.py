@@ -16,7 +16,7 @@ from turboserve.bench.chaos import chunklog
 from turboserve.bench.chaos.blows import Blows
 from turboserve.bench.chaos.invariants import Owned, Violations, check_capacity, check_log, takeovers
 from turboserve.bench.chaos.people import TROUBLE, Person, patiently
-from turboserve.bench.chaos.plan import WORKER, Fault, Plan
+from turboserve.bench.chaos.plan import WORKER, Blow, Fault, Plan
 from turboserve.bench.chaos.surroundings import Surroundings
 from turboserve.bench.report import percentile
 from turboserve.cli.stack.background import BackgroundStack
@@ -191,9 +191,10 @@ async def _settle(run: Run, api: httpx.AsyncClient) -> None:
 async def _check(run: Run, stack: BackgroundStack) -> None:
     seen = {person.viewer.session: list(person.seen) for person in run.people}
     log = await chunklog.read(stack.record.nats_url)
+    dropped = any(hit.fault.blow is Blow.DISK_FULL for hit in run.hits)
     for session, chunks in seen.items():
         entries = log.get(session, [])
-        check_log(session, entries, chunks, run.violations)
+        check_log(session, entries, chunks, run.violations, dropped=dropped)
         run.takeovers += takeovers(entries, SILENCE_S)
         owners = sum(isinstance(entry, Owned) for entry in entries)
         run.chunks += len(entries) - owners
