@@ -36,6 +36,14 @@ DIGESTS = "select " + ", ".join(
     for table in ROWS
 )
 PATIENCE_S = 60.0
+NO_TENANT_LIMITS = {
+    f"TURBOSERVE_TENANT_{limit}": "0"
+    for limit in (
+        *("SESSIONS", "SUSPENDED", "SLOTS", "SLOTS_FACTOR"),
+        *("CREATIONS_PER_MINUTE", "PROMPTS_PER_MINUTE", "STORED_BYTES"),
+    )
+}
+"""All requests are one tenant's. `test_security_tenants` is about limits."""
 FRESH = 40
 """Requests until the next ones are about new sessions and workers: the earlier ones have ended by then."""
 
@@ -177,6 +185,7 @@ def store(
         redis_url,
         TURBOSERVE_MAX_SESSIONS="1000000",
         TURBOSERVE_SWEEP_S="3600",
+        **NO_TENANT_LIMITS,
     )
     service.start()
     try:
