@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import time
@@ -21,6 +22,7 @@ from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import ForbiddenError, NotFoundError, UnavailableError
 from turboserve.contracts.requests import GetLatents
 from turboserve.contracts.workers import Playhead
+from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.settings import Settings
 from turboserve.tasks import stop
 
@@ -281,3 +283,13 @@ async def test_the_store_waits_for_servers_that_are_not_there_yet(
 async def _serves(settings: Settings) -> None:
     async with Process.running(settings), Harness.connected(settings) as api:
         await api.running("late")
+
+
+async def test_a_server_without_the_services_password_is_waited_for(postgres_url: str) -> None:
+    """Its supervisor sets the password a moment after it answers."""
+    wrong = re.sub(r":[^:@]+@", ":not-set-yet@", postgres_url)
+    assert wrong != postgres_url
+    database = PostgresDatabase(Settings(postgres_url=wrong))
+    with pytest.raises(UnavailableError):
+        await database.migrate()
+    await database.engine.dispose()

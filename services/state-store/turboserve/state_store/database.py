@@ -21,8 +21,8 @@ from turboserve.state_store.settings import Settings
 TRANSIENT = ("08", "40", "53", "57", "58", "55P03", "25P0", "XX")
 """Beginnings of SQL states that time heals: connection, rollback, resources, operator, system, timeouts."""
 
-NO_DATABASE = "3D000"
-"""SQLSTATE of a server that has just been set up: its database is made a moment after it answers."""
+NOT_SET_UP = ("3D000", "28000", "28P01")
+"""SQL states of a server that was just set up: it answers before it has its database, role and password."""
 
 _LOCK = text("select set_config('idle_session_timeout', :limit_ms, false), pg_advisory_lock(:key)")
 _UNLOCK = text("select set_config('idle_session_timeout', '0', false), pg_advisory_unlock(:key)")
@@ -119,7 +119,7 @@ class PostgresDatabase:
             await migrate(self.engine)
         except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
             state = getattr(getattr(error, "orig", error), "sqlstate", None)
-            if state == NO_DATABASE:
+            if state in NOT_SET_UP:
                 raise self._away(error) from error
             raise self._failed(error) from error
 
