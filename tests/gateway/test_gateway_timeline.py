@@ -117,6 +117,22 @@ def test_a_claim_beyond_what_was_sent_does_not_make_a_worker_run_away() -> None:
     assert timeline.reported("s", "v", 1e9, 1e9, 2.0) == [Publish("s", 1.5, 1)]
 
 
+def test_a_viewer_who_was_sent_nothing_yet_waits_at_the_start_whatever_its_clock_shows() -> None:
+    """Taken to be at 0, it would wait for a worker that waits for it: of a log that was lost nothing comes."""
+    timeline = Timeline(INTERVAL_S, TIMEOUT_S)
+    timeline.joined("s", "v1", 5.0, now=0.0)
+    [published] = timeline.reported("s", "v1", 0.0, 0.0, now=1.0)
+    assert published == Publish("s", 5.0, 1)
+    timeline.delivered("s", "v1", 5.75, 0.1, now=1.5)
+    assert timeline.reported("s", "v1", 5.25, 0.5, now=2.0) == [Publish("s", 5.25, 1)]
+
+
+def test_a_viewer_who_comes_back_with_video_left_is_where_it_plays() -> None:
+    timeline = Timeline(INTERVAL_S, TIMEOUT_S)
+    timeline.joined("s", "v1", 5.0, now=0.0)
+    assert timeline.reported("s", "v1", 3.5, 1.5, now=1.0) == [Publish("s", 3.5, 1)]
+
+
 def test_a_player_that_cannot_report_plays_at_speed_one_and_stops_where_the_video_stops() -> None:
     timeline = Timeline(INTERVAL_S, TIMEOUT_S)
     timeline.joined("s", "v", 4.0, 0.0, self_paced=True)

@@ -67,6 +67,8 @@ class _Viewer:
     playhead_s: float
     delivered_s: float
     """Media time up to which video was delivered to this viewer: no playhead lies beyond it."""
+    start_s: float
+    """`delivered_s` when it came."""
     self_paced: bool
     """It cannot report (plain HTTP): it is taken to play at speed 1 whatever it was sent."""
     seen_at: float
@@ -133,7 +135,7 @@ class Timeline:
         state.delivered_s = max(state.delivered_s, start_s)
         if not state.viewers:
             state.playhead_s = min(start_s, state.bound_s)
-        state.viewers[viewer] = _Viewer(start_s, start_s, self_paced, now)
+        state.viewers[viewer] = _Viewer(start_s, start_s, start_s, self_paced, now)
         return [self._publish(session, state, now)]
 
     def _bound_after_absence(self, session: str, made_s: float, now: float) -> float:
@@ -183,6 +185,10 @@ class Timeline:
         one = state.viewers.get(viewer) if state else None
         if state is None or one is None or one.self_paced:
             return []
+        if buffered_s < EMPTY_BUFFER_S and one.delivered_s <= one.start_s:
+            # It waits for the first chunk that it is sent, wherever its player's clock stands. Were it taken
+            # to be at 0, the worker would wait for it too.
+            playhead_s = max(playhead_s, one.start_s)
         playhead_s = min(playhead_s, one.delivered_s)
         advanced_s, elapsed_s = playhead_s - one.playhead_s, now - one.seen_at
         one.playhead_s, one.seen_at = playhead_s, now
