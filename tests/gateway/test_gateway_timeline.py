@@ -118,7 +118,7 @@ def test_a_claim_beyond_what_was_sent_does_not_make_a_worker_run_away() -> None:
 
 
 def test_a_viewer_who_was_sent_nothing_yet_waits_at_the_start_whatever_its_clock_shows() -> None:
-    """Taken to be at 0, it would wait for a worker that waits for it: of a log that was lost nothing comes."""
+    """Taken to be at 0, it would wait for a worker that waits for it: a log that was lost sends nothing."""
     timeline = Timeline(INTERVAL_S, TIMEOUT_S)
     timeline.joined("s", "v1", 5.0, now=0.0)
     [published] = timeline.reported("s", "v1", 0.0, 0.0, now=1.0)
