@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 from nats.js import api
 
-from turboserve.bus import Bus
+from turboserve.bus import Bus, append
+from turboserve.bus.log import QUIET_S
 from turboserve.cli.embedded import NatsServer
 from turboserve.config import Settings
+from turboserve.contracts.chunks import Ownership
+from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.gateway.problems.errors import ChunkGoneError, ChunkNotMadeError
 from turboserve.gateway.stream.chunks import ChunkLog, Start
 from turboserve.subjects import CHUNK, CHUNKS, OWN
+from turboserve.tasks import stop
+
+LIMIT_S = 60
+
+
+STREAM = api.StreamConfig(name=CHUNKS, subjects=[OWN.every, CHUNK.every], allow_direct=True)
 
 
 @pytest.fixture
-async def log(nats_url: str, nats_server: NatsServer) -> AsyncIterator[ChunkLog]:
+async def bus(nats_url: str, nats_server: NatsServer) -> AsyncIterator[Bus]:
     bus = await Bus.connect("admin", Settings(nats_url=nats_server.url("admin")))
-    stream = api.StreamConfig(name=CHUNKS, subjects=[OWN.every, CHUNK.every], allow_direct=True)
-    await bus.jetstream().add_stream(stream)
-    yield ChunkLog(bus)
+    await bus.jetstream().add_stream(STREAM)
+    yield bus
     await bus.jetstream().delete_stream(CHUNKS)
     await bus.close()
+
+
+@pytest.fixture
+def log(bus: Bus) -> ChunkLog:
+    return ChunkLog(bus)
 
 
 def record(next_chunk: int, playhead_s: float) -> SessionRecord:
@@ -62,3 +76,41 @@ async def test_an_empty_log_goes_on_at_the_next_chunk(log: ChunkLog) -> None:
     assert gone.value.limit == "100"
     with pytest.raises(ChunkNotMadeError):
         await log.after(row, 100)
+
+
+@pytest.mark.parametrize("made", [7, 4])
+async def test_a_viewer_whose_next_chunk_was_lost_with_the_log_begins_again(
+    bus: Bus, log: ChunkLog, made: int
+) -> None:
+    """It had not got chunks 4 to 6. No chunk comes that would show it: the worker waits for its playhead."""
+    own = Ownership(session="ses_a", epoch=1, worker="wrk_a")
+    await append(bus, OWN.of("ses_a"), own.to_bytes(), message_id="own")
+    asked = 0
+
+    async def of_the_row() -> int:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise UnavailableError("the store is away")
+        return made
+
+    async def next_chunk() -> None:
+        async for _ in log.follow("ses_a", Start(4, 3.0, 1), asyncio.Event(), of_the_row):
+            pytest.fail("there is none")
+
+    following = asyncio.create_task(next_chunk())
+    async with asyncio.timeout(LIMIT_S):
+        while bus.lives.look(CHUNKS) is None:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(1.5 * QUIET_S)
+        await bus.jetstream().delete_stream(CHUNKS)
+        await bus.jetstream().add_stream(STREAM)
+        if made > 4:
+            with pytest.raises(ChunkGoneError) as gone:
+                await following
+            assert gone.value.limit == "7"
+            return
+        while asked < 2:
+            await asyncio.sleep(0.02)
+        assert not following.done()
+    await stop(following)

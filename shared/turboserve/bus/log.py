@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import nats
@@ -131,7 +131,13 @@ async def _get(bus: Bus, stream: str, subject: str, sequence: int | None) -> Ent
 
 
 async def follow(
-    bus: Bus, stream: str, subject: str, live: str, *, after_sequence: int = 0
+    bus: Bus,
+    stream: str,
+    subject: str,
+    live: str,
+    *,
+    after_sequence: int = 0,
+    on_lost: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncGenerator[Entry, None]:
     """All messages on `subject` after stream sequence `after_sequence`, each once, in order, for ever.
 
@@ -142,6 +148,7 @@ async def follow(
     A stream that was deleted and made anew, or that is not as long as the place which was reached in it (a
     broker lost its disk, or the end of it), is noticed within a few seconds and read from its beginning.
     Sequences start again then, and messages that came while nothing was noticed yet may come twice.
+    `on_lost` is awaited before that; what it raises ends the following.
     """
     queue: asyncio.Queue[Entry] = asyncio.Queue(BACKLOG)
     dropped = False
@@ -165,6 +172,8 @@ async def follow(
                 caught_up = False
                 while not queue.empty():
                     queue.get_nowait()
+                if on_lost is not None:
+                    await on_lost()
             if not caught_up:
                 try:
                     entry = await next_entry(bus, stream, subject, place.position + 1)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeVar
 
 from turboserve.bus import Bus, Entry, Owners, follow, next_entry
 from turboserve.contracts.chunks import ChunkHeader
@@ -27,6 +28,7 @@ RETRY_S = 0.2
 EMPTY_LOG_AHEAD_S = 5.0
 """An empty log does not say how long its chunks were. Beyond the last known playhead there are at most the
 lead and a chunk. Too much costs some lead once; too little, and the worker waits for ever to be caught up."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -113,13 +115,25 @@ class ChunkLog:
             found = await self._find(session, int(gone.limit or 0), newest)
         return Start(found.header.index, found.header.start_s, found.sequence - 1, header.end_s)
 
-    async def follow(self, session: str, start: Start, ended: asyncio.Event) -> AsyncGenerator[Chunk, None]:
+    async def follow(
+        self, session: str, start: Start, ended: asyncio.Event, made: Callable[[], Awaitable[int]]
+    ) -> AsyncGenerator[Chunk, None]:
         """Chunks from `start` on, each once, in order; over when `ended` is set and the log is read out.
 
-        Raises ChunkGoneError if the log dropped the next one before it was read.
+        `made`: how many chunks the session has by its row. Raises ChunkGoneError if the log dropped the next
+        one before it was read, and what `made` raises, which is asked when the log itself was lost.
         """
         expected = start.index
-        async with aclosing(self._entries(session, start.sequence, ended)) as entries:
+
+        async def lost() -> None:
+            # No later chunk would show the gap: the worker waits for a playhead that the viewer cannot reach.
+            oldest = await self._oldest(session)
+            if oldest is None or oldest.header.index > expected:
+                next_index = await _answered(made)
+                if next_index > expected:
+                    raise _gone(expected, next_index)
+
+        async with aclosing(self._entries(session, start.sequence, ended, lost)) as entries:
             async for entry in entries:
                 chunk = await self._followed(session, entry)
                 if chunk is None or chunk.header.index < expected:
@@ -128,18 +142,20 @@ class ChunkLog:
                     oldest = await self._oldest(session)
                     if oldest is None or oldest.header.index > expected:
                         raise _gone(expected, chunk.header.index)
-                    # The log drops the oldest first, so this one came before its turn: nobody's fault but
-                    # its writer's.
+                    # The log drops the oldest first, so this one came before its turn: its writer's
+                    # mistake.
                     metrics.foreign_chunks.add(1, {"reason": "order"})
                     continue
                 expected += 1
                 yield chunk
 
     async def _entries(
-        self, session: str, position: int, ended: asyncio.Event
+        self, session: str, position: int, ended: asyncio.Event, lost: Callable[[], Awaitable[None]]
     ) -> AsyncGenerator[Entry, None]:
         subject = CHUNK.of(session)
-        live = follow(self._bus, CHUNK.stream, subject, CHUNK.live(session), after_sequence=position)
+        live = follow(
+            self._bus, CHUNK.stream, subject, CHUNK.live(session), after_sequence=position, on_lost=lost
+        )
         async with aclosing(until(live, ended)) as entries:
             async for entry in entries:
                 position = entry.sequence
@@ -150,19 +166,11 @@ class ChunkLog:
 
     async def _followed(self, session: str, entry: Entry) -> Chunk | None:
         """As `_chunk`, waiting for the broker for as long as it takes."""
-        while True:
-            try:
-                return await self._chunk(session, entry)
-            except UnavailableError:
-                await asyncio.sleep(RETRY_S)
+        return await _answered(lambda: self._chunk(session, entry))
 
     async def _oldest(self, session: str) -> Chunk | None:
         """As `_from` the beginning, waiting for the broker for as long as it takes."""
-        while True:
-            try:
-                return await self._from(session, 1)
-            except UnavailableError:
-                await asyncio.sleep(RETRY_S)
+        return await _answered(lambda: self._from(session, 1))
 
     async def _newest(self, session: str) -> Chunk | None:
         found = await self._owners.newest(session)
@@ -215,6 +223,15 @@ class ChunkLog:
         while len(self._sequences) > REMEMBERED:
             self._sequences.popitem(last=False)
         return Chunk(header, entry.sequence, entry.data)
+
+
+async def _answered(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask again and again while what is asked is away."""
+    while True:
+        try:
+            return await ask()
+        except UnavailableError:
+            await asyncio.sleep(RETRY_S)
 
 
 def _behind_all(record: SessionRecord, playhead_s: float) -> Start:

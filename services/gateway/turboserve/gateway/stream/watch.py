@@ -102,7 +102,10 @@ class Watch:
 
     def chunks(self) -> AsyncGenerator[Chunk, None]:
         """See ChunkLog.follow; over when the session has ended and its video was read out."""
-        return self._gateway.chunks.follow(self.record.id, self.start, self.ended)
+        return self._gateway.chunks.follow(self.record.id, self.start, self.ended, self._made)
+
+    async def _made(self) -> int:
+        return (await self._gateway.sessions.get(self.record.tenant, self.record.id)).next_chunk
 
     async def events(self) -> None:
         """Follow the session's events until it ends; if it has, those that are asked for and kept."""
