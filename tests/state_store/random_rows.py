@@ -188,7 +188,7 @@ class RandomRows:
                 await db.sessions.get(session),
                 await db.sessions.get_row(session),
                 await db.sessions.created_by(request),
-                await db.sessions.asleep_since(before, 3),
+                await db.sessions.suspended_since(before, 3),
                 await db.sessions.assigned(worker, {held}),
                 [key.model_dump() for key in await db.sessions.migration_keys(worker)],
                 await db.sessions.migration_keys(worker, session),

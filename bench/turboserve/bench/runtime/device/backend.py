@@ -101,8 +101,8 @@ class VirtualPass:
         return self._frames
 
     def row(self) -> Any:
-        """There are no rows to compute."""
-        raise NotImplementedError
+        """Raises: a virtual device computes no rows, so nothing may ask for them."""
+        raise NotImplementedError("a virtual device computes no rows")
 
     def advance(self, flow: Tensor) -> None:
         """See `Work.advance`."""

@@ -123,7 +123,7 @@ class MemoryLink(Link):
 
 
 class MemoryLinks:
-    """See `network.LinkTable`. A link is made anew for each session."""
+    """See `network.LinkTable`. Each session has a link of its own."""
 
     backends = (BACKEND,)
 

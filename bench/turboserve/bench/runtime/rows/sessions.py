@@ -83,7 +83,7 @@ class MemorySessions:
 
         return await self._db.execute(run)
 
-    async def asleep_since(self, before: float, limit: int) -> list[SessionRecord]:
+    async def suspended_since(self, before: float, limit: int) -> list[SessionRecord]:
         def run() -> list[SessionRecord]:
             records = [entry.record for _, entry in self._find("suspended", True)]
             due = [record for record in records if record.updated_at < before]

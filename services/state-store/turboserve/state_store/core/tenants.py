@@ -143,7 +143,7 @@ def _take(full_at: float, per_minute: int, now: float, field: str, what: str) ->
     if not per_minute:
         return full_at
     if not now < full_at <= now + MINUTE_S + CLOCK_SKEW_S:
-        # It is full, or the wall clock was set back by more than instances differ: it begins anew.
+        # It is full, or the wall clock was set back by more than instances differ: it starts over.
         full_at = now
     token_s = MINUTE_S / per_minute
     wait_s = full_at + token_s - now - MINUTE_S

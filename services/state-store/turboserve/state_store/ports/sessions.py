@@ -29,7 +29,7 @@ class SessionRepository(Protocol):
     async def page(self, request: ListSessions, before: int | None) -> list[tuple[int, SessionRecord]]:
         """Newest first, each with its number; one more than the limit, to show if there is more."""
 
-    async def asleep_since(self, before: float, limit: int) -> list[SessionRecord]:
+    async def suspended_since(self, before: float, limit: int) -> list[SessionRecord]:
         """Suspended and unchanged since `before`, the longest first."""
 
     async def assigned(self, worker: str, held: Collection[str]) -> list[SessionRecord]:

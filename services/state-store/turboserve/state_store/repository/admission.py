@@ -42,14 +42,14 @@ def _census_query() -> Select[Any]:
     coming = func.greatest(maximum - func.count().filter(ready), 0)
     capacity = select(places + coming * func.greatest(largest, 1)).where(workers.c.model == model)
     wants, ours = or_(_HOLDS, _WAITS), sessions.c.tenant == tenant
-    asleep = and_(ours, sessions.c.phase == Phase.SUSPENDED.value, not_(_WAITS))
+    suspended = and_(ours, sessions.c.phase == Phase.SUSPENDED.value, not_(_WAITS))
     # All counts in one pass over the live rows, by way of their index.
     counts = (
         select(
             func.count().label("live"),
             func.count().filter(wants, sessions.c.model == model).label("demand"),
             func.count().filter(ours).label("ours"),
-            func.count().filter(asleep).label("asleep"),
+            func.count().filter(suspended).label("suspended"),
             func.count().filter(ours, wants).label("slots"),
             func.count().filter(ours, wants, sessions.c.model == model).label("model_slots"),
         )
@@ -93,8 +93,8 @@ class SqlAdmission:
             "known_after": known_after,
         }
         row = (await self._db.execute(_CENSUS, parameters)).one()
-        taken, known, places, known_tenant, others, live, demand, ours_, asleep_, slots, model_slots = row
-        use = TenantUse(ours_, asleep_, slots, model_slots, known_tenant, others)
+        taken, known, places, known_tenant, others, live, demand, ours_, suspended_, slots, model_slots = row
+        use = TenantUse(ours_, suspended_, slots, model_slots, known_tenant, others)
         return Census(taken, live, Room(model, known, places, demand), use)
 
     async def slots_used(self, worker: str, *, besides: str) -> int:

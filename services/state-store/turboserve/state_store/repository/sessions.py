@@ -63,9 +63,9 @@ class SqlSessions:
             query = query.where(sessions.c.number < before)
         return [(row["number"], record_of(row)) for row in (await self._db.execute(query)).mappings()]
 
-    async def asleep_since(self, before: float, limit: int) -> list[SessionRecord]:
-        asleep = and_(sessions.c.phase == Phase.SUSPENDED.value, sessions.c.updated_at < before, LIVE)
-        query = select(*COLUMNS).where(asleep).order_by(sessions.c.updated_at).limit(limit)
+    async def suspended_since(self, before: float, limit: int) -> list[SessionRecord]:
+        suspended = and_(sessions.c.phase == Phase.SUSPENDED.value, sessions.c.updated_at < before, LIVE)
+        query = select(*COLUMNS).where(suspended).order_by(sessions.c.updated_at).limit(limit)
         return [record_of(row) for row in (await self._db.execute(query)).mappings()]
 
     async def assigned(self, worker: str, held: Collection[str]) -> list[SessionRecord]:

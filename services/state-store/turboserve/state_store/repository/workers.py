@@ -48,12 +48,12 @@ class SqlWorkers:
         holds = sessions.c.phase.in_([phase.value for phase in Phase if phase.holds_slot])
         there = workers.c.phase != WorkerPhase.GONE.value
         gone = select(workers.c.id).where(~there).order_by(workers.c.gone_at.desc()).limit(GONE_LISTED)
-        asleep = sessions.c.phase == Phase.SUSPENDED.value
+        suspended = sessions.c.phase == Phase.SUSPENDED.value
         counts = (
             select(
                 sessions.c.worker,
                 func.count().filter(holds).label("sessions"),
-                func.count().filter(asleep).label("suspended"),
+                func.count().filter(suspended).label("suspended"),
             )
             .where(sessions.c.ended_at.is_(None), sessions.c.worker.is_not(None))
             .group_by(sessions.c.worker)

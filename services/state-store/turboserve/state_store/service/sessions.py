@@ -162,7 +162,7 @@ class Sessions:
     # By nobody
 
     async def end_abandoned(self, now: float) -> int:
-        """End what has been asleep, unchanged and unwatched for `abandoned_after_s`; how many.
+        """End what has been suspended, unchanged and unwatched for `abandoned_after_s`; how many.
 
         `now`: how far time has come for what ages, Unix seconds.
         """
@@ -174,7 +174,7 @@ class Sessions:
             # Who watched before that, nobody knows.
             return 0
         async with self._database.transaction() as db:
-            rows = await db.sessions.asleep_since(now - limit_s, ABANDONED)
+            rows = await db.sessions.suspended_since(now - limit_s, ABANDONED)
         reason = f"nobody has watched it for {limit_s:g} s"
         ended = 0
         for row in await self._playheads.onto(rows, now):

@@ -54,7 +54,7 @@ class Workers:
     async def renew(self, request: Renew) -> Renewal:
         """Note that it lives; the rows that name it. Raises WorkerGoneError to one declared gone.
 
-        A session that is asleep and of which it holds nothing is left out: there is nothing to do for it,
+        A suspended session of which it holds nothing is left out: there is nothing to do for it,
         and people may leave more of them behind than fit into one message.
         A row whose fence is not in the log is listed only to a worker that holds it already: it keeps the
         state, and appends nothing until the revision is there.

@@ -21,7 +21,7 @@ _Seated = tuple[SessionState, Transfer | None]
 
 
 @dataclass(frozen=True, eq=False)
-class _Asleep:
+class _Suspended:
     """A suspended session: its state is on the host, the rest of it waits here."""
 
     session: Session | None
@@ -41,7 +41,7 @@ class SessionTable:
         self.transfers: JobExecutor[Transfer] = backend.lane("transfer", bell)
         self.sessions: dict[str, Session] = {}
         """Active sessions by name, and those whose state is on its way."""
-        self._asleep: dict[str, _Asleep] = {}
+        self._suspended: dict[str, _Suspended] = {}
         self._backend = backend
         self._options = options
 
@@ -58,17 +58,17 @@ class SessionTable:
 
     def suspended(self, session: str) -> Snapshot:
         """Snapshot of the suspended session of this name, in the host pool. Raises `UnknownSession`."""
-        if session not in self._asleep:
+        if session not in self._suspended:
             raise UnknownSession(session, "suspended")
-        return self._asleep[session].snapshot
+        return self._suspended[session].snapshot
 
     def knows(self, session: str) -> bool:
         """Whether a session of this name is here, active or suspended."""
-        return session in self.sessions or session in self._asleep
+        return session in self.sessions or session in self._suspended
 
     def lay_down(self, snapshot: Snapshot, extent: Extent) -> None:
         """Take in a suspended session; `snapshot` lies in `extent` of the host pool."""
-        self._asleep[snapshot.session] = _Asleep(None, snapshot, extent)
+        self._suspended[snapshot.session] = _Suspended(None, snapshot, extent)
 
     def admit(self, spec: SessionSpec, snapshot: Snapshot | None) -> Session:
         """See `Engine.admit`."""
@@ -99,14 +99,14 @@ class SessionTable:
     def resume(self, name: str) -> Session:
         """Begin to bring a suspended session back. Raises `UnknownSession` or `SlabsExhausted`."""
         snapshot = self.suspended(name)
-        asleep = self._asleep[name]
-        state, transfer = self._seated(lambda slab: self._backend.arrive(snapshot, slab, asleep.extent))
-        session = asleep.session or Session(state, self._options.max_lead_s, Playhead())
+        suspended = self._suspended[name]
+        state, transfer = self._seated(lambda slab: self._backend.arrive(snapshot, slab, suspended.extent))
+        session = suspended.session or Session(state, self._options.max_lead_s, Playhead())
         session.state, session.delivered = state, state.next_chunk
         session.suspending = False
         session.announced = False
         session.due_at_s = None
-        del self._asleep[name]
+        del self._suspended[name]
         self.sessions[name] = session
         self._begin(session, transfer)
         return session
@@ -122,13 +122,13 @@ class SessionTable:
             self.host.give_back(transfer.extent)
         elif transfer.extent is not None:
             self._drop(session)
-            self._asleep[session.name] = _Asleep(session, transfer.snapshot, transfer.extent)
+            self._suspended[session.name] = _Suspended(session, transfer.snapshot, transfer.extent)
         return session
 
     def evict(self, name: str) -> None:
         """See `Engine.evict`."""
-        if name in self._asleep:
-            self.host.give_back(self._asleep.pop(name).extent)
+        if name in self._suspended:
+            self.host.give_back(self._suspended.pop(name).extent)
             return
         session = self.active(name)
         if session.transfer is not None:
