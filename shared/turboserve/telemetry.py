@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
@@ -19,6 +20,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from prometheus_client import generate_latest
 
 from turboserve.config import Settings
+
+Source = TypeVar("Source")
 
 _sends_spans = False
 """Whether there is somewhere to send them. If not, none are made: making one takes as long as a request."""
@@ -47,6 +50,34 @@ def setup(service: str, settings: Settings) -> None:
 
 def meter(name: str) -> metrics.Meter:
     return metrics.get_meter(f"turboserve.{name}")
+
+
+class Gauge(Generic[Source]):
+    """A gauge that is read when metrics are asked for: one value of each source that still exists.
+
+    Instruments live as long as the process, so a gauge does not keep its sources alive.
+    """
+
+    def __init__(
+        self,
+        meter: metrics.Meter,
+        name: str,
+        read: Callable[[Source], float | None],
+        description: str = "",
+        unit: str = "",
+    ) -> None:
+        """`read`: the value of one source; None while it has none."""
+        self._read = read
+        self._sources: weakref.WeakSet[Source] = weakref.WeakSet()
+        meter.create_observable_gauge(name, callbacks=[self._observe], unit=unit, description=description)
+
+    def add(self, source: Source) -> None:
+        """Export this source's value from now on."""
+        self._sources.add(source)
+
+    def _observe(self, _options: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
+        values = [self._read(source) for source in list(self._sources)]
+        return [metrics.Observation(value) for value in values if value is not None]
 
 
 class Tracer:

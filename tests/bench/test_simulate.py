@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from pathlib import Path
 
@@ -16,11 +18,22 @@ from turboserve.bench.runtime.broker.stream import Stream
 from turboserve.bench.runtime.device.runner import VirtualEngineRunner
 from turboserve.bench.simulate import command
 from turboserve.bench.simulate.calm import run_calm
-from turboserve.bench.simulate.faults import CALM
+from turboserve.bench.simulate.faults import CALM, PROCESSES, Faults
 from turboserve.bench.simulate.names import INVARIANTS
 from turboserve.bench.simulate.scenario import run_scenario
+from turboserve.bench.simulate.world import World
 from turboserve.worker.engine.events import Event
 
+EVERYTHING = Faults(
+    crash=dict.fromkeys(PROCESSES, 0.05),
+    cut=dict.fromkeys(PROCESSES, 0.05),
+    lost_request=0.05,
+    broker_down=0.05,
+    fresh_streams=0.1,
+    postgres_down=0.05,
+    commit_in_doubt=0.05,
+    transfer_fails=0.1,
+)
 LATER = [pytest.param(first, marks=pytest.mark.soak) for first in range(10_018, 10_048, 6)]
 
 
@@ -46,6 +59,7 @@ def test_the_same_seed_gives_the_same_trace_in_another_process() -> None:
     """Also with another order of sets: no decision may depend on it."""
     code = f"""
 from turboserve.bench.simulate.scenario import run_scenario
+from turboserve.bench.simulate.world import World
 print(*(run_scenario(seed, seconds={SHORT_S}).digest for seed in (5, 6, 7)))
 """
     digests = [
@@ -61,6 +75,22 @@ print(*(run_scenario(seed, seconds={SHORT_S}).digest for seed in (5, 6, 7)))
     assert digests[0] == digests[1]
     assert len(set(digests[0])) == 3
     assert digests[0][0] == run_scenario(5, seconds=SHORT_S).digest
+
+
+def test_nothing_of_a_run_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of seeds run in one process."""
+    worlds: list[weakref.ref[object]] = []
+    begin = World.begin
+
+    def begins(self: World) -> None:
+        worlds.extend((weakref.ref(self), weakref.ref(self.loop)))
+        begin(self)
+
+    monkeypatch.setattr(World, "begin", begins)
+    counts = [run_scenario(seed, seconds=SHORT_S, faults=EVERYTHING).counts for seed in (1, 2)]
+    assert all(count["kills"] > 0 for count in counts)
+    gc.collect()
+    assert [world() for world in worlds] == [None] * 4
 
 
 def test_a_failing_seed_prints_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from typing import Protocol
 
-from opentelemetry.metrics import CallbackOptions, Observation
-
-from turboserve.telemetry import meter
+from turboserve.telemetry import Gauge, meter
 
 _meter = meter("gateway")
 _LATENCY = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]
@@ -64,15 +62,16 @@ connections_cut = _meter.create_counter(
 )
 
 
-def observe_slack(slacks: Callable[[], list[float]]) -> None:
-    """Export the smallest playout slack of the sessions watched here; `slacks` gives all of them."""
+class HasSlack(Protocol):
+    """A process's timeline of the sessions that are watched here."""
 
-    def smallest(_options: CallbackOptions) -> Iterable[Observation]:
-        found = slacks()
-        return [Observation(min(found))] if found else []
+    def smallest_slack(self) -> float | None:
+        """Smallest playout slack of all sessions, in seconds; None: no session is watched."""
 
-    _meter.create_observable_gauge(
-        "turboserve_gateway_slack_min_seconds",
-        callbacks=[smallest],
-        description="Smallest playout slack of all sessions watched here.",
-    )
+
+slack_min: Gauge[HasSlack] = Gauge(
+    _meter,
+    "turboserve_gateway_slack_min_seconds",
+    lambda timeline: timeline.smallest_slack(),
+    description="Smallest playout slack of all sessions watched here.",
+)

@@ -24,7 +24,11 @@ from turboserve.scheduler.placement import Candidate, Choice, Demand, Placement
 from turboserve.scheduler.view import View
 
 RETRY_S = 0.5
-NOT_READY = UnavailableError("the scheduler has just started", retry_after_s=1.0)
+
+
+def not_ready() -> UnavailableError:
+    """The view is not filled yet. A new error each time: one that is raised again keeps every traceback."""
+    return UnavailableError("the scheduler has just started", retry_after_s=1.0)
 
 
 class Operators:

@@ -108,7 +108,7 @@ class Scheduler:
                 if (asked_at := self._answer(self._listing, ticket)) is not None:
                     self._all_listed(event, asked_at)
             case MoveAsked() if not self.synced:
-                self._send(Reply(event.request, error=asked.NOT_READY))
+                self._send(Reply(event.request, error=asked.not_ready()))
             case MoveAsked():
                 there = self._cluster(now).candidates()
                 for answer in self._operators.ask(event, self.view, self.placement, there, now, self._take):

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
-
-from opentelemetry.metrics import CallbackOptions, Observation
 
 from turboserve import logs, subjects
 from turboserve.contracts import leading
@@ -20,7 +17,7 @@ from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.leadership import Ask, Keep, Leadership, Lease, Look, Run
 from turboserve.scheduler.shell import Shell
 from turboserve.service import Runtime
-from turboserve.telemetry import meter
+from turboserve.telemetry import Gauge, meter
 
 NAME = "scheduler"
 STEP_S = 0.05
@@ -136,25 +133,29 @@ async def serve(runtime: Runtime, lease: Lease, make_core: Callable[[], Schedule
     lead = Lead(runtime, lease, make_core, tick_s)
     runtime.check("view", lambda: lead.useful)
     runtime.role = lambda: lead.role
-    _observe(lead)
+    for gauge in _GAUGES:
+        gauge.add(lead)
     runtime.on_stop(lead.leave)
     runtime.spawn(lead.run(), "lead")
     return lead
 
 
-def _observe(lead: Lead) -> None:
-    def leads(_options: CallbackOptions) -> list[Observation]:
-        return [Observation(int(lead.role == "leader"))]
+def _term(lead: Lead) -> float:
+    seen = lead.leadership.seen
+    return 0 if seen is None else seen.term
 
-    def term(_options: CallbackOptions) -> list[Observation]:
-        return [Observation(lead.leadership.seen.term if lead.leadership.seen is not None else 0)]
 
-    def waiting(_options: CallbackOptions) -> list[Observation]:
-        return [] if lead.shell is None else [Observation(lead.shell.core.waiting)]
+def _waiting(lead: Lead) -> float | None:
+    return None if lead.shell is None else lead.shell.core.waiting
 
-    def workers(_options: CallbackOptions) -> list[Observation]:
-        return [] if lead.shell is None else [Observation(len(lead.shell.core.view.workers))]
 
-    gauges: dict[str, Any] = {"leads": leads, "term": term, "waiting_sessions": waiting, "workers": workers}
-    for name, callback in gauges.items():
-        _meter.create_observable_gauge(f"turboserve_scheduler_{name}", callbacks=[callback])
+def _workers(lead: Lead) -> float | None:
+    return None if lead.shell is None else len(lead.shell.core.view.workers)
+
+
+_GAUGES: tuple[Gauge[Lead], ...] = (
+    Gauge(_meter, "turboserve_scheduler_leads", lambda lead: int(lead.role == "leader")),
+    Gauge(_meter, "turboserve_scheduler_term", _term),
+    Gauge(_meter, "turboserve_scheduler_waiting_sessions", _waiting),
+    Gauge(_meter, "turboserve_scheduler_workers", _workers),
+)

@@ -16,9 +16,6 @@ from turboserve.bench.runtime.broker.stream_table import StreamTable
 if TYPE_CHECKING:
     from turboserve.bench.runtime.broker.server import MemoryBroker
 
-NO_CONSUMER = ApiError(404, 10014, "consumer not found")
-BAD_REQUEST = ApiError(400, 10003, "bad request")
-TOO_LARGE = ApiError(500, 10047, "insufficient storage resources available")
 ACCOUNT_LIMITS = (
     "max_memory",
     "max_storage",
@@ -85,7 +82,7 @@ class StreamRequests:
         if self._max_store_bytes is not None and config["max_bytes"] > 0:
             reserved = sum(max(0, stream.config["max_bytes"]) for stream in others)
             if reserved + config["max_bytes"] > self._max_store_bytes:
-                raise TOO_LARGE
+                raise ApiError(500, 10047, "insufficient storage resources available")
 
     def _info(self, names: list[str], request: dict[str, Any]) -> dict[str, Any]:
         stream = self._table.find(names)
@@ -117,7 +114,7 @@ class StreamRequests:
         stream = self._table.find(names)
         sequence, keep, pattern = request.get("seq"), request.get("keep"), request.get("filter") or ">"
         if sequence and keep:
-            raise BAD_REQUEST
+            raise ApiError(400, 10003, "bad request")
         if sequence:
             return {"success": True, "purged": stream.remove_before(pattern, sequence)}
         return {"success": True, "purged": stream.keep_newest(pattern, keep or 0)}
@@ -185,7 +182,7 @@ class ConsumerRequests:
         self._table.find(names)
         consumer = self._table.consumer(names[0], names[1])
         if consumer is None:
-            raise NO_CONSUMER
+            raise ApiError(404, 10014, "consumer not found")
         return consumer
 
     def _consumer_info(self, names: list[str], _: dict[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,6 @@ from turboserve.bench.runtime.broker.stream import Stored, Stream
 if TYPE_CHECKING:
     from turboserve.bench.runtime.broker.server import MemoryBroker
 
-NO_STREAM = ApiError(404, 10059, "stream not found")
-
 
 class StreamTable:
     """By name."""
@@ -34,7 +32,7 @@ class StreamTable:
         """The stream of the first name. Raises ApiError if there is none."""
         stream = self.streams.get(names[0]) if names else None
         if stream is None:
-            raise NO_STREAM
+            raise ApiError(404, 10059, "stream not found")
         stream.expire()
         return stream
 

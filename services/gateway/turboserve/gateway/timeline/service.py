@@ -30,7 +30,7 @@ class TimelineService:
         """What others tell this process from another gateway by, and from the one that it replaces."""
         self._interval_s = interval_s
         self._timeline = Timeline(interval_s, timeout_s)
-        metrics.observe_slack(self._slacks)
+        metrics.slack_min.add(self)
 
     async def joined(
         self,
@@ -79,9 +79,10 @@ class TimelineService:
             await asyncio.sleep(self._interval_s)
             await self._do(self._timeline.tick(self._clock.monotonic()))
 
-    def _slacks(self) -> list[float]:
+    def smallest_slack(self) -> float | None:
+        """Of all sessions that are watched here, in seconds; None: there are none."""
         views = [self._timeline.view(session) for session in self._timeline.sessions()]
-        return [view.slack_s for view in views if view is not None]
+        return min((view.slack_s for view in views if view is not None), default=None)
 
     async def _do(self, commands: Sequence[Command]) -> None:
         for command in commands:
