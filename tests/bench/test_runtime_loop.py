@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, suppress
 
 import pytest
 
@@ -240,6 +242,61 @@ def test_an_async_generator_that_is_dropped_is_closed_by_its_own_process(loop: V
     loop.kill(dies)
     loop.advance(1.0)
     assert closed == ["a"]
+
+
+def test_a_killed_process_is_unwound_at_once_and_in_silence(
+    loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever awaits: a generator's item, a `finally` block, a task group. Python prints what it unwinds."""
+    printed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    ended: list[str] = []
+
+    async def reads() -> int:
+        try:
+            await asyncio.sleep(10.0)
+        finally:
+            process = current()
+            assert process is not None
+            ended.append(f"reads in {process.name}")
+            process.check_alive()
+        return 0
+
+    async def items() -> AsyncIterator[int]:
+        while True:
+            yield await reads()
+
+    async def waits_in_finally() -> None:
+        try:
+            await asyncio.sleep(10.0)
+        finally:
+            for _ in range(2):
+                with suppress(BaseException):
+                    await asyncio.sleep(1.0)
+            ended.append("finally")
+
+    async def of_a_generator() -> None:
+        async for _ in items():
+            pass
+
+    async def of_a_closed_generator() -> None:
+        async with aclosing(items()) as source:  # type: ignore[type-var]
+            await asyncio.wait({asyncio.ensure_future(anext(source))})
+
+    async def of_a_group() -> None:
+        async with asyncio.timeout(100.0), asyncio.TaskGroup() as group:
+            group.create_task(reads())
+            group.create_task(waits_in_finally())
+
+    process = Process("p")
+    for work in (of_a_generator, of_a_closed_generator, of_a_group):
+        loop.spawn(process, work())
+    loop.advance(1.0)
+    assert ended == []
+    loop.kill(process)
+    assert sorted(ended) == ["finally", *["reads in p"] * 3]
+    gc.collect()
+    assert printed == []
 
 
 def test_sets_of_tasks_have_the_same_order_in_every_run() -> None:

@@ -15,15 +15,13 @@ import heapq
 import itertools
 import math
 import random
-import warnings
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
 from turboserve.bench.runtime.handles import VirtualFuture, VirtualHandle, VirtualTask, VirtualTimer
-from turboserve.bench.runtime.process import Process, ProcessDeadError, current, enter, process_of
+from turboserve.bench.runtime.process import Process, ProcessDeadError, current, enter, process_of, unwind
 
 T = TypeVar("T")
 
@@ -274,16 +272,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _bury(self) -> None:
         """Unwind the coroutines of killed processes, with their ports closed.
 
-        Python would unwind them whenever it collects them, and complain of tasks that are pending.
+        Python would unwind them whenever it collects them, and print what they raise then.
         """
         while self._doomed:
             process = self._doomed.pop()
             for task, context in process.tasks.items():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-                # A `finally` that awaits makes Python complain, and a closed port raises: both are expected.
-                with suppress(BaseException), warnings.catch_warnings():
-                    warnings.simplefilter("ignore", RuntimeWarning)
-                    context.run(task.get_coro().close)
+                context.run(unwind, task.get_coro(), process)
             process.tasks.clear()
             self._processes.pop(process, None)
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections import deque
+from collections.abc import Coroutine, Generator
 from contextvars import Context, ContextVar
+from typing import Any
+
+UNWOUND_AWAITS = 100
+"""A coroutine may await so often in its `finally` blocks while it is unwound."""
 
 
 class ProcessDeadError(BaseException):
-    """A killed process called a port. Raised while Python unwinds its coroutines, so that no `finally` block
-    of a dead process has an effect on others. Not an `Exception`: nothing may handle it."""
+    """A killed process called a port, or awaits. Raised while its coroutines are unwound, so that no
+    `finally` block of a dead process has an effect on others. Not an `Exception`: nothing may handle it."""
 
 
 class Process:
@@ -55,3 +61,18 @@ def process_of(context: Context) -> Process | None:
 def enter(process: Process | None) -> None:
     """Make the current context the process's. Tasks and callbacks created from now on inherit it."""
     _current.set(process)
+
+
+def unwind(coroutine: Coroutine[Any, Any, object] | Generator[Any, Any, object], process: Process) -> None:
+    """Have each await of the coroutine raise ProcessDeadError until the coroutine ends.
+
+    `close` does not reach what an async generator awaits, and stops at the first `finally` that awaits.
+    """
+    with warnings.catch_warnings():
+        # A coroutine that a `finally` block made and did not await.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for _ in range(UNWOUND_AWAITS):
+            try:
+                coroutine.throw(ProcessDeadError(process.name))
+            except BaseException:
+                return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from turboserve.bench.runtime.process import ProcessDeadError, current
+from turboserve.bench.runtime.process import current
 
 if TYPE_CHECKING:
     from turboserve.bench.simulate.world import World
@@ -42,12 +42,6 @@ def quiet(world: World) -> Iterator[None]:
         def exception(self, event: str, **fields: Any) -> None:
             unexpected(event, fields.get("exc_info", True))
 
-    def unraisable(unraised: Any) -> None:
-        # A coroutine that a killed process left behind was collected, and its ports are closed.
-        if not isinstance(unraised.exc_value, ProcessDeadError):
-            hook(unraised)
-
-    hook, sys.unraisablehook = sys.unraisablehook, unraisable
     before = structlog.get_config()
     # A logger is made for each line: nothing of it may be dear.
     structlog.configure(
@@ -65,7 +59,6 @@ def quiet(world: World) -> Iterator[None]:
     finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()
-        sys.unraisablehook = hook
         structlog.configure(**before)
 
 
