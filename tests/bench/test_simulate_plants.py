@@ -119,9 +119,12 @@ def test_a_reader_that_misses_a_lost_message_is_found(monkeypatch: pytest.Monkey
     republish = JetStream._republish
 
     async def unchecked(
-        self: ChunkLog, session: str, start: Start, ended: Any
+        self: ChunkLog, session: str, start: Start, ended: Any, _made: Any
     ) -> AsyncGenerator[Chunk, None]:
-        async for entry in self._entries(session, start.sequence, ended):
+        async def lost() -> None:
+            """Nothing is done about it."""
+
+        async for entry in self._entries(session, start.sequence, ended, lost):
             chunk = await self._followed(session, entry)
             if chunk is not None and chunk.header.index >= start.index:
                 yield chunk

@@ -128,10 +128,9 @@ class ChunkLog:
         async def lost() -> None:
             # No later chunk would show the gap: the worker waits for a playhead that the viewer cannot reach.
             oldest = await self._oldest(session)
-            if oldest is None or oldest.header.index > expected:
-                next_index = await _answered(made)
-                if next_index > expected:
-                    raise _gone(expected, next_index)
+            kept = await _answered(made) if oldest is None else oldest.header.index
+            if kept > expected:
+                raise _gone(expected, kept)
 
         async with aclosing(self._entries(session, start.sequence, ended, lost)) as entries:
             async for entry in entries:
