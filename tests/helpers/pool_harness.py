@@ -31,10 +31,20 @@ DRAWN_WORKER = Path(__file__).with_name("drawn_worker.py")
 class Pool:
     """What stands behind a gateway. Gateways are started one by one: see `gateway`."""
 
-    def __init__(self, directory: Path, store: Mapping[str, str] | None = None) -> None:
-        """`store`: further environment of the state store. Unless it says so, one tenant may fill the pool:
-        the tests' tenants share one."""
+    def __init__(
+        self,
+        directory: Path,
+        store: Mapping[str, str] | None = None,
+        scheduler: Mapping[str, str] | None = None,
+    ) -> None:
+        """`store` and `scheduler` are further environment of these services.
+
+        By default one tenant may fill the pool, since the tests' tenants share one; an unwatched session is
+        suspended after 3 s; sessions move when a test demands it.
+        """
         self._store = {"TURBOSERVE_TENANT_SLOTS_FACTOR": "0", **(store or {})}
+        defaults = {"TURBOSERVE_IDLE_AFTER_S": "3", "TURBOSERVE_REBALANCE": "0"}
+        self._scheduler = {**defaults, **(scheduler or {})}
         self.layout = Layout(directory)
         self.layout.create()
         self._ports = Ports(self.layout.ports)
@@ -75,8 +85,7 @@ class Pool:
         )
 
     def start_scheduler(self) -> None:
-        # Sessions move when a test says so.
-        self.start("scheduler", "turboserve.scheduler", TURBOSERVE_IDLE_AFTER_S="3", TURBOSERVE_REBALANCE="0")
+        self.start("scheduler", "turboserve.scheduler", **self._scheduler)
 
     def start_worker(self) -> None:
         self.start("worker", str(DRAWN_WORKER))

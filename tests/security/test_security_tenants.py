@@ -34,13 +34,16 @@ LIMITS = {
     "TURBOSERVE_TENANT_SUSPENDED": str(SUSPENDED),
     "TURBOSERVE_TENANT_PROMPTS_PER_MINUTE": str(PROMPTS),
     "TURBOSERVE_SWEEP_S": "0.2",
+    "TURBOSERVE_TRANSACTION_DEADLINE_S": str(PATIENCE_S),
 }
+NEVER_IDLE = {"TURBOSERVE_IDLE_AFTER_S": "3600"}
+"""No test watches all of its sessions: unwatched ones keep their slots however long a test takes."""
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """A deployment with limits for each tenant."""
-    with Pool(tmp_path_factory.mktemp("shared"), LIMITS).running() as pool:
+    with Pool(tmp_path_factory.mktemp("shared"), LIMITS, NEVER_IDLE).running() as pool:
         yield pool
 
 
@@ -50,6 +53,7 @@ def url(shared: Pool) -> str:
         "shared",
         TURBOSERVE_API_KEYS=f"{GREEDY_KEY}=greedy,{MODEST_KEY}=modest",
         TURBOSERVE_TENANT_STREAMS=str(STREAMS),
+        TURBOSERVE_REQUEST_DEADLINE_S=str(PATIENCE_S),
         DRAWN_KEY=MODEST_KEY,
     )
 
@@ -64,7 +68,7 @@ class Tenant:
     @asynccontextmanager
     async def of(cls, url: str, key: str) -> AsyncIterator[Tenant]:
         headers = {"Authorization": f"Bearer {key}"}
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S) as client:
             one = cls(url, key, client)
             try:
                 yield one
