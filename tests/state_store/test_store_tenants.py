@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from database_servers import DatabaseServer
-from state_store_harness import Harness, Process, Store
+from state_store_harness import PATIENT, Harness, Process, Store
 
 from turboserve.contracts.errors import NoCapacityError, TenantLimitError
 from turboserve.contracts.requests import CreateSession
@@ -34,9 +34,11 @@ def tenant() -> str:
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    """Only the limits that a test sets are there."""
+    """Only the limits that a test sets are there. A worker that renewed once stays: a slow machine is refused
+    nothing."""
     names = [name for name in Settings.model_fields if name.startswith("tenant_")]
-    return settings.model_copy(update=dict.fromkeys(names, 0))
+    patient = {**PATIENT, "worker_timeout_s": 3_600.0}
+    return settings.model_copy(update={**dict.fromkeys(names, 0), **patient})
 
 
 @asynccontextmanager
@@ -126,28 +128,28 @@ async def test_a_place_is_left_for_a_tenant_that_has_none(start_store: Starts, s
 
 
 async def test_creations_per_minute(start_store: Starts, settings: Settings) -> None:
-    async with limited(start_store, settings, tenant_creations_per_minute=3) as api:
+    async with limited(start_store, settings, tenant_creations_per_minute=2) as api:
         model, ours = new_id("m"), tenant()
         await api.worker(model, capacity=9)
-        for _ in range(3):
+        # The next one is allowed 30 s after the first: more than a busy machine takes for all of this.
+        for _ in range(2):
             record = await api.create(model, tenant=ours)
             await api.end(record.id)
         error = await refused(api.create(model, tenant=ours), "tenant_creations_per_minute")
-        assert (error.retry_after_s or 0.0) <= 20.0
+        assert (error.retry_after_s or 0.0) <= 30.0
         await api.create(model, tenant=tenant())
 
 
 async def test_prompts_per_minute_over_all_sessions(start_store: Starts, settings: Settings) -> None:
-    async with limited(start_store, settings, tenant_prompts_per_minute=3) as api:
+    async with limited(start_store, settings, tenant_prompts_per_minute=2) as api:
         model, ours = new_id("m"), tenant()
         await api.worker(model, capacity=9)
         one, two = [await api.create(model, tenant=ours) for _ in range(2)]
         receipt = await api.prompt(one.id, "first")
         await api.prompt(two.id, "second")
-        await api.prompt(one.id, "third")
         before = await api.get(one.id)
         for session in (one.id, two.id):
-            await refused(api.prompt(session, "fourth"), "tenant_prompts_per_minute")
+            await refused(api.prompt(session, "third"), "tenant_prompts_per_minute")
         assert (await api.get(one.id)).version == before.version
         # A repeat gets its first receipt.
         assert await api.prompt(one.id, "first", receipt.event_id) == receipt
@@ -169,7 +171,7 @@ async def test_stored_bytes(start_store: Starts, settings: Settings) -> None:
 
 
 async def test_two_instances_admit_no_more_together_than_one(start_store: Starts, settings: Settings) -> None:
-    limits = {"tenant_sessions": 5, "tenant_prompts_per_minute": 7}
+    limits = {"tenant_sessions": 5, "tenant_prompts_per_minute": 1}
     await start_store(**limits)
     async with limited(start_store, settings, **limits) as api:
         model, ours = new_id("m"), tenant()
@@ -183,7 +185,7 @@ async def test_two_instances_admit_no_more_together_than_one(start_store: Starts
         prompts = await asyncio.gather(
             *(api.prompt(records[n % 5].id, "x") for n in range(20)), return_exceptions=True
         )
-        assert sum(isinstance(one, TenantLimitError) for one in prompts) == 13
+        assert sum(isinstance(one, TenantLimitError) for one in prompts) == 19
 
 
 async def test_events_have_no_metadata(start_store: Starts, settings: Settings) -> None:
@@ -200,7 +202,7 @@ async def test_events_have_no_metadata(start_store: Starts, settings: Settings) 
 
 @pytest.mark.real_servers
 async def test_limits_outlast_a_kill(settings: Settings) -> None:
-    limits = {"tenant_prompts_per_minute": 2, "tenant_creations_per_minute": 1}
+    limits = {"tenant_prompts_per_minute": 1, "tenant_creations_per_minute": 1}
     limited = settings.model_copy(update=limits)
     model, ours = new_id("m"), tenant()
     async with Harness.connected(settings) as api:
@@ -208,11 +210,10 @@ async def test_limits_outlast_a_kill(settings: Settings) -> None:
             await api.worker(model)
             record = await api.create(model, tenant=ours)
             await api.prompt(record.id, "one")
-            await api.prompt(record.id, "two")
             process.process.send_signal(signal.SIGKILL)
             await process.died()
         async with Store.running(limited):
-            await refused(api.prompt(record.id, "three"), "tenant_prompts_per_minute")
+            await refused(api.prompt(record.id, "two"), "tenant_prompts_per_minute")
             await refused(api.create(model, tenant=ours), "tenant_creations_per_minute")
 
 
