@@ -185,6 +185,9 @@ def store(
         redis_url,
         TURBOSERVE_MAX_SESSIONS="1000000",
         TURBOSERVE_SWEEP_S="3600",
+        # A busy machine is only slow: what is given up after so long was stuck.
+        TURBOSERVE_TRANSACTION_DEADLINE_S="60",
+        TURBOSERVE_REQUEST_DEADLINE_S="60",
         **NO_TENANT_LIMITS,
     )
     service.start()
