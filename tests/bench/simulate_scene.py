@@ -26,7 +26,7 @@ LIMIT_S = 30.0
 
 
 class Scene:
-    """One session, two workers, two schedulers; nothing else happens. Made by `scene`."""
+    """One session, some workers, two schedulers; nothing else happens. Made by `scene`."""
 
     def __init__(self, workers: int = 2) -> None:
         self.said: list[tuple[str, Any]] = []
@@ -126,8 +126,10 @@ class Scene:
 
 
 @contextmanager
-def scene() -> Iterator[Scene]:
-    made = Scene()
+def scene(workers: int = 2) -> Iterator[Scene]:
+    made = Scene(workers)
     with quiet(made.world):
-        yield made
-        made.world.close()
+        try:
+            yield made
+        finally:
+            made.world.close()

@@ -9,6 +9,7 @@ import pytest
 
 from turboserve.bench.runtime.hot import MemoryHotStore, MemoryRedis
 from turboserve.bench.runtime.loop import VirtualLoop
+from turboserve.state_store.hot.redis import DEADLINE_S, RETRIES
 from turboserve.state_store.ports.hot import HotRefusedError, HotUnavailableError
 
 
@@ -94,6 +95,33 @@ def test_a_frozen_server_answers_later(loop: VirtualLoop, server: MemoryRedis, s
 
     with pytest.raises(TimeoutError):
         loop.run_until_complete(impatient())
+    loop.advance(4.5)
     # What was sent is done all the same, once it goes on.
     assert value(loop, store) == 1.0
     assert loop.time() == 5.0
+
+
+def test_who_waits_for_a_frozen_server_gives_up(
+    loop: VirtualLoop, server: MemoryRedis, store: MemoryHotStore
+) -> None:
+    server.freeze(5.0)
+    with pytest.raises(HotUnavailableError):
+        write(loop, store, 1.0)
+    assert loop.time() == (1 + RETRIES) * DEADLINE_S
+
+
+@pytest.mark.parametrize("slow_s", [0.5 * DEADLINE_S, 1.5 * DEADLINE_S])
+def test_a_slow_server_answers_or_is_given_up(
+    loop: VirtualLoop, server: MemoryRedis, store: MemoryHotStore, slow_s: float
+) -> None:
+    server.slow_down(2.0, slow_s)
+    if slow_s > DEADLINE_S:
+        with pytest.raises(HotUnavailableError):
+            write(loop, store, 1.0)
+    else:
+        write(loop, store, 1.0)
+        assert loop.time() == slow_s
+    loop.advance(2.0)
+    began = loop.time()
+    assert value(loop, store) == 1.0
+    assert loop.time() == began

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
+import redis
 
 from turboserve.audience import SILENT_S
 from turboserve.bench.runtime.hot import MemoryHotStore, MemoryRedis
@@ -20,7 +24,7 @@ from turboserve.state_store.hot.guard import Hot
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.hot.redis import RedisStore
-from turboserve.state_store.ports.hot import HotStore
+from turboserve.state_store.ports.hot import HotStore, HotUnavailableError
 from turboserve.state_store.settings import Settings
 
 
@@ -163,6 +167,37 @@ async def test_an_unreachable_redis_is_left_alone_for_a_while() -> None:
         assert await hot.attempt(work) is None
     assert (tries, hot.resting) == (1, True)
     await hot.close()
+
+
+async def test_a_frozen_server_is_given_up_and_does_later_what_was_sent(url: str | None) -> None:
+    memory, key = MemoryRedis(), new_id("k")
+    store: HotStore = MemoryHotStore(memory) if url is None else RedisStore(Settings(redis_url=url))
+    await store.probe()
+    with frozen(url, memory), pytest.raises(HotUnavailableError):
+        await store.write({key: {"a": 1.0}}, ttl_s=60)
+    async with asyncio.timeout(30.0):
+        while True:
+            with suppress(HotUnavailableError):
+                if await store.read([key], ["a"]) == [[1.0]]:
+                    break
+            await asyncio.sleep(0.02)
+    await store.close()
+
+
+@contextmanager
+def frozen(url: str | None, memory: MemoryRedis) -> Iterator[None]:
+    """Redis is stopped meanwhile; the one in memory for 1 s."""
+    if url is None:
+        memory.freeze(1.0)
+        yield
+        return
+    with redis.Redis.from_url(url) as client:
+        pid = client.info("server")["process_id"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 async def test_latents_are_one_step_on_the_server(store: HotStore) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from turboserve.bench.runtime.process import current
+from turboserve.state_store.hot.redis import DEADLINE_S, RETRIES
 from turboserve.state_store.ports.hot import HotRefusedError, HotUnavailableError
 
 T = TypeVar("T")
@@ -46,6 +48,10 @@ class _Value:
     expires_at: float = float("inf")
 
 
+class _LateError(Exception):
+    """The client has waited for an answer for `DEADLINE_S`. The command may be carried out all the same."""
+
+
 class MemoryRedis:
     """One server. It belongs to no process."""
 
@@ -60,6 +66,7 @@ class MemoryRedis:
         """As with a full disk or memory: what is only read is still answered."""
         self.run = 1
         self._frozen_until = 0.0
+        self._slow_until, self._slow_s = 0.0, 0.0
         self._unsynced: list[tuple[float, str, _Value | None]] = []
         """When a key was written, and what it had before."""
         self._context = Context()
@@ -84,21 +91,33 @@ class MemoryRedis:
             self.values.clear()
 
     def freeze(self, seconds: float) -> None:
-        """As SIGSTOP: nothing is answered until then."""
+        """As SIGSTOP: nothing is answered until then, and what was sent is done afterwards."""
         self._frozen_until = max(self._frozen_until, self.loop.time() + seconds)
+
+    def slow_down(self, seconds: float, command_s: float) -> None:
+        """For `seconds`, each round trip takes `command_s` longer."""
+        self._slow_until, self._slow_s = self.loop.time() + seconds, command_s
 
     # Commands
 
     def send(self, command: Callable[[], T], future: asyncio.Future[T]) -> None:
         """A client sends a command; `future` gets its answer."""
         delay_s = self.behavior.delay_s()
+        if self._slow_until > self.loop.time():
+            delay_s += self._slow_s
+            self._limit(future)
         if delay_s > 0.0:
             self.loop.call_later(delay_s, self._arrive, command, future, context=self._context)
         else:
             self.loop.call_soon(self._arrive, command, future, context=self._context)
 
+    def _limit(self, future: asyncio.Future[T]) -> None:
+        """Of a command that may take long: the client's deadline."""
+        self.loop.call_later(DEADLINE_S, _give_up, future, context=self._context)
+
     def _arrive(self, command: Callable[[], T], future: asyncio.Future[T]) -> None:
         if not self.down and self._frozen_until > self.loop.time():
+            self._limit(future)
             self.loop.call_at(self._frozen_until, self._arrive, command, future, context=self._context)
             return
         try:
@@ -204,8 +223,16 @@ class MemoryHotStore:
         return self._server.loop.time() + ttl_s
 
     async def _execute(self, command: Callable[[], T]) -> T:
-        if self._process is not None:
-            self._process.check_alive()
-        future: asyncio.Future[T] = self._server.loop.create_future()
-        self._server.send(command, future)
-        return await future
+        for _ in range(1 + RETRIES):
+            if self._process is not None:
+                self._process.check_alive()
+            future: asyncio.Future[T] = self._server.loop.create_future()
+            self._server.send(command, future)
+            with suppress(_LateError):
+                return await future
+        raise HotUnavailableError("no answer in time")
+
+
+def _give_up(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(_LateError())

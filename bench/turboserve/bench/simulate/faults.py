@@ -48,11 +48,17 @@ class Faults:
     """A commit whose connection breaks: it is done or not, and its sender cannot know."""
     hot_lost: float = 0.0
     """The hot store comes back empty."""
+    hot_freeze: float = 0.0
+    hot_slow: float = 0.0
     skew_s: float = 0.0
     """Wall clocks of hosts are off by up to this much, either way."""
     provider_fails: float = 0.0
     crash_at_start: float = 0.0
     never_ready: float = 0.0
+    device_lost: float = 0.0
+    """Per second and worker: its device fails, and the worker ends with a goodbye."""
+    new_weights: float = 0.0
+    """Per second: workers have another checkpoint from now on, and those that live are replaced."""
     host_full: float = 0.0
     """A suspension finds no room on the host."""
     transfer_fails: float = 0.0
@@ -104,4 +110,8 @@ def draw(random: random.Random) -> Faults:
         never_ready=maybe(0.1, 0.3, share=0.2),
         host_full=maybe(0.2, 0.6, share=0.3),
         transfer_fails=maybe(0.05, 0.3),
+        hot_freeze=maybe(0.02, 0.05, share=0.2),
+        hot_slow=maybe(0.02, 0.05, share=0.2),
+        device_lost=maybe(0.01, 0.04, share=0.25),
+        new_weights=maybe(0.02, 0.06, share=0.25),
     )

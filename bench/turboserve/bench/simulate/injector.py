@@ -18,6 +18,8 @@ LONGEST_CUT_S = 14.0
 LONGEST_MUTE_S = 40.0
 LONGEST_SERVER_S = 6.0
 """Of a frozen, slow or full server."""
+REPLACED_S = (0.5, 12.0)
+"""After a change of the weights, a worker is stopped at some time in these bounds."""
 
 Action = Callable[[], None]
 
@@ -80,6 +82,7 @@ class FaultInjector:
         self._perhaps(faults.cut.get(kind, 0.0), lambda: self._cut_off(service))
         if kind == "worker":
             self._perhaps(faults.mute, lambda: world.mute(service, self._duration(LONGEST_MUTE_S)))
+            self._perhaps(faults.device_lost, lambda: world.lose_device(service))
         self._perhaps(faults.crash.get(kind, 0.0), lambda: self._kill(service, "kill -9"))
 
     def _freeze(self, service: ServiceProcess) -> None:
@@ -153,3 +156,24 @@ class FaultInjector:
             ),
         )
         self._perhaps(faults.hot_lost, world.lose_hot_store)
+        self._perhaps(faults.hot_freeze, frozen("redis freezes", world.hot.freeze))
+        self._perhaps(
+            faults.hot_slow,
+            frozen("redis slow", lambda s: world.hot.slow_down(s, world.fault_random.uniform(0.05, 0.5))),
+        )
+        self._perhaps(faults.new_weights, self._update)
+
+    def _update(self) -> None:
+        """A rolling update: the workers are replaced one after another."""
+        world = self._world
+        world.change_weights()
+        for machine in world.machines.living():
+            self._replace_later(machine.worker)
+
+    def _replace_later(self, worker: ServiceProcess) -> None:
+        def replace() -> None:
+            if worker.alive and not self._stopped:
+                self._world.trace.note("replaced", worker.name)
+                worker.stop()
+
+        self._later(self._world.fault_random.uniform(*REPLACED_S), replace)

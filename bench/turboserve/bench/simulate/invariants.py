@@ -36,6 +36,8 @@ class Checker:
         self.messages: list[str] = []
         self.gone: set[str] = set()
         """Workers of which that is committed."""
+        self.device_deaths: Counter[str] = Counter()
+        """Session → workers that it was on when their devices failed."""
         self.log = LogChecks(self)
         self.launches = self.drains = self.moves = self.resizes = self.placements = 0
         self._committed: dict[str, deque[str]] = {}
@@ -91,8 +93,15 @@ class Checker:
         if after.phase.holds_slot and (before is None or _slots(before) != _slots(after)):
             for worker in {after.worker, after.target} - {None}:
                 self._room(str(worker))
-        if after.phase is Phase.FAILED and (before is None or before.phase is not Phase.FAILED):
+        failed = after.phase is Phase.FAILED and (before is None or before.phase is not Phase.FAILED)
+        if failed and not self._is_poisoned(before, after):
             self.fail("converges_after_faults", f"{after.id} failed: {after.reason}")
+
+    def _is_poisoned(self, before: SessionRecord | None, after: SessionRecord) -> bool:
+        """Whether so many devices failed with the session that it may be given up."""
+        owner = None if before is None else self._world.workers.get(str(before.worker))
+        deaths = self.device_deaths[after.id] + (owner is not None and owner.device_lost)
+        return str(after.reason).startswith("poisoned") and deaths >= self._world.scale.store().poison_workers
 
     def _admitted(self, record: SessionRecord) -> None:
         """A session was created: the pool, at its largest, must have a slot for each that wants to run."""
@@ -127,6 +136,9 @@ class Checker:
         worker = self._world.worker(after.worker)
         if worker is None:
             return
+        source = self._world.workers[str(before.worker)]
+        if worker.weights != source.weights:
+            self.fail("verified_before_flip", f"{after.id} moves from {source.weights} to {worker.weights}")
         log = self.log.of(after.id)
         state = worker.state(after.id)
         if state is None:
@@ -158,6 +170,8 @@ class Checker:
         worker = self._world.worker(after.id)
         if worker is not None and worker.generating:
             self.fail("one_executor", f"{after.id} is taken for dead while its lease holds")
+        if self._world.workers[after.id].device_lost:
+            self.device_deaths.update(row.id for row in self._world.records() if row.worker == after.id)
 
     def event_logged(self, event: Event) -> None:
         """The event log has accepted an event."""

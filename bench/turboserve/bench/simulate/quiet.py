@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from turboserve.bench.runtime.device.faults import is_device_error
 from turboserve.bench.runtime.process import current
 
 if TYPE_CHECKING:
@@ -25,14 +26,15 @@ def quiet(world: World) -> Iterator[None]:
 
     Cyclic garbage is rare here, so it is looked for a hundred times less often than Python does.
 
-    What a service logs with a traceback is an error that its code did not expect: a violation.
+    What a service logs with a traceback is an error that its code did not expect: a violation. A device error
+    is one that the run has ordered.
     """
 
     def unexpected(event: str, exc_info: Any) -> None:
-        process = current()
-        if process is None or process.alive:
+        process, error = current(), _error(exc_info)
+        if (process is None or process.alive) and not is_device_error(error):
             name = "the world" if process is None else process.name
-            world.checker.fail("no_core_fails", f"{name}: {event}: {_error(exc_info)}")
+            world.checker.fail("no_core_fails", f"{name}: {event}: {error!r}")
 
     class Quiet(_Logger):
         def error(self, event: str, **fields: Any) -> None:
@@ -73,9 +75,10 @@ class _Logger:
     info = warning = debug
 
 
-def _error(exc_info: Any) -> str:
+def _error(exc_info: Any) -> BaseException | None:
     if isinstance(exc_info, BaseException):
-        return repr(exc_info)
+        return exc_info
     if isinstance(exc_info, tuple):
-        return repr(exc_info[1])
-    return repr(sys.exc_info()[1])
+        error: BaseException | None = exc_info[1]
+        return error
+    return sys.exc_info()[1]

@@ -67,6 +67,7 @@ class Servers:
         self.postgres.freeze(0.0)
         self.postgres.slow_down(0.0, 0.0)
         self.postgres.start()
+        self.hot.slow_down(0.0, 0.0)
 
     # Looking
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from turboserve import ids
+from turboserve.bench.runtime.device.faults import is_device_error
 from turboserve.bench.runtime.process import Process
 from turboserve.bench.simulate.hosts import HostClock, SeededRandomness
 from turboserve.config import Settings
@@ -124,7 +125,7 @@ class ServiceProcess:
         await self._start(self, runtime)
 
     def _failed(self, error: BaseException) -> None:
-        # A process without its broker or database ends and is started again. No other error is expected.
-        # What a killed process raises while Python unwinds it does not count.
-        if self.alive and not isinstance(error, UnavailableError):
+        # A process without its broker, database or device ends and is started again. No other error is
+        # expected. What a killed process raises while it is unwound does not count.
+        if self.alive and not (isinstance(error, UnavailableError) or is_device_error(error)):
             self.world.checker.fail("no_core_fails", f"{self.name}: {error!r}")

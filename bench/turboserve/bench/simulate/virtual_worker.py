@@ -101,6 +101,25 @@ class VirtualWorker:
             "copies": len(self.copies),
         }
 
+    def lose_device(self) -> None:
+        """The device fails whatever it is given."""
+        if self._platform is not None:
+            self._platform.faults.lost = True
+
+    def mend_device(self) -> None:
+        """One that has been given nothing since it was lost works again."""
+        if self._platform is not None and (self.worker is None or self.worker.alive):
+            self._platform.faults.lost = False
+
+    @property
+    def device_lost(self) -> bool:
+        return self._platform is not None and self._platform.faults.lost
+
+    @property
+    def weights(self) -> str:
+        """Of its model."""
+        return self.profile.weights
+
     def _leave(self, reason: str) -> None:
         assert self.service is not None
         self.service.kill(f"declared gone: {reason}")

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable
 from contextvars import Context
+from dataclasses import replace
 from typing import Any
 
 from turboserve.autoscaler import app as autoscaler
@@ -68,6 +69,8 @@ class World(Servers):
         self.capacity: dict[str, int] = {}
         """Worker → its slots."""
         self.workers: dict[str, VirtualWorker] = {}
+        self.weights = 1
+        """Number of the checkpoint that workers load from now on."""
         self.machines = Machines(self._launch)
         self._services: dict[str, ServiceProcess] = {}
         """By name, the newest process of each service."""
@@ -179,7 +182,8 @@ class World(Servers):
         load_s = chance.uniform(*START_S)
         if chance.random() < faults.never_ready:
             load_s = math.inf
-        worker = VirtualWorker(self, name, self.scale.profile(load_s))
+        profile = replace(self.scale.profile(load_s), weights=f"checkpoint {self.weights}")
+        worker = VirtualWorker(self, name, profile)
         service = ServiceProcess(
             self, name, "worker", self.scale.worker(name, slot), worker.start, self._skew()
         )
@@ -204,6 +208,16 @@ class World(Servers):
         if client is not None and isinstance(self.network, FaultyNetwork):
             self.network.mute(client, self.loop.time() + seconds)
 
+    def lose_device(self, service: ServiceProcess) -> None:
+        """The worker's device fails whatever it is given from now on."""
+        self.trace.note("device lost", service.name)
+        self.workers[service.name].lose_device()
+
+    def change_weights(self) -> None:
+        """Workers that start from now on have another checkpoint than those before."""
+        self.weights += 1
+        self.trace.note("checkpoint", self.weights)
+
     def start_broker_anew(self) -> None:
         """The broker comes back on another disk: its streams are gone."""
         self.trace.note("streams are lost")
@@ -214,6 +228,8 @@ class World(Servers):
         """Servers and network are as they should be; processes that are frozen wake up in their time."""
         self.trace.note("faults stop")
         self.faults = CALM
+        for worker in self.workers.values():
+            worker.mend_device()
         super().mend()
 
     # Looking

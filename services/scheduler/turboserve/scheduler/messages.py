@@ -127,6 +127,10 @@ class _Decided:
     def session(self) -> str:
         return self.decision.session
 
+
+class _Chosen(_Decided):
+    """The decision names a worker."""
+
     @property
     def worker(self) -> str:
         assert self.decision.worker is not None
@@ -134,7 +138,7 @@ class _Decided:
 
 
 @dataclass(frozen=True)
-class Place(_Decided):
+class Place(_Chosen):
     """One compare-and-set that gives the session to `decision.worker`."""
 
     ticket: int
@@ -145,7 +149,7 @@ class Place(_Decided):
 
 
 @dataclass(frozen=True)
-class BeginMove(_Decided):
+class BeginMove(_Chosen):
     """One compare-and-set that sends the session to `decision.worker`; it goes on where it is."""
 
     ticket: int

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from turboserve.worker.engine.streams import DEVICE_LOST
+
 
 @dataclass
 class DeviceFaults:
@@ -23,3 +25,12 @@ class DeviceFaults:
     """Called for each session of a forward that begins."""
     host_full: Callable[[], bool] = lambda: False
     """Asked for each state that is to move to host memory: whether there is no room."""
+
+
+def is_device_error(error: BaseException | None) -> bool:
+    """Whether the error, or what caused it, says that the device has failed."""
+    while error is not None:
+        if isinstance(error, DEVICE_LOST):
+            return True
+        error = error.__cause__
+    return False

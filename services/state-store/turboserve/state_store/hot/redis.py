@@ -18,6 +18,8 @@ from turboserve.state_store.settings import Settings
 
 DEADLINE_S = 0.25
 """For one command."""
+RETRIES = 1
+"""At once: a connection that an earlier Redis left behind is found out by using it."""
 CONNECTIONS = 16
 PROBE_KEY = "write-probe"
 PROBE_TTL_S = 60
@@ -44,8 +46,7 @@ class RedisStore:
             socket_connect_timeout=DEADLINE_S,
             max_connections=CONNECTIONS,
             timeout=DEADLINE_S,
-            # Once more and at once: a connection that an earlier Redis left behind is found out by using it.
-            retry=Retry(NoBackoff(), 1),
+            retry=Retry(NoBackoff(), RETRIES),
         )
         self._redis: Redis = Redis.from_pool(pool)
 
