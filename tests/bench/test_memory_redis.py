@@ -9,8 +9,7 @@ import pytest
 
 from turboserve.bench.runtime.hot import MemoryHotStore, MemoryRedis
 from turboserve.bench.runtime.loop import VirtualLoop
-from turboserve.state_store.hot.redis import DEADLINE_S, RETRIES
-from turboserve.state_store.ports.hot import HotRefusedError, HotUnavailableError
+from turboserve.state_store.ports.hot import DEADLINE_S, RETRIES, HotRefusedError, HotUnavailableError
 
 
 @pytest.fixture

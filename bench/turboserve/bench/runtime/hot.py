@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from turboserve.bench.runtime.process import current
-from turboserve.state_store.hot.redis import DEADLINE_S, RETRIES
-from turboserve.state_store.ports.hot import HotRefusedError, HotUnavailableError
+from turboserve.state_store.ports.hot import DEADLINE_S, RETRIES, HotRefusedError, HotUnavailableError
 
 T = TypeVar("T")
 

@@ -13,13 +13,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from turboserve.state_store.ports.hot import HotRefusedError, HotUnavailableError
+from turboserve.state_store.ports.hot import DEADLINE_S, RETRIES, HotRefusedError, HotUnavailableError
 from turboserve.state_store.settings import Settings
 
-DEADLINE_S = 0.25
-"""For one command."""
-RETRIES = 1
-"""At once: a connection that an earlier Redis left behind is found out by using it."""
 CONNECTIONS = 16
 PROBE_KEY = "write-probe"
 PROBE_TTL_S = 60

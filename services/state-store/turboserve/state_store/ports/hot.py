@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+DEADLINE_S = 0.25
+"""A client waits for so long for the answer to one command."""
+RETRIES = 1
+"""At once: a connection that an earlier server left behind is found out by using it."""
+
 
 class HotUnavailableError(Exception):
     """The hot store does not answer."""
