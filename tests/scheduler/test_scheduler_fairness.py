@@ -182,18 +182,25 @@ def test_a_reservation_counts_until_its_outcome_is_known() -> None:
     assert bench.take(Place).session == "m0"
 
 
-def test_a_session_that_lost_its_worker_holds_no_slot() -> None:
-    def running(name: str, tenant: str, on: str) -> SessionRecord:
-        return ours(name, tenant, phase=Phase.ACTIVE, worker=on, epoch=1, version=2)
+def test_sessions_that_lost_their_worker_come_first_and_share_fairly() -> None:
+    """Their viewers' video stands still. They hold no slot, so a tenant with more of them is not behind."""
 
-    gone = worker("a", WorkerPhase.GONE, capacity=2)
-    bench = Bench(
-        worker("a", capacity=2),
-        *(running(f"g{number}", "greedy", "a") for number in range(2)),
-    )
-    bench.feed(WorkerChanged(gone))
+    def running(name: str, tenant: str) -> SessionRecord:
+        return ours(name, tenant, phase=Phase.ACTIVE, worker="a", epoch=1, version=2)
+
+    interrupted = [running(f"g{number}", "greedy") for number in range(4)] + [running("o0", "other")]
+    bench = Bench(worker("a", capacity=5), *interrupted)
+    bench.feed(WorkerChanged(worker("a", WorkerPhase.GONE, capacity=5)))
     rows = {f"m{number}": ours(f"m{number}", "modest", created_at=9) for number in range(2)}
     for row in rows.values():
         bench.feed(SessionChanged(row), after=1.0)
-    bench.feed(WorkerChanged(worker("b", capacity=2)))
-    assert sorted(place.session for place in bench.all(Place)) == ["g0", "m0"]
+
+    def placed_on(name: str, capacity: int) -> list[str]:
+        bench.feed(WorkerChanged(worker(name, capacity=capacity)))
+        placed = sorted(place.session for place in bench.all(Place))
+        bench.out.clear()
+        return placed
+
+    assert placed_on("b", 2) == ["g0", "o0"]
+    assert placed_on("c", 2) == ["g1", "g2"]
+    assert placed_on("d", 2) == ["g3", "m0"]

@@ -255,7 +255,8 @@ async def test_a_flood_of_prompts_is_slowed_down_for_its_tenant_alone(greedy: Te
     answers = await asyncio.gather(*(prompt(greedy, sessions[n % 2]) for n in range(3 * PROMPTS)))
     elapsed_s = loop.time() - began
     accepted = sum(answer.status_code == 202 for answer in answers)
-    assert PROMPTS <= accepted <= PROMPTS * (1 + elapsed_s / 60.0) + 1
+    # Pauses of the last minute count too: another test makes some.
+    assert PROMPTS - SUSPENDED <= accepted <= PROMPTS * (1 + elapsed_s / 60.0) + 1
     rest = [answer for answer in answers if answer.status_code != 202]
     assert rest
     for answer in rest:

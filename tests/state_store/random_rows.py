@@ -264,8 +264,8 @@ class RandomRows:
         return run
 
     def do_progress_delete(self) -> Call:
-        before = self.number(60)
-        return lambda db: db.progress.delete_ended(before)
+        before, limit = self.number(60), self.random.choice((1, 100))
+        return lambda db: db.progress.delete_ended(before, limit)
 
     # Controls
 
@@ -323,10 +323,12 @@ class RandomRows:
 
     def do_tenants(self) -> Call:
         name, more = self.random.choice(TENANTS), self.random.randrange(9)
-        full_at, changes = self.number(), self.random.random() < 0.7
+        full_at, changes, deletes = self.number(), self.random.random() < 0.7, self.random.random() < 0.2
 
         async def run(db: UnitOfWork) -> Any:
             before = await db.tenants.lock(name)
+            if deletes:
+                return before, await db.tenants.delete_unused(full_at)
             if changes:
                 stored = before.stored_bytes + more
                 await db.tenants.write(replace(before, creations_full_at=full_at, stored_bytes=stored))

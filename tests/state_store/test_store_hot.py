@@ -213,6 +213,33 @@ async def test_latents_are_one_step_on_the_server(store: HotStore) -> None:
     assert [await store.latents(key, index) for index in range(5)] == [b"9"] * 4 + [None]
 
 
+async def test_a_former_owner_removes_no_latents(store: HotStore) -> None:
+    """By latents far ahead it had all of the current owner's dropped."""
+    key = new_id("latents")
+
+    async def keep(index: int, epoch: int, value: bytes) -> None:
+        await store.keep_latents(key, index, epoch, value, kept=3, ttl_s=60)
+
+    async def kept() -> dict[int, bytes]:
+        values = {index: await store.latents(key, index) for index in range(120)}
+        return {index: value for index, value in values.items() if value is not None}
+
+    for index in (0, 97, 99, 100, 101):
+        await keep(index, 1, b"old")
+    for index in (100, 101):
+        await keep(index, 2, b"new")
+    assert await kept() == {0: b"old", 99: b"old", 100: b"new", 101: b"new"}
+    for index in (50, 100, 102, 108, 10**9):
+        await keep(index, 1, b"forged")
+    await keep(98, 1, b"late")
+    await keep(99, 1, b"forged")
+    assert await kept() == {0: b"old", 98: b"late", 99: b"old", 100: b"new", 101: b"new"}
+    # Another owner goes on from an earlier end of the log; then a gap leaves nothing behind.
+    await keep(101, 3, b"newer")
+    await keep(110, 3, b"newer")
+    assert await kept() == {0: b"old", 110: b"newer"}
+
+
 async def test_fields_are_merged_and_read_in_the_asked_order(store: HotStore) -> None:
     one, two = new_id("k"), new_id("k")
     await store.write({one: {"a": 1.5, "b": 2.0}, two: {"a": 0.1 + 0.2}}, ttl_s=60)

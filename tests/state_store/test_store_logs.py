@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from sqlalchemy import text
@@ -23,7 +24,7 @@ from turboserve.state_store.publish.assignments import Assignments
 from turboserve.state_store.publish.canaries import Canaries
 from turboserve.state_store.publish.fence import Fence
 from turboserve.state_store.publish.outbox import Outbox
-from turboserve.state_store.retention import Retention
+from turboserve.state_store.retention import ROWS, Retention
 from turboserve.state_store.service.aftermath import Aftermath
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.settings import Settings
@@ -210,6 +211,36 @@ async def test_ended_sessions_leave_the_log_after_their_time_and_the_old_owner_s
     assert await parts.sql("select 1 from sessions where id = :id", id=record.id) == []
     assert await parts.sql("select 1 from decisions where session = :id", id=record.id) == []
     assert (await api.get(going_on.id)).next_chunk <= 1
+
+
+async def test_any_number_of_ended_sessions_is_purged_and_deleted_at_once(
+    api: Harness, parts: Parts, settings: Settings
+) -> None:
+    """A hundred per round could not keep up with one tenant; all rows in one statement were too many."""
+    record = await api.running("many")
+    await api.end(record.id)
+    copies = 2 * ROWS + 1
+    await parts.sql(
+        """
+        insert into sessions overriding system value
+        select (jsonb_populate_record(sessions, jsonb_build_object(
+            'id', sessions.id || '_' || n, 'number', sessions.number + 1000000 + n, 'ended_at', 1.0
+        ))).* from sessions, generate_series(1, :copies) as n where id = :id
+        """,
+        id=record.id,
+        copies=copies,
+    )
+    like = record.id + "!_%"
+    await parts.sql(
+        "update sessions set ended_at = :now where id like :like escape '!'",
+        now=time.time() - settings.chunk_retention_s - 60.0,
+        like=like,
+    )
+    assert await parts.retention.purge() == copies
+    await parts.sql("update sessions set ended_at = 1.0 where id like :like escape '!'", like=like)
+    await parts.retention.purge()
+    assert await parts.sql("select id from sessions where id like :like escape '!'", like=like) == []
+    assert (await api.get(record.id)).phase.ended
 
 
 async def test_chunks_are_counted_once_whoever_leads(api: Harness, start_store, settings: Settings) -> None:  # type: ignore[no-untyped-def]

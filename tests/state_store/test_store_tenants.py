@@ -19,7 +19,7 @@ from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.ids import new_id
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.change import Change
-from turboserve.state_store.core.tenants import created_bytes
+from turboserve.state_store.core.tenants import ROW_BYTES, created_bytes
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.settings import Settings
 
@@ -157,8 +157,21 @@ async def test_prompts_per_minute_over_all_sessions(start_store: Starts, setting
         await api.prompt(other.id, "first")
 
 
+async def test_pauses_count_as_prompts(start_store: Starts, settings: Settings) -> None:
+    """Each writes an event with the whole record."""
+    async with limited(start_store, settings, tenant_prompts_per_minute=1) as api:
+        model, ours = new_id("m"), tenant()
+        await api.worker(model, capacity=9)
+        one, two = [await api.create(model, tenant=ours) for _ in range(2)]
+        await api.pause(one.id)
+        await api.resume(one.id)
+        before = await api.get(two.id)
+        await refused(api.pause(two.id), "tenant_prompts_per_minute")
+        assert (await api.get(two.id)).version == before.version
+
+
 async def test_stored_bytes(start_store: Starts, settings: Settings) -> None:
-    async with limited(start_store, settings, tenant_stored_bytes=100) as api:
+    async with limited(start_store, settings, tenant_stored_bytes=ROW_BYTES + 100) as api:
         model, ours = new_id("m"), tenant()
         await api.worker(model, capacity=9)
         record = await api.create(model, tenant=ours, prompt="x" * 40, metadata={"k": "v" * 39})
@@ -246,12 +259,30 @@ async def test_deleted_rows_give_their_tenants_bytes_back(database: Database) ->
             await db.changes.write(ended(record, 2.0))
         await db.progress.mark_purged([gone.id, theirs.id], 3.0)
     async with database.transaction() as db:
-        assert (await db.tenants.lock("ta")).stored_bytes == 7 + 30 + 2 + 20
-        assert await db.progress.delete_ended(10.0) == 2
+        assert (await db.tenants.lock("ta")).stored_bytes == 2 * ROW_BYTES + 7 + 30 + 2 + 20
+        assert await db.progress.delete_ended(10.0, 1) == 1
+        assert await db.progress.delete_ended(10.0, 5) == 1
     async with database.transaction() as db:
-        assert (await db.tenants.lock("ta")).stored_bytes == 7
+        assert (await db.tenants.lock("ta")).stored_bytes == ROW_BYTES + 7
         assert (await db.tenants.lock("tb")).stored_bytes == 0
         assert await db.sessions.get(kept.id) is not None
+
+
+async def test_a_tenant_that_stores_nothing_and_has_not_asked_lately_is_forgotten(database: Database) -> None:
+    """For ever remembered, it would cost the others the places that are kept for newcomers."""
+    await new_session(database, "ta", "x", {})
+    async with database.transaction() as db:
+        for name, full_at in (("tb", 5.0), ("tc", 15.0)):
+            await db.tenants.write(replace(await db.tenants.lock(name), creations_full_at=full_at))
+        await db.tenants.write(replace(await db.tenants.lock("td"), prompts_full_at=15.0))
+    async with database.transaction() as db:
+        assert await db.tenants.delete_unused(10.0) == 1
+        census = await db.admission.census("ses_x", "m", "tb", renewed_after=0.0, known_after=0.0)
+        assert not census.use.known
+        assert await db.tenants.delete_unused(20.0) == 2
+    async with database.transaction() as db:
+        census = await db.admission.census("ses_x", "m", "ta", renewed_after=0.0, known_after=0.0)
+        assert (census.use.known, census.use.others) == (True, False)
 
 
 async def test_a_tenants_row_is_locked_also_while_it_is_made(

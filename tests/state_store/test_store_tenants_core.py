@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from turboserve.contracts.errors import TenantLimitError
 from turboserve.state_store.core import tenants
-from turboserve.state_store.core.tenants import Tenant, TenantLimits, TenantUse
+from turboserve.state_store.core.tenants import ROW_BYTES, Tenant, TenantLimits, TenantUse
 from turboserve.state_store.core.workers import Room
 
 RETRY_S = 5.0
@@ -48,14 +48,14 @@ def test_each_limit_is_reached_and_named() -> None:
 
 
 def test_stored_bytes_are_those_of_prompts_and_metadata_in_utf_8() -> None:
-    limits = TenantLimits(stored_bytes=20)
+    limits = TenantLimits(stored_bytes=ROW_BYTES + 20)
     request = REQUEST.model_copy(update={"prompt": "Würfel", "metadata": {"é": "xy"}})
     tenant = tenants.create(ANY, request, limits, 1.0)
-    assert tenant.stored_bytes == 7 + 2 + 2
+    assert tenant.stored_bytes == ROW_BYTES + 7 + 2 + 2
     tenant = tenants.submit_prompt(tenant, "123456789", limits, 1.0)
-    assert tenant.stored_bytes == 20
+    assert tenant.stored_bytes == ROW_BYTES + 20
     error = refused(tenants.submit_prompt, tenant, "x", limits, 1.0)
-    assert (error.field, error.limit) == ("tenant_stored_bytes", "20")
+    assert (error.field, error.limit) == ("tenant_stored_bytes", str(ROW_BYTES + 20))
     assert refused(tenants.create, tenant, request, limits, 1.0).field == "tenant_stored_bytes"
 
 

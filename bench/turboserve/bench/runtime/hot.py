@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from turboserve.bench.runtime.process import current
@@ -39,10 +39,14 @@ class RedisBehavior:
 
 @dataclass(frozen=True)
 class _Value:
-    """What a key has: hash fields, chunks with their epochs, or one number."""
+    """What a key has: hash fields, chunks, or one number."""
 
     fields: Mapping[str, float] = field(default_factory=dict)
-    chunks: Mapping[int, tuple[int, bytes]] = field(default_factory=dict)
+    chunks: Mapping[int, bytes] = field(default_factory=dict)
+    epoch: int = -1
+    """Of the chunks' newest owner, and..."""
+    begins: int = 0
+    """...the index of its first."""
     number: float | None = None
     expires_at: float = float("inf")
 
@@ -162,21 +166,28 @@ class MemoryHotStore:
         self, key: str, index: int, epoch: int, value: bytes, *, kept: int, ttl_s: int
     ) -> None:
         def run() -> None:
-            before = self._server.get(key)
-            chunks = {} if before is None else dict(before.chunks)
-            if index in chunks and chunks[index][0] > epoch:
+            before = self._server.get(key) or _Value()
+            if epoch < before.epoch:
+                if before.begins - kept < index < before.begins and index not in before.chunks:
+                    chunks = {**before.chunks, index: value}
+                    self._server.put(key, replace(before, chunks=chunks))
                 return
-            chunks[index] = (epoch, value)
-            for old in range(max(1, index - 2 * kept), index - kept + 1):
-                chunks.pop(old, None)
-            self._server.put(key, _Value(chunks=chunks, expires_at=self._expires_at(ttl_s)))
+            new_owner = epoch > before.epoch
+            chunks = {
+                old: kept_value
+                for old, kept_value in {**before.chunks, index: value}.items()
+                if (old <= 0 or old > index - kept) and not (new_owner and old > index)
+            }
+            begins = index if new_owner else before.begins
+            expires_at = self._expires_at(ttl_s)
+            self._server.put(key, _Value(chunks=chunks, epoch=epoch, begins=begins, expires_at=expires_at))
 
         await self._execute(run)
 
     async def latents(self, key: str, index: int) -> bytes | None:
         def run() -> bytes | None:
             value = self._server.get(key)
-            return None if value is None or index not in value.chunks else value.chunks[index][1]
+            return None if value is None else value.chunks.get(index)
 
         return await self._execute(run)
 

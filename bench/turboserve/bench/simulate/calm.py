@@ -59,7 +59,8 @@ class Arrival:
 
 @dataclass(frozen=True)
 class CalmScale(Scale):
-    """Shipped settings, but for how often playheads, viewers and workers report."""
+    """Shipped settings, but for four gateways, no limits of tenants and streams, and how often playheads,
+    viewers and workers report."""
 
     gateways: int = 4
     report_s: float = REPORT_S

@@ -7,6 +7,8 @@ is known the slot is reserved, so that a burst inside one load report cannot ove
 
 from __future__ import annotations
 
+from collections import Counter
+
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerRecord
 from turboserve.scheduler import asked, deciding, liveness
@@ -268,7 +270,7 @@ class Scheduler:
                 ripe.append(session)
         if not ripe:
             return
-        ripe = in_fair_order(ripe, self.view.slots_besides(ripe), self._served)
+        ripe = self._in_order(ripe)
         kinds = [self.view.kind(session) or "place" for session in ripe]
         served = {(w.model, w.weights_digest) for w in self.view.workers.values() if w.ready}
         limit_s = self.policy.weights_wait_s
@@ -291,6 +293,15 @@ class Scheduler:
             elif session.noted != choice.reason:
                 session.noted = choice.reason
                 self._commands.append(Note(decision))
+
+    def _in_order(self, ripe: list[SessionView]) -> list[SessionView]:
+        """The sessions in the order in which they get slots: first those whose video was interrupted."""
+        slots = Counter(self.view.slots_besides(ripe))
+        interrupted = [session for session in ripe if session.record.phase.holds_slot]
+        others = [session for session in ripe if not session.record.phase.holds_slot]
+        first = in_fair_order(interrupted, slots, self._served)
+        slots.update(map(share_of, first))
+        return first + in_fair_order(others, slots, self._served)
 
     # Commands under way
 

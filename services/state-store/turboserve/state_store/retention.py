@@ -17,6 +17,9 @@ from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.settings import Settings
 
 BATCH = 100
+"""Sessions whose chunks are purged, and..."""
+ROWS = 500
+"""...rows that are deleted, in one transaction."""
 RETENTION = "retention"
 BEHIND_S = 3_600.0
 """Time that lies further behind the wall clock is worth a warning."""
@@ -55,15 +58,28 @@ class Retention:
         now = await self._aged_to()
         if ended := await self._sessions.end_abandoned(now):
             log.info("abandoned sessions ended", sessions=ended)
+        purged = await self._purge_chunks(now)
+        before = now - self._settings.session_retention_s
+        deleted = ROWS
+        while deleted == ROWS:
+            async with self._database.transaction() as db:
+                deleted = await db.progress.delete_ended(before, ROWS)
         async with self._database.transaction() as db:
-            due = await db.progress.unpurged(now - self._settings.chunk_retention_s, BATCH)
-        await self._log.sessions(due)
-        async with self._database.transaction() as db:
-            if due:
+            await db.tenants.delete_unused(before)
+            await db.workers.delete_gone(before)
+        return purged
+
+    async def _purge_chunks(self, now: float) -> int:
+        purged = 0
+        while True:
+            async with self._database.transaction() as db:
+                due = await db.progress.unpurged(now - self._settings.chunk_retention_s, BATCH)
+            if not due:
+                return purged
+            await self._log.sessions(due)
+            async with self._database.transaction() as db:
                 await db.progress.mark_purged(due, now)
-            await db.progress.delete_ended(now - self._settings.session_retention_s)
-            await db.workers.delete_gone(now - self._settings.session_retention_s)
-        return len(due)
+            purged += len(due)
 
     async def _aged_to(self) -> float:
         """How far time has come for what ages, Unix seconds: see `core.aging`.

@@ -41,10 +41,11 @@ class Settings(Shared):
     tenant_creations_per_minute: int = Field(default=600, ge=0)
     """Sessions that one tenant creates per minute; as many at once after a minute without any."""
     tenant_prompts_per_minute: int = Field(default=1_200, ge=0)
-    """Prompts of one tenant per minute, over all its sessions; as many at once after a minute without any."""
+    """Prompts and pauses of one tenant per minute, over all its sessions; as many at once after a minute
+    without any."""
     tenant_stored_bytes: int = Field(default=2**30, ge=0)
-    """Bytes of prompts and metadata that are kept for one tenant; those of an ended session go with its row,
-    `session_retention_s` after its end."""
+    """Bytes that one tenant's sessions may take: 1 KiB each, prompts and metadata. An ended session counts
+    until its row is deleted, `session_retention_s` after its end."""
     model_memory_s: Seconds = 600.0
     """A model stays known for this long after its last worker, so that a restart is only `no_capacity`."""
     idle_guard_s: float = Field(default=2.0, ge=0)

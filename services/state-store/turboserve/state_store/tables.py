@@ -73,13 +73,14 @@ sessions = Table(
     Index("sessions_live", "model", postgresql_where=text("ended_at is null")),
     Index("sessions_unfenced", "id", postgresql_where=text("own_revision is null and epoch > 0")),
     Index("sessions_unpurged", "ended_at", postgresql_where=text("purged_at is null")),
+    Index("sessions_purged", "ended_at", "number", postgresql_where=text("purged_at is not null")),
 )
 
 tenants = Table(
     "tenants",
     metadata,
-    # One per tenant that has ever asked for a session; what the columns mean stands with
-    # `core.tenants.Tenant`.
+    # One per tenant that has rows of sessions or has asked for one lately; what the columns mean stands
+    # with `core.tenants.Tenant`.
     Column("id", Text, primary_key=True),
     Column("creations_full_at", Double, nullable=False, server_default=text("0")),
     Column("prompts_full_at", Double, nullable=False, server_default=text("0")),

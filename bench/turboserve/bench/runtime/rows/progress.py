@@ -88,18 +88,17 @@ class MemoryProgress:
 
         await self._db.execute(run)
 
-    async def delete_ended(self, ended_before: float) -> int:
+    async def delete_ended(self, ended_before: float, limit: int) -> int:
         tables = self._db.tables
 
         def run() -> int:
-            due = [
-                session
+            due = sorted(
+                (entry.ended_at, tables.sessions.rows[session].number, session)
                 for session, entry in self._db.find(self._rows, "ended", True)
                 if entry.ended_at is not None and entry.ended_at < ended_before
-            ]
-            due.sort(key=lambda session: tables.sessions.rows[session].number)
+            )[:limit]
             freed: Counter[str] = Counter()
-            for session in due:
+            for *_, session in due:
                 entry = self._db.lock(self._rows, session)
                 if entry is None:
                     continue

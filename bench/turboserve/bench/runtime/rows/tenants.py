@@ -33,3 +33,18 @@ class MemoryTenants:
                 self._db.update(self._rows, tenant.id, tenant)
 
         await self._db.execute(run)
+
+    async def delete_unused(self, before: float) -> int:
+        def unused(tenant: Tenant | None) -> bool:
+            if tenant is None or tenant.stored_bytes:
+                return False
+            return tenant.creations_full_at < before and tenant.prompts_full_at < before
+
+        def run() -> int:
+            deleted = 0
+            for name in sorted(name for name, tenant in self._db.all(self._rows) if unused(tenant)):
+                if unused(self._db.lock(self._rows, name)):
+                    deleted += self._db.delete(self._rows, name)
+            return deleted
+
+        return await self._db.execute(run)

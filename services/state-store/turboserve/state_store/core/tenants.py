@@ -16,6 +16,8 @@ from turboserve.state_store.core.workers import Room
 MINUTE_S = 60.0
 CLOCK_SKEW_S = 60.0
 """Wall clocks of the store's instances differ by less than this."""
+ROW_BYTES = 1_024
+"""What a session's row, its decisions and their indexes take besides texts, about."""
 STORED_RETRY_S = 3_600.0
 """Rows are deleted long after the end of their sessions: to ask again every few seconds is of no use."""
 
@@ -36,9 +38,9 @@ class TenantLimits:
     most, n tenants α / (1 + nα) each. Source: dynamic thresholds, Choudhury and Hahne, 1998."""
     creations_per_minute: int = 0
     prompts_per_minute: int = 0
-    """Of all sessions together."""
+    """Of all sessions together; a pause counts as one."""
     stored_bytes: int = 0
-    """Prompts and metadata, as `Tenant.stored_bytes`."""
+    """As `Tenant.stored_bytes`."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Tenant:
     """Unix seconds: when the bucket of creations is full again."""
     prompts_full_at: float = 0.0
     stored_bytes: int = 0
-    """UTF-8 bytes of the prompts and metadata of all sessions whose rows are there, ended ones included."""
+    """Of all sessions whose rows are there, ended ones included: `ROW_BYTES` each, and the UTF-8 bytes of
+    their prompts and metadata."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,9 @@ class TenantUse:
 
 
 def created_bytes(prompt: str, metadata: Iterable[tuple[str, str]]) -> int:
-    """UTF-8 bytes that a new session stores."""
-    return text_bytes(prompt) + sum(text_bytes(key) + text_bytes(value) for key, value in metadata)
+    """Bytes that a new session stores."""
+    texts = sum(text_bytes(key) + text_bytes(value) for key, value in metadata)
+    return ROW_BYTES + text_bytes(prompt) + texts
 
 
 def text_bytes(text: str) -> int:
@@ -132,10 +136,21 @@ def create(tenant: Tenant, request: CreateSession, limits: TenantLimits, now: fl
 
 def submit_prompt(tenant: Tenant, prompt: str, limits: TenantLimits, now: float) -> Tenant:
     """The tenant's row after this prompt. Raises TenantLimitError."""
-    per_minute = limits.prompts_per_minute
-    full_at = _take(tenant.prompts_full_at, per_minute, now, "tenant_prompts_per_minute", "prompts")
     stored = _stored(tenant, text_bytes(prompt), limits)
-    return replace(tenant, prompts_full_at=full_at, stored_bytes=stored)
+    return replace(pause(tenant, limits, now), stored_bytes=stored)
+
+
+def pause(tenant: Tenant, limits: TenantLimits, now: float) -> Tenant:
+    """The tenant's row after a pause: its event is as long as a prompt's. Raises TenantLimitError."""
+    per_minute = limits.prompts_per_minute
+    what = "prompts and pauses"
+    full_at = _take(tenant.prompts_full_at, per_minute, now, "tenant_prompts_per_minute", what)
+    return replace(tenant, prompts_full_at=full_at)
+
+
+def refuse(tenant: Tenant, now: float) -> Tenant:
+    """The tenant's row after a creation for which there was no room: it has asked at `now`."""
+    return replace(tenant, creations_full_at=max(tenant.creations_full_at, now))
 
 
 def _take(full_at: float, per_minute: int, now: float, field: str, what: str) -> float:
@@ -161,8 +176,8 @@ def _stored(tenant: Tenant, more: int, limits: TenantLimits) -> int:
     stored = tenant.stored_bytes + more
     if limits.stored_bytes and stored > limits.stored_bytes:
         raise TenantLimitError(
-            f"prompts and metadata of this tenant's sessions would be {stored} bytes, at most "
-            f"{limits.stored_bytes} are kept; those of an ended session count until its row is deleted",
+            f"this tenant's sessions would take {stored} bytes ({ROW_BYTES} each, prompts and metadata), at "
+            f"most {limits.stored_bytes} are kept; an ended session counts until its row is deleted",
             field="tenant_stored_bytes",
             limit=limits.stored_bytes,
             retry_after_s=STORED_RETRY_S,

@@ -14,7 +14,7 @@ from turboserve.state_store.ports.hot import HotStore
 class Latents:
     """One key per session: chunk index → header line, then raw bytes.
 
-    An earlier owner's late latents never replace those of the current one. Chunk 0, the sink, stays.
+    A former owner's late latents replace and remove nothing. Chunk 0, the sink, stays.
     """
 
     def __init__(self, hot: Hot, *, kept: int, ttl_s: float) -> None:

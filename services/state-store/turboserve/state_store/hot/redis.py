@@ -21,15 +21,27 @@ PROBE_KEY = "write-probe"
 PROBE_TTL_S = 60
 
 KEEP = """
-local epoch = redis.call('HGET', KEYS[1], 'epoch:' .. ARGV[1])
-if epoch and tonumber(epoch) > tonumber(ARGV[2]) then return 0 end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[3], 'epoch:' .. ARGV[1], ARGV[2])
-for old = math.max(1, ARGV[1] - 2 * ARGV[4]), ARGV[1] - ARGV[4] do
-  redis.call('HDEL', KEYS[1], old, 'epoch:' .. old)
+local key, index, epoch, kept = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[4])
+local newest = tonumber(redis.call('HGET', key, 'epoch') or -1)
+local begins = tonumber(redis.call('HGET', key, 'begins') or index)
+if epoch < newest then
+  -- A former owner's: they fill a gap before the newest owner's first, and remove nothing.
+  if index < begins and index > begins - kept then redis.call('HSETNX', key, index, ARGV[3]) end
+  return 0
 end
-redis.call('EXPIRE', KEYS[1], ARGV[5])
+redis.call('HSET', key, index, ARGV[3], 'epoch', epoch)
+if epoch > newest then redis.call('HSET', key, 'begins', index) end
+for _, field in ipairs(redis.call('HKEYS', key)) do
+  local old = tonumber(field)
+  -- What a former owner made behind the place at which this one goes on is not the log's.
+  if old and ((old > 0 and old <= index - kept) or (epoch > newest and old > index)) then
+    redis.call('HDEL', key, field)
+  end
+end
+redis.call('EXPIRE', key, ARGV[5])
 return 1
 """
+"""Fields: a chunk's index, or `epoch` (the newest owner's) and `begins` (the index of its first latents)."""
 
 
 class RedisStore:

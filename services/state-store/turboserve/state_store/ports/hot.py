@@ -25,9 +25,11 @@ class HotStore(Protocol):
     async def keep_latents(
         self, key: str, index: int, epoch: int, value: bytes, *, kept: int, ttl_s: int
     ) -> None:
-        """Keep `value` as chunk `index` of `key`, atomically, unless a value of a later epoch is there.
+        """Keep `value` as chunk `index` of `key`, atomically, if no value of a later epoch was kept before.
 
-        Chunks from `index - 2 * kept` to `index - kept` are dropped, except chunk 0.
+        Chunks up to `index - kept` are dropped, except chunk 0; with the first value of a later epoch, also
+        those behind `index`. A value of an earlier epoch only fills a gap among the `kept` chunks before the
+        first of the latest.
         """
 
     async def latents(self, key: str, index: int) -> bytes | None:

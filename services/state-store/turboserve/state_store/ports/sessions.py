@@ -98,10 +98,10 @@ class ProgressRepository(Protocol):
 
     async def mark_purged(self, ids: Iterable[str], now: float) -> None: ...
 
-    async def delete_ended(self, ended_before: float) -> int:
-        """Delete rows whose chunks are gone from the log; controls and decisions go with them.
+    async def delete_ended(self, ended_before: float, limit: int) -> int:
+        """Delete rows whose chunks are gone from the log, longest ended first, at most `limit`; how many.
 
-        Their tenants' stored bytes become fewer by those of their prompts and metadata.
+        Controls and decisions go with them. Their tenants' stored bytes become fewer by theirs.
         """
 
 
@@ -134,6 +134,9 @@ class TenantRepository(Protocol):
 
     async def write(self, tenant: Tenant) -> None:
         """Replace the row; the caller holds its lock."""
+
+    async def delete_unused(self, before: float) -> int:
+        """Delete rows that store nothing and whose buckets were full `before`; how many."""
 
 
 class AdmissionRepository(Protocol):

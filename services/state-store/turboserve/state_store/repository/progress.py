@@ -9,6 +9,7 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve.contracts.sessions import SessionRecord
+from turboserve.state_store.core.tenants import ROW_BYTES
 from turboserve.state_store.ports.records import Reached
 from turboserve.state_store.repository.sessions import COLUMNS, record_of
 from turboserve.state_store.tables import controls, cursors, sessions, tenants
@@ -71,10 +72,11 @@ class SqlProgress:
     async def mark_purged(self, ids: Iterable[str], now: float) -> None:
         await self._db.execute(update(sessions).where(sessions.c.id.in_(list(ids))).values(purged_at=now))
 
-    async def delete_ended(self, ended_before: float) -> int:
+    async def delete_ended(self, ended_before: float, limit: int) -> int:
         due = and_(sessions.c.ended_at < ended_before, sessions.c.purged_at.is_not(None))
         # Locked before they are counted, and in one order: another instance may delete the same ones.
-        locked = select(sessions.c.id).where(due).order_by(sessions.c.number).with_for_update()
+        order = sessions.c.ended_at, sessions.c.number
+        locked = select(sessions.c.id).where(due).order_by(*order).limit(limit).with_for_update()
         ids = (await self._db.execute(locked)).scalars().all()
         if not ids:
             return 0
@@ -84,7 +86,8 @@ class SqlProgress:
         entries = func.jsonb_each_text(sessions.c.metadata).table_valued("key", "value", name="entries")
         texts = select(func.sum(func.octet_length(entries.c.key) + func.octet_length(entries.c.value)))
         size = (
-            func.octet_length(sessions.c.first_prompt)
+            ROW_BYTES
+            + func.octet_length(sessions.c.first_prompt)
             + func.coalesce(prompts.scalar_subquery(), 0)
             + func.coalesce(texts.scalar_subquery(), 0)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -30,3 +30,7 @@ class SqlTenants:
     async def write(self, tenant: Tenant) -> None:
         values = asdict(tenant)
         await self._db.execute(update(tenants).where(tenants.c.id == values.pop("id")).values(values))
+
+    async def delete_unused(self, before: float) -> int:
+        full = (tenants.c.creations_full_at < before, tenants.c.prompts_full_at < before)
+        return (await self._db.execute(delete(tenants).where(tenants.c.stored_bytes == 0, *full))).rowcount

@@ -49,7 +49,8 @@ class Admission:
         except (NoCapacityError, TenantLimitError) as refusal:
             if census.use.known:
                 raise
-            await db.tenants.lock(request.tenant)
+            tenant = await db.tenants.lock(request.tenant)
+            await db.tenants.write(tenants.refuse(tenant, self._clock.wall()))
             return refusal
         tenant = await db.tenants.lock(request.tenant)
         now = self._clock.wall()
@@ -69,6 +70,11 @@ class Admission:
         row = await db.tenants.lock(tenant)
         now = self._clock.wall()
         await db.tenants.write(tenants.submit_prompt(row, prompt, self._limits, now))
+
+    async def pause(self, db: UnitOfWork, tenant: str) -> None:
+        """Charge the tenant for a pause. Raises TenantLimitError."""
+        row = await db.tenants.lock(tenant)
+        await db.tenants.write(tenants.pause(row, self._limits, self._clock.wall()))
 
     def _check_room(self, census: Census) -> None:
         census.room.admit(self._retry_s)

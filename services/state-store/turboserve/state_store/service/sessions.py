@@ -142,7 +142,12 @@ class Sessions:
         return receipt
 
     async def pause(self, ref: SessionRef) -> SessionRecord:
-        return await self._change(ref, lambda record: rules.pause(record, self._clock.wall()))
+        async with self._database.transaction() as db:
+            record = (await locked(db, ref)).record
+            change = rules.pause(record, self._clock.wall())
+            await self._admission.pause(db, record.tenant)
+            await db.changes.write(change)
+        return await self._aftermath.changed(change.record, record.target)
 
     async def resume(self, ref: SessionRef) -> SessionRecord:
         async with self._database.transaction() as db:
