@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import uuid
-from collections.abc import Iterator
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import nats
 import pytest
 import redis
 from _pytest.terminal import TerminalReporter
+from hypothesis.internal.conjecture import providers
 from nats.js.errors import NotFoundError
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -44,28 +47,127 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, **UNTIMED)
 hypothesis.settings.register_profile("explore", derandomize=False, **UNTIMED)
 hypothesis.settings.load_profile("repeatable")
 
+
+def pytest_sessionstart() -> None:
+    """Without the explorer, Hypothesis draws nothing from the modules that happen to be imported.
+
+    It mixes their constants into its examples. A property test would then pass or fail depending on which
+    modules the tests before it have imported.
+    """
+    if hypothesis.settings().derandomize:
+        nothing = providers.Constants()
+        providers._get_local_constants = lambda: nothing
+
+
 # Torch and its like would otherwise use every core for matrices that fit in a cache.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 NO_DURABILITY = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 
-# Folders whose tests share one pool of processes. They run one after the other on one of xdist's workers:
-# each pool costs a start and, while others compute, a tenth of a core.
-SHARED_POOL = {"tests/gateway": "pool", "tests/security/access": "pool", "tests/security/fuzz": "attacked"}
+GROUPS = {
+    "tests/gateway": "pool",
+    "tests/security/access": "pool",
+    "tests/security/fuzz": "attacked",
+    "tests/stack": "stacks",
+    "tests/browser": "stacks",
+    "tests/worker/transfer/test_transfer_contract.py": "transfer",
+    "tests/worker/test_service_moves.py": "workers",
+    "tests/worker/test_service_worker.py": "workers",
+    "tests/worker/test_service_deaths.py": "workers",
+    "tests/bench/test_simulate.py": "simulate",
+    "tests/cli/test_stack.py": "supervisor",
+    "tests/autoscaler/test_autoscaler_service.py": "autoscaler",
+    "tests/state_store/test_store_crash.py": "crashes",
+}
+"""Folders and files whose tests run one after the other on one of xdist's processes, and before all others.
+
+Some share processes that cost a start (`pool`, `attacked`). Whole stacks at the same time would slow each
+other down. Each group takes a minute or more: what comes last is short, so all processes end together.
+"""
+PROCESSES = pytest.StashKey[ExitStack]()
+BEFORE = pytest.StashKey[dict[str, object]]()
 
 
-class FilesAndPools(LoadFileScheduling):
-    """As `--dist loadfile`, with folders that share a pool in one piece."""
+def group_of(nodeid: str) -> str:
+    """The group of a test in `GROUPS`; of all others, their file."""
+    file = nodeid.split("::", 1)[0]
+    return GROUPS.get(file) or GROUPS.get(file.rpartition("/")[0], file)
+
+
+class GroupScheduling(LoadFileScheduling):
+    """As `--dist loadfile`, with groups in one piece."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::", 1)[0]
-        return SHARED_POOL.get(file.rpartition("/")[0], file)
+        return group_of(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesAndPools | None:
-    return FilesAndPools(config, log) if config.getoption("dist") == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling | None:
+    if config.getoption("dist") != "loadfile":
+        return None
+    # In the order of `pytest_collection_modifyitems`, not by the number of tests alone.
+    config.option.loadscopereorder = False
+    return GroupScheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups first, in the order of `GROUPS`; then files, those with the most tests first."""
+    first = {group: place for place, group in enumerate(dict.fromkeys(GROUPS.values()))}
+    sizes = Counter(group_of(item.nodeid) for item in items)
+    found = {group: place for place, group in enumerate(sizes)}
+
+    def place(item: pytest.Item) -> tuple[int, int, int]:
+        group = group_of(item.nodeid)
+        return first.get(group, len(first)), -sizes[group], found[group]
+
+    items.sort(key=place)
+
+
+def process_state() -> dict[str, object]:
+    """What of this process a test could leave changed for those that follow it."""
+    umask = os.umask(0)
+    os.umask(umask)
+    variables = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    # SIGALRM is pytest-timeout's.
+    numbers = signal.valid_signals() - {signal.SIGALRM}
+    handlers = {f"signal {number}": signal.getsignal(number) for number in numbers}
+    return {**variables, **handlers, "working directory": str(Path.cwd()), "umask": umask}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.config.stash.setdefault(BEFORE, process_state())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """With the last test of a group, end the processes that it shares.
+
+    With the last test of a file, fail if this process is left changed: a later test would fail or not,
+    depending on what ran before it.
+    """
+    try:
+        yield
+    finally:
+        stash = item.config.stash
+        following = "" if nextitem is None else nextitem.nodeid
+        if group_of(following) != group_of(item.nodeid) and PROCESSES in stash:
+            stash[PROCESSES].close()
+    if following.split("::", 1)[0] != item.nodeid.split("::", 1)[0]:
+        before, after = stash[BEFORE], process_state()
+        del stash[BEFORE]
+        changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+        assert not changed, f"this file's tests leave changed: {', '.join(changed)}"
+
+
+@pytest.fixture(scope="session")
+def until_group_ends(pytestconfig: pytest.Config) -> Iterator[ExitStack]:
+    """What is entered here ends after the last test of the group. An idle pool costs a tenth of a core."""
+    with ExitStack() as stack:
+        pytestconfig.stash[PROCESSES] = stack
+        yield stack
 
 
 @pytest.fixture(scope="session")
@@ -113,10 +215,9 @@ def postgres_server(layout: Layout, ports: Ports) -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(scope="session")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+def pool(tmp_path_factory: pytest.TempPathFactory, until_group_ends: ExitStack) -> Pool:
     """Servers, state store, scheduler and a worker that draws, for gateways with settings of their own."""
-    with Pool(tmp_path_factory.mktemp("pool")).running() as pool:
-        yield pool
+    return until_group_ends.enter_context(Pool(tmp_path_factory.mktemp("pool")).running())
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -32,9 +34,16 @@ from turboserve.autoscaler.providers.ray_cluster import Needs, RayCluster
 @pytest.fixture(scope="module")
 def ray_nodes() -> Iterator[Any]:
     """A Ray cluster of a head and two nodes for one worker each, on loopback, without dashboard."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Ray sets further variables and a handler of its own.
+    terminated = signal.getsignal(signal.SIGTERM)
     # Everything on loopback, as Ray does by itself where it expects a firewall.
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    with mock.patch.dict(os.environ, own):
+        yield from _ray_nodes()
+    signal.signal(signal.SIGTERM, terminated)
+
+
+def _ray_nodes() -> Iterator[Any]:
     pytest.importorskip("ray", reason="ray is not installed: its provider was not tested")
     import ray
     from ray.cluster_utils import Cluster

@@ -18,7 +18,7 @@ from turboserve.state_store.settings import Settings
 sys.path.insert(0, str(Path(__file__).parent))
 
 from database_servers import KINDS, DatabaseServer
-from state_store_harness import MEMORY_URL, Harness, Store
+from state_store_harness import MEMORY_URL, PATIENT, Harness, Store
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -46,6 +46,8 @@ def settings(servers: dict[str, str]) -> Settings:
         purge_s=3_600.0,
         # A busy machine is only slow: what refuses admission is a broker that refuses.
         canary_timeout_s=60.0,
+        # Nor is one that is stuck for some seconds at fault. Tests of deadlines set their own.
+        **PATIENT,
         # Tests fill their own small pools, and tests before them have left other tenants.
         tenant_slots_factor=0.0,
         log_level="WARNING",

@@ -142,7 +142,8 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(stale=st.booleans())
     def fail(self, stale: bool) -> None:
         worker = self.record.worker or "w1"
-        request = FailSession(session="s1", epoch=self.record.epoch - stale, worker=worker, reason="oom")
+        epoch = max(0, self.record.epoch - stale)
+        request = FailSession(session="s1", epoch=epoch, worker=worker, reason="oom")
         self.attempt(lambda: rules.fail(self.record, request, self.now))
 
     @invariant()

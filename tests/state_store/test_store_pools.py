@@ -217,9 +217,11 @@ async def test_kill_9_while_counting_neither_loses_nor_doubles(settings: Setting
         async with Store.running(settings):
             await api.renew(worker, model)
             record = await api.place(await api.create(model), worker)
-        async with Process.running(settings, point) as process:
+        # A store that died answers nothing.
+        short = settings.model_copy(update={"request_deadline_s": 2.0})
+        async with Process.running(settings, point) as process, Harness.connected(short) as unanswered:
             with suppress(UnavailableError):
-                await report(api, pool, rental(), model=model)
+                await report(unanswered, pool, rental(), model=model)
             assert await process.died() == -signal.SIGKILL
         async with Store.running(settings):
 

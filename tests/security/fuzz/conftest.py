@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from attack_target import Target, running_target
 
 
 @pytest.fixture(scope="session")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def target(tmp_path_factory: pytest.TempPathFactory, until_group_ends: ExitStack) -> Target:
     """Every service as its own process, with API keys of two tenants and an operator."""
-    with running_target(tmp_path_factory.mktemp("attacked")) as target:
-        yield target
+    return until_group_ends.enter_context(running_target(tmp_path_factory.mktemp("attacked")))
 
 
 @pytest.fixture(autouse=True)

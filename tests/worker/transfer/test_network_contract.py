@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -203,8 +205,10 @@ class InMemory(Kind):
 
 
 @pytest.fixture(params=["sockets", "memory"])
-def kind(request: pytest.FixtureRequest) -> Kind:
-    return Sockets() if request.param == "sockets" else InMemory()
+def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
+    # A network sets variables for libraries that read them when they begin.
+    with mock.patch.dict(os.environ):
+        yield Sockets() if request.param == "sockets" else InMemory()
 
 
 def is_here(room: Room) -> bool:

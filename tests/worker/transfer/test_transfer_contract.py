@@ -33,6 +33,8 @@ SIZE = 50_000
 """Bytes of one part: odd enough to cross pieces."""
 PATIENCE_S = 120.0
 DEADLINE_S = 8.0
+WITHOUT_ANSWER_S = 2.0
+"""How long a target looks for a source that is dead: what it gives up for is then not the deadline."""
 LATE_S = 20.0
 """Beyond its deadline a side may be late by this much on a busy machine, and never hang."""
 STEPS = ("pages", "rest", "acknowledged")
@@ -195,7 +197,10 @@ def test_large_pages_go_in_pieces(pair: Pair) -> None:
 def test_a_source_that_dies_or_stops_costs_the_target_an_error_and_no_memory(
     pair: Pair, step: str, number: signal.Signals
 ) -> None:
-    (source, address), target = pair.source(stop_at=step), pair.target(deadline_s=DEADLINE_S)
+    # One that is dead is not there when it is asked again; one that is stopped costs the deadline.
+    patience_s = WITHOUT_ANSWER_S if number is signal.SIGKILL else DEADLINE_S + LATE_S
+    source, address = pair.source(stop_at=step)
+    target = pair.target(deadline_s=DEADLINE_S, patience_s=patience_s)
     before = target.facts()
     fetch(target, address)
     assert source.hear() == ("step", step)
