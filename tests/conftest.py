@@ -71,6 +71,8 @@ GROUPS = {
     "tests/security/fuzz": "attacked",
     "tests/stack": "stacks",
     "tests/browser": "stacks",
+    "tests/security/test_security_disk_full.py": "stacks",
+    "tests/security/test_security_environment.py": "stacks",
     "tests/worker/transfer/test_transfer_contract.py": "transfer",
     "tests/worker/test_service_moves.py": "workers",
     "tests/worker/test_service_worker.py": "workers",
@@ -79,6 +81,8 @@ GROUPS = {
     "tests/cli/test_stack.py": "supervisor",
     "tests/autoscaler/test_autoscaler_service.py": "autoscaler",
     "tests/state_store/test_store_crash.py": "crashes",
+    "tests/scheduler/test_scheduler_standby.py": "standby",
+    "tests/bench/test_engine_bench_gpu.py": "profiles",
 }
 """Folders and files whose tests run one after the other on one of xdist's processes, and before all others.
 
