@@ -119,7 +119,7 @@ Event = (
 
 
 class _Decided:
-    """What a command's decision says. No dataclass: it adds no fields."""
+    """Base of commands that carry a decision. No dataclass: it adds no fields."""
 
     decision: Decision
 

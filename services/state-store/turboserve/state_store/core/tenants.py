@@ -33,9 +33,10 @@ class TenantLimits:
     slots: int = 0
     """Sessions that hold a slot or wait for one, over all models."""
     slots_factor: float = 0.0
-    """α: while there are other tenants, one more session of a model may want a slot only if the tenant has
-    fewer there than α times the places that are left. One tenant then takes α / (1 + α) of the places at
-    most, n tenants α / (1 + nα) each. Source: dynamic thresholds, Choudhury and Hahne, 1998."""
+    """α. With α = 3, one tenant takes at most three quarters of a model's places, and two tenants take at
+    most three sevenths each. The rule: while other tenants are known, a tenant gets one more place only if it
+    has fewer than α times the places that are left. So one tenant takes at most α / (1 + α) of the places,
+    and each of n tenants at most α / (1 + nα). Source: dynamic thresholds, Choudhury and Hahne, 1998."""
     creations_per_minute: int = 0
     prompts_per_minute: int = 0
     """Of all sessions together; a pause counts as one."""

@@ -93,9 +93,9 @@ class SqlAdmission:
             "known_after": known_after,
         }
         row = (await self._db.execute(_CENSUS, parameters)).one()
-        taken, known, places, known_tenant, others, live, demand, ours_, suspended_, slots, model_slots = row
-        use = TenantUse(ours_, suspended_, slots, model_slots, known_tenant, others)
-        return Census(taken, live, Room(model, known, places, demand), use)
+        taken, known, places, known_tenant, others, *_ = row
+        use = TenantUse(row.ours, row.suspended, row.slots, row.model_slots, known_tenant, others)
+        return Census(taken, row.live, Room(model, known, places, row.demand), use)
 
     async def slots_used(self, worker: str, *, besides: str) -> int:
         here = or_(sessions.c.worker == worker, sessions.c.target == worker)
