@@ -25,6 +25,8 @@ from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, R
 from turboserve.cli.embedded.running import running
 
 START_LIMIT_S = 60.0
+STOP_LIMIT_S = 60.0
+"""A busy machine may need long for what the service does in a moment."""
 DRAWN_WORKER = Path(__file__).with_name("drawn_worker.py")
 
 
@@ -127,7 +129,7 @@ class Pool:
         process = self._processes.pop(name)
         process.send_signal(sign)
         try:
-            return process.wait(15)
+            return process.wait(STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
