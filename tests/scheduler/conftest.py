@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from service_process import Service, connected, eventually, state_store
 
 from turboserve import subjects
 from turboserve.bus import Bus
-from turboserve.cli.embedded import NatsServer
-from turboserve.contracts.errors import NotFoundError, TurboServeError, WorkerGoneError
+from turboserve.cli.embedded import NatsServer, Ports
+from turboserve.contracts.base import Contract
+from turboserve.contracts.errors import TurboServeError, UnavailableError, WorkerGoneError
 from turboserve.contracts.requests import Renew, SessionRef
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import (
@@ -27,18 +30,47 @@ from turboserve.contracts.workers import (
     WorkerPhase,
 )
 from turboserve.ids import new_id
+from turboserve.subjects import Endpoint
 from turboserve.tasks import stop
 
+# Helpers beside this file can be imported.
 sys.path.insert(0, str(Path(__file__).parent))
-"""Helpers beside this file can be imported."""
+from scheduler_instances import Instance
 
 HEARTBEAT_S = 0.2
-WORKER_TIMEOUT_S = 2.0
-TIMES = {
-    "TURBOSERVE_HEARTBEAT_S": str(HEARTBEAT_S),
-    "TURBOSERVE_LEASE_S": str(WORKER_TIMEOUT_S / 2),
-    "TURBOSERVE_WORKER_TIMEOUT_S": str(WORKER_TIMEOUT_S),
-}
+REQUEST_DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def worker_timeout_s() -> float:
+    """A worker is declared gone after this long without a renewal. A module whose subject that is has a short
+    time of its own: elsewhere a busy machine is only slow."""
+    return 600.0
+
+
+@pytest.fixture(scope="module")
+def times(worker_timeout_s: float) -> dict[str, str]:
+    """What store and scheduler must agree on."""
+    return {
+        "TURBOSERVE_HEARTBEAT_S": str(HEARTBEAT_S),
+        "TURBOSERVE_LEASE_S": str(worker_timeout_s / 2),
+        "TURBOSERVE_WORKER_TIMEOUT_S": str(worker_timeout_s),
+    }
+
+
+async def until_answered(bus: Bus, endpoint: Endpoint[Any, Any], request: Contract) -> None:
+    """Ask until the request is carried out or refused: a clean-up that is lost would reach the next test."""
+
+    async def answered() -> bool:
+        try:
+            await bus.call(endpoint, request)
+        except UnavailableError:
+            return False
+        except TurboServeError as refused:
+            print(f"{endpoint.subject}: {refused}")
+        return True
+
+    await eventually(answered)
 
 
 class QuietWorker:
@@ -135,10 +167,11 @@ def store(
     redis_url: str,
     postgres_url: str,
     tmp_path_factory: pytest.TempPathFactory,
+    times: dict[str, str],
 ) -> Iterator[Service]:
     """The state store on empty servers."""
     log = tmp_path_factory.mktemp("store") / "log"
-    service = state_store(nats_server, log, postgres_url, redis_url, TURBOSERVE_IDLE_GUARD_S="0", **TIMES)
+    service = state_store(nats_server, log, postgres_url, redis_url, TURBOSERVE_IDLE_GUARD_S="0", **times)
     service.start()
     yield service
     service.end()
@@ -146,7 +179,7 @@ def store(
 
 @pytest.fixture(scope="module")
 def scheduler_process(
-    nats_server: NatsServer, store: Service, tmp_path_factory: pytest.TempPathFactory
+    nats_server: NatsServer, store: Service, tmp_path_factory: pytest.TempPathFactory, times: dict[str, str]
 ) -> Iterator[Service]:
     service = Service(
         "scheduler",
@@ -154,7 +187,7 @@ def scheduler_process(
         nats_server,
         tmp_path_factory.mktemp("scheduler") / "log",
         TURBOSERVE_IDLE_AFTER_S="3600",
-        **TIMES,
+        **times,
     )
     yield service
     service.end()
@@ -171,14 +204,19 @@ def scheduler(scheduler_process: Service) -> Iterator[Service]:
 
 @pytest.fixture
 def start_scheduler(
-    nats_server: NatsServer, store: Service, tmp_path_factory: pytest.TempPathFactory
+    nats_server: NatsServer,
+    scheduler_process: Service,
+    tmp_path_factory: pytest.TempPathFactory,
+    times: dict[str, str],
 ) -> Iterator[Callable[..., Service]]:
-    """Start one more scheduler, of the test's own; what it logs is printed."""
+    """Start a scheduler of the test's own; what it logs is printed. The other tests' scheduler has given the
+    lead back."""
+    scheduler_process.end(signal.SIGTERM)
     started: list[Service] = []
 
     def start(**variables: str) -> Service:
         log = tmp_path_factory.mktemp("scheduler") / "log"
-        usual = {"TURBOSERVE_IDLE_AFTER_S": "3600", **TIMES}
+        usual = {"TURBOSERVE_IDLE_AFTER_S": "3600", **times}
         service = Service("scheduler", "turboserve.scheduler", nats_server, log, **{**usual, **variables})
         service.start()
         started.append(service)
@@ -191,12 +229,22 @@ def start_scheduler(
 
 
 @pytest.fixture
+async def pair(start_scheduler: Callable[..., Any], ports: Ports) -> tuple[Instance, Instance]:
+    """The leader, and a standby that follows it."""
+    leader = Instance(start_scheduler, ports.get("standby-test-1"))
+    await leader.becomes("ready, leader")
+    standby = Instance(start_scheduler, ports.get("standby-test-2"))
+    await standby.becomes("ready, standby")
+    return leader, standby
+
+
+@pytest.fixture
 async def connect(nats_server: NatsServer) -> AsyncIterator[Callable[[str], Awaitable[Bus]]]:
     """Connect as a service, with what it is allowed."""
     async with AsyncExitStack() as stack:
 
         async def open_bus(name: str) -> Bus:
-            bus = await connected(nats_server, name, request_deadline_s=2.0)
+            bus = await connected(nats_server, name, REQUEST_DEADLINE_S)
             stack.push_async_callback(bus.close)
             return bus
 
@@ -221,8 +269,7 @@ async def workers(
     for worker in started:
         await worker.die()
         worker.phase = WorkerPhase.GONE
-        with suppress(TurboServeError):
-            await bus.call(subjects.RENEW, Renew(load=worker.report()))
+        await until_answered(bus, subjects.RENEW, Renew(load=worker.report()))
 
 
 class Viewers:
@@ -286,5 +333,4 @@ async def viewers(connect: Callable[[str], Awaitable[Bus]]) -> AsyncIterator[Vie
     viewers = Viewers(await connect("gateway"))
     yield viewers
     for session in viewers.made:
-        with suppress(NotFoundError, TurboServeError):
-            await viewers.bus.call(subjects.END_SESSION, EndSession(session=session))
+        await until_answered(viewers.bus, subjects.END_SESSION, EndSession(session=session))

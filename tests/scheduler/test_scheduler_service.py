@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.contracts.errors import TurboServeError
-from turboserve.contracts.requests import EndSession, MoveAccepted, MoveSession, SessionRef
+from turboserve.contracts.requests import MoveAccepted, MoveSession, SessionRef
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.contracts.workers import Playhead
 from turboserve.tasks import stop
@@ -35,55 +33,6 @@ async def test_a_burst_fills_and_never_overfills(scheduler: Any, workers: Worker
         assert [record.worker for record in records].count(worker.id) == worker.capacity
 
 
-async def test_a_dead_worker_is_noticed_and_its_sessions_go_on_elsewhere(
-    scheduler: Any, workers: Workers, viewers: Any
-) -> None:
-    first, second = await workers(4), await workers(4)
-    sessions = [await viewers.create() for _ in range(4)]
-    for session in sessions:
-        await viewers.active(session)
-    lost = [s for s in sessions if (await viewers.get(s)).worker == first.id]
-    await first.die()
-    for session in lost:
-        record = await viewers.active(session, epoch=2)
-        assert record.worker == second.id
-    decisions = await viewers.bus.call(subjects.LIST_DECISIONS, SessionRef(session=lost[0]))
-    recovery = next(d for d in decisions.decisions if d.epoch == 2)
-    assert recovery.kind == "recover"
-    assert recovery.reason == f"its worker {first.id} is gone: the bottleneck latency grows least"
-    assert recovery.numbers["capacity"] == 4
-
-
-async def test_a_worker_whose_reports_are_lost_is_not_dead(
-    scheduler: Any, workers: Workers, viewers: Any
-) -> None:
-    """It renews with the store, so its sessions stay, however long nobody hears its load reports."""
-    worker = await workers(4)
-    session = await viewers.create()
-    await viewers.active(session)
-    worker.reports = False
-    await asyncio.sleep(6.0)
-    record = await viewers.get(session)
-    assert (record.worker, record.epoch) == (worker.id, 1)
-    assert not worker.gone
-
-
-async def test_a_scheduler_that_was_held_up_declares_nobody_dead(
-    scheduler: Any, workers: Workers, viewers: Any
-) -> None:
-    """Incident: after a pause longer than the time-out, the first tick found every worker silent."""
-    worker = await workers(4)
-    session = await viewers.create()
-    await viewers.active(session)
-    os.kill(scheduler.pid, signal.SIGSTOP)
-    await asyncio.sleep(5.0)
-    os.kill(scheduler.pid, signal.SIGCONT)
-    another = await viewers.create()
-    await viewers.active(another)
-    assert not worker.gone
-    assert (await viewers.get(session)).epoch == 1
-
-
 async def test_killed_it_comes_back_with_the_same_view(
     scheduler: Any, workers: Workers, viewers: Any
 ) -> None:
@@ -96,19 +45,6 @@ async def test_killed_it_comes_back_with_the_same_view(
     scheduler.start()
     assert (await viewers.active(second)).worker == worker.id
     assert (await viewers.get(first)).epoch == 1
-
-
-async def test_what_died_while_it_was_away_is_recovered(
-    scheduler: Any, workers: Workers, viewers: Any
-) -> None:
-    first = await workers(2)
-    session = await viewers.create()
-    await viewers.active(session)
-    scheduler.end()
-    await first.die()
-    second = await workers(2)
-    scheduler.start()
-    assert (await viewers.active(session, epoch=2)).worker == second.id
 
 
 async def test_killed_in_the_middle_of_a_move_it_finishes_the_move(
@@ -154,29 +90,6 @@ async def test_a_refusal_moves_the_session(scheduler: Any, workers: Workers, vie
     assert record.worker == willing.id
 
 
-async def test_a_freed_slot_goes_to_who_waits(scheduler: Any, workers: Workers, viewers: Any) -> None:
-    worker, other = await workers(1), await workers(1)
-    first, second = await viewers.create(), await viewers.create()
-    await viewers.active(first)
-    await viewers.active(second)
-    lost = first if (await viewers.get(first)).worker == other.id else second
-    kept = second if lost == first else first
-    await other.die()
-
-    async def waits() -> bool:
-        page = await viewers.bus.call(subjects.LIST_DECISIONS, SessionRef(session=lost))
-        gone = f"its worker {other.id} is gone"
-        return any(d.kind == "wait" and d.reason.startswith(gone) for d in page.decisions)
-
-    deadline = asyncio.get_running_loop().time() + 60
-    while not await waits():
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.05)
-    assert (await viewers.get(lost)).epoch == 1
-    await viewers.bus.call(subjects.END_SESSION, EndSession(session=kept))
-    assert (await viewers.active(lost, epoch=2)).worker == worker.id
-
-
 async def test_resumes_where_the_state_is(scheduler: Any, workers: Workers, viewers: Any) -> None:
     await workers(4)
     await workers(4)
@@ -204,7 +117,7 @@ async def test_the_autoscaler_is_told_the_load(
     await workers(4)
     session = await viewers.create()
     await viewers.active(session)
-    deadline = asyncio.get_running_loop().time() + 10
+    deadline = asyncio.get_running_loop().time() + 60
     while not any(f.model == "quiet" and f.rho_max == 0.25 and f.required == 1 for f in heard):
         assert asyncio.get_running_loop().time() < deadline
         await asyncio.sleep(0.05)
@@ -212,7 +125,7 @@ async def test_the_autoscaler_is_told_the_load(
 
 async def test_nobody_watches(scheduler: Any, workers: Workers, viewers: Any) -> None:
     scheduler.end()
-    scheduler.start(TURBOSERVE_IDLE_AFTER_S="2")
+    scheduler.start(TURBOSERVE_IDLE_AFTER_S="5")
     await workers(4)
     watched, forgotten = await viewers.create(), await viewers.create()
     await viewers.active(watched)

@@ -2,68 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
 import signal
-import urllib.error
-import urllib.request
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
+from scheduler_instances import Instance
 
 from turboserve import subjects
 from turboserve.bus import Bus
-from turboserve.cli.embedded import Ports
 from turboserve.contracts.leading import GetLeader, LeaderRecord
 from turboserve.contracts.requests import SessionRef
 from turboserve.contracts.sessions import Phase
 
 Workers = Callable[..., Awaitable[Any]]
-LIMIT_S = 90.0
-
-
-class Instance:
-    """One scheduler, with a health port."""
-
-    def __init__(self, start: Callable[..., Any], port: int) -> None:
-        self.port = port
-        self.service = start(TURBOSERVE_HEALTH_PORT=str(port), TURBOSERVE_LOG_FORMAT="json")
-
-    def status(self) -> str:
-        """What /readyz calls it; empty if it does not answer at the moment."""
-        with suppress(OSError):
-            try:
-                answer = urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=2)
-            except urllib.error.HTTPError as error:
-                answer = error
-            return str(json.loads(answer.read())["status"])
-        return ""
-
-    def metric(self, name: str) -> float:
-        text = urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5).read().decode()
-        return float(next(line for line in text.splitlines() if line.startswith(name)).split()[-1])
-
-    async def becomes(self, status: str) -> None:
-        deadline = asyncio.get_running_loop().time() + LIMIT_S
-        while (now := await asyncio.to_thread(self.status)) != status:
-            assert asyncio.get_running_loop().time() < deadline, f"it is {now!r}, not {status!r}"
-            await asyncio.sleep(0.05)
-
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(self.service.pid, number)
-
-
-@pytest.fixture
-async def pair(start_scheduler: Callable[..., Any], ports: Ports) -> tuple[Instance, Instance]:
-    """The leader, and a standby that follows it."""
-    leader = Instance(start_scheduler, ports.get("standby-test-1"))
-    await leader.becomes("ready, leader")
-    standby = Instance(start_scheduler, ports.get("standby-test-2"))
-    await standby.becomes("ready, standby")
-    return leader, standby
 
 
 @pytest.fixture
@@ -121,23 +73,6 @@ async def test_a_leader_that_stood_still_does_no_harm_when_it_wakes_up(
         assert [decision.kind for decision in page.decisions if decision.worker] == ["place"]
     assert (await row(admin)).term == term
     assert standby.status() == "ready, leader"
-
-
-async def test_worker_deaths_are_found_by_the_new_leader(
-    pair: tuple[Instance, Instance], workers: Workers, viewers: Any
-) -> None:
-    leader, _ = pair
-    first, second = await workers(4), await workers(4)
-    sessions = [await viewers.create() for _ in range(4)]
-    owners = {session: (await viewers.active(session)).worker for session in sessions}
-    assert set(owners.values()) == {first.id, second.id}
-    leader.service.end()
-    await first.die()
-    for session, owner in owners.items():
-        if owner == first.id:
-            assert (await viewers.active(session, epoch=2)).worker == second.id
-        else:
-            assert (await viewers.get(session)).epoch == 1
 
 
 async def test_a_leader_that_is_asked_to_stop_gives_the_lead_back(

@@ -1,0 +1,47 @@
+"""Schedulers as processes with a health port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+LIMIT_S = 90.0
+
+
+class Instance:
+    """One scheduler, with a health port."""
+
+    def __init__(self, start: Callable[..., Any], port: int) -> None:
+        self.port = port
+        self.service = start(TURBOSERVE_HEALTH_PORT=str(port), TURBOSERVE_LOG_FORMAT="json")
+
+    def status(self) -> str:
+        """What /readyz calls it; empty if it does not answer at the moment."""
+        with suppress(OSError):
+            try:
+                answer = urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=LIMIT_S)
+            except urllib.error.HTTPError as error:
+                answer = error
+            return str(json.loads(answer.read())["status"])
+        return ""
+
+    def metric(self, name: str) -> float:
+        url = f"http://127.0.0.1:{self.port}/metrics"
+        text = urllib.request.urlopen(url, timeout=LIMIT_S).read().decode()
+        return float(next(line for line in text.splitlines() if line.startswith(name)).split()[-1])
+
+    async def becomes(self, status: str) -> None:
+        deadline = asyncio.get_running_loop().time() + LIMIT_S
+        while (now := await asyncio.to_thread(self.status)) != status:
+            assert asyncio.get_running_loop().time() < deadline, f"it is {now!r}, not {status!r}"
+            await asyncio.sleep(0.05)
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.service.pid, number)

@@ -1,0 +1,126 @@
+"""Workers that die, and workers that only seem to, with the scheduler and the state store as processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from scheduler_instances import Instance
+
+from turboserve import subjects
+from turboserve.contracts.requests import EndSession, SessionRef
+
+Workers = Callable[..., Awaitable[Any]]
+WORKER_TIMEOUT_S = 5.0
+"""Short, since tests wait for it. The workers are the test's own tasks: a stall of the test must be shorter."""
+
+
+@pytest.fixture(scope="module")
+def worker_timeout_s() -> float:
+    return WORKER_TIMEOUT_S
+
+
+async def test_a_dead_worker_is_noticed_and_its_sessions_go_on_elsewhere(
+    scheduler: Any, workers: Workers, viewers: Any
+) -> None:
+    first, second = await workers(4), await workers(4)
+    sessions = [await viewers.create() for _ in range(4)]
+    for session in sessions:
+        await viewers.active(session)
+    lost = [s for s in sessions if (await viewers.get(s)).worker == first.id]
+    await first.die()
+    for session in lost:
+        record = await viewers.active(session, epoch=2)
+        assert record.worker == second.id
+    decisions = await viewers.bus.call(subjects.LIST_DECISIONS, SessionRef(session=lost[0]))
+    recovery = next(d for d in decisions.decisions if d.epoch == 2)
+    assert recovery.kind == "recover"
+    assert recovery.reason == f"its worker {first.id} is gone: the bottleneck latency grows least"
+    assert recovery.numbers["capacity"] == 4
+
+
+async def test_a_worker_whose_reports_are_lost_is_not_dead(
+    scheduler: Any, workers: Workers, viewers: Any
+) -> None:
+    """It renews with the store, so its sessions stay, however long nobody hears its load reports."""
+    worker = await workers(4)
+    session = await viewers.create()
+    await viewers.active(session)
+    worker.reports = False
+    await asyncio.sleep(2 * WORKER_TIMEOUT_S)
+    record = await viewers.get(session)
+    assert (record.worker, record.epoch) == (worker.id, 1)
+    assert not worker.gone
+
+
+async def test_a_scheduler_that_was_held_up_declares_nobody_dead(
+    scheduler: Any, workers: Workers, viewers: Any
+) -> None:
+    """Incident: after a pause longer than the time-out, the first tick found every worker silent."""
+    worker = await workers(4)
+    session = await viewers.create()
+    await viewers.active(session)
+    os.kill(scheduler.pid, signal.SIGSTOP)
+    await asyncio.sleep(1.5 * WORKER_TIMEOUT_S)
+    os.kill(scheduler.pid, signal.SIGCONT)
+    another = await viewers.create()
+    await viewers.active(another)
+    assert not worker.gone
+    assert (await viewers.get(session)).epoch == 1
+
+
+async def test_what_died_while_it_was_away_is_recovered(
+    scheduler: Any, workers: Workers, viewers: Any
+) -> None:
+    first = await workers(2)
+    session = await viewers.create()
+    await viewers.active(session)
+    scheduler.end()
+    await first.die()
+    second = await workers(2)
+    scheduler.start()
+    assert (await viewers.active(session, epoch=2)).worker == second.id
+
+
+async def test_a_freed_slot_goes_to_who_waits(scheduler: Any, workers: Workers, viewers: Any) -> None:
+    worker, other = await workers(1), await workers(1)
+    first, second = await viewers.create(), await viewers.create()
+    await viewers.active(first)
+    await viewers.active(second)
+    lost = first if (await viewers.get(first)).worker == other.id else second
+    kept = second if lost == first else first
+    await other.die()
+
+    async def waits() -> bool:
+        page = await viewers.bus.call(subjects.LIST_DECISIONS, SessionRef(session=lost))
+        gone = f"its worker {other.id} is gone"
+        return any(d.kind == "wait" and d.reason.startswith(gone) for d in page.decisions)
+
+    deadline = asyncio.get_running_loop().time() + 60
+    while not await waits():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.05)
+    assert (await viewers.get(lost)).epoch == 1
+    await viewers.bus.call(subjects.END_SESSION, EndSession(session=kept))
+    assert (await viewers.active(lost, epoch=2)).worker == worker.id
+
+
+async def test_worker_deaths_are_found_by_the_new_leader(
+    pair: tuple[Instance, Instance], workers: Workers, viewers: Any
+) -> None:
+    leader, _ = pair
+    first, second = await workers(4), await workers(4)
+    sessions = [await viewers.create() for _ in range(4)]
+    owners = {session: (await viewers.active(session)).worker for session in sessions}
+    assert set(owners.values()) == {first.id, second.id}
+    leader.service.end()
+    await first.die()
+    for session, owner in owners.items():
+        if owner == first.id:
+            assert (await viewers.active(session, epoch=2)).worker == second.id
+        else:
+            assert (await viewers.get(session)).epoch == 1
