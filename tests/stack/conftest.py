@@ -22,7 +22,7 @@ ReadLog = Callable[[str], Awaitable[list[tuple[ChunkHeader, bytes]]]]
 
 @pytest.fixture
 async def api(stack: BackgroundStack) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=stack.url, timeout=10.0) as client:
+    async with httpx.AsyncClient(base_url=stack.url, timeout=60.0) as client:
         yield client
 
 
