@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from followers import acquainted
 from nats.js import api
 
 from turboserve.bus import Bus, append
-from turboserve.bus.log import QUIET_S
 from turboserve.cli.embedded import NatsServer
 from turboserve.config import Settings
 from turboserve.contracts.chunks import Ownership
@@ -100,9 +100,7 @@ async def test_a_viewer_whose_next_chunk_was_lost_with_the_log_begins_again(
 
     following = asyncio.create_task(next_chunk())
     async with asyncio.timeout(LIMIT_S):
-        while bus.lives.look(CHUNKS) is None:
-            await asyncio.sleep(0.02)
-        await asyncio.sleep(1.5 * QUIET_S)
+        await acquainted(bus, CHUNKS)
         await bus.jetstream().delete_stream(CHUNKS)
         await bus.jetstream().add_stream(STREAM)
         if made > 4:

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from followers import acquainted
 from nats.js import api
 
 from turboserve.bus import Bus, append, follow, headers_reader, last_entry, read, read_headers
-from turboserve.bus.log import QUIET_S
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 from turboserve.tasks import stop
 
-LIMIT_S = 30
+LIMIT_S = 60
 
 
 async def make(bus: Bus) -> None:
@@ -69,14 +69,6 @@ class Following:
         self._task.cancel()
 
 
-async def acquainted(bus: Bus) -> None:
-    """To notice is to compare: `bus` has heard of the stream, and its follower knows what it heard."""
-    async with asyncio.timeout(LIMIT_S):
-        while bus.lives.look(CHUNKS) is None:
-            await asyncio.sleep(0.02)
-    await asyncio.sleep(1.5 * QUIET_S)
-
-
 async def anew(bus: Bus) -> None:
     await bus.jetstream().delete_stream(CHUNKS)
     await make(bus)
@@ -88,7 +80,7 @@ async def test_a_new_stream_is_followed_from_its_beginning(bus: Bus, gateway: Bu
     await put(bus, *"123456")
     while len(following.found) < 6:
         await asyncio.sleep(0.02)
-    await acquainted(gateway)
+    await acquainted(gateway, CHUNKS)
     await anew(bus)
     await put(bus, "7")
     await put(bus, "8")
@@ -102,7 +94,7 @@ async def test_a_new_stream_that_has_outgrown_the_old_one_unnoticed_is_read_whol
     await put(bus, "1")
     while not following.found:
         await asyncio.sleep(0.02)
-    await acquainted(gateway)
+    await acquainted(gateway, CHUNKS)
     await anew(bus)
     await put(bus, *"2345")
     await following.until(*"12345")
@@ -144,7 +136,7 @@ async def test_a_reader_of_many_subjects_goes_on_with_a_new_stream_that_is_longe
     await put(bus, "1")
     while not found:
         await asyncio.sleep(0.02)
-    await acquainted(bus)
+    await acquainted(bus, CHUNKS)
     await anew(bus)
     await put(bus, *"2345")
     async with asyncio.timeout(LIMIT_S):

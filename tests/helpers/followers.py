@@ -1,0 +1,32 @@
+"""What a follower of a stream knows of it, for tests in which the stream is lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from turboserve.bus import Bus
+from turboserve.bus.lives import Life
+
+
+async def acquainted(bus: Bus, stream: str, limit_s: float = 60.0) -> None:
+    """Wait until a running follower on `bus` has read a description of `stream` younger than itself.
+
+    A lost stream is noticed by comparison with such a description. Raises TimeoutError.
+    """
+    began_at = asyncio.get_running_loop().time()
+    known = asyncio.Event()
+    look = bus.lives.look
+
+    def observed(name: str) -> Life | None:
+        life = look(name)
+        # The follower takes the description over before it waits again.
+        if name == stream and life is not None and life.asked_at >= began_at:
+            known.set()
+        return life
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bus.lives, "look", observed)
+        async with asyncio.timeout(limit_s):
+            await known.wait()
