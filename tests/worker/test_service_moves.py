@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -235,12 +234,10 @@ async def test_a_source_that_dies_is_reported_and_what_was_copied_goes(
     session = await scene.started(source)
     await scene.chunks(session, 3)
     scene.signal(source, number)
-    started = time.monotonic()
     row = await begin(scene, session, target)
     report = await reported(scene, row, MoveStage.FAILED)
     assert report.reason is not None
     assert report.reason.startswith(("peer_lost", "deadline_passed"))
-    assert time.monotonic() - started < 30
     assert scene.metric(target, BROKEN) >= 1
     await abandon(scene, row)
     await empty(scene, target)
@@ -270,6 +267,13 @@ async def test_a_session_that_may_be_the_targets_already_stands_still_until_its_
     row = await begin(scene, session, target)
     report = await reported(scene, row, MoveStage.VERIFIED)
     scene.signal(target, signal.SIGKILL)
+
+    async def counted() -> bool:
+        await play_on(scene, session)
+        return (await scene.record(session)).next_chunk >= report.next_chunk
+
+    # The store counts a chunk after it is in the log.
+    await scene.until(counted, "all chunks before the handoff are counted")
     for _ in range(10):
         await play_on(scene, session)
         await asyncio.sleep(0.2)
