@@ -60,7 +60,7 @@ async def test_location_says_where_the_session_is(api) -> None:
 
 async def test_decisions_say_why_it_was_placed(api, start) -> None:
     session = await start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (found := (await api.get(session["links"]["decisions"])).json()["decisions"]):
             await asyncio.sleep(0.1)
     assert found[0]["kind"] == "place"

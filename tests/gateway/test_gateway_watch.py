@@ -78,7 +78,7 @@ async def test_an_idle_session_is_asked_for_until_there_is_room() -> None:
     room = Room([full] * 20 + [away] * 20 + [None])
     async with watching(room) as one:
         assert one._waking is not None
-        await asyncio.wait_for(one._waking, 10)
+        await asyncio.wait_for(one._waking, 60)
     assert room.asked == 41
 
 
@@ -86,7 +86,7 @@ async def test_a_session_that_may_not_resume_is_asked_for_once() -> None:
     room = Room([TransitionError("ended")])
     async with watching(room) as one:
         assert one._waking is not None
-        await asyncio.wait_for(one._waking, 10)
+        await asyncio.wait_for(one._waking, 60)
     assert room.asked == 1
 
 
@@ -95,7 +95,7 @@ async def test_a_session_that_was_paused_meanwhile_is_left_alone() -> None:
     async with watching(room) as one:
         one.record = record(Activity.PAUSED)
         assert one._waking is not None
-        await asyncio.wait_for(one._waking, 10)
+        await asyncio.wait_for(one._waking, 60)
     assert room.asked == 0
 
 
@@ -105,7 +105,7 @@ async def test_who_leaves_asks_no_more() -> None:
         await asyncio.sleep(0)
         task = one._waking
     assert task is not None
-    await asyncio.wait([task], timeout=10)
+    await asyncio.wait([task], timeout=60)
     assert task.cancelled()
 
 

@@ -24,7 +24,7 @@ from turboserve import subjects
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
 from turboserve.cli.embedded.running import running
 
-START_LIMIT_S = 60.0
+START_LIMIT_S = 120.0
 STOP_LIMIT_S = 60.0
 """A busy machine may need long for what the service does in a moment."""
 DRAWN_WORKER = Path(__file__).with_name("drawn_worker.py")
@@ -136,8 +136,10 @@ class Pool:
             raise
 
     def stop_all(self) -> None:
-        for name in reversed(list(self._processes)):
-            self.stop(name)
+        """Stop each process, also after one that does not stop, which is raised in the end."""
+        with ExitStack() as stack:
+            for name in self._processes:
+                stack.callback(self.stop, name)
 
     def log(self, name: str) -> str:
         return (self.layout.logs / f"{name}.log").read_text()

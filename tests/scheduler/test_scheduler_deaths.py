@@ -16,7 +16,7 @@ from turboserve.contracts.requests import EndSession, SessionRef
 
 Workers = Callable[..., Awaitable[Any]]
 WORKER_TIMEOUT_S = 5.0
-"""Short, since tests wait for it. The workers are the test's own tasks: a stall of the test must be shorter."""
+"""Short, since tests wait for it. The workers are the test's own tasks: its stalls must be shorter."""
 
 
 @pytest.fixture(scope="module")

@@ -149,7 +149,7 @@ def test_headers_without_an_end_are_refused_and_take_no_memory(attacked: Attacke
 
 
 def test_too_many_headers_are_refused(attacked: Attacked) -> None:
-    with httpx.Client(base_url=attacked.url) as client:
+    with httpx.Client(base_url=attacked.url, timeout=PATIENCE_S) as client:
         assert client.get("/healthz", headers=[(f"X-{n}", "v") for n in range(90)]).status_code == 200
         refused = client.get("/healthz", headers=[(f"X-{n}", "v") for n in range(101)])
         assert (refused.status_code, refused.json()["code"]) == (431, "headers_too_large")

@@ -16,7 +16,7 @@ from nats.js.errors import NotFoundError
 from turboserve.bus import Bus
 
 Connect = Callable[[str], Awaitable[Bus]]
-LIMIT_S = 20
+LIMIT_S = 60
 S = ""
 """The stream: another name in each test. nats-server answers before it has deleted the files of a stream, and
 one of the same name may find them."""

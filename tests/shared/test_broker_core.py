@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from turboserve.bus import Bus
 
 Connect = Callable[[str], Awaitable[Bus]]
-LIMIT_S = 20
+LIMIT_S = 60
 
 
 class Heard:

@@ -106,7 +106,7 @@ async def test_a_canary_reaches_a_service_only_once_it_is_stored(
     try:
         assert not watched.takes(CHUNKS, now())
         await append(store, CANARY_CHUNKS.every, b"{}", message_id="1", ttl_s=20)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not watched.takes(CHUNKS, now()):
                 await asyncio.sleep(0.01)
         await store.jetstream().publish("own.s", b"x" * 3_700)

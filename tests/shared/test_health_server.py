@@ -11,7 +11,7 @@ import pytest
 from turboserve import health
 from turboserve.health import CONNECTIONS, HealthServer
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ class DatabaseServer:
 
     async def until_waiting(self, sessions: int = 1) -> None:
         """Until so many sessions wait for a lock."""
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60):
             while await self._waiting() != sessions:
                 await asyncio.sleep(0.02)
 

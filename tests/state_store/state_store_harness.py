@@ -51,7 +51,7 @@ from turboserve.state_store.composition import compose
 from turboserve.state_store.settings import Settings
 from turboserve.tasks import stop
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 """A wait that takes longer is a failure of the store, not of the machine."""
 START_LIMIT_S = 90.0
 """A process has to read its packages first, which a busy machine may take long for."""

@@ -106,7 +106,7 @@ async def test_what_the_process_before_it_had_is_refused_as_long_as_rows_name_it
     store.assigned, store.incoming = (row, asleep), (Incoming(record=coming),)
 
     async def until(refused: list[tuple[str, int]]) -> LoadReport:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60):
             while True:
                 store.renewed.clear()
                 await store.renewed.wait()
@@ -125,6 +125,6 @@ async def test_what_the_process_before_it_had_is_refused_as_long_as_rows_name_it
 async def test_it_hears_that_it_was_declared_gone(store: Store, nats_server: NatsServer) -> None:
     store.says_gone, gone = True, list[str]()
     async with loading(nats_server, gone):
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60):
             while not gone:
                 await asyncio.sleep(0.05)

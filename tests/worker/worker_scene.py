@@ -153,7 +153,7 @@ class Scene:
 
     def metric(self, worker: str, name: str) -> float:
         url = f"http://127.0.0.1:{self.pool.health[worker]}/metrics"
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 

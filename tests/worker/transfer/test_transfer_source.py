@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from transfer_peer import KEY, MODEL, MOVE, SESSION, TARGET
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 HELLO = Hello(model=MODEL, backends=("shm",), machine=shm.machine())
 
 
