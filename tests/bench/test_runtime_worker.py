@@ -14,7 +14,15 @@ from turboserve.bench.runtime.device.contents import begin
 from turboserve.bench.runtime.device.platform import VirtualPlatform
 from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import WorkerPhase
+from turboserve.ids import SystemRandomness, use_source
 from turboserve.worker.service.ports import Platform
+
+
+@pytest.fixture(autouse=True)
+def randomness() -> Iterator[None]:
+    """A world's ids come from its seed; those of the tests that follow do not."""
+    yield
+    use_source(SystemRandomness())
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from nats.js.errors import ServerError
 
 from turboserve.bench.chaos.small_disk import SmallDisk, why_not
 from turboserve.cli.embedded.binaries import nats_server
-from turboserve.cli.embedded.ports import any_free
+from turboserve.free_ports import any_free
 from turboserve.subjects import CHUNKS, OWN, SERVICES
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import random
-import socket
 from pathlib import Path
 
 from turboserve.cli.embedded.layout import read_json, write_private_json
+from turboserve.free_ports import HIGHEST, LOWEST, is_free
 
 HOST = "127.0.0.1"
-# Below the range from which the kernel takes ports for outgoing connections: one of those could otherwise sit
-# on the port of a server that is being restarted.
-LOWEST, HIGHEST = 20_000, 32_000
 
 
 class PortTaken(Exception):
@@ -23,31 +19,12 @@ class PortTaken(Exception):
         self.port = port
 
 
-def is_free(port: int) -> bool:
-    """Whether a server could listen on `port` now. A closed connection's remains (TIME_WAIT) do not count."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-            probe.listen(1)
-        except OSError as error:
-            if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                return False
-            raise
-    return True
-
-
 def next_free(port: int, attempts: int = 100) -> int:
     """`port`, or the next free one after it; raises PortTaken when there is none among `attempts`."""
     for candidate in range(port, min(port + attempts, 65_536)):
         if is_free(candidate):
             return candidate
     raise PortTaken(port)
-
-
-def any_free() -> int:
-    """A free port, hardly the one that another process finds at the same time."""
-    return next_free(random.randrange(LOWEST, HIGHEST))
 
 
 class Ports:

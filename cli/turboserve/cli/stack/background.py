@@ -13,9 +13,9 @@ from types import TracebackType
 
 import psutil
 
-from turboserve.cli.embedded.ports import any_free
 from turboserve.cli.stack import record
 from turboserve.cli.stack.record import NoStack, StackRecord
+from turboserve.free_ports import any_free
 
 START_LIMIT_S = 180.0
 STOP_LIMIT_S = 60.0

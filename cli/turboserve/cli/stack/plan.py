@@ -19,12 +19,13 @@ from turboserve.cli.embedded import (
     PostgresServer,
     RedisServer,
 )
-from turboserve.cli.embedded.ports import HOST, is_free, next_free
+from turboserve.cli.embedded.ports import HOST, next_free
 from turboserve.cli.settings import names
 from turboserve.cli.stack.options import DEFAULT_PORT, Options
 from turboserve.cli.supervisor.core import Member
 from turboserve.cli.supervisor.probe import healthz, readyz
 from turboserve.cli.supervisor.spec import ProcessSpec
+from turboserve.free_ports import is_free
 
 SERVER_WAVE, STORE_WAVE, SERVICE_WAVE = range(3)
 SILENT_LIMIT = 6

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -32,6 +31,7 @@ from turboserve.autoscaler.providers.process import (
     settled_environments,
 )
 from turboserve.config import Settings
+from turboserve.free_ports import any_free
 
 log = logs.get("pool")
 
@@ -108,7 +108,8 @@ class LocalProvider(PoolProvider):
                 return member
             if member.slot == slot and process.alive:
                 raise LaunchError(f"slot {slot} still has {member.worker}", field=slot, retry_after_s=1.0)
-        port = free_port(self._health_host)
+        # Should it be taken meanwhile, the worker fails and is started with another.
+        port = any_free(self._health_host)
         environment = {
             **self._environment,
             **credentials(worker, self._identities),
@@ -226,13 +227,6 @@ def worker_environment(
         environment["TURBOSERVE_NATS_PASSWORD"] = password
         environment["TURBOSERVE_NATS_USER"] = user or "worker"
     return environment
-
-
-def free_port(host: str) -> int:
-    """A port that is free now. Should it be taken meanwhile, the worker fails and is started with another."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 async def _readyz(host: str, port: int) -> bool:
