@@ -59,6 +59,11 @@ def pytest_sessionstart() -> None:
         providers._get_local_constants = lambda: nothing
 
 
+# Settings and proxies of the developer's environment are no part of a test: services inherit this process's.
+for _name in [*os.environ]:
+    if _name.startswith("TURBOSERVE_") or _name.lower().endswith("_proxy"):
+        del os.environ[_name]
+
 # Torch and its like would otherwise use every core for matrices that fit in a cache.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -82,6 +87,7 @@ GROUPS = {
     "tests/autoscaler/test_autoscaler_service.py": "autoscaler",
     "tests/state_store/test_store_crash.py": "crashes",
     "tests/scheduler/test_scheduler_standby.py": "standby",
+    "tests/scheduler/test_scheduler_deaths.py": "deaths",
     "tests/bench/test_engine_bench_gpu.py": "profiles",
 }
 """Folders and files whose tests run one after the other on one of xdist's processes, and before all others.
