@@ -91,7 +91,7 @@ def permissions(user: str) -> dict[str, list[str]]:
         raise ValueError(f"service: {user!r} is not one of {', '.join(SERVICES)}")
     publish = [e.request_subject(user) for e in ENDPOINTS if service in e.callers]
     publish += [topic.of_identity(caller.id) for topic in TOPICS if service in topic.senders]
-    publish += [log.every for log in LOGS if service in log.writers]
+    publish += [log.of_identity(caller.id) for log in LOGS if service in log.writers]
     publish += _store_api() if service == STORE else _reading_api(service)
     subscribe = [f"{inbox_prefix(user)}.>"]
     subscribe += [topic.of_identity(caller.id) for topic in TOPICS if service in topic.readers]
@@ -122,14 +122,14 @@ def _store_api() -> list[str]:
 def _reading_api(service: str) -> list[str]:
     """What a reader of stored messages asks of JetStream.
 
-    Permissions can only name the subject of a request for the newest message. Whoever reads on from a
-    sequence may read the whole stream.
+    A request's body has the subject that is read, which permissions do not see: a reader of a log may read
+    its whole stream.
     """
     requests: list[str] = []
     for log in LOGS:
         if service not in log.history_readers:
             continue
-        requests += [f"{API}.DIRECT.GET.{log.stream}", f"{API}.DIRECT.GET.{log.stream}.{log.every}"]
+        requests.append(f"{API}.DIRECT.GET.{log.stream}")
         if service in log.readers:
             # Followers notice by it that a stream was made anew.
             requests.append(f"{API}.STREAM.INFO.{log.stream}")
@@ -152,7 +152,10 @@ def flows(identities: Iterable[str] = ()) -> list[Flow]:
         senders, readers = [*users(topic.senders), ADMIN], [*users(topic.readers), ADMIN]
         found |= {_passing(topic, sender, reader) for sender in senders for reader in readers}
     for log in LOGS:
-        found |= {Flow(log.every, account_of(writer), HUB, "service") for writer in users(log.writers)}
+        found |= {
+            Flow(log.of_identity(Caller.from_token(writer).id), account_of(writer), HUB, "service")
+            for writer in users(log.writers)
+        }
         found |= {Flow(log.live("*"), HUB, account_of(reader), "stream") for reader in users(log.readers)}
     for endpoint in ENDPOINTS:
         found |= {

@@ -16,7 +16,7 @@ ADMIN = "admin"
 """The broker user of tests and tools, which may do everything that services may."""
 
 CHUNKS = "CHUNKS"
-"""Stream of `own.<session>` and `chunk.<session>`: the fence and the chunk log share one order."""
+"""Stream of `own.<session>` and `chunk.<session>.<identity>`: the fence and the chunk log share one order."""
 EVENTS = "EVENTS"
 """Stream of session and worker events."""
 
@@ -113,7 +113,7 @@ class Topic(Generic[Msg]):
 
 @dataclass(frozen=True)
 class Log:
-    """One subject per session or worker in a stream; accepted messages are republished on `live`.
+    """Subjects in a stream, per session or worker; accepted messages are republished on `live`.
 
     A canary's pattern has no `{id}`: it is one subject.
     """
@@ -126,31 +126,61 @@ class Log:
     """Services that hear accepted messages as they come."""
     history_readers: tuple[str, ...] = ()
     """Services that read stored messages."""
+    by_identity: bool = False
+    """Whether the writer's identity follows `{id}`, so that the broker tells workers apart."""
 
     def of(self, token: str) -> str:
-        return self.pattern.format(id=token)
+        """Where entries about `token` are: one subject, or the pattern of those of all identities."""
+        return self._with_identity(self.pattern, token, "*")
+
+    def by(self, token: str, worker: str) -> str:
+        """Where `worker` appends entries about `token`."""
+        return self._with_identity(self.pattern, token, identity_of(worker))
+
+    def of_identity(self, identity: str | None) -> str:
+        """What the workers of this identity append; None: all entries."""
+        return self._with_identity(self.pattern, "*", identity or "*")
 
     def token(self, subject: str) -> str:
         """Of a subject of this log: the session or worker that it is about."""
-        return subject.removeprefix(self.of(""))
+        return subject.removeprefix(self.pattern.format(id="")).partition(".")[0]
+
+    def identity(self, subject: str) -> str | None:
+        """Of a subject of this log: the identity that appended; None if the subject names none."""
+        return subject.removeprefix(self.pattern.format(id="")).partition(".")[2] or None
 
     def live(self, token: str) -> str:
         assert self.live_pattern is not None
-        return self.live_pattern.format(id=token)
+        return self._with_identity(self.live_pattern, token, "*")
 
     @property
     def every(self) -> str:
-        return self.pattern.format(id="*")
+        return self.of_identity(None)
 
     def takes(self, subject: str) -> bool:
-        """Whether messages on `subject` are this log's."""
-        return subject.rpartition(".")[0] == self.every.rpartition(".")[0]
+        """Whether messages on `subject` are this log's, those of earlier versions included."""
+        kind, *rest = subject.split(".")
+        return kind == self.pattern.partition(".")[0] and 1 <= len(rest) <= 1 + self.by_identity
+
+    def _with_identity(self, pattern: str, token: str, identity: str) -> str:
+        return pattern.format(id=f"{token}.{identity}" if self.by_identity else token)
 
 
 OWN = Log(CHUNKS, "own.{id}", "live.own.{id}", ("state-store",), ("gateway",), ("state-store",))
 CHUNK = Log(
-    CHUNKS, "chunk.{id}", "live.chunk.{id}", ("worker",), ("gateway",), ("gateway", "worker", "state-store")
+    CHUNKS,
+    "chunk.{id}",
+    "live.chunk.{id}",
+    ("worker",),
+    ("gateway",),
+    ("gateway", "worker", "state-store"),
+    by_identity=True,
 )
+CHUNK_UNNAMED = Log(CHUNKS, "chunk.{id}", None, (), ())
+"""Where workers of earlier versions appended, all on one subject. The stream has such entries until they
+expire, and takes no others."""
+ANY_CHUNK = "chunk.>"
+"""Entries of both."""
 EVENT = Log(
     EVENTS,
     "event.{id}",

@@ -72,7 +72,7 @@ def call(scene: Scene, worker: str, deadline_s: float = 1.0) -> Done:
 def put(scene: Scene, index: int, deadline_s: float = 1.0) -> Any:
     work = append(
         scene.buses["worker"],
-        CHUNK.of("a"),
+        CHUNK.by("a", "w1"),
         b"%d" % index,
         message_id=f"a:{index}",
         deadline_s=deadline_s,
@@ -337,7 +337,7 @@ def play(seed: int) -> list[object]:
         for number in range(30):
             try:
                 ack = await append(
-                    scene.buses["worker"], CHUNK.of("a"), b"", message_id=str(number), deadline_s=0.3
+                    scene.buses["worker"], CHUNK.by("a", "w1"), b"", message_id=str(number), deadline_s=0.3
                 )
                 said.append((scene.loop.time(), ack.sequence, ack.duplicate))
             except DeadlineError:

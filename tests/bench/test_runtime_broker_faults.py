@@ -54,7 +54,8 @@ def calling(scene: Scene, deadline_s: float = 1.0) -> Any:
 def putting(scene: Scene, index: int, deadline_s: float = 1.0) -> Any:
     bus = scene.buses["worker"]
     return scene.spawn(
-        "worker", append(bus, CHUNK.of("a"), b"%d" % index, message_id=f"a:{index}", deadline_s=deadline_s)
+        "worker",
+        append(bus, CHUNK.by("a", "w1"), b"%d" % index, message_id=f"a:{index}", deadline_s=deadline_s),
     )
 
 
@@ -388,7 +389,9 @@ def test_everything_is_read_once_whatever_happened(scene: Scene) -> None:
         for index in range(200):
             while True:
                 try:
-                    await append(bus, CHUNK.of("a"), b"%d" % index, message_id=f"a:{index}", deadline_s=0.5)
+                    await append(
+                        bus, CHUNK.by("a", "w1"), b"%d" % index, message_id=f"a:{index}", deadline_s=0.5
+                    )
                     break
                 except UnavailableError:
                     await asyncio.sleep(0.1)

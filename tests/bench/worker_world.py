@@ -113,7 +113,7 @@ class WorkerWorld:
         self.bus = await Bus.connect("state-store", settings, self.broker.connect)
         config = StreamConfig(
             name=CHUNKS,
-            subjects=["own.*", "chunk.*"],
+            subjects=[OWN.every, CHUNK.every],
             discard=DiscardPolicy.NEW,
             allow_direct=True,
             allow_msg_ttl=True,

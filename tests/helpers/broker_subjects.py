@@ -18,9 +18,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "$JS.API.STREAM.INFO.CHUNKS",
             "$JS.API.STREAM.INFO.EVENTS",
             "$JS.API.DIRECT.GET.CHUNKS",
-            "$JS.API.DIRECT.GET.CHUNKS.chunk.x1",
             "$JS.API.DIRECT.GET.EVENTS",
-            "$JS.API.DIRECT.GET.EVENTS.event.x1",
             "playhead.x1",
             "scheduler.session.move.from.gateway",
             "state.cost.correct.from.gateway",
@@ -40,7 +38,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "_INBOX_gateway.x1",
             "live.canary.CHUNKS",
             "live.canary.EVENTS",
-            "live.chunk.x1",
+            "live.chunk.x1.x1",
             "live.event.x1",
             "live.own.x1",
             "pool.x1",
@@ -50,9 +48,6 @@ NEEDS: dict[str, dict[str, set[str]]] = {
         "publish": {
             "$JS.API.STREAM.INFO.EVENTS",
             "$JS.API.DIRECT.GET.EVENTS",
-            # Messages that it may read by sequence as well.
-            "$JS.API.DIRECT.GET.EVENTS.event.x1",
-            "$JS.API.DIRECT.GET.EVENTS.worker-event.x1",
             # Answers to what it is asked; the broker chooses the token.
             "_R_.x1",
             "feedback.x1",
@@ -102,8 +97,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
     "worker": {
         "publish": {
             "$JS.API.DIRECT.GET.CHUNKS",
-            "$JS.API.DIRECT.GET.CHUNKS.chunk.x1",
-            "chunk.x1",
+            "chunk.x1.x1",
             "latents.x1.x1",
             "load.x1.x1",
             "state.latents.get.from.worker",
@@ -127,11 +121,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
             "$JS.API.CONSUMER.INFO.CHUNKS.x1",
             "$JS.API.CONSUMER.MSG.NEXT.CHUNKS.x1",
             "$JS.API.DIRECT.GET.CHUNKS",
-            "$JS.API.DIRECT.GET.CHUNKS.chunk.x1",
-            "$JS.API.DIRECT.GET.CHUNKS.own.x1",
             "$JS.API.DIRECT.GET.EVENTS",
-            "$JS.API.DIRECT.GET.EVENTS.event.x1",
-            "$JS.API.DIRECT.GET.EVENTS.worker-event.x1",
             "_INBOX_admin.x1",
             "_R_.x1",
             "assign.x1.x1",
@@ -234,7 +224,17 @@ _SERVER = (
 )
 WILDCARDS = (
     *(">", "*", "*.*", "*.>", "*.*.*", "*.*.*.from.>", "state.>", "state.*.*.from.*", "scheduler.>"),
-    *("scheduler.*.*.from.*", "own.*", "own.>", "chunk.>", "event.>", "worker-event.>", "live.>", "live.*.*"),
+    *(
+        "scheduler.*.*.from.*",
+        "own.*",
+        "own.>",
+        "chunk.>",
+        "chunk.*.*",
+        "event.>",
+        "worker-event.>",
+        "live.>",
+        "live.*.*",
+    ),
     *("live.own.*", "live.canary.>", "canary.>", "load.>", "assign.>", "playhead.>", "latents.>", "pool.>"),
     *(
         "feedback.>",
@@ -265,8 +265,8 @@ def every_api_subject() -> list[str]:
         names += [f"$JS.API.{verb}.{stream}" for verb in _API_OF_STREAM]
         names += [f"$JS.API.{verb}.{stream}.{ID}" for verb in _API_OF_CONSUMER]
         for log in subjects.LOGS:
-            names.append(f"$JS.API.CONSUMER.CREATE.{stream}.{ID}.{log.of(ID)}")
-            names.append(f"$JS.API.DIRECT.GET.{stream}.{log.of(ID)}")
+            names.append(f"$JS.API.CONSUMER.CREATE.{stream}.{ID}.{log.by(ID, ID)}")
+            names.append(f"$JS.API.DIRECT.GET.{stream}.{log.by(ID, ID)}")
     return names
 
 
@@ -278,6 +278,6 @@ def every_application_subject() -> list[str]:
         names += [endpoint.request_subject(caller) for caller in (*USERS, ID)]
     names += [topic.of(ID) for topic in subjects.TOPICS]
     for log in subjects.LOGS:
-        names += [log.of(ID), f"live.{log.of(ID)}"]
+        names += [log.by(ID, ID), f"live.{log.by(ID, ID)}", log.pattern.format(id=ID)]
     names += [f"{subjects.inbox_prefix(user)}.{ID}" for user in USERS]
-    return [*names, f"_R_.{ID}", *_SERVER]
+    return list(dict.fromkeys([*names, f"_R_.{ID}", *_SERVER]))

@@ -179,7 +179,7 @@ class DrawnWorker:
         assert row.own_revision is not None
         await append(
             self._bus,
-            CHUNK.of(row.id),
+            CHUNK.by(row.id, self._id),
             made.init + made.fragment,
             message_id=f"{row.id}:{index}",
             headers=header.to_headers(),

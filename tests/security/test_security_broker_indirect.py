@@ -71,7 +71,7 @@ class Broker:
                 )
             )
         # Every stream has a message whose body an attacker chose: workers write chunks, users write prompts.
-        for subject in ("chunk.bait", "event.bait", "worker-event.bait"):
+        for subject in ("chunk.bait.wk1", "event.bait", "worker-event.bait"):
             await self.jetstream.publish(subject, FORGED)
         for service in subjects.SERVICES:
             await self._listen(service)
@@ -194,7 +194,7 @@ async def test_a_push_consumer_delivers_no_forged_requests(broker: Broker, servi
                     (f"{create}.CREATE.{stream}.{name}", config),
                     (
                         f"{create}.CREATE.{stream}.{name}.chunk.bait",
-                        {**config, "filter_subject": "chunk.bait"},
+                        {**config, "filter_subject": "chunk.bait.wk1"},
                     ),
                     (f"{create}.DURABLE.CREATE.{stream}.{name}", durable),
                 ):
@@ -214,7 +214,11 @@ async def test_no_stream_is_made_or_changed_to_copy_messages_elsewhere(broker: B
     for number, target in enumerate(targets()):
         copies = [
             {"republish": {"src": ">", "dest": target}, "subjects": [f"thief{number}.>"]},
-            {"sources": [{"name": CHUNKS, "subject_transforms": [{"src": "chunk.bait", "dest": target}]}]},
+            {
+                "sources": [
+                    {"name": CHUNKS, "subject_transforms": [{"src": "chunk.bait.wk1", "dest": target}]}
+                ]
+            },
             {"mirror": {"name": CHUNKS}},
             {"subjects": [target]},
         ]
@@ -224,7 +228,7 @@ async def test_no_stream_is_made_or_changed_to_copy_messages_elsewhere(broker: B
         for stream in (CHUNKS, EVENTS):
             changed = {
                 "name": stream,
-                "subjects": ["own.*", "chunk.*"],
+                "subjects": ["own.*", "chunk.*.*"],
                 "republish": {"src": ">", "dest": target},
             }
             for verb in ("CREATE", "UPDATE"):
@@ -241,7 +245,7 @@ async def test_an_answer_of_jetstream_is_no_message_of_anybody_else(broker: Brok
     the asker may publish to the reply subject."""
     thief = await broker.connect(service)
     requests: list[tuple[str, bytes]] = []
-    for stream, bait in ((CHUNKS, "chunk.bait"), (EVENTS, "event.bait")):
+    for stream, bait in ((CHUNKS, "chunk.bait.wk1"), (EVENTS, "event.bait")):
         requests += [
             (f"$JS.API.DIRECT.GET.{stream}", b'{"seq": 1}'),
             (f"$JS.API.DIRECT.GET.{stream}", b'{"seq": 1, "no_hdr": true}'),
@@ -252,7 +256,7 @@ async def test_an_answer_of_jetstream_is_no_message_of_anybody_else(broker: Brok
             (f"$JS.API.STREAM.INFO.{stream}", b""),
         ]
     # An acknowledgement is an answer too.
-    requests.append(("chunk.victim", FORGED))
+    requests.append(("chunk.victim.wk1", FORGED))
     for target in targets():
         for subject, body in requests:
             await thief.publish(subject, body, reply=target)

@@ -71,12 +71,16 @@ class Attacker:
         return ChunkHeader.of_entry(self.session, entry.headers)
 
     def append(self, **changes: object) -> None:
-        """A copy of the newest chunk, with `changes`, without the fence."""
-        header = self.newest().model_copy(update={"init_bytes": 0, **changes})
+        """A copy of the newest chunk, with `changes`, without the fence, on the subject of its owner.
+
+        So may everybody where all workers share one user.
+        """
+        newest = self.newest()
+        header = newest.model_copy(update={"init_bytes": 0, **changes})
         self._runner.run(
             append(
                 self.bus,
-                CHUNK.of(self.session),
+                CHUNK.by(self.session, newest.worker),
                 b"no video",
                 message_id=new_id("test"),
                 headers=header.to_headers(),

@@ -73,7 +73,7 @@ async def attacker(nats_server: NatsServer, store: Service) -> AsyncIterator[Bus
 async def take(attacker: Bus, message_id: str) -> bool:
     """Append under `message_id` to a log of no session; whether the id was free."""
     ack = await append(
-        attacker, CHUNK.of("ses_other"), b"no video", message_id=message_id, deadline_s=PATIENCE_S
+        attacker, CHUNK.by("ses_other", "w1"), b"no video", message_id=message_id, deadline_s=PATIENCE_S
     )
     return not ack.duplicate
 

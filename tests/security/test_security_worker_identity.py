@@ -21,11 +21,17 @@ from service_process import Service, connected, eventually, state_store
 
 from turboserve import subjects
 from turboserve.broker_accounts import worker_user
-from turboserve.bus import Bus
+from turboserve.bus import Bus, Owners, append
 from turboserve.cli.embedded import Layout, NatsServer, Ports
 from turboserve.cli.embedded.running import running
-from turboserve.contracts.chunks import LatentsHeader
-from turboserve.contracts.errors import ForbiddenError, NotFoundError, StaleEpochError, TurboServeError
+from turboserve.contracts.chunks import ChunkHeader, LatentsHeader
+from turboserve.contracts.errors import (
+    DeadlineError,
+    ForbiddenError,
+    NotFoundError,
+    StaleEpochError,
+    TurboServeError,
+)
 from turboserve.contracts.requests import (
     CreateSession,
     FailSession,
@@ -33,11 +39,13 @@ from turboserve.contracts.requests import (
     ListWorkers,
     PlaceSession,
     Renew,
+    SessionRef,
 )
 from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.contracts.workers import Assignment, LoadReport
+from turboserve.gateway.stream.chunks import ChunkLog, Start
 from turboserve.ids import new_id
-from turboserve.subjects import ASSIGN, CHUNK, CHUNKS, LATENTS, LOAD
+from turboserve.subjects import ASSIGN, CHUNK, CHUNKS, LATENTS, LOAD, OWN
 
 PATIENCE_S = 60.0
 MINE, OTHER = "wk1", "wk2"
@@ -76,6 +84,8 @@ def of_identity(name: str, identity: str) -> str:
     for topic in (LOAD, ASSIGN, LATENTS):
         if topic.by_worker and name == topic.of(ID):
             return topic.of(f"{identity}_{ID}")
+    if name == CHUNK.by(ID, ID):
+        return CHUNK.by(ID, identity)
     name = name.replace(".from.worker", f".from.worker.{identity}")
     return name.replace("_INBOX_worker.", f"_INBOX_worker_{identity}.")
 
@@ -86,6 +96,7 @@ async def test_the_broker_refuses_every_subject_of_other_identities(server: Nats
     names = [*every_api_subject(), *every_application_subject(), *needed]
     names += [of_identity(name, OTHER) for name in (*NEEDS["worker"][verb], *needed)]
     names += [topic.of(f"{OTHER}_{ID}") for topic in (LOAD, ASSIGN, LATENTS)]
+    names += [CHUNK.by(ID, OTHER), CHUNK.of(ID), CHUNK.every, "chunk.*.x1", f"chunk.{ID}.{OTHER}.{MINE}"]
     # An identity's subjects with another identity's worker are its own word, which the reader checks.
     names = list(dict.fromkeys(names))
     allowed = set(names) - await refusals(server, worker_user(MINE), verb, names)
@@ -125,9 +136,9 @@ async def test_answers_cannot_be_sent_into_another_worker(server: NatsServer) ->
     jetstream = admin.jetstream()
     try:
         await jetstream.add_stream(
-            api.StreamConfig(name=CHUNKS, subjects=["chunk.*", "own.*"], allow_direct=True)
+            api.StreamConfig(name=CHUNKS, subjects=[CHUNK.every, OWN.every], allow_direct=True)
         )
-        await jetstream.publish(CHUNK.of("bait"), b"forged by the broker")
+        await jetstream.publish(CHUNK.by("bait", OTHER), b"forged by the broker")
         await admin.subscribe(subjects.GET_LATENTS.every, cb=answer)
         for name in (target, f"{subjects.inbox_prefix(worker_user(OTHER))}.>", "playhead.*"):
             await victim.subscribe(name, cb=hear)
@@ -282,6 +293,105 @@ async def test_assignments_and_loads_carry_the_identity(buses: dict[str, Bus]) -
         assert (await heard.get()).capacity == 3
         await buses[OTHER].publish(LOAD, victim, load(victim, 2))
         assert (await heard.get()).capacity == 2
+
+
+FORGED = 500
+"""More than the log keeps of one subject."""
+
+
+async def test_forged_chunks_neither_bear_anothers_name_nor_displace_its_history(
+    buses: dict[str, Bus],
+) -> None:
+    victim, mine = new_id(OTHER), new_id(MINE)
+    record = await owned(buses, victim)
+    session, kept = record.id, 400
+    made = kept + 50
+
+    def header(index: int) -> ChunkHeader:
+        return ChunkHeader(
+            session=session,
+            index=index,
+            epoch=record.epoch,
+            began=0,
+            worker=victim,
+            control_seq=0,
+            first_frame=12 * index,
+            frames=12,
+            fps=16.0,
+            width=64,
+            height=64,
+            codec="avc1.42c01e",
+            init_bytes=0,
+        )
+
+    async def make(index: int) -> None:
+        assert record.own_revision is not None
+        await append(
+            buses[OTHER],
+            CHUNK.by(session, victim),
+            b"video",
+            message_id=new_id("x"),
+            headers=header(index).to_headers(),
+            expect=(OWN.of(session), record.own_revision),
+            deadline_s=PATIENCE_S,
+        )
+
+    async def forge(number: int) -> None:
+        # Also with the headers of the broker's answers, by which a reader took the log to end there.
+        status = {1: {"Status": "404"}, 2: {"Status": "503"}}.get(number % 3, {})
+        headers = {**header(made + number % 5).to_headers(), **status}
+        body = b"" if status else b"no video"
+        subject = CHUNK.by(session, mine)
+        await append(
+            buses[MINE], subject, body, message_id=new_id("x"), headers=headers, deadline_s=PATIENCE_S
+        )
+
+    log = ChunkLog(buses["gateway"])
+    await log.listen()
+    early = asyncio.create_task(watched(log, session, Start(0, 0.0, 0), made + 1))
+    for index in range(made):
+        await make(index)
+    await asyncio.gather(*(forge(number) for number in range(FORGED)))
+    with pytest.raises(DeadlineError):
+        await append(
+            buses[MINE],
+            CHUNK.by(session, victim),
+            b"no video",
+            message_id=new_id("x"),
+            headers=header(made + 4).to_headers(),
+            deadline_s=1.0,
+        )
+
+    row = await buses["gateway"].call(subjects.GET_SESSION, SessionRef(session=session))
+    start = await log.at(row, 0.0)
+    assert (start.index, start.made_s) == (made - kept, header(made - 1).end_s)
+    assert await watched(log, session, start, kept) == list(range(made - kept, made))
+    await make(made)
+    assert await early == list(range(made + 1))
+    # A worker that takes over goes on behind the owner's newest.
+    foreign: list[None] = []
+    newest = await Owners(buses[OTHER], lambda: foreign.append(None)).newest(session)
+    assert newest is not None
+    assert newest[0].index == made
+
+    async def counted() -> bool:
+        found = await buses["gateway"].call(subjects.GET_SESSION, SessionRef(session=session))
+        assert found.next_chunk <= made + 1
+        return found.next_chunk == made + 1
+
+    await eventually(counted)
+
+
+async def watched(log: ChunkLog, session: str, start: Start, count: int) -> list[int]:
+    """The indices that a viewer gets."""
+    found: list[int] = []
+    async with asyncio.timeout(PATIENCE_S):
+        async for chunk in log.follow(session, start, asyncio.Event()):
+            assert chunk.payload == b"video"
+            found.append(chunk.header.index)
+            if len(found) == count:
+                break
+    return found
 
 
 async def test_there_is_no_user_for_all_workers(server: NatsServer) -> None:

@@ -35,7 +35,7 @@ async def store(admin: Bus, connect) -> Bus:  # type: ignore[no-untyped-def]
 async def put(bus: Bus, session: str, number: int) -> int:
     headers = {"Ts-Chunk": str(number)}
     ack = await append(
-        bus, CHUNK.of(session), b"video" * 100, message_id=f"{session}:{number}", headers=headers
+        bus, CHUNK.by(session, "w1"), b"video" * 100, message_id=f"{session}:{number}", headers=headers
     )
     return ack.sequence
 

@@ -23,7 +23,7 @@ async def make(bus: Bus) -> None:
             subjects=[OWN.every, CHUNK.every],
             storage=api.StorageType.MEMORY,
             allow_direct=True,
-            republish=api.RePublish(src=CHUNK.every, dest="live.chunk.{{wildcard(1)}}"),
+            republish=api.RePublish(src=">", dest="live.>"),
         )
     )
 
@@ -45,7 +45,7 @@ async def gateway(connect) -> Bus:  # type: ignore[no-untyped-def]
 
 async def put(bus: Bus, *texts: str) -> None:
     for text in texts:
-        await append(bus, CHUNK.of("a"), text.encode(), message_id=text)
+        await append(bus, CHUNK.by("a", "w1"), text.encode(), message_id=text)
 
 
 class Following:

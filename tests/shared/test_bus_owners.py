@@ -11,8 +11,9 @@ from nats.js import api
 from turboserve.bus import Bus, Owners, append, last_entry
 from turboserve.bus.log import Entry
 from turboserve.contracts.chunks import HEADER, ChunkHeader, Ownership
+from turboserve.contracts.errors import UnavailableError
 from turboserve.ids import new_id
-from turboserve.subjects import CHUNK, CHUNKS, OWN
+from turboserve.subjects import CHUNK, CHUNK_UNNAMED, CHUNKS, OWN
 
 SESSION = "ses_a"
 KEPT = 8
@@ -55,12 +56,26 @@ async def own(bus: Bus, epoch: int, worker: str | None, session: str = SESSION) 
     return (await append(bus, OWN.of(session), body, message_id=new_id("own"))).sequence
 
 
-async def chunk(bus: Bus, index: int, epoch: int, worker: str, session: str = SESSION) -> Entry:
-    """An append without the fence: what anybody with a worker's credentials can do."""
+async def chunk(
+    bus: Bus,
+    index: int,
+    epoch: int,
+    worker: str,
+    session: str = SESSION,
+    *,
+    by: str | None = None,
+    began: int | None = None,
+    unnamed: bool = False,
+) -> Entry:
+    """An append without the fence, on the subject of `worker` or that of another one, `by`.
+
+    `unnamed`: as a worker of an earlier version.
+    """
     header = ChunkHeader(
         session=session,
         index=index,
         epoch=epoch,
+        began=began,
         worker=worker,
         control_seq=0,
         first_frame=12 * index,
@@ -71,8 +86,9 @@ async def chunk(bus: Bus, index: int, epoch: int, worker: str, session: str = SE
         codec="avc1.42c01e",
         init_bytes=0,
     )
-    await append(bus, CHUNK.of(session), b"video", message_id=new_id("test"), headers=header.to_headers())
-    entry = await last_entry(bus, CHUNKS, CHUNK.of(session))
+    subject = CHUNK_UNNAMED.of(session) if unnamed else CHUNK.by(session, by or worker)
+    await append(bus, subject, b"video", message_id=new_id("test"), headers=header.to_headers())
+    entry = await last_entry(bus, CHUNKS, subject)
     assert entry is not None
     return entry
 
@@ -108,7 +124,7 @@ async def test_the_newest_chunk_is_found_behind_what_no_owner_wrote(store: Bus, 
         # Messages of other sessions lie between.
         for _ in range(40):
             await own(store, 1, "w9", "ses_other")
-    await append(store, CHUNK.of(SESSION), b"", message_id=new_id("test"), headers={HEADER: "{}"})
+    await append(store, CHUNK.by(SESSION, "w1"), b"", message_id=new_id("test"), headers={HEADER: "{}"})
     found = await reader.owners.newest(SESSION)
     assert found is not None
     assert (found[0].index, found[0].worker) == (2, "w1")
@@ -165,3 +181,133 @@ async def test_a_former_owner_is_known_before_its_successor_writes(store: Bus, c
         await heard.wait()
     assert await reader.owners.header(SESSION, await chunk(store, 1, 1, "w1")) is None
     assert await reader.owners.header(SESSION, await chunk(store, 1, 2, "w2")) is not None
+
+
+async def test_an_entry_counts_only_on_the_subject_of_its_owners_identity(store: Bus, connect) -> None:  # type: ignore[no-untyped-def]
+    reader = Foreign(await connect("gateway"))
+    await own(store, 1, "wk1_a")
+    mine = await chunk(store, 0, 1, "wk1_a")
+    assert mine.subject == f"chunk.{SESSION}.wk1"
+    assert await reader.owners.header(SESSION, mine) is not None
+    for by in ("wk2_a", "wk", "wk11"):
+        assert await reader.owners.header(SESSION, await chunk(store, 1, 1, "wk1_a", by=by)) is None
+    # Another worker of the owner's identity is no owner either.
+    assert await reader.owners.header(SESSION, await chunk(store, 1, 1, "wk1_b")) is None
+    assert reader.count == 4
+
+
+FORGED_HEADERS = (
+    {"Status": "404", "Description": "Message Not Found"},
+    {"Status": "503"},
+    {"Status": "408"},
+    {"Nats-Subject": f"chunk.{SESSION}.w1", "Nats-Sequence": "999", "Nats-Last-Sequence": "999"},
+)
+
+
+@pytest.mark.parametrize("forged", FORGED_HEADERS, ids=["none", "no server", "bad request", "the broker's"])
+async def test_headers_of_an_entry_do_not_pass_for_the_brokers(store: Bus, connect, forged) -> None:  # type: ignore[no-untyped-def]
+    """What the broker answers with, in a stored message: by it, a reader took the log to end there."""
+    reader = Foreign(await connect("worker"))
+    await own(store, 1, "w1")
+    first = await chunk(store, 0, 1, "w1")
+    headers = {**{name: first.headers[name] for name in (HEADER,)}, **forged}
+    for body in (b"", b"no video"):
+        await append(store, CHUNK.by(SESSION, "w2"), body, message_id=new_id("test"), headers=headers)
+    last = await chunk(store, 1, 1, "w1")
+    await append(store, CHUNK.by(SESSION, "w2"), b"", message_id=new_id("test"), headers=headers)
+    found = await reader.owners.newest(SESSION)
+    assert found is not None
+    assert found[1].sequence == last.sequence
+    found = await reader.owners.first(SESSION, first.sequence + 1)
+    assert found is not None
+    assert found[1].sequence == last.sequence
+
+
+async def test_the_entries_of_others_displace_nothing_and_cost_little_to_skip(store: Bus, connect) -> None:  # type: ignore[no-untyped-def]
+    reader = Foreign(await connect("gateway"))
+    await own(store, 1, "w1")
+    entries = []
+    for index in range(KEPT):
+        entries.append(await chunk(store, index, 1, "w1", began=0))
+        for name in ("w2", "w3"):
+            for _ in range(3):
+                await chunk(store, index + 4, 1, "w1", by=name)
+    for found, index in (
+        (await reader.owners.newest(SESSION), KEPT - 1),
+        (await reader.owners.first(SESSION, 1), 0),
+        (await reader.owners.oldest(SESSION), 0),
+        (await reader.owners.first(SESSION, entries[3].sequence + 1), 4),
+    ):
+        assert found is not None
+        assert found[0].index == index
+        assert found[1].sequence == entries[index].sequence
+    # Each of these met one at most, however many there are.
+    assert reader.count <= 4
+    assert await reader.owners.strangers(SESSION, {"w1", "w2", "w3"}) == {"w2", "w3"}
+
+
+async def test_after_a_move_away_and_back_the_oldest_is_behind_what_is_missing(store: Bus, connect) -> None:  # type: ignore[no-untyped-def]
+    """Of what one identity has appended the broker drops the oldest, though another's are older still."""
+    reader = Foreign(await connect("gateway"))
+
+    async def stint(epoch: int, worker: str, indices: range) -> None:
+        await own(store, epoch, worker)
+        for index in indices:
+            await chunk(store, index, epoch, worker, began=indices.start)
+
+    async def oldest() -> tuple[int, list[int]]:
+        found = await reader.owners.oldest(SESSION)
+        assert found is not None
+        return found[0].index, [header.index async for header, _ in reader.owners.stints(SESSION)]
+
+    await stint(1, "w1", range(3))
+    await stint(2, "w2", range(3, 6))
+    await stint(3, "w3", range(6, 6))
+    await stint(4, "w1", range(6, 11))
+    assert await oldest() == (0, [6, 3, 0])
+    # The last of its first stint goes: 3 to 5 have a chunk before them no more, but none is missing after.
+    for index in range(11, 14):
+        await chunk(store, index, 4, "w1", began=6)
+    assert await oldest() == (3, [6, 3])
+    # Chunk 6 goes, and 5 has none behind it.
+    await chunk(store, 14, 4, "w1", began=6)
+    assert await oldest() == (7, [7])
+    first = await reader.owners.first(SESSION, 1)
+    assert first is not None
+    assert first[0].index == 3
+
+
+async def test_chunks_of_versions_without_identities_stay_readable(store: Bus, connect) -> None:  # type: ignore[no-untyped-def]
+    jetstream = store.jetstream()
+    config = (await jetstream.stream_info(CHUNKS)).config
+    await jetstream.update_stream(config.evolve(subjects=[OWN.every, CHUNK_UNNAMED.every]))
+    await own(store, 1, "w1")
+    for index in range(4):
+        await chunk(store, index, 1, "w1", unnamed=True)
+    await jetstream.update_stream(config)
+    with pytest.raises(UnavailableError):
+        await append(store, CHUNK_UNNAMED.of(SESSION), b"", message_id=new_id("test"))
+
+    reader = Foreign(await connect("gateway"))
+    newest = await reader.owners.newest(SESSION)
+    assert newest is not None
+    assert newest[0].index == 3
+    await own(store, 2, "w2")
+    for index in range(4, 7):
+        await chunk(store, index, 2, "w2", began=4)
+    newest, found, position = await reader.owners.newest(SESSION), [], 1
+    while (entry := await reader.owners.first(SESSION, position)) is not None:
+        found.append(entry[0].index)
+        position = entry[1].sequence + 1
+    assert newest is not None
+    assert (newest[0].index, found) == (6, list(range(7)))
+    oldest = await reader.owners.oldest(SESSION)
+    assert oldest is not None
+    assert oldest[0].index == 0
+    assert [header.index async for header, _ in reader.owners.stints(SESSION)] == [4, 0]
+    for index in range(7, 7 + KEPT):
+        await chunk(store, index, 2, "w2", began=4)
+    oldest = await reader.owners.oldest(SESSION)
+    assert oldest is not None
+    assert oldest[0].index == 7
+    assert reader.count == 0

@@ -59,7 +59,7 @@ def test_a_lost_message_is_found_after_long_silence(scene: Scene, monkeypatch: p
     scene.loop.advance(60.0)
     with monkeypatch.context() as patch:
         patch.setattr(scene.broker.jetstream, "_republish", lambda *_: None)
-        scene.publish("state-store", CHUNK.of("a"), b"lost")
+        scene.publish("state-store", CHUNK.by("a", "w1"), b"lost")
     sent_at = scene.loop.time()
     scene.loop.advance(2 * QUIET_LIMIT_S)
     [(at, data)] = got
@@ -73,7 +73,7 @@ def test_messages_make_it_ask_soon_again(scene: Scene) -> None:
 
     async def send() -> None:
         for number in range(40):
-            await scene.buses["state-store"].client.publish(CHUNK.of("a"), b"%d" % number)
+            await scene.buses["state-store"].client.publish(CHUNK.by("a", "w1"), b"%d" % number)
             await asyncio.sleep(0.75)
 
     del asked[:]

@@ -90,7 +90,7 @@ async def test_a_canary_reaches_a_service_only_once_it_is_stored(
     await store.jetstream().add_stream(
         api.StreamConfig(
             name=CHUNKS,
-            subjects=["own.*", "chunk.*", CANARY_CHUNKS.every],
+            subjects=["own.*", "chunk.*.*", CANARY_CHUNKS.every],
             storage=api.StorageType.FILE,
             allow_msg_ttl=True,
             max_bytes=4_000,

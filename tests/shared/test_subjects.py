@@ -35,7 +35,7 @@ def test_only_the_state_store_writes_the_fence_and_events() -> None:
         publish = permissions(service)["publish"]
         writes = any(name in publish for name in ("own.*", "event.*", "worker-event.*"))
         assert writes == (service == "state-store")
-        assert ("chunk.*" in publish) == (service == "worker")
+        assert ("chunk.*.*" in publish) == (service == "worker")
 
 
 def test_a_request_names_its_caller_and_nothing_else_does() -> None:

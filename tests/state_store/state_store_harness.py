@@ -250,6 +250,7 @@ class Harness:
         *,
         control_seq: int = 0,
         worker: str | None = None,
+        began: int | None = None,
         deadline_s: float = 2.0,
     ) -> Ack:
         """Append a chunk as the owner that `record` names would. Raises as `turboserve.bus.append`."""
@@ -257,6 +258,7 @@ class Harness:
             session=record.id,
             index=index,
             epoch=record.epoch,
+            began=began,
             worker=worker or record.worker or "nobody",
             control_seq=control_seq,
             first_frame=12 * index,
@@ -270,7 +272,7 @@ class Harness:
         assert record.own_revision is not None
         return await append(
             self.bus,
-            subjects.CHUNK.of(record.id),
+            subjects.CHUNK.by(record.id, header.worker),
             data,
             message_id=f"{record.id}:{index}",
             headers=header.to_headers(),
@@ -281,7 +283,7 @@ class Harness:
     async def history(self, subject: str) -> list[tuple[int, bytes]]:
         """(sequence, body) of everything that the log holds on `subject`."""
         found: list[tuple[int, bytes]] = []
-        log = next(log for log in subjects.LOGS if subject.startswith(log.of("")))
+        log = next(log for log in subjects.LOGS if log.takes(subject))
         jetstream = self.bus.jetstream()
         info = await jetstream.stream_info(log.stream, subjects_filter=subject)
         sequence = 0

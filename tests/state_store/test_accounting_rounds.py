@@ -52,7 +52,11 @@ def test_chunks_that_come_together_are_counted_together() -> None:
                 init_bytes=1,
             )
             await append(
-                bus, CHUNK.of("ses_1"), b"video", message_id=f"m{index}", headers=header.to_headers()
+                bus,
+                CHUNK.by("ses_1", header.worker),
+                b"video",
+                message_id=f"m{index}",
+                headers=header.to_headers(),
             )
             await asyncio.sleep(0.003)
 

@@ -114,7 +114,9 @@ async def test_no_chunk_passes_for_an_owner_by_its_message_id(api: Harness) -> N
     record = await api.running("poisoned")
     for epoch in range(1, 6):
         body = b"not an owner"
-        await append(api.bus, "chunk.ses_poison", body, message_id=f"own:{record.id}:{epoch}")
+        await append(
+            api.bus, subjects.CHUNK.by("ses_poison", "wrk_1"), body, message_id=f"own:{record.id}:{epoch}"
+        )
     moved = await api.place(record, await api.worker("poisoned"))
     assert await owns(api, record) == [1, 2]
     await api.chunk(moved, 0)
@@ -196,7 +198,7 @@ async def test_ended_sessions_leave_the_log_after_their_time_and_the_old_owner_s
     with pytest.raises(FencedError):
         await append(
             api.bus,
-            subjects.CHUNK.of(record.id),
+            subjects.CHUNK.by(record.id, "wrk_1"),
             b"late",
             message_id=f"{record.id}:1",
             expect=(subjects.OWN.of(record.id), record.own_revision or 0),

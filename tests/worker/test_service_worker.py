@@ -259,7 +259,13 @@ async def test_a_session_begins_behind_what_no_owner_wrote(scene: Scene) -> None
         init_bytes=0,
     )
     for headers in ({HEADER: "{}"}, header.to_headers(), {HEADER: "no header"}):
-        await append(scene.bus, CHUNK.of(session), b"no video", message_id=new_id("test"), headers=headers)
+        await append(
+            scene.bus,
+            CHUNK.by(session, header.worker),
+            b"no video",
+            message_id=new_id("test"),
+            headers=headers,
+        )
     await scene.place(session, worker)
     entries: list[Entry] = []
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import nats
 from nats.aio.msg import Msg as NatsMsg
-from nats.js.errors import APIError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
+from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from turboserve import logs
 from turboserve.bus.client import Bus
@@ -32,10 +33,15 @@ log = logs.get("bus")
 WRONG_LAST_SEQUENCE = 10071
 NO_ROOM = frozenset({10023, 10047, 10077})
 """Errors of a broker without room: its storage is at its limit (10023, 10047), or the stream is (10077)."""
+LIVE = "live."
+"""Before the subject of a republished message."""
 QUIET_S = 1.5
 """After this much silence a follower asks whether it missed something..."""
 QUIET_LIMIT_S = 6.0
 """...and again after twice as long each time, up to this long. Any message shows at once what came before."""
+DIRECT_GET_S = 2.0
+"""Deadline of reading one message."""
+NOT_FOUND = "404"
 BACKLOG = 4
 """Live messages that a follower holds for a reader who is busy; what comes on top is read from the log."""
 
@@ -108,26 +114,48 @@ async def append(
 
 
 async def last_entry(bus: Bus, stream: str, subject: str) -> Entry | None:
-    """The newest message on `subject`, or None."""
-    return await _get(bus, stream, subject, None)
+    """The newest message on `subject`, which may be a pattern, or None."""
+    return await _get(bus, stream, {"last_by_subj": subject})
 
 
 async def next_entry(bus: Bus, stream: str, subject: str, sequence: int) -> Entry | None:
-    """The first message on `subject` at or after stream `sequence`, or None."""
-    return await _get(bus, stream, subject, max(sequence, 1))
+    """The first message on `subject`, which may be a pattern, at or after stream `sequence`, or None."""
+    return await _get(bus, stream, {"seq": max(sequence, 1), "next_by_subj": subject})
 
 
-async def _get(bus: Bus, stream: str, subject: str, sequence: int | None) -> Entry | None:
+async def _get(bus: Bus, stream: str, request: Mapping[str, str | int]) -> Entry | None:
+    """Not by nats-py's `get_msg`: it takes the headers of a stored message for the broker's answer."""
+    subject, body = f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode()
     try:
-        raw = await bus.jetstream().get_msg(
-            stream, seq=sequence, subject=subject, direct=True, next=sequence is not None
-        )
-    except NotFoundError:
-        return None
+        try:
+            raw = await bus.client.request(subject, body, timeout=DIRECT_GET_S)
+        except nats.errors.NoRespondersError:
+            # Or a stored message with the header by which nats-py knows this.
+            raw = await _answer(bus, subject, body)
     except (TimeoutError, nats.errors.Error, OSError) as error:
         raise UnavailableError(f"{stream} does not answer: {error!r}", retry_after_s=0.5) from None
-    assert raw.seq is not None
-    return Entry(subject, raw.seq, raw.data or b"", raw.headers or {})
+    headers = raw.headers or {}
+    # The broker sets these in every stored message, whatever its own headers are, and in nothing else.
+    if "Nats-Sequence" in headers:
+        return Entry(headers["Nats-Subject"], int(headers["Nats-Sequence"]), raw.data, headers)
+    if (status := headers.get("Status")) == NOT_FOUND:
+        return None
+    reason = headers.get("Description")
+    raise UnavailableError(f"{stream} cannot be read: {status} {reason}", retry_after_s=0.5)
+
+
+async def _answer(bus: Bus, subject: str, body: bytes) -> NatsMsg:
+    """The answer to a request, whatever its headers are."""
+    inbox = bus.client.new_inbox()
+    answers: asyncio.Queue[NatsMsg] = asyncio.Queue()
+    subscription = await bus.client.subscribe(inbox, cb=answers.put)
+    try:
+        await bus.client.publish(subject, body, reply=inbox)
+        async with asyncio.timeout(DIRECT_GET_S):
+            return await answers.get()
+    finally:
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await subscription.unsubscribe()
 
 
 async def follow(
@@ -140,6 +168,9 @@ async def follow(
     on_lost: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncGenerator[Entry, None]:
     """All messages on `subject` after stream sequence `after_sequence`, each once, in order, for ever.
+
+    `subject` and `live` may be patterns. A live message names the one before it on its own subject, so one
+    on another subject than the message before it is read from the log.
 
     Survives broker restarts and lost live messages. Messages that the stream no longer keeps are skipped:
     readers of chunks check that indices are contiguous. A reader who takes long between two messages costs
@@ -159,11 +190,17 @@ async def follow(
         if queue.full():
             dropped = True
             return
-        queue.put_nowait(Entry(subject, int(headers["Nats-Sequence"]), raw.data, headers))
+        queue.put_nowait(
+            Entry(raw.subject.removeprefix(LIVE), int(headers["Nats-Sequence"]), raw.data, headers)
+        )
 
     subscription = await bus.client.subscribe(live, cb=receive)
     place = Place(bus.lives, stream, after_sequence)
     quiet_s = QUIET_S
+    newest = subject
+    """Subject of the message before."""
+    announced = 0
+    """Sequence of the live message because of which the log is read."""
     try:
         caught_up = False
         while True:
@@ -184,7 +221,8 @@ async def follow(
                     caught_up = True
                     continue
                 place.reach(entry.sequence)
-                quiet_s = QUIET_S
+                quiet_s, newest = QUIET_S, entry.subject
+                caught_up = entry.sequence == announced
                 yield entry
                 continue
             if dropped and queue.empty():
@@ -200,9 +238,10 @@ async def follow(
             quiet_s = QUIET_S
             if entry.sequence <= place.position:
                 continue
-            if int(entry.headers.get("Nats-Last-Sequence", "0")) > place.position:
-                # One before this was lost on the way (or the stream dropped it): read on from the log.
-                caught_up = False
+            before = int(entry.headers.get("Nats-Last-Sequence", "0"))
+            if before > place.position or entry.subject != newest:
+                # One before this may be lost on the way (or the stream dropped it): read on from the log.
+                caught_up, announced = False, entry.sequence
                 continue
             place.reach(entry.sequence)
             yield entry

@@ -1,70 +1,36 @@
-"""Whether the owner of a session wrote an entry of its chunk log.
+"""Which entries of a session's chunk log its owners wrote.
 
-The fence binds only writers that name it, and every worker may append to the log. `own.<session>` says who
-owned the session at each sequence of the stream, so a reader can tell what anybody else has appended.
+The fence binds only writers that name it, and every worker may append on a subject of its own identity.
+`own.<session>` names the owner at each sequence of the stream. An entry counts if the owner at its place has
+the identity in its subject, and is the worker that its header names.
+
+The broker keeps the newest entries of each subject. So an identity's entries make room for its own alone, and
+a session that comes back to an identity may lose chunks in the middle: see `Owners.oldest`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable
 
 from nats.aio.msg import Msg as NatsMsg
 from pydantic import ValidationError
 
 from turboserve import logs
 from turboserve.bus.client import Bus
+from turboserve.bus.histories import History, Owned
 from turboserve.bus.log import Entry, last_entry, next_entry
 from turboserve.contracts.chunks import ChunkHeader, Ownership
 from turboserve.contracts.errors import InvalidInputError
-from turboserve.subjects import CHUNK, CHUNKS, OWN
+from turboserve.subjects import CHUNK, CHUNK_UNNAMED, CHUNKS, OWN, identity_of
 
 log = logs.get("owners")
 
 REMEMBERED = 20_000
 """Sessions whose owners are kept in memory; those of any other are read again when they are needed."""
+Found = tuple[ChunkHeader, Entry]
 WINDOW = 64
 """Sequences of the stream, of all sessions, that are looked through first for the newest chunk of one."""
-
-
-@dataclass(frozen=True)
-class Owned:
-    """One entry of `own.<session>`."""
-
-    sequence: int
-    epoch: int
-    worker: str | None
-
-
-@dataclass
-class _History:
-    """What is known of `own.<session>`, oldest first."""
-
-    entries: list[Owned]
-    current: bool = False
-    """Whether it was read to its end, and no later entry has been heard of since that began."""
-    heard: bool = False
-    """Whether a later entry was heard of."""
-
-    def at(self, sequence: int) -> Owned | None:
-        """The newest entry before stream `sequence`."""
-        position = bisect_left(self.entries, sequence, key=lambda own: own.sequence)
-        return self.entries[position - 1] if position else None
-
-    def names(self, epoch: int, worker: str) -> bool:
-        """Whether `worker` was the owner at `epoch`."""
-        return any((own.epoch, own.worker) == (epoch, worker) for own in self.entries)
-
-    def has_written(self, header: ChunkHeader, sequence: int) -> bool:
-        """Whether the owner at stream `sequence` is the one that the chunk's header names."""
-        own = self.at(sequence)
-        if own is not None:
-            return (own.epoch, own.worker) == (header.epoch, header.worker)
-        # The stream keeps as many entries of a subject as it keeps chunks: of a session with more owners than
-        # that, the first are unknown. Their epochs are lower than the oldest that is known.
-        return bool(self.entries) and 1 <= header.epoch < self.entries[0].epoch
 
 
 class Owners:
@@ -75,7 +41,7 @@ class Owners:
 
     def __init__(self, bus: Bus, on_foreign: Callable[[], None], remembered: int = REMEMBERED) -> None:
         self._bus, self._on_foreign, self._remembered = bus, on_foreign, remembered
-        self._known: OrderedDict[str, _History] = OrderedDict()
+        self._known: OrderedDict[str, History] = OrderedDict()
 
     async def listen(self) -> None:
         """Hear of new owners at once; without it a former owner counts until its successor's first chunk.
@@ -105,6 +71,10 @@ class Owners:
         except InvalidInputError as error:
             self._foreign(session, entry, error.detail)
             return None
+        identity = CHUNK.identity(entry.subject)
+        if identity not in (None, identity_of(header.worker)):
+            self._foreign(session, entry, f"{identity} is not the identity of {header.worker}")
+            return None
         if await self._has_written(session, header, entry.sequence):
             return header
         self._foreign(session, entry, f"{header.worker} is not its owner at epoch {header.epoch}")
@@ -117,32 +87,119 @@ class Owners:
             return True
         return (await self._read(session)).names(epoch, worker)
 
-    async def newest(self, session: str) -> tuple[ChunkHeader, Entry] | None:
+    async def strangers(self, session: str, identities: set[str]) -> set[str]:
+        """Those of `identities` that never owned `session`; none if the log does not have all its owners.
+
+        Raises UnavailableError.
+        """
+        known = self._known.get(session)
+        if known is None or identities - known.identities:
+            known = await self._read(session)
+        return identities - known.identities if known.complete else set()
+
+    async def newest(self, session: str) -> Found | None:
         """The newest chunk of `session` that an owner wrote, or None. Raises UnavailableError."""
         entry = await last_entry(self._bus, CHUNKS, CHUNK.of(session))
         if entry is None:
+            entry = await last_entry(self._bus, CHUNKS, CHUNK_UNNAMED.of(session))
+        if entry is None:
             return None
         header = await self.header(session, entry, len(entry.data))
-        return (header, entry) if header else await self._newest_before(session, entry.sequence)
+        return (header, entry) if header else await self._newest_of_owners(session)
 
-    async def first(self, session: str, sequence: int) -> tuple[ChunkHeader, Entry] | None:
+    async def first(self, session: str, sequence: int) -> Found | None:
         """The first chunk at or after stream `sequence` that an owner wrote. Raises UnavailableError."""
+        if (found := await self.first_unnamed(session, sequence)) is not None:
+            return found
         while (entry := await next_entry(self._bus, CHUNKS, CHUNK.of(session), sequence)) is not None:
             if (header := await self.header(session, entry, len(entry.data))) is not None:
                 return header, entry
             sequence = entry.sequence + 1
+            history = await self._read(session)
+            if history.entries and history.entries[0].sequence < sequence:
+                # There may be many more of these: only what owners may have written is read from here on.
+                return await self._first_of_owners(session, history, sequence)
         return None
 
-    async def _newest_before(self, session: str, end: int) -> tuple[ChunkHeader, Entry] | None:
-        """The newest chunk before stream sequence `end`, behind which the log has nothing of an owner.
+    async def first_unnamed(self, session: str, sequence: int) -> Found | None:
+        """As `first`, of the chunks of earlier versions, which come before all others."""
+        history = self._known.get(session) or await self._read(session)
+        if sequence > history.unnamed_until:
+            return None
+        return await self._first_on(session, CHUNK_UNNAMED.of(session), sequence, None)
+
+    async def oldest(self, session: str) -> Found | None:
+        """The first chunk that an owner wrote and after which no chunk is missing. Raises UnavailableError.
+
+        Of several identities, one may have dropped chunks that come after those which another still has.
+        """
+        found = await self.first(session, 1)
+        history = self._known.get(session) or await self._read(session)
+        if found is None or len(history.identities) + bool(history.unnamed_until) < 2:
+            return found
+        async for stint in self.stints(session):
+            found = stint
+        return found
+
+    async def stints(self, session: str) -> AsyncGenerator[Found]:
+        """The first chunk that the log has of each owner, newest owner first.
+
+        Ends with the first of them that lost an earlier one. Raises UnavailableError.
+        """
+        history = await self._read(session)
+        for own, end in reversed(history.stints()):
+            for subject in history.subjects(session, own):
+                found = await self._first_on(session, subject, own.sequence + 1, end)
+                if found is None:
+                    continue
+                yield found
+                header, _ = found
+                if header.began is not None and header.index > header.began:
+                    return
+                break
+
+    async def _first_of_owners(self, session: str, history: History, sequence: int) -> Found | None:
+        for own, end in history.stints():
+            if end is None or end > sequence:
+                start = max(sequence, own.sequence + 1)
+                assert own.worker is not None
+                found = await self._first_on(session, CHUNK.by(session, own.worker), start, end)
+                if found is not None:
+                    return found
+        return None
+
+    async def _first_on(self, session: str, subject: str, start: int, end: int | None) -> Found | None:
+        """The first chunk of an owner on `subject` from stream sequence `start` on and before `end`."""
+        while (entry := await next_entry(self._bus, CHUNKS, subject, start)) is not None:
+            if end is not None and entry.sequence >= end:
+                break
+            if (header := await self.header(session, entry, len(entry.data))) is not None:
+                return header, entry
+            start = entry.sequence + 1
+        return None
+
+    async def _newest_of_owners(self, session: str) -> Found | None:
+        history = await self._read(session)
+        for own, end in reversed(history.stints()):
+            for subject in reversed(history.subjects(session, own)):
+                last = await last_entry(self._bus, CHUNKS, subject)
+                if last is None or last.sequence < own.sequence:
+                    continue
+                before = last.sequence + 1 if end is None else min(end, last.sequence + 1)
+                if (found := await self._newest_on(session, subject, own.sequence, before)) is not None:
+                    return found
+        return None
+
+    async def _newest_on(self, session: str, subject: str, after: int, end: int) -> Found | None:
+        """The newest chunk of an owner on `subject` after stream sequence `after` and before `end`.
 
         The broker finds only the first entry from a sequence on: windows before the end are read, each four
         times as wide as the one behind it.
         """
         width, newest = WINDOW, None
-        while newest is None and end > 1:
-            position = start = max(1, end - width)
-            while (entry := await next_entry(self._bus, CHUNKS, CHUNK.of(session), position)) is not None:
+        while newest is None and end > after + 1:
+            position = start = max(after + 1, end - width)
+            while (entry := await next_entry(self._bus, CHUNKS, subject, position)) is not None:
                 if entry.sequence >= end:
                     break
                 if (header := await self.header(session, entry, len(entry.data))) is not None:
@@ -159,16 +216,20 @@ class Owners:
         # Either the owner has changed, or the stream is another, or it is somebody else's.
         return (await self._read(session)).has_written(header, sequence)
 
-    async def _read(self, session: str) -> _History:
+    async def _read(self, session: str) -> History:
         """Read what follows the newest entry that is known, or everything if that is no longer there."""
-        known = self._known.get(session) or _History([])
+        known = self._known.get(session)
+        if known is None:
+            unnamed = await last_entry(self._bus, CHUNKS, CHUNK_UNNAMED.of(session))
+            known = History([], unnamed.sequence if unnamed is not None else 0)
         last = known.entries[-1] if known.entries else None
-        history = self._known[session] = _History(list(known.entries))
+        history = self._known[session] = History(list(known.entries), known.unnamed_until)
         self._known.move_to_end(session)
         while len(self._known) > self._remembered:
             self._known.popitem(last=False)
         if last is not None and await self._next(session, last.sequence) != last:
             history.entries.clear()
+            history.unnamed_until = 0
         position = history.entries[-1].sequence + 1 if history.entries else 1
         while (own := await self._next(session, position)) is not None:
             history.entries.append(own)

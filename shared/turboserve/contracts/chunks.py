@@ -34,6 +34,8 @@ class ChunkHeader(Contract):
     session: Id
     index: ChunkIndex
     epoch: Count
+    began: ChunkIndex | None = None
+    """The first chunk of this epoch; None: made by an earlier version."""
     worker: Id
     control_seq: Count
     """Number of the newest control this chunk was made under."""

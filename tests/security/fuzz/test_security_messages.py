@@ -233,9 +233,11 @@ def test_chunks_that_cannot_be(target: Target, speaker: Speaker) -> None:
 
     async def all_of_it() -> None:
         for headers in poison:
-            await speaker.say("worker", subjects.CHUNK.of(session), b"no video", headers or None)
+            await speaker.say(
+                "worker", subjects.CHUNK.by(session, speaker.worker), b"no video", headers or None
+            )
         for head in RAW_HEADERS:
-            await publish_raw(target, "worker", subjects.CHUNK.of(session), head, b"no video")
+            await publish_raw(target, "worker", subjects.CHUNK.by(session, speaker.worker), head, b"no video")
         await speaker.flush()
 
     speaker.runner.run(all_of_it())

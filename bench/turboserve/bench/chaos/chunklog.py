@@ -28,10 +28,10 @@ async def read(nats_url: str) -> dict[str, list[Owned | Logged]]:
             for message in await subscription.fetch(min(FETCH, left), timeout=ANSWER_S):
                 left -= 1
                 sequence, at = message.metadata.sequence.stream, message.metadata.timestamp.timestamp()
-                if message.subject.startswith(OWN.of("")):
+                if OWN.takes(message.subject):
                     own = Ownership.from_bytes(message.data)
                     found.setdefault(own.session, []).append(Owned(sequence, own.epoch, own.worker, at))
-                elif message.subject.startswith(CHUNK.of("")):
+                elif CHUNK.takes(message.subject):
                     header = ChunkHeader.from_headers(message.headers or {})
                     digest = digest_of(message.data[header.init_bytes :])
                     found.setdefault(header.session, []).append(

@@ -10,7 +10,7 @@ from turboserve.bench.runtime.device.contents import LOST, ChunkContents, begin,
 from turboserve.bench.simulate.viewer import Viewer
 from turboserve.contracts.chunks import ChunkHeader, Ownership
 from turboserve.contracts.events import event_from_bytes
-from turboserve.subjects import CHUNK, EVENTS, OWN
+from turboserve.subjects import CANARY_EVENTS, CHUNK, EVENTS, OWN
 
 if TYPE_CHECKING:
     from turboserve.bench.simulate.invariants import Checker
@@ -64,12 +64,11 @@ class LogChecks:
 
     def appended(self, stream: Stream, stored: Stored) -> None:
         """The broker has accepted an entry."""
-        kind, _, session = stored.subject.partition(".")
-        if kind == "chunk":
-            self._chunk(session, stored)
-        elif kind == "own":
-            self._fence(session, Ownership.from_bytes(stored.data))
-        elif stream.name == EVENTS and kind != "canary":
+        if CHUNK.takes(stored.subject):
+            self._chunk(CHUNK.token(stored.subject), stored)
+        elif OWN.takes(stored.subject):
+            self._fence(OWN.token(stored.subject), Ownership.from_bytes(stored.data))
+        elif stream.name == EVENTS and not CANARY_EVENTS.takes(stored.subject):
             self._checker.event_logged(event_from_bytes(stored.data))
 
     def _fence(self, session: str, ownership: Ownership) -> None:
@@ -88,7 +87,7 @@ class LogChecks:
         last = log.last
         self.chunks += 1
         self._checker.note(
-            CHUNK.of(session), f"#{header.index} e{header.epoch} {header.worker} c{header.control_seq}"
+            stored.subject, f"#{header.index} e{header.epoch} {header.worker} c{header.control_seq}"
         )
         owner = log.owner
         if owner is None or (owner.epoch, owner.worker) != (header.epoch, header.worker):

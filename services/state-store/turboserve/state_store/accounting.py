@@ -17,7 +17,7 @@ from turboserve.state_store.core.sessions import applied
 from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.ports.records import Reached
-from turboserve.subjects import CHUNK, CHUNKS, OWN
+from turboserve.subjects import ANY_CHUNK, CHUNK, CHUNKS, OWN
 
 CURSOR = "accounting"
 RETRY_S = 0.5
@@ -61,7 +61,7 @@ class Accounting:
         """Count for ever; returns when another instance has taken over."""
         self._applied.clear()
         position = await self._patiently(self._position)
-        async with aclosing(read_headers(self._bus, CHUNKS, [CHUNK.every, OWN.every], position)) as batches:
+        async with aclosing(read_headers(self._bus, CHUNKS, [ANY_CHUNK, OWN.every], position)) as batches:
             async for entries in batches:
                 before, position = position, entries[-1].sequence
                 try:

@@ -19,6 +19,7 @@ from turboserve.state_store.hot.guard import Hot
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import TTL_S, Playheads
 from turboserve.state_store.leader import lead
+from turboserve.state_store.log_histories import LogHistories
 from turboserve.state_store.log_space import LogSpace
 from turboserve.state_store.log_status import LogStatus
 from turboserve.state_store.pool_endpoints import serve_pools
@@ -80,6 +81,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     runtime.spawn(fence.sweep_forever(settings.sweep_s), "fence")
     runtime.spawn(playheads.flush_forever(), "playheads")
     runtime.spawn(lead(database, ACCOUNTING_LOCK, accounting.run), "accounting")
+    runtime.spawn(LogHistories(bus, owners, settings).run(), "log histories")
     space = LogSpace(database, bus, clock, canaries, settings)
     runtime.warn("log_space", space.warning)
     runtime.spawn(space.run(), "log space")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from turboserve.bus import Bus
 from turboserve.contracts.base import is_id
-from turboserve.subjects import CHUNK, CHUNKS, EVENTS, OWN
+from turboserve.subjects import ANY_CHUNK, CHUNK, CHUNK_UNNAMED, CHUNKS, EVENTS, OWN
 
 DEADLINE_S = 3.0
 
@@ -22,14 +22,26 @@ class LogPurge:
         jetstream = self._bus.jetstream(DEADLINE_S)
         for session in ids:
             # The fence's absence refuses as well: an old owner names a revision that is not there.
-            await jetstream.purge_stream(CHUNKS, subject=CHUNK.of(session))
+            for log in (CHUNK, CHUNK_UNNAMED):
+                await jetstream.purge_stream(CHUNKS, subject=log.of(session))
             await jetstream.purge_stream(CHUNKS, subject=OWN.of(session))
 
     async def shorten(self, subject: str, keep: int) -> None:
-        """All but the newest `keep` chunks of one session; its fence stays."""
-        if keep < 1 or not subject.startswith(CHUNK.of("")):
+        """All but the newest `keep` chunks of one identity in one session; the fence stays."""
+        if keep < 1 or not CHUNK.takes(subject):
             raise ValueError(f"shorten: {subject!r} to {keep}: only chunks, and not to nothing")
         await self._bus.jetstream(DEADLINE_S).purge_stream(CHUNKS, subject=subject, keep=keep)
+
+    async def chunks_before(self, session: str, sequence: int) -> None:
+        """All chunks of `session` before stream `sequence`, whoever appended them."""
+        for log in (CHUNK, CHUNK_UNNAMED):
+            await self._bus.jetstream(DEADLINE_S).purge_stream(CHUNKS, subject=log.of(session), seq=sequence)
+
+    async def chunks_on(self, subject: str) -> None:
+        """All chunks of one identity in one session."""
+        if not CHUNK.takes(subject):
+            raise ValueError(f"chunks_on: {subject!r} has no chunks")
+        await self._bus.jetstream(DEADLINE_S).purge_stream(CHUNKS, subject=subject)
 
     async def events_before(self, sequence: int) -> None:
         """All events before stream `sequence`."""
@@ -37,14 +49,14 @@ class LogPurge:
 
     async def chunk_counts(self) -> dict[str, int]:
         """How many chunks the log has, by subject."""
-        info = await self._bus.jetstream(DEADLINE_S).stream_info(CHUNKS, subjects_filter=CHUNK.every)
+        info = await self._bus.jetstream(DEADLINE_S).stream_info(CHUNKS, subjects_filter=ANY_CHUNK)
         return dict(info.state.subjects or {})
 
     async def sessions_in_log(self) -> list[str]:
         """Sessions that have chunks or a fence in the log."""
         jetstream = self._bus.jetstream(DEADLINE_S)
         found: set[str] = set()
-        for log in (CHUNK, OWN):
-            info = await jetstream.stream_info(CHUNKS, subjects_filter=log.every)
-            found |= {subject.removeprefix(log.of("")) for subject in info.state.subjects or {}}
+        for log, subjects in ((CHUNK, ANY_CHUNK), (OWN, OWN.every)):
+            info = await jetstream.stream_info(CHUNKS, subjects_filter=subjects)
+            found |= {log.token(subject) for subject in info.state.subjects or {}}
         return sorted(session for session in found if is_id(session))

@@ -54,6 +54,10 @@ log_disk_free = _meter.create_gauge(
 log_level = _meter.create_gauge(
     "turboserve.store.log.space", description="Room for the log: 0 enough, 1 low, 2 scarce, 3 full"
 )
+foreign_histories = _meter.create_counter(
+    "turboserve.store.foreign_histories",
+    description="Histories removed from the chunk log because their identity never owned the session",
+)
 log_purged = _meter.create_counter(
     "turboserve.store.log.purged", description="Finished sessions removed from the log for room"
 )

@@ -57,6 +57,8 @@ class Stream:
         self._first = 0
         self._subjects: dict[str, list[int]] = {}
         """Sequences by subject, oldest first."""
+        self._subjects_below: dict[str, dict[str, None]] = {}
+        """Subjects by the part before their last token."""
         self._live: dict[str, str | None] = {}
         self._ids: dict[str, tuple[int, float]] = {}
         self._id_order: deque[tuple[float, str]] = deque()
@@ -128,6 +130,7 @@ class Stream:
         before = 0
         if sequences is None:
             self._subjects[subject] = [sequence]
+            self._subjects_below.setdefault(subject.rpartition(".")[0], {})[subject] = None
         else:
             before = sequences[-1]
             sequences.append(sequence)
@@ -259,6 +262,9 @@ class Stream:
         if not has_wildcard(pattern):
             known = self._subjects.get(pattern)
             return [] if known is None else [(pattern, known)]
+        above, _, last = pattern.rpartition(".")
+        if last == "*" and not has_wildcard(above):
+            return [(subject, self._subjects[subject]) for subject in self._subjects_below.get(above, ())]
         return [item for item in self._subjects.items() if matches(pattern, item[0])]
 
     # Removing
@@ -272,6 +278,10 @@ class Stream:
         del sequences[bisect_left(sequences, sequence)]
         if not sequences:
             del self._subjects[stored.subject]
+            above = stored.subject.rpartition(".")[0]
+            del self._subjects_below[above][stored.subject]
+            if not self._subjects_below[above]:
+                del self._subjects_below[above]
         self.on_removed(stored)
         return True
 

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from turboserve.bus import Bus, Entry, Owners, follow, next_entry
@@ -22,6 +23,8 @@ from turboserve.gateway import metrics
 from turboserve.gateway.aio import until
 from turboserve.gateway.problems.errors import ChunkGoneError, ChunkNotMadeError
 from turboserve.subjects import CHUNK
+
+T = TypeVar("T")
 
 REMEMBERED = 65_536
 RETRY_S = 0.2
@@ -127,7 +130,7 @@ class ChunkLog:
 
         async def lost() -> None:
             # No later chunk would show the gap: the worker waits for a playhead that the viewer cannot reach.
-            oldest = await self._oldest(session)
+            oldest = await _answered(partial(self._oldest, session))
             kept = await _answered(made) if oldest is None else oldest.header.index
             if kept > expected:
                 raise _gone(expected, kept)
@@ -138,11 +141,10 @@ class ChunkLog:
                 if chunk is None or chunk.header.index < expected:
                     continue
                 if chunk.header.index > expected:
-                    oldest = await self._oldest(session)
+                    oldest = await _answered(partial(self._oldest, session))
                     if oldest is None or oldest.header.index > expected:
                         raise _gone(expected, chunk.header.index)
-                    # The log drops the oldest first, so this one came before its turn: its writer's
-                    # mistake.
+                    # The log has all chunks from the oldest on, so this one came before its turn.
                     metrics.foreign_chunks.add(1, {"reason": "order"})
                     continue
                 expected += 1
@@ -151,6 +153,10 @@ class ChunkLog:
     async def _entries(
         self, session: str, position: int, ended: asyncio.Event, lost: Callable[[], Awaitable[None]]
     ) -> AsyncGenerator[Entry, None]:
+        while unnamed := await _answered(partial(self._owners.first_unnamed, session, position + 1)):
+            _, entry = unnamed
+            position = entry.sequence
+            yield entry
         subject = CHUNK.of(session)
         live = follow(
             self._bus, CHUNK.stream, subject, CHUNK.live(session), after_sequence=position, on_lost=lost
@@ -165,11 +171,12 @@ class ChunkLog:
 
     async def _followed(self, session: str, entry: Entry) -> Chunk | None:
         """As `_chunk`, waiting for the broker for as long as it takes."""
-        return await _answered(lambda: self._chunk(session, entry))
+        return await _answered(partial(self._chunk, session, entry))
 
     async def _oldest(self, session: str) -> Chunk | None:
-        """As `_from` the beginning, waiting for the broker for as long as it takes."""
-        return await _answered(lambda: self._from(session, 1))
+        """The first chunk after which none is missing."""
+        found = await self._owners.oldest(session)
+        return None if found is None else self._remember(*found)
 
     async def _newest(self, session: str) -> Chunk | None:
         found = await self._owners.newest(session)
@@ -186,9 +193,10 @@ class ChunkLog:
         known = self._sequences.get((session, index))
         if known is not None:
             chunk = await self._from(session, known)
-            if chunk is not None and chunk.header.index == index:
+            if chunk is not None and (chunk.header.index, chunk.header.epoch) == (index, newest.header.epoch):
+                # One owner's chunks are dropped oldest first, so none is missing behind it.
                 return chunk
-        oldest = await self._from(session, 1)
+        oldest = await self._oldest(session)
         if oldest is None or index < oldest.header.index:
             raise _gone(index, newest.header.index + 1 if oldest is None else oldest.header.index)
         low, high_index, high = oldest, newest.header.index, newest.sequence

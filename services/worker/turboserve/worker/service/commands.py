@@ -173,6 +173,8 @@ class PublishChunk:
     run: int
     index: int
     ownership: Ownership
+    began: int
+    """See `ChunkHeader`."""
 
 
 @dataclass(frozen=True)

@@ -193,15 +193,15 @@ class Conductor:
             self._read_log_end(entry)
         elif entry.pending:
             index, ownership = entry.pending[0], entry.ownership
+            began = index if entry.began is None else entry.began
             self.in_flight.add(entry.session)
             if entry.attempts == 0:
                 entry.tried_at = now
-                began = index if entry.began is None else entry.began
                 latents = do.PublishLatents(
                     entry.session, entry.run, index, ownership[0], began, entry.before
                 )
                 self.out.append(latents)
-            self.out.append(do.PublishChunk(entry.session, entry.run, index, ownership))
+            self.out.append(do.PublishChunk(entry.session, entry.run, index, ownership, began))
         elif entry.finished is not None:
             self.fail(entry, entry.finished)
 

@@ -46,14 +46,15 @@ class Wire:
         self._owners = Owners(bus, lambda: metrics.foreign_chunks.add(1))
         self._secret = bytes.fromhex(random_token(32))
 
-    async def publish(self, chunk: Chunk, ownership: Ownership) -> Outcome:
-        """Append once. UNKNOWN: append the same again until it is known."""
+    async def publish(self, chunk: Chunk, ownership: Ownership, began: int) -> Outcome:
+        """Append once. UNKNOWN: append the same again until it is known. `began`: see `ChunkHeader`."""
         epoch, revision = ownership
         packaged = chunk.packaged
         header = ChunkHeader(
             session=chunk.session,
             index=chunk.index,
             epoch=epoch,
+            began=began,
             worker=self._worker,
             control_seq=chunk.control_seq,
             first_frame=chunk.first_frame,
@@ -69,7 +70,7 @@ class Wire:
         try:
             await append(
                 self._bus,
-                CHUNK.of(chunk.session),
+                CHUNK.by(chunk.session, self._worker),
                 packaged.init + packaged.fragment,
                 message_id=self._message_id(chunk.session, chunk.index, epoch),
                 headers=header.to_headers(),

@@ -270,7 +270,7 @@ class Worker:
         chunk.span.set_attribute("turboserve.epoch", command.ownership[0])
         try:
             with trace.use_span(chunk.span, record_exception=False, set_status_on_exception=False):
-                outcome = await self._wire.publish(chunk, command.ownership)
+                outcome = await self._wire.publish(chunk, command.ownership, command.began)
         except Exception:
             log.exception("publication failed", session=chunk.session, chunk=chunk.index)
             outcome = told.Outcome.UNKNOWN

@@ -1,0 +1,81 @@
+"""How much the log keeps of a session whose chunks stand on the subjects of several identities.
+
+The broker keeps the newest chunks of each subject. A session that moves between identities has a history on
+each, and an identity may append about sessions that it never owned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import nats
+
+from turboserve import logs
+from turboserve.bus import Bus, Owners
+from turboserve.contracts.base import is_id
+from turboserve.contracts.errors import TurboServeError
+from turboserve.state_store import metrics
+from turboserve.state_store.log_purge import LogPurge
+from turboserve.state_store.settings import Settings
+from turboserve.subjects import CHUNK
+
+log = logs.get("log-histories")
+
+
+class LogHistories:
+    """Removing the same thing twice is fine: several instances may run this."""
+
+    def __init__(self, bus: Bus, owners: Owners, settings: Settings) -> None:
+        self._purge, self._owners, self._settings = LogPurge(bus), owners, settings
+
+    async def run(self) -> None:
+        """Trim for ever."""
+        while True:
+            try:
+                await self.trim()
+            except TurboServeError as error:
+                log.warning("histories cannot be trimmed", error=error.detail)
+            except (TimeoutError, OSError, nats.errors.Error) as error:
+                log.warning("histories cannot be trimmed", error=repr(error))
+            await asyncio.sleep(self._settings.purge_s)
+
+    async def trim(self) -> None:
+        """Remove what no owner appended, and of each session the stints before its newest `chunks_kept`.
+
+        Less than `chunks_kept` chunks of the oldest kept stint stay in addition.
+        """
+        counts = await self._purge.chunk_counts()
+        sessions: dict[str, list[str]] = {}
+        for subject in counts:
+            if is_id(session := CHUNK.token(subject)):
+                sessions.setdefault(session, []).append(subject)
+        for session, subjects in sessions.items():
+            kept = await self._without_strangers(session, subjects)
+            if len(kept) > 1 and sum(counts[subject] for subject in kept) > self._settings.chunks_kept:
+                await self._shorten(session)
+
+    async def _without_strangers(self, session: str, subjects: Iterable[str]) -> list[str]:
+        """Remove the subjects of identities that never owned `session`; returns the others."""
+        identities = {subject: CHUNK.identity(subject) for subject in subjects}
+        named = {identity for identity in identities.values() if identity is not None}
+        strangers = await self._owners.strangers(session, named)
+        for subject, identity in identities.items():
+            if identity in strangers:
+                await self._purge.chunks_on(subject)
+                metrics.foreign_histories.add(1)
+                log.warning("chunks of no owner removed", session=session, identity=identity)
+        return [subject for subject, identity in identities.items() if identity not in strangers]
+
+    async def _shorten(self, session: str) -> None:
+        newest = await self._owners.newest(session)
+        if newest is None:
+            return
+        needed = newest[0].index - self._settings.chunks_kept + 1
+        cut = 0
+        async for header, entry in self._owners.stints(session):
+            cut = entry.sequence
+            if header.index <= needed:
+                break
+        if cut:
+            await self._purge.chunks_before(session, cut)
