@@ -117,3 +117,14 @@ async def test_messages_that_are_lost_on_the_way_are_read_again(
     for number in range(5):
         await put(admin, "a", number)
     assert numbers(await asyncio.wait_for(read_until(store, 5), 30)) == list(range(5))
+
+
+async def test_headers_of_a_stored_message_do_not_pass_for_the_brokers(admin: Bus, store: Bus) -> None:
+    """With `Status` the broker ends a request: for such a message a reader would ask again for ever."""
+    await put(admin, "a", 0)
+    for status in ("404", "408", "503", "100"):
+        headers = {"Status": status, "Description": "x", "Nats-Sequence": "1"}
+        await append(admin, CHUNK.by("a", "w2"), b"", message_id=f"x{status}", headers=headers)
+    await put(admin, "a", 1)
+    found = await asyncio.wait_for(read_until(store, 6), 30)
+    assert [entry.sequence for entry in found] == list(range(1, 7))

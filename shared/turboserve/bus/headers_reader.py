@@ -101,7 +101,8 @@ async def _batches(
             ended, gap = not messages, False
             for message in messages:
                 headers = message.headers or {}
-                if "Status" in headers:
+                if not message.reply:
+                    # A status of the broker. A stored message may have a header `Status` of its own.
                     ended = True
                     continue
                 sequence = message.metadata.sequence

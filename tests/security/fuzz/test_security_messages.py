@@ -229,6 +229,8 @@ def test_chunks_that_cannot_be(target: Target, speaker: Speaker) -> None:
         own | {"Nats-Sequence": "x"},
         own | {"Nats-Last-Sequence": "x"},
         own | {"Nats-Subject": "own.x"},
+        own | {"Status": "404"},
+        own | {"Status": "503"},
     ]
 
     async def all_of_it() -> None:
