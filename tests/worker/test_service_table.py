@@ -94,7 +94,7 @@ def test_after_a_long_silence_the_log_is_read_before_the_chunk_is_appended_again
     run = bench.run_from(row()).run
     bench.package("s1", run, 0)
     bench.package("s1", run, 1)
-    publish = do.PublishChunk("s1", run, 0, (1, 10))
+    publish = do.PublishChunk("s1", run, 0, (1, 10), 0)
     bench.outcome(publish, told.Outcome.UNKNOWN)
     bench.tell(told.Tick(), bench.now + 31)
     query = bench.last(do.ReadLogEnd).query

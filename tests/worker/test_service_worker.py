@@ -282,7 +282,8 @@ async def test_a_session_begins_behind_what_no_owner_wrote(scene: Scene) -> None
     made_here = [ChunkHeader.of_entry(session, entry.headers) for entry in entries[3:]]
     assert [header.index for header in made_here] == list(range(len(made_here)))
     assert (await scene.record(session)).phase is Phase.ACTIVE
-    assert scene.metric(worker, "turboserve_worker_foreign_chunks_total") >= 3
+    # The newest of them; from there on the worker reads what its owner may have written.
+    assert scene.metric(worker, "turboserve_worker_foreign_chunks_total") >= 1
 
 
 async def test_a_worker_that_was_declared_gone_exits_with_its_own_status(scene: Scene) -> None:
