@@ -76,10 +76,13 @@ class Scene:
             updated_at=1.0,
         )
 
+    async def made(self) -> int:
+        return self.next
+
     async def watched(self, start: Start, count: int) -> list[int]:
         found: list[int] = []
         async with asyncio.timeout(LIMIT_S):
-            async for chunk in self.log.follow(SESSION, start, asyncio.Event()):
+            async for chunk in self.log.follow(SESSION, start, asyncio.Event(), self.made):
                 found.append(chunk.header.index)
                 if len(found) == count:
                     break
@@ -142,7 +145,8 @@ async def test_chunks_that_are_missing_in_the_middle_are_gone(scene: Scene) -> N
     await scene.make(4)
     await scene.place("wk2_a")
     await scene.make(3)
-    viewer = scene.log.follow(SESSION, await scene.log.after(scene.record(), 3), asyncio.Event())
+    start = await scene.log.after(scene.record(), 3)
+    viewer = scene.log.follow(SESSION, start, asyncio.Event(), scene.made)
     assert [(await anext(viewer)).header.index for _ in range(3)] == [4, 5, 6]
     await scene.place("wk1_a")
     await scene.make(KEPT + 5)

@@ -234,6 +234,9 @@ WILDCARDS = (
         "worker-event.>",
         "live.>",
         "live.*.*",
+        "live.*.*.*",
+        "live.chunk.*",
+        "live.chunk.>",
     ),
     *("live.own.*", "live.canary.>", "canary.>", "load.>", "assign.>", "playhead.>", "latents.>", "pool.>"),
     *(

@@ -61,7 +61,7 @@ async def test_the_needs_name_every_endpoint_topic_and_log() -> None:
     for topic in subjects.TOPICS:
         assert topic.of(ID) in sent & heard
     for log in subjects.LOGS:
-        assert log.of(ID) in sent
+        assert log.by(ID, ID) in sent
 
 
 async def test_what_a_service_needs_arrives_where_it_is_needed(
@@ -103,8 +103,8 @@ async def test_what_a_service_needs_arrives_where_it_is_needed(
                 wanted.update((reader, topic.of(ID)) for reader in (*topic.readers, subjects.ADMIN))
         for log in subjects.LOGS:
             for writer in (*log.writers, subjects.ADMIN):
-                await clients[writer].publish(log.of(ID), b"{}")
-                wanted.update((reader, log.live(ID)) for reader in log.readers)
+                await clients[writer].publish(log.by(ID, ID), b"{}")
+                wanted.update((reader, f"live.{log.by(ID, ID)}") for reader in log.readers)
         for endpoint in subjects.ENDPOINTS:
             for caller in (*endpoint.callers, subjects.ADMIN):
                 subject = endpoint.request_subject(caller)

@@ -71,7 +71,7 @@ class Broker:
                 )
             )
         # Every stream has a message whose body an attacker chose: workers write chunks, users write prompts.
-        for subject in ("chunk.bait.wk1", "event.bait", "worker-event.bait"):
+        for subject in ("chunk.bait.bait", "event.bait", "worker-event.bait"):
             await self.jetstream.publish(subject, FORGED)
         for service in subjects.SERVICES:
             await self._listen(service)
@@ -142,8 +142,8 @@ def targets() -> Iterator[str]:
         yield from (endpoint.request_subject(caller) for caller in (*endpoint.callers, subjects.ADMIN))
     yield from (topic.of(VICTIM) for topic in subjects.TOPICS)
     for log in subjects.LOGS:
-        yield log.of(VICTIM)
-        yield f"live.{log.of(VICTIM)}"
+        yield log.by(VICTIM, VICTIM)
+        yield f"live.{log.by(VICTIM, VICTIM)}"
     yield from (f"{subjects.inbox_prefix(user)}.{VICTIM}" for user in (*subjects.SERVICES, subjects.ADMIN))
 
 
@@ -151,7 +151,7 @@ def own(service: str) -> set[str]:
     """What `service` may send anyway: no indirect way gets it more."""
     sent = {e.request_subject(service) for e in subjects.ENDPOINTS if service in e.callers}
     sent |= {topic.of(VICTIM) for topic in subjects.TOPICS if service in topic.senders}
-    return sent | {log.of(VICTIM) for log in subjects.LOGS if service in log.writers}
+    return sent | {log.by(VICTIM, VICTIM) for log in subjects.LOGS if service in log.writers}
 
 
 def assert_nothing_forged(broker: Broker, service: str, written: dict[str, int]) -> None:
@@ -193,8 +193,8 @@ async def test_a_push_consumer_delivers_no_forged_requests(broker: Broker, servi
                     (f"{create}.CREATE.{stream}", unnamed),
                     (f"{create}.CREATE.{stream}.{name}", config),
                     (
-                        f"{create}.CREATE.{stream}.{name}.chunk.bait",
-                        {**config, "filter_subject": "chunk.bait.wk1"},
+                        f"{create}.CREATE.{stream}.{name}.chunk.bait.bait",
+                        {**config, "filter_subject": "chunk.bait.bait"},
                     ),
                     (f"{create}.DURABLE.CREATE.{stream}.{name}", durable),
                 ):
@@ -216,7 +216,7 @@ async def test_no_stream_is_made_or_changed_to_copy_messages_elsewhere(broker: B
             {"republish": {"src": ">", "dest": target}, "subjects": [f"thief{number}.>"]},
             {
                 "sources": [
-                    {"name": CHUNKS, "subject_transforms": [{"src": "chunk.bait.wk1", "dest": target}]}
+                    {"name": CHUNKS, "subject_transforms": [{"src": "chunk.bait.bait", "dest": target}]}
                 ]
             },
             {"mirror": {"name": CHUNKS}},
@@ -245,7 +245,7 @@ async def test_an_answer_of_jetstream_is_no_message_of_anybody_else(broker: Brok
     the asker may publish to the reply subject."""
     thief = await broker.connect(service)
     requests: list[tuple[str, bytes]] = []
-    for stream, bait in ((CHUNKS, "chunk.bait.wk1"), (EVENTS, "event.bait")):
+    for stream, bait in ((CHUNKS, "chunk.bait.bait"), (EVENTS, "event.bait")):
         requests += [
             (f"$JS.API.DIRECT.GET.{stream}", b'{"seq": 1}'),
             (f"$JS.API.DIRECT.GET.{stream}", b'{"seq": 1, "no_hdr": true}'),
@@ -256,7 +256,7 @@ async def test_an_answer_of_jetstream_is_no_message_of_anybody_else(broker: Brok
             (f"$JS.API.STREAM.INFO.{stream}", b""),
         ]
     # An acknowledgement is an answer too.
-    requests.append(("chunk.victim.wk1", FORGED))
+    requests.append(("chunk.victim.victim", FORGED))
     for target in targets():
         for subject, body in requests:
             await thief.publish(subject, body, reply=target)

@@ -384,9 +384,13 @@ async def test_forged_chunks_neither_bear_anothers_name_nor_displace_its_history
 
 async def watched(log: ChunkLog, session: str, start: Start, count: int) -> list[int]:
     """The indices that a viewer gets."""
+
+    async def made() -> int:
+        raise AssertionError("the log was not lost")
+
     found: list[int] = []
     async with asyncio.timeout(PATIENCE_S):
-        async for chunk in log.follow(session, start, asyncio.Event()):
+        async for chunk in log.follow(session, start, asyncio.Event(), made):
             assert chunk.payload == b"video"
             found.append(chunk.header.index)
             if len(found) == count:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -368,6 +369,51 @@ async def test_batched_direct_gets(bus: Bus, jetstream: JetStreamContext) -> Non
     assert await answers(bus, b'{"multi_last": ["own.z"]}') == [("404", "No Results", "", "")]
     assert await answers(bus, b"{}") == [("408", "Empty Request", "", "")]
     assert await answers(bus, b"not json") == [("408", "Malformed Request", "", "")]
+
+
+async def test_patterns_of_a_session_reach_the_subjects_of_all_identities(
+    bus: Bus, jetstream: JetStreamContext
+) -> None:
+    await jetstream.add_stream(config(subjects=["chunk.*.*"], max_msgs_per_subject=3))
+    for subject in ("chunk.a.w1", "chunk.b.w1", "chunk.a.w2", "chunk.ab.w1", "chunk.a.w1", "chunk.b.w2"):
+        await jetstream.publish(subject)
+
+    async def place(**request: Any) -> tuple[str | None, str | None]:
+        answer = await bus.client.request(f"$JS.API.DIRECT.GET.{S}", json.dumps(request).encode(), LIMIT_S)
+        headers = answer.headers or {}
+        return headers.get("Nats-Subject"), headers.get("Nats-Sequence", headers.get("Status"))
+
+    assert await place(last_by_subj="chunk.a.*") == ("chunk.a.w1", "5")
+    assert await place(last_by_subj="chunk.b.*") == ("chunk.b.w2", "6")
+    assert await place(last_by_subj="chunk.c.*") == (None, "404")
+    assert await place(seq=2, next_by_subj="chunk.a.*") == ("chunk.a.w2", "3")
+    assert await place(seq=6, next_by_subj="chunk.a.*") == (None, "404")
+    assert await stored(jetstream, "chunk.>") == {
+        "chunk.a.w1": 2,
+        "chunk.a.w2": 1,
+        "chunk.ab.w1": 1,
+        "chunk.b.w1": 1,
+        "chunk.b.w2": 1,
+    }
+    # The limit is one of each subject.
+    for _ in range(4):
+        await jetstream.publish("chunk.a.w2")
+    assert await stored(jetstream, "chunk.a.*") == {"chunk.a.w1": 2, "chunk.a.w2": 3}
+    await jetstream.purge_stream(S, subject="chunk.a.*", seq=8)
+    assert await stored(jetstream, "chunk.*.w1") == {"chunk.ab.w1": 1, "chunk.b.w1": 1}
+    await jetstream.purge_stream(S, subject="chunk.a.*")
+    assert await stored(jetstream, "chunk.a.*") == {}
+
+
+async def test_what_a_stream_does_not_take_any_more_stays_in_it(jetstream: JetStreamContext) -> None:
+    await jetstream.add_stream(config())
+    await jetstream.publish("chunk.a", b"1")
+    await jetstream.update_stream(config(subjects=["own.*", "chunk.*.*"]))
+    with pytest.raises(NoStreamResponseError):
+        await jetstream.publish("chunk.a", b"2")
+    await jetstream.publish("chunk.a.w1", b"3")
+    assert await stored(jetstream, "chunk.>") == {"chunk.a": 1, "chunk.a.w1": 1}
+    assert (await jetstream.get_msg(S, subject="chunk.a", direct=True)).data == b"1"
 
 
 async def test_purging(jetstream: JetStreamContext) -> None:

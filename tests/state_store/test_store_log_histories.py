@@ -96,6 +96,22 @@ async def test_what_others_append_is_removed_and_displaces_nothing(
     ]
 
 
+async def test_a_subject_that_is_a_pattern_removes_nothing(api: Harness, histories: LogHistories) -> None:
+    """The broker takes `*` for a token where the subject of a message has one."""
+    record = await placed(api, "wk0")
+    await make(api, record, 0, KEPT)
+    for subject in (f"chunk.{record.id}.*", "chunk.*.wk7", f"chunk.{record.id}.>", "chunk.*.*"):
+        for _ in range(KEPT):
+            await api.bus.client.publish(subject, b"x")
+    await api.bus.flush()
+    await histories.trim()
+    counts = await histories._purge.chunk_counts()
+    assert {subject: count for subject, count in counts.items() if CHUNK.token(subject) == record.id} == {
+        CHUNK.by(record.id, "wk0_a"): KEPT
+    }
+    assert not [subject for subject in counts if "*" in subject or ">" in subject]
+
+
 async def test_a_history_within_the_limit_stays_whole(api: Harness, histories: LogHistories) -> None:
     record = await placed(api, "wk0")
     await make(api, record, 0, 4)

@@ -90,7 +90,8 @@ class LogChecks:
             stored.subject, f"#{header.index} e{header.epoch} {header.worker} c{header.control_seq}"
         )
         owner = log.owner
-        if owner is None or (owner.epoch, owner.worker) != (header.epoch, header.worker):
+        wrote = header.epoch, header.worker, CHUNK.by(session, header.worker)
+        if owner is None or (owner.epoch, owner.worker, stored.subject) != wrote:
             self._checker.fail(
                 "one_executor",
                 f"{header.worker} at {header.epoch} wrote chunk {header.index} of {session}, "

@@ -13,7 +13,6 @@ import nats
 
 from turboserve import logs
 from turboserve.bus import Bus, Owners
-from turboserve.contracts.base import is_id
 from turboserve.contracts.errors import TurboServeError
 from turboserve.state_store import metrics
 from turboserve.state_store.log_purge import LogPurge
@@ -48,8 +47,7 @@ class LogHistories:
         counts = await self._purge.chunk_counts()
         sessions: dict[str, list[str]] = {}
         for subject in counts:
-            if is_id(session := CHUNK.token(subject)):
-                sessions.setdefault(session, []).append(subject)
+            sessions.setdefault(CHUNK.token(subject), []).append(subject)
         for session, subjects in sessions.items():
             kept = await self._without_strangers(session, subjects)
             if len(kept) > 1 and sum(counts[subject] for subject in kept) > self._settings.chunks_kept:

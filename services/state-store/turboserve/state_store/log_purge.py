@@ -48,9 +48,13 @@ class LogPurge:
         await self._bus.jetstream(DEADLINE_S).purge_stream(EVENTS, seq=sequence)
 
     async def chunk_counts(self) -> dict[str, int]:
-        """How many chunks the log has, by subject."""
+        """How many chunks the log has, by subject: those of which each token is an id.
+
+        A worker may also append where a token is `*`. As a pattern, that would name others' chunks.
+        """
         info = await self._bus.jetstream(DEADLINE_S).stream_info(CHUNKS, subjects_filter=ANY_CHUNK)
-        return dict(info.state.subjects or {})
+        counts = info.state.subjects or {}
+        return {subject: count for subject, count in counts.items() if all(map(is_id, subject.split(".")))}
 
     async def sessions_in_log(self) -> list[str]:
         """Sessions that have chunks or a fence in the log."""

@@ -24,8 +24,6 @@ from turboserve.gateway.aio import until
 from turboserve.gateway.problems.errors import ChunkGoneError, ChunkNotMadeError
 from turboserve.subjects import CHUNK
 
-T = TypeVar("T")
-
 REMEMBERED = 65_536
 RETRY_S = 0.2
 EMPTY_LOG_AHEAD_S = 5.0
