@@ -14,12 +14,13 @@ from sqlalchemy import text
 from state_store_harness import Harness, Machine, Store, until
 
 from turboserve import subjects
-from turboserve.bus import Bus, append, last_entry
+from turboserve.bus import Bus, append, last_entry, next_entry
 from turboserve.cli.embedded import Layout, NatsServer, Ports
 from turboserve.clock import SystemClock
 from turboserve.contracts.chunks import ChunkHeader, Ownership
 from turboserve.contracts.errors import LogFullError, LogUnavailableError
 from turboserve.contracts.sessions import SessionRecord
+from turboserve.ids import new_id
 from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.settings import Settings
 from turboserve.state_store.streams import Streams
@@ -240,6 +241,34 @@ async def broker(
         yield server, machine
     finally:
         await machine.stop()
+
+
+async def test_what_no_owner_wrote_makes_room_before_live_sessions_lose_anything(
+    api: Harness, store: Store
+) -> None:
+    live = await api.running("live", capacity=1)
+    for index in range(16):
+        assert await append_chunk(api, live, index)
+    entry = await last_entry(api.bus, CHUNKS, CHUNK.of(live.id))
+    assert entry is not None
+    headers = {name: value for name, value in entry.headers.items() if not name.startswith("Nats-")}
+
+    async def forged() -> bool:
+        try:
+            subject = CHUNK.by(live.id, "wk7_x")
+            await append(api.bus, subject, bytes(CHUNK_BYTES), message_id=new_id("x"), headers=headers)
+        except LogFullError:
+            return False
+        return True
+
+    # Three times as much as the stream takes.
+    for _ in range(3 * int(0.8 * LOG_BYTES) // CHUNK_BYTES):
+        await until(forged)
+    await until(lambda: store.runtime.warnings().get("log_space") is None)
+    first = await next_entry(api.bus, CHUNKS, CHUNK.by(live.id, live.worker or ""), 1)
+    assert first is not None
+    assert ChunkHeader.from_headers(first.headers).index == 0
+    assert await append_chunk(api, live, 16)
 
 
 async def test_streams_of_an_earlier_version_get_a_size_in_place(

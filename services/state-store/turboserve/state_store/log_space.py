@@ -18,6 +18,7 @@ from turboserve.contracts.errors import TurboServeError
 from turboserve.state_store import metrics
 from turboserve.state_store.core import space
 from turboserve.state_store.core.space import Disk, Shares
+from turboserve.state_store.log_histories import LogHistories
 from turboserve.state_store.log_purge import LogPurge
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.publish.canaries import Canaries
@@ -36,10 +37,16 @@ class LogSpace:
     """Several instances may run this: removing the same thing twice is fine."""
 
     def __init__(
-        self, database: Database, bus: Bus, clock: Clock, canaries: Canaries, settings: Settings
+        self,
+        database: Database,
+        bus: Bus,
+        clock: Clock,
+        canaries: Canaries,
+        histories: LogHistories,
+        settings: Settings,
     ) -> None:
         self._database, self._bus, self._clock = database, bus, clock
-        self._canaries, self._settings = canaries, settings
+        self._canaries, self._histories, self._settings = canaries, histories, settings
         self._purge = LogPurge(bus)
         self._shares = Shares(settings.log_low_share, settings.log_scarce_share, settings.log_full_share)
         self._told = SpaceLevel.ENOUGH
@@ -115,6 +122,11 @@ class LogSpace:
 
     async def _make_room(self, level: SpaceLevel) -> None:
         await self._drop_old_events()
+        try:
+            await self._histories.trim()
+        except TurboServeError as error:
+            # The rest needs no owners.
+            log.warning("histories cannot be trimmed", error=error.detail)
         if await self._remove_finished(level):
             return
         # What is left is live.
