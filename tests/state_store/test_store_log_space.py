@@ -247,8 +247,8 @@ async def test_what_no_owner_wrote_makes_room_before_live_sessions_lose_anything
     api: Harness, store: Store
 ) -> None:
     live = await api.running("live", capacity=1)
-    for index in range(16):
-        assert await append_chunk(api, live, index)
+    for index in range(40):
+        assert await append_chunk(api, live, index, 1_000)
     entry = await last_entry(api.bus, CHUNKS, CHUNK.of(live.id))
     assert entry is not None
     headers = {name: value for name, value in entry.headers.items() if not name.startswith("Nats-")}
@@ -268,7 +268,7 @@ async def test_what_no_owner_wrote_makes_room_before_live_sessions_lose_anything
     first = await next_entry(api.bus, CHUNKS, CHUNK.by(live.id, live.worker or ""), 1)
     assert first is not None
     assert ChunkHeader.from_headers(first.headers).index == 0
-    assert await append_chunk(api, live, 16)
+    assert await append_chunk(api, live, 40)
 
 
 async def test_streams_of_an_earlier_version_get_a_size_in_place(
