@@ -122,6 +122,8 @@ class LogSpace:
 
     async def _make_room(self, level: SpaceLevel) -> None:
         await self._drop_old_events()
+        if await self._enough(self._shares.low):
+            return
         try:
             await self._histories.trim()
         except TurboServeError as error:
