@@ -87,5 +87,9 @@ def tiny_models(settings: Settings) -> Models:
     return Models(transformer, Text(), Decoder(), weights=seed)
 
 
-if __name__ == "__main__":
+def main() -> None:
     service.run("worker", Settings(), functools.partial(start, load=tiny_models))
+
+
+if __name__ == "__main__":
+    main()

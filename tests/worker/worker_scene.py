@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_worker import ForkedWorker
 
 from turboserve.bus import Bus, next_entry
 from turboserve.cli.embedded import NatsServer, Ports
@@ -46,7 +47,6 @@ from turboserve.subjects import (
     WORKER_GONE,
 )
 
-TINY_WORKER = Path(__file__).with_name("tiny_worker.py")
 PATIENCE_S = 150.0
 TAKEOVERS = "turboserve_worker_takeovers_total"
 LOST = 'turboserve_worker_takeovers_total{context="lost"'
@@ -65,7 +65,7 @@ class Pool:
 
     def __init__(self, logs: Path) -> None:
         self.logs = logs
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, ForkedWorker] = {}
         self.health: dict[str, int] = {}
         self.free: set[str] = set()
 
@@ -79,10 +79,7 @@ class Pool:
             "TURBOSERVE_WORKER_MAX_SESSIONS": "2",
             "TURBOSERVE_HEALTH_PORT": str(health_port),
         }
-        with (self.logs / f"{worker}.log").open("ab") as log:
-            self.processes[worker] = subprocess.Popen(
-                [sys.executable, str(TINY_WORKER)], env=environment | own, stdout=log, stderr=log
-            )
+        self.processes[worker] = ForkedWorker(environment | own, self.logs / f"{worker}.log")
 
     def kill(self, worker: str) -> None:
         process = self.processes[worker]
