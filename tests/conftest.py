@@ -97,6 +97,8 @@ other down. Each group takes a minute or more: what comes last is short, so all 
 """
 PROCESSES = pytest.StashKey[ExitStack]()
 BEFORE = pytest.StashKey[dict[str, object]]()
+OF_LIBRARIES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
+"""Variables that libraries set for themselves. Torch does when it first loads its compiler."""
 
 
 def group_of(nodeid: str) -> str:
@@ -139,7 +141,7 @@ def process_state() -> dict[str, object]:
     """What of this process a test could leave changed for those that follow it."""
     umask = os.umask(0)
     os.umask(umask)
-    variables = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    variables = {name: value for name, value in os.environ.items() if name not in OF_LIBRARIES}
     # SIGALRM is pytest-timeout's.
     numbers = signal.valid_signals() - {signal.SIGALRM}
     handlers = {f"signal {number}": signal.getsignal(number) for number in numbers}
