@@ -12,11 +12,12 @@ from nats.js import api
 from turboserve.bus import Bus, append
 from turboserve.cli.embedded import NatsServer
 from turboserve.config import Settings
-from turboserve.contracts.chunks import Ownership
+from turboserve.contracts.chunks import ChunkHeader, Ownership
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.gateway.problems.errors import ChunkGoneError, ChunkNotMadeError
 from turboserve.gateway.stream.chunks import ChunkLog, Start
+from turboserve.ids import new_id
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 from turboserve.tasks import stop
 
@@ -76,6 +77,38 @@ async def test_an_empty_log_goes_on_at_the_next_chunk(log: ChunkLog) -> None:
     assert gone.value.limit == "100"
     with pytest.raises(ChunkNotMadeError):
         await log.after(row, 100)
+
+
+async def chunk(bus: Bus, index: int) -> None:
+    header = ChunkHeader(
+        session="ses_a",
+        index=index,
+        epoch=1,
+        worker="wrk_a",
+        control_seq=0,
+        first_frame=12 * index,
+        frames=12,
+        fps=16.0,
+        width=64,
+        height=64,
+        codec="avc1.42c01e",
+        init_bytes=0,
+    )
+    subject = CHUNK.by("ses_a", "wrk_a")
+    await append(bus, subject, b"video", message_id=new_id("test"), headers=header.to_headers())
+
+
+async def test_a_copy_of_the_owners_header_with_a_far_index_ends_no_search(bus: Bus, log: ChunkLog) -> None:
+    """It was asked for again and again, for every viewer who came back to a chunk behind it."""
+    own = Ownership(session="ses_a", epoch=1, worker="wrk_a")
+    await append(bus, OWN.of("ses_a"), own.to_bytes(), message_id="own")
+    for index in (0, 1, 2, 3, 50, 4, 5, 6, 7):
+        await chunk(bus, index)
+    row = record(8, 0.0)
+    async with asyncio.timeout(LIMIT_S):
+        for index in range(7):
+            assert (await log.after(row, index)).index == index + 1
+        assert (await log.at(row, 3.0)).index == 4
 
 
 @pytest.mark.parametrize("made", [7, 4])

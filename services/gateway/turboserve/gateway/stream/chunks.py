@@ -26,6 +26,8 @@ from turboserve.subjects import CHUNK
 
 REMEMBERED = 65_536
 RETRY_S = 0.2
+STEPS = 500
+"""More entries than the log keeps of one subject."""
 EMPTY_LOG_AHEAD_S = 5.0
 """An empty log does not say how long its chunks were. Beyond the last known playhead there are at most the
 lead and a chunk. Too much costs some lead once; too little, and the worker waits for ever to be caught up."""
@@ -203,6 +205,8 @@ class ChunkLog:
             # Chunk `index` lies in (low, high]. Chunks come at an even rate, so interpolation is mostly right
             # at once; every second step halves instead, so that it is never slow.
             width = high - low.sequence
+            if width <= 1:
+                return await self._step(session, index, low)
             share = (index - low.header.index) / (high_index - low.header.index) if guess_evenly else 0.5
             guess_evenly = not guess_evenly
             probe = low.sequence + max(1, min(width, math.floor(width * share)))
@@ -216,6 +220,19 @@ class ChunkLog:
         if low.header.index != index:
             raise _gone(index, low.header.index)
         return low
+
+    async def _step(self, session: str, index: int, low: Chunk) -> Chunk:
+        """Chunk `index` behind `low`, entry by entry: an entry with the header of an owner came before its
+        turn, so that no search by index ends. Raises ChunkGoneError."""
+        position = low.sequence
+        for _ in range(STEPS):
+            chunk = await self._from(session, position + 1)
+            if chunk is None:
+                break
+            if chunk.header.index == index:
+                return chunk
+            position = chunk.sequence
+        raise _gone(index, low.header.index + 1)
 
     async def _chunk(self, session: str, entry: Entry) -> Chunk | None:
         """What `entry` holds; None if that is no chunk that an owner of `session` wrote."""
