@@ -25,6 +25,7 @@ from turboserve.cli.stack.plan import Plan
 HERE = Path(__file__).parent / "stack"
 UP = (sys.executable, str(HERE / "up_with_dummies.py"))
 ENVIRONMENT = {"PYTHONPATH": str(HERE)}
+SAID_S = 60.0
 SERVERS = ("nats", "redis", "postgres")
 SERVICES = ("state-store", "scheduler", "autoscaler", "gateway")
 
@@ -41,6 +42,11 @@ def up(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+def said(stack: BackgroundStack, *texts: str) -> None:
+    """Wait until all of this is in the output: what is on record may be printed a moment later."""
+    stack.wait(lambda: all(text in stack.output for text in texts), SAID_S)
 
 
 def gone(pid: int) -> bool:
@@ -62,17 +68,26 @@ def test_everything_is_ready_and_on_record(dummies: BackgroundStack) -> None:
     assert set(record.processes) == {*SERVERS, *SERVICES}
     assert all(process["state"] == "ready" for process in record.processes.values())
     assert len(record.worker_pids()) == 2
-    assert f"TurboServe is up:  {record.url}/" in dummies.output
     # What is open is said where the address is.
-    assert "Reachable by this machine's users and programs." in dummies.output
-    assert "No API keys: whoever reaches this address may" in dummies.output
+    said(
+        dummies,
+        f"TurboServe is up:  {record.url}/",
+        "Reachable by this machine's users and programs.",
+        "No API keys: whoever reaches this address may",
+    )
     assert (dummies.data / "stack.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_lines_carry_the_name_of_their_service_also_a_workers(dummies: BackgroundStack) -> None:
-    lines = dummies.output.splitlines()
-    assert sum(line.startswith("worker ") and "service lives" in line for line in lines) == 2
-    assert any(line.startswith("gateway ") and "service lives" in line for line in lines)
+    def lines() -> list[str]:
+        return dummies.output.splitlines()
+
+    def workers() -> int:
+        return sum(line.startswith("worker ") and "service lives" in line for line in lines())
+
+    dummies.wait(lambda: workers() >= 2, SAID_S)
+    assert workers() == 2
+    assert any(line.startswith("gateway ") and "service lives" in line for line in lines())
     assert (dummies.data / "logs" / "worker.log").read_text().count("service lives") == 2
 
 
@@ -214,6 +229,7 @@ def test_what_never_comes_up_ends_the_stack_with_status_1(data_dir: Path) -> Non
 def test_json_format_prints_only_json(data_dir: Path) -> None:
     stack = dummy_stack(data_dir, "--log-format", "json")
     stack.start()
+    said(stack, "stack is up")
     stack.stop()
     records = [json.loads(line) for line in stack.output.splitlines()]
     assert {"up", "gateway", "worker", "postgres", "nats"} <= {record["service"] for record in records}
