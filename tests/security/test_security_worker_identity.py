@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httpx
 import nats
 import pytest
 from broker_refusals import refusals
@@ -17,6 +18,7 @@ from broker_subjects import ID, NEEDS, USERS, every_api_subject, every_applicati
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import api
+from ports import free_ports
 from service_process import Service, connected, eventually, state_store
 
 from turboserve import subjects
@@ -50,6 +52,7 @@ from turboserve.subjects import ASSIGN, CHUNK, CHUNKS, LATENTS, LOAD, OWN
 PATIENCE_S = 60.0
 MINE, OTHER = "wk1", "wk2"
 """The attacker's identity and the victim's."""
+FOREIGN_LATENTS = "turboserve_store_foreign_latents_total"
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +76,8 @@ def store(
     server: NatsServer, postgres_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Service]:
     log: Path = tmp_path_factory.mktemp("logs") / "state-store.log"
-    service = state_store(server, log, postgres_url, redis_url)
+    [port] = free_ports(1)
+    service = state_store(server, log, postgres_url, redis_url, TURBOSERVE_HEALTH_PORT=str(port))
     service.start()
     yield service
     service.end()
@@ -210,9 +214,7 @@ async def test_a_worker_registers_and_asks_only_as_its_identity(buses: dict[str,
     with pytest.raises(ForbiddenError) as refused:
         await attacker.call(subjects.RENEW, Renew(load=load(victim)))
     assert (refused.value.field, refused.value.limit) == ("worker", MINE)
-    for made_up in (new_id("wrk"), "wk1", "wk10_a", f"x{MINE}_a"):
-        if made_up == "wk1":
-            continue
+    for made_up in (new_id("wrk"), "wk10_a", f"x{MINE}_a"):
         with pytest.raises(ForbiddenError):
             await attacker.call(subjects.RENEW, Renew(load=load(made_up, 1_000)))
     fail = FailSession(session=record.id, epoch=record.epoch, worker=victim, reason="x")
@@ -234,7 +236,14 @@ async def test_a_worker_registers_and_asks_only_as_its_identity(buses: dict[str,
     assert not {name for name in named if subjects.identity_of(name) not in (MINE, OTHER)}
 
 
-async def test_latents_of_another_workers_session_are_not_kept(buses: dict[str, Bus]) -> None:
+def foreign_latents(store: Service) -> float:
+    """How many latents the store has dropped since their worker never owned the session."""
+    url = f"http://127.0.0.1:{store.variables['TURBOSERVE_HEALTH_PORT']}/metrics"
+    lines = httpx.get(url, timeout=PATIENCE_S).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(FOREIGN_LATENTS))
+
+
+async def test_latents_of_another_workers_session_are_not_kept(buses: dict[str, Bus], store: Service) -> None:
     victim, mine = new_id(OTHER), new_id(MINE)
     record = await owned(buses, victim)
     header = LatentsHeader(
@@ -246,6 +255,21 @@ async def test_latents_of_another_workers_session_are_not_kept(buses: dict[str, 
         shape=(1, 2, 2),
         first_latent=0,
     )
+
+    async def kept(index: int) -> tuple[LatentsHeader, bytes] | None:
+        request = GetLatents(session=record.id, index=index, worker=victim)
+        try:
+            return await buses[OTHER].call_raw(subjects.GET_LATENTS, request)
+        except NotFoundError:
+            return None
+
+    async def keeps(index: int) -> bool:
+        own = header.model_copy(update={"index": index})
+        await buses[OTHER].publish(LATENTS, victim, own, b"latents")
+        return await kept(index) == (own, b"latents")
+
+    await eventually(lambda: keeps(0))
+    dropped_before = await asyncio.to_thread(foreign_latents, store)
     attacker = buses[MINE]
     forged = header.model_copy(update={"worker": mine})
     # Under its own name, at another epoch, and with the victim's name in its own subject.
@@ -255,17 +279,15 @@ async def test_latents_of_another_workers_session_are_not_kept(buses: dict[str, 
     await attacker.publish(LATENTS, victim, header, b"forged")
     await attacker.flush()
 
-    async def kept() -> bool:
-        await buses[OTHER].publish(LATENTS, victim, header, b"latents")
-        try:
-            request = GetLatents(session=record.id, index=0, worker=victim)
-            answer, data = await buses[OTHER].call_raw(subjects.GET_LATENTS, request)
-        except NotFoundError:
-            return False
-        assert (answer, data) == (header, b"latents")
-        return True
+    async def dropped() -> bool:
+        """The broker refuses the last forgery, and the store's subscription drops the one before it."""
+        return await asyncio.to_thread(foreign_latents, store) == dropped_before + 2
 
-    await eventually(kept)
+    await eventually(dropped)
+    # What came before this is done with.
+    await eventually(lambda: keeps(1))
+    assert await kept(0) == (header, b"latents")
+    assert await asyncio.to_thread(foreign_latents, store) == dropped_before + 2
 
 
 async def test_assignments_and_loads_carry_the_identity(buses: dict[str, Bus]) -> None:
