@@ -18,6 +18,7 @@ from turboserve.bench.chaos.invariants import (
     Violations,
     check_capacity,
     check_log,
+    check_oldest,
     takeovers,
 )
 from turboserve.bench.chaos.plan import AFTERWARDS_S, SERVERS, SERVICES, WORKER, Act, Blow, FaultGroup, plan
@@ -164,17 +165,43 @@ def test_what_is_wrong_in_a_log_is_found(
         (GOOD[3:], [(0, "x")], {"client_sees_prefix"}),
         ([*GOOD[3:], Logged(6, 4, 2, "b", "w")], [(0, "x"), (1, "y")], {"chunks_contiguous"}),
         (GOOD[4:], [(0, "x"), (1, "y")], {"one_executor"}),
+        # Another chunk went after the disk had room again, or came back.
+        ([GOOD[3], Logged(6, 3, 2, "b", "w")], [(0, "x"), (1, "y")], {"chunks_contiguous"}),
+        (GOOD, [(0, "x"), (1, "y")], {"chunks_contiguous"}),
     ],
 )
 def test_oldest_chunks_that_made_room_on_a_full_disk_are_not_missed(
     entries: list[Owned | Logged], seen: list[tuple[int, str]], broken: set[str]
 ) -> None:
     found = Violations()
-    check_log("s", entries, seen, found, dropped=True)
+    check_log("s", entries, seen, found, first=2)
     assert {name for name, count in found.counts.items() if count} == broken
-    without = Violations()
-    check_log("s", entries, seen, without)
-    assert without.counts["chunks_contiguous"]
+
+
+def test_chunks_that_no_full_disk_explains_are_missed() -> None:
+    found = Violations()
+    check_log("s", GOOD[3:], [(0, "x"), (1, "y")], found)
+    assert found.counts["chunks_contiguous"]
+
+
+@pytest.mark.parametrize(
+    ("oldest", "allowed", "missing"),
+    [
+        ({"s": 0, "t": 0}, {}, []),
+        ({"s": 5, "t": 0}, {"s": 5}, []),
+        # A session without chunks is not in the log.
+        ({"t": 0}, {"s": 5}, []),
+        ({"s": 1, "t": 0}, {}, ["s"]),
+        ({"s": 6, "t": 2}, {"s": 5}, ["s", "t"]),
+    ],
+)
+def test_chunks_that_go_before_a_disk_is_full_are_missed(
+    oldest: dict[str, int], allowed: dict[str, int], missing: list[str]
+) -> None:
+    found = Violations()
+    check_oldest(oldest, allowed, "at first", found)
+    assert found.counts["chunks_contiguous"] == len(missing)
+    assert [message.split(": ")[1] for message in found.messages] == missing
 
 
 def test_reservations_count_against_capacity() -> None:

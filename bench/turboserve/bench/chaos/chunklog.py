@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+from contextlib import suppress
 
 import nats
 from nats.js import api
+from nats.js.errors import NotFoundError
 
 from turboserve.bench.chaos.invariants import Logged, Owned
 from turboserve.contracts.chunks import ChunkHeader, Ownership
@@ -37,6 +40,26 @@ async def read(nats_url: str) -> dict[str, list[Owned | Logged]]:
                     found.setdefault(header.session, []).append(
                         Logged(sequence, header.index, header.epoch, header.worker, digest, at)
                     )
+        return found
+    finally:
+        await client.close()
+
+
+async def oldest(nats_url: str, sessions: Iterable[str]) -> dict[str, int]:
+    """Session → index of the oldest chunk in its log; sessions without one are left out.
+
+    Raises nats.errors.Error, OSError or TimeoutError if the broker does not answer.
+    """
+    client = await nats.connect(nats_url, connect_timeout=5, allow_reconnect=False)
+    try:
+        jetstream = client.jetstream(timeout=ANSWER_S)
+        found: dict[str, int] = {}
+        for session in sessions:
+            with suppress(NotFoundError):
+                message = await jetstream.get_msg(
+                    CHUNKS, seq=1, subject=CHUNK.of(session), direct=True, next=True
+                )
+                found[session] = ChunkHeader.from_headers(message.headers or {}).index
         return found
     finally:
         await client.close()

@@ -60,15 +60,15 @@ def check_log(
     seen: Sequence[tuple[int, str]],
     found: Violations,
     *,
-    dropped: bool = False,
+    first: int = 0,
 ) -> None:
     """One session's log in its order, against itself and against what its client saw: (index, digest).
 
-    `dropped`: its oldest chunks may have made room on a full disk, if its client saw them before.
+    `first`: index of the oldest chunk that is left; those before it made room while a disk was full, and the
+    client has to have seen them.
     """
     own: Owned | None = None
     chunks: list[Logged] = []
-    first = next((entry.index for entry in entries if isinstance(entry, Logged)), 0) if dropped else 0
     for entry in entries:
         if isinstance(entry, Owned):
             if own is not None and entry.epoch <= own.epoch:
@@ -90,6 +90,19 @@ def check_log(
         or kept != [(chunk.index, chunk.digest) for chunk in chunks[: len(kept)]]
     ):
         found.add("client_sees_prefix", f"{session}: {len(seen)} chunks seen are not the log's first ones")
+
+
+def check_oldest(oldest: Mapping[str, int], allowed: Mapping[str, int], when: str, found: Violations) -> None:
+    """Each session's oldest chunk in the log is the `allowed` one; 0 where that names none.
+
+    `when` says when it was looked for. A chunk may go only while a disk is full.
+    """
+    for session, index in oldest.items():
+        if index != allowed.get(session, 0):
+            found.add(
+                "chunks_contiguous",
+                f"{session}: {when} its log begins at {index}, not at {allowed.get(session, 0)}",
+            )
 
 
 def takeovers(entries: Sequence[Owned | Logged], silence_s: float) -> list[float]:

@@ -11,10 +11,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import nats
 
 from turboserve.bench.chaos import chunklog
 from turboserve.bench.chaos.blows import Blows
-from turboserve.bench.chaos.invariants import Owned, Violations, check_capacity, check_log, takeovers
+from turboserve.bench.chaos.invariants import (
+    Owned,
+    Violations,
+    check_capacity,
+    check_log,
+    check_oldest,
+    takeovers,
+)
 from turboserve.bench.chaos.people import TROUBLE, Person, patiently
 from turboserve.bench.chaos.plan import WORKER, Blow, Fault, Plan
 from turboserve.bench.chaos.surroundings import Surroundings
@@ -28,6 +36,8 @@ SETTLE_S = 90.0
 """Once faults stop, every session has to play on within this."""
 SETTLED_CHUNKS = 3
 LOOK_S = 1.0
+ROOM_S = 6.0
+"""After a disk has room again, the store has looked by then; less than the time to the next fault."""
 SILENCE_S = 8.0
 """A log that was silent for so long before its owner changed: the old one died (12 s) or stood still."""
 SLOTS = 4
@@ -57,6 +67,8 @@ class Run:
     """Faults that found somebody to hit."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Groups of faults that are not possible on this machine, and why."""
+    oldest: dict[str, int] = field(default_factory=dict)
+    """Session → index of the oldest chunk that the last full disk left in its log; none: 0."""
     missed: int = 0
     people: list[Person] = field(default_factory=list)
     chunks: int = 0
@@ -145,7 +157,7 @@ async def _play(
                 deeds = [deed for deed in plan.deeds if deed.session == person.number]
                 group.create_task(person.live(deeds, began_s))
             for fault in plan.faults:
-                group.create_task(_strike(run, blows, fault, began_s))
+                group.create_task(_strike(run, stack, blows, fault, began_s))
             group.create_task(asyncio.sleep(seconds))
         await _settle(run, api)
         await _check(run, stack)
@@ -157,14 +169,31 @@ async def _play(
         await stop(*watches)
 
 
-async def _strike(run: Run, blows: Blows, fault: Fault, began_s: float) -> None:
+async def _strike(run: Run, stack: BackgroundStack, blows: Blows, fault: Fault, began_s: float) -> None:
     await asyncio.sleep(max(began_s + fault.at_s - time.monotonic(), 0.0))
+    fills = fault.blow is Blow.DISK_FULL
+    if fills:
+        before = f"before the disk is full at {fault.at_s:.0f} s"
+        check_oldest(await _oldest(run, stack), run.oldest, before, run.violations)
     at_s = time.monotonic()
     if await blows.hit(fault):
         run.hits.append(Hit(fault, at_s, time.monotonic()))
         run.hits.sort(key=lambda hit: hit.began_s)
     else:
         run.missed += 1
+    if fills:
+        await asyncio.sleep(ROOM_S)
+        run.oldest = await _oldest(run, stack)
+
+
+async def _oldest(run: Run, stack: BackgroundStack) -> dict[str, int]:
+    """As `chunklog.oldest` of all sessions, asking until the broker answers. Raises TimeoutError."""
+    sessions = [person.viewer.session for person in run.people]
+    async with asyncio.timeout(SETTLE_S):
+        while True:
+            with suppress(nats.errors.Error, OSError):
+                return await chunklog.oldest(stack.record.nats_url, sessions)
+            await asyncio.sleep(LOOK_S)
 
 
 async def _settle(run: Run, api: httpx.AsyncClient) -> None:
@@ -191,10 +220,9 @@ async def _settle(run: Run, api: httpx.AsyncClient) -> None:
 async def _check(run: Run, stack: BackgroundStack) -> None:
     seen = {person.viewer.session: list(person.seen) for person in run.people}
     log = await chunklog.read(stack.record.nats_url)
-    dropped = any(hit.fault.blow is Blow.DISK_FULL for hit in run.hits)
     for session, chunks in seen.items():
         entries = log.get(session, [])
-        check_log(session, entries, chunks, run.violations, dropped=dropped)
+        check_log(session, entries, chunks, run.violations, first=run.oldest.get(session, 0))
         run.takeovers += takeovers(entries, SILENCE_S)
         owners = sum(isinstance(entry, Owned) for entry in entries)
         run.chunks += len(entries) - owners
