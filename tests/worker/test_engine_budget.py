@@ -108,9 +108,16 @@ def test_decoders_at_full_size_take_what_they_say(dtype: torch.dtype, rows: int)
 @pytest.mark.parametrize(("sessions", "decode_batch", "slack"), [(1, 1, 1.5), (4, 1, 1.5), (4, 4, 1.75)])
 def test_an_engine_takes_no_more_than_its_budget(sessions: int, decode_batch: int, slack: float) -> None:
     torch.set_num_threads(1)
-    peak, expected, _ = peak_and_expected(load_toyworld(), sessions, 5, decode_batch)
+    peak = expected = 0
+    for _ in range(3):
+        found, expected, _ = peak_and_expected(load_toyworld(), sessions, 5, decode_batch)
+        assert found <= expected
+        # On a busy machine fewer sessions may have waited together than are decoded at once.
+        peak = max(peak, found)
+        if expected <= slack * peak:
+            break
     # A batch of decodes may be one of whole windows, when several lost sessions come at once.
-    assert peak <= expected <= slack * peak
+    assert expected <= slack * peak
 
 
 def test_more_is_decoded_at_once_where_memory_hardly_notices() -> None:
