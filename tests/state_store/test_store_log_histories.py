@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from state_store_harness import Harness, until
 
@@ -94,6 +96,23 @@ async def test_what_others_append_is_removed_and_displaces_nothing(
     assert [index for identity, index in await in_log(api, record.id) if identity == "wk1"] == [
         *range(KEPT, KEPT + 6)
     ]
+
+
+async def test_a_session_that_moved_loses_its_oldest_chunks_for_room_and_leaves_no_gap(
+    api: Harness, histories: LogHistories
+) -> None:
+    """Cut identity by identity, chunks in the middle were gone and older ones were there."""
+    record = await placed(api, "wk0")
+    session, began = record.id, 0
+    for identity in ("wk1", "wk0", "wk2"):
+        await make(api, record, began, 3)
+        began += 3
+        record = await placed(api, identity, record)
+    await make(api, record, began, 3)
+    for keep in (10, 5, 2):
+        counts = Counter(CHUNK.by(session, f"{identity}_x") for identity, _ in await in_log(api, session))
+        await histories.shorten(counts, keep)
+        assert [index for _, index in await in_log(api, session)] == list(range(12 - keep, 12))
 
 
 async def test_a_subject_that_is_a_pattern_removes_nothing(api: Harness, histories: LogHistories) -> None:

@@ -7,7 +7,7 @@ each, and an identity may append about sessions that it never owned.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import nats
 
@@ -52,6 +52,29 @@ class LogHistories:
             kept = await self._without_strangers(session, subjects)
             if len(kept) > 1 and sum(counts[subject] for subject in kept) > self._settings.chunks_kept:
                 await self._shorten(session)
+
+    async def shorten(self, subjects: Mapping[str, int], keep: int) -> None:
+        """Of one session, whose chunks stand on `subjects`, keep the newest `keep` chunks or a few more.
+
+        The oldest go, whoever appended them: cut one by one, the subjects would leave gaps.
+        """
+        sessions = {CHUNK.token(subject) for subject in subjects}
+        [session] = sessions
+        newest = await self._owners.newest(session) if len(subjects) > 1 else None
+        if newest is None:
+            for subject in subjects:
+                await self._purge.shorten(subject, keep)
+            return
+        wanted = newest[0].index - keep + 1
+        low, high = 1, newest[1].sequence
+        while low < high:
+            middle = (low + high) // 2
+            found = await self._owners.first(session, middle)
+            if found is None or found[0].index >= wanted:
+                high = middle
+            else:
+                low = found[1].sequence + 1
+        await self._purge.chunks_before(session, low)
 
     async def _without_strangers(self, session: str, subjects: Iterable[str]) -> list[str]:
         """Remove the subjects of identities that never owned `session`; returns the others."""

@@ -61,14 +61,14 @@ def excess(used: int, max_bytes: int, begins: float) -> int:
 
 
 def shortened(counts: Mapping[str, int], floor: int) -> dict[str, int]:
-    """What each of the longest histories is cut to, by subject: those of over half the longest, to a half.
+    """What each of the longest histories is cut to, by session: those of over half the longest, to a half.
 
-    `counts` are the messages of each subject. Nothing is cut below `floor`; empty: all are at it.
+    `counts` are the chunks of each session. Nothing is cut below `floor`; empty: all are at it.
     """
     longest = max(counts.values(), default=0)
     return {
-        subject: max(floor, count // 2)
-        for subject, count in counts.items()
+        session: max(floor, count // 2)
+        for session, count in counts.items()
         if count > floor and count > longest // 2
     }
 
