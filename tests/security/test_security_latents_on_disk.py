@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -63,6 +64,11 @@ class Store:
 
         return try_it
 
+    async def is_written(self) -> bool:
+        """Whether Redis has written all it took: while it synchronizes its file, it holds back up to 2 s."""
+        persistence = await self.hot.attempt(lambda store: cast(RedisStore, store)._redis.info("persistence"))
+        return persistence is not None and persistence["aof_buffer_length"] == 0
+
     def there(self, index: int) -> Callable[[], Awaitable[bool]]:
         async def look() -> bool:
             return await self.has(index)
@@ -94,6 +100,7 @@ async def test_latents_outlive_a_redis_that_is_killed_and_one_that_is_stopped(st
     """They were in memory alone: after a restart of everything, sessions went on from empty context."""
     for index in range(8):
         await until(store.kept(index))
+    await until(store.is_written)
     await store.machine.kill()
     await store.machine.start()
     await until(store.there(7))
@@ -103,6 +110,7 @@ async def test_latents_outlive_a_redis_that_is_killed_and_one_that_is_stopped(st
     await until(store.there(7))
     # An ended session's are gone for good.
     await store.latents.forget(SESSION)
+    await until(store.is_written)
     await store.machine.kill()
     await store.machine.start()
     assert not await store.has(7)
