@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from chunk_headers import chunk_header
 from followers import acquainted
 from nats.js import api
 
 from turboserve.bus import Bus, append
 from turboserve.cli.embedded import NatsServer
 from turboserve.config import Settings
-from turboserve.contracts.chunks import ChunkHeader, Ownership
+from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.gateway.problems.errors import ChunkGoneError, ChunkNotMadeError
@@ -80,20 +81,7 @@ async def test_an_empty_log_goes_on_at_the_next_chunk(log: ChunkLog) -> None:
 
 
 async def chunk(bus: Bus, index: int) -> None:
-    header = ChunkHeader(
-        session="ses_a",
-        index=index,
-        epoch=1,
-        worker="wrk_a",
-        control_seq=0,
-        first_frame=12 * index,
-        frames=12,
-        fps=16.0,
-        width=64,
-        height=64,
-        codec="avc1.42c01e",
-        init_bytes=0,
-    )
+    header = chunk_header("ses_a", index, 1, "wrk_a")
     subject = CHUNK.by("ses_a", "wrk_a")
     await append(bus, subject, b"video", message_id=new_id("test"), headers=header.to_headers())
 

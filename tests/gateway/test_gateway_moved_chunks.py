@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from chunk_headers import chunk_header
 from nats.js import api
 
 from turboserve.bus import Bus, append
 from turboserve.cli.embedded import NatsServer
 from turboserve.config import Settings
-from turboserve.contracts.chunks import ChunkHeader, Ownership
+from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.gateway.problems.errors import ChunkGoneError
 from turboserve.gateway.stream.chunks import ChunkLog, Start
@@ -43,21 +44,7 @@ class Scene:
             self.next += 1
 
     async def append(self, subject: str, index: int) -> None:
-        header = ChunkHeader(
-            session=SESSION,
-            index=index,
-            epoch=self.epoch,
-            began=self.began,
-            worker=self.worker,
-            control_seq=0,
-            first_frame=12 * index,
-            frames=12,
-            fps=16.0,
-            width=64,
-            height=64,
-            codec="avc1.42c01e",
-            init_bytes=0,
-        )
+        header = chunk_header(SESSION, index, self.epoch, self.worker, began=self.began)
         await append(self.admin, subject, b"video", message_id=new_id("x"), headers=header.to_headers())
 
     def record(self) -> SessionRecord:

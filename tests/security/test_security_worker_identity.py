@@ -15,6 +15,7 @@ import nats
 import pytest
 from broker_refusals import refusals
 from broker_subjects import ID, NEEDS, USERS, every_api_subject, every_application_subject
+from chunk_headers import chunk_header
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import api
@@ -330,21 +331,7 @@ async def test_forged_chunks_neither_bear_anothers_name_nor_displace_its_history
     made = kept + 50
 
     def header(index: int) -> ChunkHeader:
-        return ChunkHeader(
-            session=session,
-            index=index,
-            epoch=record.epoch,
-            began=0,
-            worker=victim,
-            control_seq=0,
-            first_frame=12 * index,
-            frames=12,
-            fps=16.0,
-            width=64,
-            height=64,
-            codec="avc1.42c01e",
-            init_bytes=0,
-        )
+        return chunk_header(session, index, record.epoch, victim, began=0)
 
     async def make(index: int) -> None:
         assert record.own_revision is not None

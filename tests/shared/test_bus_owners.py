@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from chunk_headers import chunk_header
 from nats.js import api
 
 from turboserve.bus import Bus, Owners, append, last_entry
 from turboserve.bus.log import Entry
-from turboserve.contracts.chunks import HEADER, ChunkHeader, Ownership
+from turboserve.contracts.chunks import HEADER, Ownership
 from turboserve.contracts.errors import UnavailableError
 from turboserve.ids import new_id
 from turboserve.subjects import CHUNK, CHUNK_UNNAMED, CHUNKS, OWN
@@ -71,21 +72,7 @@ async def chunk(
 
     `unnamed`: as a worker of an earlier version.
     """
-    header = ChunkHeader(
-        session=session,
-        index=index,
-        epoch=epoch,
-        began=began,
-        worker=worker,
-        control_seq=0,
-        first_frame=12 * index,
-        frames=12,
-        fps=16.0,
-        width=64,
-        height=64,
-        codec="avc1.42c01e",
-        init_bytes=0,
-    )
+    header = chunk_header(session, index, epoch, worker, began=began)
     subject = CHUNK_UNNAMED.of(session) if unnamed else CHUNK.by(session, by or worker)
     await append(bus, subject, b"video", message_id=new_id("test"), headers=header.to_headers())
     entry = await last_entry(bus, CHUNKS, subject)

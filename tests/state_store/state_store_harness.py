@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
+from chunk_headers import chunk_header
 from pydantic import SecretStr
 
 from turboserve import subjects
@@ -24,7 +25,6 @@ from turboserve.cli.embedded import EmbeddedServer
 from turboserve.cli.embedded.server import wait_ready
 from turboserve.clock import Clock, SystemClock
 from turboserve.config import Settings as Shared
-from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.events import Event, event_from_bytes
 from turboserve.contracts.requests import (
@@ -254,21 +254,8 @@ class Harness:
         deadline_s: float = 2.0,
     ) -> Ack:
         """Append a chunk as the owner that `record` names would. Raises as `turboserve.bus.append`."""
-        header = ChunkHeader(
-            session=record.id,
-            index=index,
-            epoch=record.epoch,
-            began=began,
-            worker=worker or record.worker or "nobody",
-            control_seq=control_seq,
-            first_frame=12 * index,
-            frames=12,
-            fps=16.0,
-            width=64,
-            height=64,
-            codec="avc1.42c01e",
-            init_bytes=0,
-        )
+        owner = worker or record.worker or "nobody"
+        header = chunk_header(record.id, index, record.epoch, owner, began=began, control_seq=control_seq)
         assert record.own_revision is not None
         return await append(
             self.bus,

@@ -6,13 +6,14 @@ import asyncio
 from types import SimpleNamespace
 
 from broker_scene import Scene
+from chunk_headers import chunk_header
 
 from turboserve.bench.runtime.rows.database import MemoryDatabase
 from turboserve.bench.runtime.rows.server import MemoryPostgres
 from turboserve.bench.simulate.hosts import HostClock
 from turboserve.bus import append
 from turboserve.bus.owners import Owners
-from turboserve.contracts.chunks import ChunkHeader, Ownership
+from turboserve.contracts.chunks import Ownership
 from turboserve.state_store.accounting import CURSOR, Accounting
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 
@@ -37,20 +38,7 @@ def test_chunks_that_come_together_are_counted_together() -> None:
         own = Ownership(session="ses_1", epoch=1, worker="wrk_1")
         await append(bus, OWN.of("ses_1"), own.to_bytes(), message_id="own")
         for index in range(CHUNKS_SENT):
-            header = ChunkHeader(
-                session="ses_1",
-                index=index,
-                epoch=1,
-                worker="wrk_1",
-                control_seq=1,
-                first_frame=12 * index,
-                frames=12,
-                fps=16,
-                width=2,
-                height=2,
-                codec="avc1",
-                init_bytes=1,
-            )
+            header = chunk_header("ses_1", index, 1, "wrk_1", control_seq=1)
             await append(
                 bus,
                 CHUNK.by("ses_1", header.worker),

@@ -7,7 +7,7 @@ each, and an identity may append about sessions that it never owned.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 import nats
 
@@ -44,22 +44,16 @@ class LogHistories:
 
         Less than `chunks_kept` chunks of the oldest kept stint stay in addition.
         """
-        counts = await self._purge.chunk_counts()
-        sessions: dict[str, list[str]] = {}
-        for subject in counts:
-            sessions.setdefault(CHUNK.token(subject), []).append(subject)
-        for session, subjects in sessions.items():
-            kept = await self._without_strangers(session, subjects)
+        for session, counts in (await self._purge.chunk_counts()).items():
+            kept = await self._without_strangers(session, counts)
             if len(kept) > 1 and sum(counts[subject] for subject in kept) > self._settings.chunks_kept:
                 await self._shorten(session)
 
-    async def shorten(self, subjects: Mapping[str, int], keep: int) -> None:
-        """Of one session, whose chunks stand on `subjects`, keep the newest `keep` chunks or a few more.
+    async def shorten(self, session: str, subjects: Collection[str], keep: int) -> None:
+        """Of a session, whose chunks stand on `subjects`, keep the newest `keep` chunks.
 
-        The oldest go, whoever appended them: cut one by one, the subjects would leave gaps.
+        The oldest of all subjects go. Cut one by one, the subjects would leave gaps.
         """
-        sessions = {CHUNK.token(subject) for subject in subjects}
-        [session] = sessions
         newest = await self._owners.newest(session) if len(subjects) > 1 else None
         if newest is None:
             for subject in subjects:

@@ -33,7 +33,7 @@ class LogPurge:
         await self._bus.jetstream(DEADLINE_S).purge_stream(CHUNKS, subject=subject, keep=keep)
 
     async def chunks_before(self, session: str, sequence: int) -> None:
-        """All chunks of `session` before stream `sequence`, whoever appended them."""
+        """All chunks of `session` before stream `sequence`, of every identity."""
         for log in (CHUNK, CHUNK_UNNAMED):
             await self._bus.jetstream(DEADLINE_S).purge_stream(CHUNKS, subject=log.of(session), seq=sequence)
 
@@ -47,14 +47,17 @@ class LogPurge:
         """All events before stream `sequence`."""
         await self._bus.jetstream(DEADLINE_S).purge_stream(EVENTS, seq=sequence)
 
-    async def chunk_counts(self) -> dict[str, int]:
-        """How many chunks the log has, by subject: those of which each token is an id.
+    async def chunk_counts(self) -> dict[str, dict[str, int]]:
+        """How many chunks the log has, by session and subject: those of which each token is an id.
 
         A worker may also append where a token is `*`. As a pattern, that would name others' chunks.
         """
         info = await self._bus.jetstream(DEADLINE_S).stream_info(CHUNKS, subjects_filter=ANY_CHUNK)
-        counts = info.state.subjects or {}
-        return {subject: count for subject, count in counts.items() if all(map(is_id, subject.split(".")))}
+        sessions: dict[str, dict[str, int]] = {}
+        for subject, count in (info.state.subjects or {}).items():
+            if all(map(is_id, subject.split("."))):
+                sessions.setdefault(CHUNK.token(subject), {})[subject] = count
+        return sessions
 
     async def sessions_in_log(self) -> list[str]:
         """Sessions that have chunks or a fence in the log."""

@@ -23,7 +23,7 @@ from turboserve.state_store.log_purge import LogPurge
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.publish.canaries import Canaries
 from turboserve.state_store.settings import Settings
-from turboserve.subjects import CHUNK, CHUNKS, EVENTS
+from turboserve.subjects import CHUNKS, EVENTS
 
 BATCH = 16
 ROUNDS = 12
@@ -192,15 +192,13 @@ class LogSpace:
         for _ in range(ROUNDS):
             if await self._enough(self._shares.scarce):
                 break
-            sessions: dict[str, dict[str, int]] = {}
-            for subject, count in (await self._purge.chunk_counts()).items():
-                sessions.setdefault(CHUNK.token(subject), {})[subject] = count
+            sessions = await self._purge.chunk_counts()
             totals = {session: sum(subjects.values()) for session, subjects in sessions.items()}
             cuts = space.shortened(totals, self._settings.log_chunks_floor)
             if not cuts:
                 break
             for session, keep in cuts.items():
-                await self._histories.shorten(sessions[session], keep)
+                await self._histories.shorten(session, sessions[session], keep)
             shortened += len(cuts)
         if shortened:
             log.warning("old chunks of live sessions removed for room", cuts=shortened, space=level.value)
