@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -103,7 +104,8 @@ async def test_what_a_service_needs_arrives_where_it_is_needed(
                 wanted.update((reader, topic.of(ID)) for reader in (*topic.readers, subjects.ADMIN))
         for log in subjects.LOGS:
             for writer in (*log.writers, subjects.ADMIN):
-                await clients[writer].publish(log.by(ID, ID), b"{}")
+                stored = await clients[writer].request(log.by(ID, ID), b"{}", timeout=PATIENCE_S)
+                assert "error" not in json.loads(stored.data), (writer, stored.data)
                 wanted.update((reader, f"live.{log.by(ID, ID)}") for reader in log.readers)
         for endpoint in subjects.ENDPOINTS:
             for caller in (*endpoint.callers, subjects.ADMIN):
@@ -119,7 +121,8 @@ async def test_what_a_service_needs_arrives_where_it_is_needed(
             await client.flush()
         assert heard == wanted
     except TimeoutError:
-        pytest.fail(f"did not arrive: {wanted - heard}")
+        connections = {user: (client.is_connected, client.last_error) for user, client in clients.items()}
+        pytest.fail(f"did not arrive: {wanted - heard}; {connections}")
     finally:
         for stream in (subjects.CHUNKS, subjects.EVENTS):
             with suppress(nats.errors.Error):

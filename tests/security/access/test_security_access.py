@@ -299,8 +299,10 @@ async def test_a_key_in_the_address_stays_out_of_logs_traces_and_metrics(pool, c
         async with socket(url, session["id"], access_token=KEY) as opened:
             assert json.loads(await opened.recv())["type"] == "hello"
             await opened.send("{")
-            while json.loads(message := await opened.recv())["type"] != "error":
-                assert KEY not in message
+            # Media of the session may come before the answer.
+            while isinstance(message := await opened.recv(), bytes) or json.loads(message)["type"] != "error":
+                assert isinstance(message, bytes) or KEY not in message
+            assert KEY not in message
         for path in (session["links"]["events"], session["links"]["video"]):
             async with bare.stream("GET", path, params={"access_token": KEY}) as answer:
                 assert answer.status_code == 200
