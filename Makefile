@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 # What running needs; and beyond it what style, types and tests need.
 STAMP := $(VENV)/.setup-done
 DEV_STAMP := $(VENV)/.setup-dev-done
+DOCS_STAMP := $(VENV)/.setup-docs-done
 LOG := $(VENV)/setup.log
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
@@ -21,7 +22,7 @@ TEST_PROCESSES ?= 4
 # starts would then compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-dev up test soak lint lint-style lint-types lint-imports compiled-tests wheels format
+.PHONY: help setup setup-dev up test soak lint lint-style lint-types lint-imports lint-docs compiled-tests docs wheels format
 
 help:
 	@echo "make up      set up, start the whole stack, print the address of the player page"
@@ -31,6 +32,7 @@ help:
 	@echo "make setup   only create $(VENV) with what running needs (make setup-dev: and what testing needs)"
 	@echo "make compose-up    the stack in containers, with passwords and an API key of its own (make compose-down)"
 	@echo "make compose-test  build the images, stream a session through the stack in containers, take it down"
+	@echo "make docs    build the documentation site into site/; a broken link fails"
 	@echo "make wheels  build every distribution into dist/"
 	@echo "make format  let ruff fix and format the code"
 
@@ -58,15 +60,24 @@ $(STAMP): $(PROJECTS) constraints.txt
 	pip --no-build-isolation $(foreach p,$(PROJECTS),-e ./$(dir $(p))); \
 	touch $@; $(READY)
 
-$(DEV_STAMP): $(STAMP) requirements-dev.txt
+$(DEV_STAMP): $(STAMP) requirements-dev.txt requirements-docs.txt
 	@echo "setup: installing what style, types and tests need"; $(PIP); pip -r requirements-dev.txt; touch $@; $(READY)
+
+$(DOCS_STAMP): $(STAMP) requirements-docs.txt
+	@echo "setup: installing what the documentation site needs"; $(PIP); pip -r requirements-docs.txt; touch $@
+
+# Material prints a notice of its own unless it is asked not to. With --quiet, --strict would count no warning.
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs: $(DOCS_STAMP)
+	@$(MKDOCS) --site-dir site; echo "docs: site/index.html"
 
 up: setup
 	@exec $(BIN)/turboserve up $(UP_ARGS)
 
 # Types take half a minute of one core; the rest is done beside them.
 lint: setup-dev
-	@$(MAKE) -j2 --output-sync=target lint-types lint-imports lint-style
+	@$(MAKE) -j2 --output-sync=target lint-types lint-imports lint-style lint-docs
 
 lint-style:
 	@echo "test: ruff check"; $(BIN)/ruff check .
@@ -78,12 +89,16 @@ lint-types:
 lint-imports:
 	@echo "test: lint-imports"; $(BIN)/lint-imports
 
+# Into the environment's folder: a check leaves nothing in the tree.
+lint-docs:
+	@echo "test: mkdocs build --strict"; $(MKDOCS) --site-dir $(VENV)/site
+
 # pytest compiles tests with assertions of its own. Once here, instead of once in each of its processes.
 compiled-tests:
 	@$(BIN)/python -m pytest --collect-only -qqq >/dev/null || true
 
 test: setup-dev
-	@$(MAKE) -j2 --output-sync=target lint-types lint-imports lint-style compiled-tests
+	@$(MAKE) -j2 --output-sync=target lint-types lint-imports lint-style lint-docs compiled-tests
 	@echo "test: pytest, $(TEST_PROCESSES) files at a time"; \
 		$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 

@@ -7,6 +7,7 @@ import typer
 from turboserve.cli import keys, model, profile
 from turboserve.cli.bench import bench
 from turboserve.cli.generate import generate
+from turboserve.cli.reference import reference
 from turboserve.cli.settings import settings
 from turboserve.cli.up import status, up
 
@@ -23,6 +24,7 @@ app.command(
 )(bench)
 app.command()(generate)
 app.command()(settings)
+app.command()(reference)
 app.add_typer(keys.app, name="keys")
 app.add_typer(model.app, name="model")
 app.add_typer(profile.app, name="profile")

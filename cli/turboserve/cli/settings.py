@@ -23,8 +23,6 @@ SOURCES = {
     "state-store": ("turboserve.state_store.settings", "Settings"),
 }
 """Who reads them → module and class."""
-BEGIN, END = "<!-- settings: begin -->", "<!-- settings: end -->"
-"""Where `docs/operations.md` holds the table."""
 
 
 def rows() -> list[tuple[str, str, str, str]]:

@@ -83,6 +83,8 @@ class SessionEnded(_SessionEvent):
 
 
 class PromptAccepted(_SessionEvent):
+    """The prompt is committed. A later chunk is made under it."""
+
     type: Literal["prompt.accepted"] = "prompt.accepted"
     event_id: Id
     control_seq: Number

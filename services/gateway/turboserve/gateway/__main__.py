@@ -35,7 +35,7 @@ async def start(runtime: service.Runtime) -> None:
 
 def main() -> None:
     settings = service.load("gateway", Settings)
-    # Only hashes are needed from here on. (/proc/PID/environ still shows it: see docs/operations.md.)
+    # Only hashes are needed from here on. (/proc/PID/environ still shows it: see docs/how-to/api-keys.md.)
     os.environ.pop("TURBOSERVE_API_KEYS", None)
     service.run("gateway", settings, start)
 

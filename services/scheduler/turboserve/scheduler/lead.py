@@ -154,8 +154,13 @@ def _workers(lead: Lead) -> float | None:
 
 
 _GAUGES: tuple[Gauge[Lead], ...] = (
-    Gauge(_meter, "turboserve_scheduler_leads", lambda lead: int(lead.role == "leader")),
-    Gauge(_meter, "turboserve_scheduler_term", _term),
-    Gauge(_meter, "turboserve_scheduler_waiting_sessions", _waiting),
-    Gauge(_meter, "turboserve_scheduler_workers", _workers),
+    Gauge(
+        _meter,
+        "turboserve_scheduler_leads",
+        lambda lead: int(lead.role == "leader"),
+        "1 at the leader, 0 at a standby.",
+    ),
+    Gauge(_meter, "turboserve_scheduler_term", _term, "Number of the leader's term."),
+    Gauge(_meter, "turboserve_scheduler_waiting_sessions", _waiting, "Sessions that wait for a slot."),
+    Gauge(_meter, "turboserve_scheduler_workers", _workers, "Workers in the leader's view."),
 )

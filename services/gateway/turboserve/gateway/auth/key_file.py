@@ -1,4 +1,4 @@
-"""The file of hashed keys, `TURBOSERVE_API_KEYS_FILE`. See docs/operations.md for its format.
+"""The file of hashed keys, `TURBOSERVE_API_KEYS_FILE`. See docs/how-to/api-keys.md for its format.
 
 Whoever writes the file may add keys and whoever reads it learns who the tenants are, so it must be its
 owner's alone. It is replaced as a whole: a reader finds the old one or the new one, never a part of one.

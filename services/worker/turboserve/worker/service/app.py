@@ -89,18 +89,14 @@ def expose(worker: Worker) -> None:
     engine = worker.engine
     table, pool = worker.table, engine.table.pool
     media_start = engine.config.media_start
-    metrics.observe("resident_sessions", "Sessions in a slab.", lambda: table.slots_used)
-    metrics.observe("capacity", "Sessions that may hold a slot.", lambda: table.capacity)
-    metrics.observe("unpublished_chunks", "Chunks made and not acknowledged.", lambda: table.unpublished)
+    metrics.observe("resident_sessions", lambda: table.slots_used)
+    metrics.observe("capacity", lambda: table.capacity)
+    metrics.observe("unpublished_chunks", lambda: table.unpublished)
     metrics.observe(
         "lead_seconds",
-        "Smallest lead of a resident session over its playhead.",
         lambda: min((held.lead_s for held in table.held(media_start) if held.resident), default=0.0),
-        "s",
     )
-    metrics.observe(
-        "kv_bytes", "Slabs in use.", lambda: (pool.slots - pool.free) * pool.layout.total_bytes, "By"
-    )
-    metrics.observe("host_bytes", "Suspended sessions.", lambda: engine.table.host_bytes_used, "By")
+    metrics.observe("kv_bytes", lambda: (pool.slots - pool.free) * pool.layout.total_bytes)
+    metrics.observe("host_bytes", lambda: engine.table.host_bytes_used)
     states = engine.host_states
-    metrics.observe("host_states", "Suspended sessions that fit there, of the largest.", lambda: states)
+    metrics.observe("host_states", lambda: states)

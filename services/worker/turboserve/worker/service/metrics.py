@@ -36,8 +36,21 @@ failures = _meter.create_counter(
 )
 
 
-def observe(name: str, description: str, read: Callable[[], float], unit: str = "") -> None:
-    """A gauge that is read when it is asked for."""
+GAUGES = {
+    "resident_sessions": ("Sessions in a slab.", ""),
+    "capacity": ("Sessions that may hold a slot.", ""),
+    "unpublished_chunks": ("Chunks that are generated and not acknowledged.", ""),
+    "lead_seconds": ("Smallest lead of a resident session over its playhead.", "s"),
+    "kv_bytes": ("Bytes of the slabs in use.", "By"),
+    "host_bytes": ("Bytes of suspended sessions in host memory.", "By"),
+    "host_states": ("Suspended sessions that fit into host memory, by the largest state.", ""),
+}
+"""Gauges that are read when metrics are requested: name → description and unit."""
+
+
+def observe(name: str, read: Callable[[], float]) -> None:
+    """Export the gauge `name` of `GAUGES` from now on."""
+    description, unit = GAUGES[name]
 
     def callback(_: CallbackOptions) -> Iterable[Observation]:
         yield Observation(read())

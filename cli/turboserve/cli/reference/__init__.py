@@ -1,0 +1,64 @@
+"""`turboserve reference`: the tables of the documentation that follow from the code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from turboserve.cli import settings
+from turboserve.cli.reference import events, metrics, operations, subjects
+
+TABLES: dict[str, Callable[[], str]] = {
+    "events": events.markdown,
+    "metrics": metrics.markdown,
+    "operations": operations.markdown,
+    "settings": settings.markdown,
+    "subjects": subjects.markdown,
+}
+"""Name of a table → its Markdown."""
+
+
+def markers(table: str) -> tuple[str, str]:
+    """The lines of a document between which `table` stands."""
+    return f"<!-- begin: turboserve reference {table} -->", f"<!-- end: turboserve reference {table} -->"
+
+
+def tables_in(text: str) -> dict[str, str]:
+    """Name of each table that a document holds → its Markdown there."""
+    found = {}
+    for table in TABLES:
+        begin, end = markers(table)
+        if begin in text:
+            found[table] = text.split(begin)[1].split(end)[0].strip()
+    return found
+
+
+def updated(text: str) -> str:
+    """The same document with every table as the code has it now."""
+    for table in tables_in(text):
+        begin, end = markers(table)
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{TABLES[table]()}\n{end}{rest.split(end)[1]}"
+    return text
+
+
+def reference(
+    table: Annotated[str | None, typer.Argument(help=f"One of: {', '.join(TABLES)}.")] = None,
+    update: Annotated[
+        Path | None, typer.Option(help="Rewrite the tables in all Markdown files below this folder.")
+    ] = None,
+) -> None:
+    """Print a table of the reference documentation, or update all of them in place."""
+    if update is not None:
+        for file in sorted(update.rglob("*.md")):
+            text = file.read_text()
+            if (new := updated(text)) != text:
+                file.write_text(new)
+                typer.echo(f"updated {file}")
+        return
+    if table not in TABLES:
+        raise typer.BadParameter(f"name one of: {', '.join(TABLES)}")
+    typer.echo(TABLES[table]())

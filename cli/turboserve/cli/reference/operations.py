@@ -1,0 +1,36 @@
+"""The table of HTTP operations, from the gateway's OpenAPI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from turboserve.cli.reference.text import code, rows
+
+_METHODS = ("get", "post", "put", "delete")
+
+
+def openapi() -> dict[str, Any]:
+    """The OpenAPI document of a gateway with default settings. It serves nothing."""
+    from turboserve.gateway.app import create_app, create_gateway
+    from turboserve.gateway.settings import Settings
+
+    defaults = Settings.model_construct()
+    # Neither bus nor clock is used before the application serves.
+    gateway = create_gateway(defaults, object(), object(), dict)  # type: ignore[arg-type]
+    return create_app(gateway).openapi()
+
+
+def markdown() -> str:
+    """The table as it stands in the documentation."""
+    found = []
+    for path, operations in openapi()["paths"].items():
+        for method in _METHODS:
+            if (operation := operations.get(method)) is None:
+                continue
+            parameters = operation.get("parameters", [])
+            query = code(each["name"] for each in parameters if each["in"] == "query")
+            answers = sorted(operation["responses"])
+            good = ", ".join(status for status in answers if status < "300")
+            bad = ", ".join(status for status in answers if status >= "300")
+            found.append((f"`{method.upper()} {path}`", operation["summary"], query, good, bad))
+    return rows(("operation", "what it does", "query", "answers", "problems"), found)

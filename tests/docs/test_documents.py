@@ -1,0 +1,59 @@
+"""What documents name is in the tree. `make lint-docs` checks the links between the site's pages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = [*ROOT.glob("services/*/turboserve"), *ROOT.glob("*/turboserve")]
+SOURCES = ("bench", "cli", "deploy", "docs", "services", "shared", "tests", "training")
+FILES = [
+    file
+    for folder in (ROOT, *(ROOT / name for name in SOURCES))
+    for file in sorted(folder.glob("*") if folder == ROOT else folder.rglob("*"))
+    if file.is_file() and not {"__pycache__", "node_modules"} & set(file.parts)
+]
+DOCUMENTS = [str(file.relative_to(ROOT)) for file in FILES if file.suffix == ".md"]
+CODE = {".py", ".js", ".toml", ".yaml", ".yml", ".conf", ".sh", ".mk", ""}
+
+LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
+SOURCE_FILE = re.compile(r"(?<![\w/.$~{}<-])(?:[\w.-]+/)+[\w.-]+\.(?:py|js|md|conf|ya?ml|toml|sh|mk|txt)\b")
+"""A path with a folder: files of a running stack have no such endings."""
+DOCUMENT = re.compile(r"(?<![\w/.-])docs/[\w/.-]*\.(?:md|png)\b")
+
+
+def found(path: str) -> bool:
+    """Whether a path exists from the repository's root, or from a distribution's package."""
+    return any((folder / path).exists() for folder in (ROOT, *PACKAGES, ROOT / "tests" / "security"))
+
+
+def test_there_are_documents() -> None:
+    assert {"README.md", "docs/index.md", "docs/reference/settings.md"} <= set(DOCUMENTS)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_relative_links_lead_to_files_of_the_tree(name: str) -> None:
+    file = ROOT / name
+    broken = [link for link in LINK.findall(file.read_text()) if not (file.parent / link).exists()]
+    assert not broken
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_source_files_that_a_document_names_exist(name: str) -> None:
+    text = LINK.sub("", (ROOT / name).read_text())
+    missing = sorted({path for path in SOURCE_FILE.findall(text) if not found(path)})
+    assert not missing
+
+
+def test_documents_that_code_names_exist() -> None:
+    missing = [
+        (str(file.relative_to(ROOT)), path)
+        for file in FILES
+        if file.suffix in CODE and not file.name.startswith(".")
+        for path in DOCUMENT.findall(file.read_text(errors="replace"))
+        if not (ROOT / path).exists()
+    ]
+    assert not missing
