@@ -259,12 +259,11 @@ def postgres_url(postgres_server: PostgresServer) -> str:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]:
     """The whole stack with two workers: `stack.url`, `stack.record`, `stack.kill("gateway")`.
 
-    Room for four sessions each, however slow this machine is at the moment.
+    Room for four sessions each, and time for a migration, however slow this machine is at the moment.
     """
     data = tmp_path_factory.mktemp("stack") / "data"
-    with BackgroundStack(
-        data, "--workers", "2", environment={"TURBOSERVE_WORKER_MAX_SESSIONS": "4"}
-    ) as stack:
+    environment = {"TURBOSERVE_WORKER_MAX_SESSIONS": "4", "TURBOSERVE_MOVE_LIMIT_S": "120"}
+    with BackgroundStack(data, "--workers", "2", environment=environment) as stack:
         yield stack
 
 
@@ -292,9 +291,9 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
 
 
 async def _without_streams(url: str) -> None:
-    client = await nats.connect(url)
+    client = await nats.connect(url, connect_timeout=60)
     try:
-        jetstream = client.jetstream()
+        jetstream = client.jetstream(timeout=60)
         for stream in await jetstream.streams_info():
             with suppress(NotFoundError):
                 await jetstream.delete_stream(stream.config.name or "")

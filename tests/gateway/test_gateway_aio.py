@@ -11,9 +11,11 @@ from turboserve.gateway.aio import or_silence, until
 class Source:
     def __init__(self, pauses_s: list[float]) -> None:
         self.pauses_s = pauses_s
+        self.begun = asyncio.Event()
         self.closed = False
 
     async def items(self) -> AsyncGenerator[int, None]:
+        self.begun.set()
         try:
             for number, pause_s in enumerate(self.pauses_s):
                 await asyncio.sleep(pause_s)
@@ -30,8 +32,12 @@ async def test_until_gives_everything_when_nothing_stops_it() -> None:
 
 async def test_until_gives_up_what_it_waits_for_when_told() -> None:
     source, stop = Source([0, 3600]), asyncio.Event()
-    asyncio.get_running_loop().call_later(0.05, stop.set)
-    assert [item async for item in until(source.items(), stop)] == [0]
+    found = []
+    async for item in until(source.items(), stop):
+        found.append(item)
+        # While the second one is waited for.
+        asyncio.get_running_loop().call_later(0.05, stop.set)
+    assert found == [0]
     assert source.closed
 
 
@@ -43,15 +49,30 @@ async def test_until_closes_its_source_when_cancelled() -> None:
             pass
 
     task = asyncio.create_task(read())
-    await asyncio.sleep(0.02)
+    await source.begun.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert source.closed
 
 
 async def test_silence_is_none_and_loses_no_item() -> None:
-    source = Source([0, 0.25, 0])
-    items = [item async for item in or_silence(source.items(), 0.1)]
+    silence, closed = asyncio.Event(), False
+
+    async def source() -> AsyncGenerator[int, None]:
+        nonlocal closed
+        try:
+            yield 0
+            await silence.wait()
+            yield 1
+            yield 2
+        finally:
+            closed = True
+
+    items = []
+    async for item in or_silence(source(), 0.1):
+        items.append(item)
+        if item is None and 0 in items:
+            silence.set()
     assert [item for item in items if item is not None] == [0, 1, 2]
-    assert items[1] is None
-    assert source.closed
+    assert None in items[items.index(0) : items.index(1)]
+    assert closed

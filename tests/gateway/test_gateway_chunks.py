@@ -31,9 +31,9 @@ STREAM = api.StreamConfig(name=CHUNKS, subjects=[OWN.every, CHUNK.every], allow_
 @pytest.fixture
 async def bus(nats_url: str, nats_server: NatsServer) -> AsyncIterator[Bus]:
     bus = await Bus.connect("admin", Settings(nats_url=nats_server.url("admin")))
-    await bus.jetstream().add_stream(STREAM)
+    await bus.jetstream(LIMIT_S).add_stream(STREAM)
     yield bus
-    await bus.jetstream().delete_stream(CHUNKS)
+    await bus.jetstream(LIMIT_S).delete_stream(CHUNKS)
     await bus.close()
 
 
@@ -83,13 +83,15 @@ async def test_an_empty_log_goes_on_at_the_next_chunk(log: ChunkLog) -> None:
 async def chunk(bus: Bus, index: int) -> None:
     header = chunk_header("ses_a", index, 1, "wrk_a")
     subject = CHUNK.by("ses_a", "wrk_a")
-    await append(bus, subject, b"video", message_id=new_id("test"), headers=header.to_headers())
+    await append(
+        bus, subject, b"video", message_id=new_id("test"), headers=header.to_headers(), deadline_s=LIMIT_S
+    )
 
 
 async def test_a_copy_of_the_owners_header_with_a_far_index_ends_no_search(bus: Bus, log: ChunkLog) -> None:
     """It was asked for again and again, for every viewer who came back to a chunk behind it."""
     own = Ownership(session="ses_a", epoch=1, worker="wrk_a")
-    await append(bus, OWN.of("ses_a"), own.to_bytes(), message_id="own")
+    await append(bus, OWN.of("ses_a"), own.to_bytes(), message_id="own", deadline_s=LIMIT_S)
     for index in (0, 1, 2, 3, 50, 4, 5, 6, 7):
         await chunk(bus, index)
     row = record(8, 0.0)
@@ -105,7 +107,7 @@ async def test_a_viewer_whose_next_chunk_was_lost_with_the_log_begins_again(
 ) -> None:
     """It had not got chunks 4 to 6. No chunk comes that would show it: the worker waits for its playhead."""
     own = Ownership(session="ses_a", epoch=1, worker="wrk_a")
-    await append(bus, OWN.of("ses_a"), own.to_bytes(), message_id="own")
+    await append(bus, OWN.of("ses_a"), own.to_bytes(), message_id="own", deadline_s=LIMIT_S)
     asked = 0
 
     async def of_the_row() -> int:
@@ -122,8 +124,8 @@ async def test_a_viewer_whose_next_chunk_was_lost_with_the_log_begins_again(
     following = asyncio.create_task(next_chunk())
     async with asyncio.timeout(LIMIT_S):
         await acquainted(bus, CHUNKS)
-        await bus.jetstream().delete_stream(CHUNKS)
-        await bus.jetstream().add_stream(STREAM)
+        await bus.jetstream(LIMIT_S).delete_stream(CHUNKS)
+        await bus.jetstream(LIMIT_S).add_stream(STREAM)
         if made > 4:
             with pytest.raises(ChunkGoneError) as gone:
                 await following

@@ -90,9 +90,9 @@ async def test_an_event_behind_the_end_does_not_keep_its_reader_for_ever(pool, s
     late = PromptApplied(
         id="evt_late", at=1.0, record=record, event_id="evt_p", control_seq=1, prompt="x", chunk_index=3
     )
-    await append(bus, subject, late.to_bytes(), message_id=late.id)
+    await append(bus, subject, late.to_bytes(), message_id=late.id, deadline_s=60)
     await bus.close()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         [event] = await read(api, path, 100, **{"Last-Event-ID": ended["sse_id"]})
     assert (event["type"], event["chunk_index"]) == ("prompt.applied", 3)
     answer = await api.get(path, headers={"Last-Event-ID": event["sse_id"]})

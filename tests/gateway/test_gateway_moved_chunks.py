@@ -21,7 +21,7 @@ from turboserve.subjects import CHUNK, CHUNK_UNNAMED, CHUNKS, OWN
 
 SESSION = "ses_a"
 KEPT = 10
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 
 
 class Scene:
@@ -35,7 +35,7 @@ class Scene:
     async def place(self, worker: str) -> None:
         self.epoch, self.worker, self.began = self.epoch + 1, worker, self.next
         body = Ownership(session=SESSION, epoch=self.epoch, worker=worker).to_bytes()
-        await append(self.admin, OWN.of(SESSION), body, message_id=new_id("own"))
+        await append(self.admin, OWN.of(SESSION), body, message_id=new_id("own"), deadline_s=LIMIT_S)
 
     async def make(self, count: int, *, unnamed: bool = False) -> None:
         for _ in range(count):
@@ -45,7 +45,14 @@ class Scene:
 
     async def append(self, subject: str, index: int) -> None:
         header = chunk_header(SESSION, index, self.epoch, self.worker, began=self.began)
-        await append(self.admin, subject, b"video", message_id=new_id("x"), headers=header.to_headers())
+        await append(
+            self.admin,
+            subject,
+            b"video",
+            message_id=new_id("x"),
+            headers=header.to_headers(),
+            deadline_s=LIMIT_S,
+        )
 
     def record(self) -> SessionRecord:
         return SessionRecord(
@@ -80,7 +87,7 @@ class Scene:
 async def scene(nats_url: str, nats_server: NatsServer) -> AsyncIterator[Scene]:
     admin = await Bus.connect("admin", Settings(nats_url=nats_server.url("admin")))
     gateway = await Bus.connect("gateway", Settings(nats_url=nats_server.url("gateway")))
-    await admin.jetstream().add_stream(
+    await admin.jetstream(LIMIT_S).add_stream(
         api.StreamConfig(
             name=CHUNKS,
             subjects=[OWN.every, CHUNK.every],
@@ -92,7 +99,7 @@ async def scene(nats_url: str, nats_server: NatsServer) -> AsyncIterator[Scene]:
     scene = Scene(admin, gateway)
     await scene.log.listen()
     yield scene
-    await admin.jetstream().delete_stream(CHUNKS)
+    await admin.jetstream(LIMIT_S).delete_stream(CHUNKS)
     await gateway.close()
     await admin.close()
 
@@ -149,7 +156,7 @@ async def test_chunks_that_are_missing_in_the_middle_are_gone(scene: Scene) -> N
 
 
 async def test_viewers_go_on_over_an_upgrade(scene: Scene) -> None:
-    jetstream = scene.admin.jetstream()
+    jetstream = scene.admin.jetstream(LIMIT_S)
     config = (await jetstream.stream_info(CHUNKS)).config
     await jetstream.update_stream(config.evolve(subjects=[OWN.every, CHUNK_UNNAMED.every]))
     await scene.place("wrk_a")

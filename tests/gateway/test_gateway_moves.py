@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -37,7 +37,7 @@ class Movers:
             DRAWN_MOVES=moves,
             DRAWN_CAPACITY=str(capacity),
         )
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while len(found := await self.listed()) < len(self.started):
                 await asyncio.sleep(0.1)
         return str(max(found, key=lambda name: found[name]["started_at"]))
@@ -52,7 +52,7 @@ async def movers(pool: Any, api: httpx.AsyncClient) -> AsyncIterator[Movers]:
 
 
 async def placed(api: httpx.AsyncClient, session: dict[str, Any]) -> dict[str, Any]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             row: dict[str, Any] = (await api.get(session["links"]["self"])).json()
             if row["worker"] is not None and row["phase"] == "active":
@@ -61,12 +61,22 @@ async def placed(api: httpx.AsyncClient, session: dict[str, Any]) -> dict[str, A
 
 
 async def migrate(api: httpx.AsyncClient, session: dict[str, Any], worker: str | None = None) -> Any:
-    """Ask for a move, and again while the answer is to ask again: the row has just been changed, or the
-    scheduler is changing hands."""
-    async with asyncio.timeout(60):
+    """Ask for a move until it begins. Of the other worker the scheduler may hear a moment late."""
+    async with asyncio.timeout(120):
         while True:
-            answer = await api.post(session["links"]["migrate"], json={"worker": worker} if worker else None)
-            if answer.status_code not in (409, 503) or "retry_after_s" not in answer.json():
+            answer = await settled(api, session["links"]["migrate"], {"worker": worker} if worker else None)
+            if answer.status_code not in (404, 429):
+                return answer
+            await asyncio.sleep(0.1)
+
+
+async def settled(api: httpx.AsyncClient, path: str, body: Any = None) -> httpx.Response:
+    """The answer, once it is not to ask again: the row has just been changed, or the scheduler is changing
+    hands."""
+    async with asyncio.timeout(120):
+        while True:
+            answer = await api.post(path, json=body)
+            if answer.status_code not in (409, 503, 504) or "retry_after_s" not in answer.json():
                 return answer
             await asyncio.sleep(answer.json()["retry_after_s"])
 
@@ -76,9 +86,9 @@ async def other_than(movers: Movers, worker: str) -> str:
     return other
 
 
-async def refused(answer: Awaitable[httpx.Response]) -> tuple[int, str]:
-    body = (await answer).json()
-    return body["status"], body["code"]
+async def refused(api: httpx.AsyncClient, path: str, body: Any = None) -> tuple[int, str]:
+    problem = (await settled(api, path, body)).json()
+    return problem["status"], problem["code"]
 
 
 async def test_a_session_moves_while_it_is_watched(api: Any, start: Any, watch: Any, movers: Movers) -> None:
@@ -121,7 +131,7 @@ async def test_without_a_name_the_best_of_the_others_is_taken(api: Any, start: A
     second = await other_than(movers, first)
     answer = await migrate(api, session)
     assert (answer.status_code, answer.json()["target"]) == (202, second)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while (await api.get(session["links"]["self"])).json()["worker"] != second:
             await asyncio.sleep(0.1)
     workers = await movers.listed()
@@ -154,22 +164,22 @@ async def test_what_cannot_be_moved_is_said_in_problems(
     session = await start(model=movers.model)
     watching = asyncio.create_task((await watch(session["id"])).closed())
     await placed(api, session)
-    links, post = session["links"], api.post
-    assert await refused(post(links["migrate"])) == (429, "no_capacity")
-    assert await refused(post(links["migrate"], json={"worker": first})) == (422, "invalid_input")
-    assert await refused(post(links["migrate"], json={"worker": "wk_never"})) == (404, "not_found")
-    assert await refused(post(links["migrate"], json={"worker": "no good"})) == (422, "invalid_input")
-    assert await refused(post(links["migrate"], json={"to": first})) == (422, "invalid_input")
-    assert await refused(post("/v1/sessions/ses_never/migrate")) == (404, "session_not_found")
+    links, path = session["links"], session["links"]["migrate"]
+    assert await refused(api, path) == (429, "no_capacity")
+    assert await refused(api, path, {"worker": first}) == (422, "invalid_input")
+    assert await refused(api, path, {"worker": "wk_never"}) == (404, "not_found")
+    assert await refused(api, path, {"worker": "no good"}) == (422, "invalid_input")
+    assert await refused(api, path, {"to": first}) == (422, "invalid_input")
+    assert await refused(api, "/v1/sessions/ses_never/migrate") == (404, "session_not_found")
     silent = await movers.start("never", capacity=1)
     assert (await migrate(api, session, silent)).status_code == 202
-    assert await refused(post(links["migrate"], json={"worker": silent})) == (409, "transition_not_allowed")
+    assert await refused(api, path, {"worker": silent}) == (409, "transition_not_allowed")
     workers = await movers.listed()
     assert (workers[silent]["sessions"], workers[silent]["incoming"]) == (0, 1)
     # A pause ends the move at once; what has ended cannot be moved at all.
-    assert (await post(links["pause"])).json()["target"] is None
+    assert (await api.post(links["pause"])).json()["target"] is None
     assert (await movers.listed())[silent]["incoming"] == 0
     await api.delete(links["self"])
     assert await watching == 1000
-    code = await refused(post(links["migrate"], json={"worker": silent}))
+    code = await refused(api, path, {"worker": silent})
     assert code in ((409, "transition_not_allowed"), (404, "session_not_found"))

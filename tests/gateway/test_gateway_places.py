@@ -20,8 +20,15 @@ async def test_of_a_burst_as_many_are_served_as_there_are_places_and_the_rest_is
     app, streams, burst = FastAPI(), Streams(2), asyncio.Barrier(5)
     install(app)
 
+    refused = asyncio.Semaphore(0)
+
     async def video() -> AsyncGenerator[bytes, None]:
-        await asyncio.sleep(0.2)
+        # Until all others have asked for a place.
+        async with asyncio.timeout(60):
+            for _ in range(3):
+                await refused.acquire()
+            for _ in range(3):
+                refused.release()
         yield b"video"
 
     @app.get("/")
@@ -31,7 +38,14 @@ async def test_of_a_burst_as_many_are_served_as_there_are_places_and_the_rest_is
         return LiveResponse(video(), streams, "t", "video/mp4")
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
-        answers = await asyncio.gather(*(client.get("/") for _ in range(5)))
+
+        async def ask() -> httpx.Response:
+            answer = await client.get("/")
+            if answer.status_code == 429:
+                refused.release()
+            return answer
+
+        answers = await asyncio.gather(*(ask() for _ in range(5)))
     assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429, 429]
     assert {answer.json()["code"] for answer in answers if answer.status_code == 429} == {"too_many_streams"}
     streams.check("t")

@@ -46,7 +46,7 @@ class Autoscaler:
         at = time.time()
         values = {"provider": "local", "target": 1, "ready": 1, "orders": 0, "scaling": SCALING, **status}
         word = PoolStatus(pool=pool, at=at, **values)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while (await self.api.get("/v1/pool", params={"pool": pool})).json().get("at") != at:
             assert time.monotonic() < deadline, "the gateway does not hear it"
             await self.bus.publish(subjects.POOL, "status", word)
@@ -63,6 +63,7 @@ async def autoscaler(pool: Any, api: httpx.AsyncClient) -> AsyncIterator[Autosca
         nats_url=pool.nats.address,
         nats_user="autoscaler",
         nats_password=SecretStr(pool.nats.passwords["autoscaler"]),
+        request_deadline_s=60,
     )
     bus = await Bus.connect("autoscaler", settings)
     yield Autoscaler(bus, api)
@@ -77,11 +78,12 @@ def problem(answer: httpx.Response, status: int, code: str, field: str | None = 
 
 
 async def test_the_pool_says_why_it_is_as_it_is(api: httpx.AsyncClient, autoscaler: Autoscaler) -> None:
+    before = time.monotonic()
     await autoscaler.says("why", start_up_s=3.5)
     found = (await api.get("/v1/pool", params={"pool": "why"})).json()
     assert (found["pool"], found["target"], found["start_up_s"]) == ("why", 1, 3.5)
     assert (found["scaling"]["level"], found["scaling"]["target_utilization"]) == (1, 0.8)
-    assert found["age_s"] < 5
+    assert 0 <= found["age_s"] <= time.monotonic() - before
     assert "1 worker," in found["summary"]
     await autoscaler.says("why", reason="1 of 1 workers are not ready; why-0: launch: no")
     assert "not ready" in (await api.get("/v1/pool?pool=why")).json()["summary"]
@@ -165,7 +167,7 @@ async def test_only_operators_give_orders_where_there_are_keys(pool: Any, autosc
         TURBOSERVE_OPERATORS="boss",
     )
     await autoscaler.reports("keys")
-    async with httpx.AsyncClient(base_url=url, timeout=20) as api:
+    async with httpx.AsyncClient(base_url=url, timeout=120) as api:
         acme, boss = ({"Authorization": f"Bearer {key}"} for key in (KEY_A, KEY_B))
         autoscaler.api = api
         api.headers.update(acme)
@@ -190,7 +192,7 @@ async def test_only_operators_give_orders_where_there_are_keys(pool: Any, autosc
 async def test_a_session_costs_its_share_of_its_workers_time(api, start) -> None:  # type: ignore[no-untyped-def]
     session = await start()
     mine: dict[str, Any] = {}
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not mine.get("gpu_seconds") and time.monotonic() < deadline:
         await asyncio.sleep(0.2)
         [mine] = (await api.get("/v1/cost", params={"session": session["id"]})).json()["sessions"]

@@ -28,13 +28,14 @@ def keyed_url(pool: Any) -> str:
 
 @pytest.fixture
 async def keyed(keyed_url: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=keyed_url, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=keyed_url, timeout=120) as client:
         yield client
 
 
 @pytest.fixture
 async def session(keyed: httpx.AsyncClient) -> AsyncIterator[dict[str, Any]]:
     answer = await keyed.post("/v1/sessions", json={"prompt": "a red circle"}, headers=ALICE)
+    assert answer.status_code == 201, answer.text
     yield answer.json()
     await keyed.delete(answer.headers["location"], headers=ALICE)
 
@@ -61,8 +62,10 @@ async def test_a_foreign_session_is_an_unknown_one(keyed, session, method, path)
     foreign, unknown = await ask(session["id"]), await ask("ses_nobody")
     assert foreign.status_code == unknown.status_code == 404
     assert foreign.json()["code"] == unknown.json()["code"] == "session_not_found"
-    read = await keyed.get(session["links"]["self"], headers=ALICE)
-    assert (read.json()["prompt"], read.json()["activity"]) == ("a red circle", "watching")
+    read = (await keyed.get(session["links"]["self"], headers=ALICE)).json()
+    # No viewer watches it: on a slow machine it may be idle by now.
+    assert read["activity"] in ("watching", "idle")
+    assert (read["prompt"], read["phase"] == "terminated") == ("a red circle", False)
 
 
 async def test_lists_show_a_tenants_own_sessions(keyed, session) -> None:
@@ -102,7 +105,7 @@ async def test_without_a_known_key_nothing_is_told(keyed, session, method, path,
 async def first_answer(watch, session, **options):
     """A viewer and the first message to it, once the gateway's only place is free again: a stream's place is
     given back a moment after its client has left."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             viewer = await watch(session["id"], **options)
             message = await viewer.next()

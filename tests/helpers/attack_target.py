@@ -18,7 +18,7 @@ KEYS = {
     "bob": "key-of-bob-2222222222222",
     "operator": "key-of-operator-33333333",
 }
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Target:
@@ -48,8 +48,10 @@ class Target:
             assert answer.status_code == 201, answer.text
             name: str = answer.json()["id"]
             deadline = time.monotonic() + PATIENCE_S
-            while client.get(f"/v1/sessions/{name}").json()["phase"] != "active":
-                assert time.monotonic() < deadline, "it is not placed"
+            while (row := client.get(f"/v1/sessions/{name}").json())["phase"] != "active":
+                assert time.monotonic() < deadline, f"it is not placed: {row}"
+                if row["activity"] == "idle":
+                    client.post(f"/v1/sessions/{name}/resume")
                 time.sleep(0.05)
         return name
 

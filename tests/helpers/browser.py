@@ -32,7 +32,7 @@ async def chromium(profile: Path, *flags: str, wait_ms: float) -> AsyncIterator[
     playwright = pytest.importorskip("playwright.async_api")
     async with playwright.async_playwright() as driver:
         context = await driver.chromium.launch_persistent_context(
-            str(profile), executable_path=CHROMIUM, args=[*FLAGS, *flags], headless=True
+            str(profile), executable_path=CHROMIUM, args=[*FLAGS, *flags], headless=True, timeout=wait_ms
         )
         context.set_default_timeout(wait_ms)
         yield context

@@ -17,7 +17,7 @@ from turboserve.audience import Audience
 from turboserve.bus import append, last_entry
 from turboserve.config import Settings
 from turboserve.contracts.chunks import ChunkHeader
-from turboserve.contracts.errors import FencedError, TurboServeError
+from turboserve.contracts.errors import FencedError, TurboServeError, WorkerGoneError
 from turboserve.contracts.requests import Renew
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Assignment, HeldSession, LoadReport, MoveReport, MoveStage, Playhead
@@ -38,14 +38,15 @@ MODEL = os.environ.get("DRAWN_MODEL", "toyworld")
 CAPACITY = int(os.environ.get("DRAWN_CAPACITY", "8"))
 MOVES = os.environ.get("DRAWN_MOVES", "")
 """What becomes of sessions that move here: `yes`, `never` (it does not say), `fail`; empty: none moves."""
+NAME = os.environ.get("TURBOSERVE_WORKER_ID")
+"""A pool names the workers that it starts."""
 COMPUTE_S = float(os.environ.get("DRAWN_COMPUTE_S", "0.05"))
 
 
 class DrawnWorker:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime, self._bus = runtime, runtime.bus
-        # A pool names the workers that it starts.
-        self._id = os.environ.get("TURBOSERVE_WORKER_ID") or new_id("wrk")
+        self._id = NAME or new_id("wrk")
         self._started_at = time.time()
         self._rows: dict[str, SessionRecord] = {}
         self._making: dict[str, asyncio.Task[None]] = {}
@@ -99,9 +100,20 @@ class DrawnWorker:
                 }
                 for name in set(self._rows) - {row.id for row in renewal.assigned}:
                     self._rows.pop(name)
+            except WorkerGoneError:
+                # It was silent for too long. Whoever gave it a name replaces it.
+                if not NAME:
+                    await self._join_again()
             except TurboServeError:
                 pass
             await asyncio.sleep(0.3)
+
+    async def _join_again(self) -> None:
+        """Go on as a new worker: an id that was declared gone never comes back."""
+        self._id, self._started_at = new_id("wrk"), time.time()
+        self._rows.clear()
+        self._arrivals.clear()
+        await self._bus.subscribe(ASSIGN, self._id, self._assigned)
 
     async def _arrive(self, row: SessionRecord) -> None:
         """Its state is the number of its next chunk, and the source draws nothing while it migrates: once

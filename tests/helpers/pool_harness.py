@@ -29,6 +29,19 @@ STOP_LIMIT_S = 60.0
 """A busy machine may need long for what the service does in a moment."""
 DRAWN_WORKER = Path(__file__).with_name("drawn_worker.py")
 
+# What these defaults give up in production was stuck; on a busy machine it is only slow.
+ALL_PATIENT = {"TURBOSERVE_CANARY_TIMEOUT_S": "15", "TURBOSERVE_MOVE_LIMIT_S": "300"}
+STORE_PATIENT = {"TURBOSERVE_TRANSACTION_DEADLINE_S": "20"}
+SCHEDULER_PATIENT = {"TURBOSERVE_LEADER_LEASE_S": "20", "TURBOSERVE_LEADER_TIMEOUT_S": "25"}
+GATEWAY_PATIENT = {
+    "TURBOSERVE_REQUEST_DEADLINE_S": "30",
+    "TURBOSERVE_HEADER_TIMEOUT_S": "60",
+    "TURBOSERVE_BODY_TIMEOUT_S": "60",
+    # A client's library may reuse a connection at the moment at which the gateway closes it as idle.
+    "TURBOSERVE_KEEP_ALIVE_S": "60",
+    "TURBOSERVE_REPORT_TIMEOUT_S": "60",
+}
+
 
 class Pool:
     """What stands behind a gateway. Gateways are started one by one: see `gateway`."""
@@ -42,11 +55,11 @@ class Pool:
         """`store` and `scheduler` are further environment of these services.
 
         By default one tenant may fill the pool, since the tests' tenants share one; an unwatched session is
-        suspended after 3 s; sessions move when a test demands it.
+        suspended after 15 s; sessions move when a test demands it. Deadlines are longer than by default.
         """
-        self._store = {"TURBOSERVE_TENANT_SLOTS_FACTOR": "0", **(store or {})}
-        defaults = {"TURBOSERVE_IDLE_AFTER_S": "3", "TURBOSERVE_REBALANCE": "0"}
-        self._scheduler = {**defaults, **(scheduler or {})}
+        self._store = {**STORE_PATIENT, "TURBOSERVE_TENANT_SLOTS_FACTOR": "0", **(store or {})}
+        defaults = {"TURBOSERVE_IDLE_AFTER_S": "15", "TURBOSERVE_REBALANCE": "0"}
+        self._scheduler = {**SCHEDULER_PATIENT, **defaults, **(scheduler or {})}
         self.layout = Layout(directory)
         self.layout.create()
         self._ports = Ports(self.layout.ports)
@@ -117,6 +130,7 @@ class Pool:
                 env={
                     **os.environ,
                     "OMP_NUM_THREADS": "1",
+                    **ALL_PATIENT,
                     "TURBOSERVE_NATS_URL": self.nats.address,
                     "TURBOSERVE_NATS_USER": user,
                     "TURBOSERVE_NATS_PASSWORD": self.nats.passwords[user],
@@ -154,25 +168,35 @@ class Pool:
         for the waiting, not for the gateway."""
         port = port or self._ports.get(name)
         key = environment.pop("DRAWN_KEY", None)
-        environment = {"TURBOSERVE_GATEWAY_PORT": str(port), **environment}
+        environment = {"TURBOSERVE_GATEWAY_PORT": str(port), **GATEWAY_PATIENT, **environment}
         self.start(name, "turboserve.gateway", "gateway", descriptors, **environment)
         url = f"http://127.0.0.1:{port}"
-        self.wait_for(url, key)
+        self.wait_for(name, url, key)
         return url
 
-    def wait_for(self, url: str, key: str | None = None) -> None:
-        """Until the gateway at `url` is ready and a worker has joined."""
+    def wait_for(self, name: str, url: str, key: str | None = None) -> None:
+        """Until the gateway `name` at `url` is ready and a worker has joined.
+
+        Raises RuntimeError, with the ends of all logs, when that takes too long or the gateway has ended.
+        """
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         deadline = time.monotonic() + START_LIMIT_S
+        seen = "nothing"
         while time.monotonic() < deadline:
             try:
-                ready = httpx.get(f"{url}/readyz").status_code == 200
-                if ready and httpx.get(f"{url}/v1/models", headers=headers).json().get("models"):
+                ready = httpx.get(f"{url}/readyz", timeout=STOP_LIMIT_S)
+                models = httpx.get(f"{url}/v1/models", headers=headers, timeout=STOP_LIMIT_S)
+                seen = f"{ready.text} {models.text}"
+                if ready.status_code == 200 and models.json().get("models"):
                     return
-            except httpx.HTTPError:
-                pass
+            except httpx.HTTPError as error:
+                seen = repr(error)
+            if (status := self._processes[name].poll()) is not None:
+                seen = f"it has ended with status {status}"
+                break
             time.sleep(0.1)
-        raise TimeoutError(f"{url} is not ready after {START_LIMIT_S} s; see {self.layout.logs}")
+        logs = "\n".join(f"{one}: {self.log(one)[-2000:]}" for one in self._processes)
+        raise RuntimeError(f"{name} at {url} is not ready: {seen}\n{logs}")
 
 
 def _limit(descriptors: int) -> None:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from hostile import Hostile
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 def frame(

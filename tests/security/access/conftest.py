@@ -11,6 +11,8 @@ import pytest
 import websockets
 from websockets.asyncio.client import ClientConnection
 
+PATIENCE_S = 120.0
+
 
 @pytest.fixture(scope="session")
 def keyless_url(pool: Any) -> str:
@@ -26,7 +28,7 @@ async def client() -> AsyncIterator[Callable[..., httpx.AsyncClient]]:
 
     def make(url: str, key: str | None = None, **options: Any) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        made.append(httpx.AsyncClient(base_url=url, headers=headers, timeout=30, **options))
+        made.append(httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S, **options))
         return made[-1]
 
     yield make
@@ -54,7 +56,10 @@ def socket() -> Callable[..., Any]:
             port=there.port,
             max_size=None,
             additional_headers=headers or {},
-            open_timeout=60,
+            open_timeout=PATIENCE_S,
+            # All that comes is taken at once: the gateway cuts off who leaves its pings unanswered.
+            max_queue=None,
+            ping_interval=None,
         ) as opened:
             yield opened
 

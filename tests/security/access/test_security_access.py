@@ -248,9 +248,10 @@ async def test_guesses_over_a_websocket_are_slowed_too(keyed_url) -> None:
             with pytest.raises(websockets.ConnectionClosed):
                 await opened.recv()
             codes.append((message["code"], opened.close_code))
+            # The bucket may refill by one or two meanwhile.
+            assert message["code"] == "unauthorized" or message["retry_after_s"] > 0
     assert codes[:FAILURES] == [("unauthorized", 4401)] * FAILURES
     assert codes.count(("too_many_wrong_keys", 1013)) >= FAILURES
-    assert message["retry_after_s"] > 0
 
 
 class _Collector:
@@ -258,12 +259,13 @@ class _Collector:
 
     def __init__(self) -> None:
         self.paths: list[str] = []
-        self.sent = b""
+        self.bodies: list[bytes] = []
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                collector.sent += self.rfile.read(int(self.headers["content-length"]))
+                # Traces and metrics come at the same time, each in a thread.
+                collector.bodies.append(self.rfile.read(int(self.headers["content-length"])))
                 collector.paths.append(self.path)
                 self.send_response(200)
                 self.end_headers()
@@ -272,6 +274,10 @@ class _Collector:
                 return None
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+    @property
+    def sent(self) -> bytes:
+        return b"".join(self.bodies)
 
     @contextmanager
     def running(self) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,7 +17,7 @@ from browser import NEEDS_CHROMIUM, chromium
 # The stranger's name server: first it gives his own address, and later this machine's.
 REBOUND = "--host-resolver-rules=MAP foe.example 127.0.0.1"
 KEY = "a-key-for-the-page-0123456789"
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 
 pytestmark = NEEDS_CHROMIUM
 
@@ -116,7 +117,10 @@ async def test_a_strangers_page_changes_nothing_and_reads_nothing(
         assert found["socket"]["code"] in (4403, 1006)
         assert set(found["socket"]["seen"]) <= {"error"}
     read = (await api.get(session["links"]["self"])).json()
-    assert (read["activity"], read["prompt"]) == ("watching", "a red circle")
+    # No viewer watches it: it may be idle by now, but neither paused nor ended.
+    assert read["activity"] in ("watching", "idle")
+    assert read["phase"] in ("requested", "active", "suspended")
+    assert read["prompt"] == "a red circle"
     assert {one["id"] for one in (await api.get("/v1/sessions")).json()["sessions"]} == before
     await api.delete(session["links"]["self"])
 
@@ -157,7 +161,8 @@ async def test_the_page_keeps_its_key_out_of_the_address_and_forgets_a_wrong_one
     await page.get_by_label("API key").wait_for()
     # It goes on asking every second, but without a key.
     api = client(url)
-    while (counted := await refused(api)).get("missing", 0) < 2:
-        await page.wait_for_timeout(100)
+    async with asyncio.timeout(WAIT_MS / 1000):
+        while (counted := await refused(api)).get("missing", 0) < 2:
+            await page.wait_for_timeout(100)
     assert counted["unknown"] <= 2
     pool.stop("paged")

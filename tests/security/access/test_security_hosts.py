@@ -35,7 +35,7 @@ async def spoken(url: str, text: str) -> tuple[int, dict[str, str], bytes]:
     try:
         writer.write(text.replace("\n", "\r\n").encode("latin-1"))
         await writer.drain()
-        head, _, rest = (await asyncio.wait_for(reader.read(), 30)).partition(b"\r\n\r\n")
+        head, _, rest = (await asyncio.wait_for(reader.read(), 120)).partition(b"\r\n\r\n")
     finally:
         writer.close()
     first, *lines = head.decode("latin-1").split("\r\n")
@@ -172,7 +172,7 @@ async def test_a_foreign_page_changes_nothing(keyless_url, client, session, page
     after = (await api.get("/v1/sessions")).json()["sessions"]
     assert [one["id"] for one in after] == [one["id"] for one in before]
     [mine] = [one for one in after if one["id"] == session["id"]]
-    assert (mine["activity"], mine["prompt"]) == ("watching", "a red circle")
+    _unchanged(mine)
 
 
 @pytest.mark.parametrize("page", FOREIGN_PAGES)
@@ -205,8 +205,14 @@ async def test_what_forms_can_send_changes_nothing(keyless_url, client, session,
         assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
     if kind:
         assert (await api.post(session["links"]["pause"], headers=headers)).status_code == 415
-    read = (await api.get(session["links"]["self"])).json()
-    assert (read["activity"], read["prompt"]) == ("watching", "a red circle")
+    _unchanged((await api.get(session["links"]["self"])).json())
+
+
+def _unchanged(session: dict[str, Any]) -> None:
+    """Neither paused nor ended, with its own prompt. No viewer watches it: it may be idle by now."""
+    assert session["activity"] in ("watching", "idle")
+    assert session["phase"] in ("requested", "active", "suspended")
+    assert session["prompt"] == "a red circle"
 
 
 async def test_the_own_page_curl_and_players_still_work(keyless_url, client, session, socket) -> None:

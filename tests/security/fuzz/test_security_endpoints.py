@@ -208,6 +208,7 @@ def store(
         # A busy machine is only slow: what is given up after so long was stuck.
         TURBOSERVE_TRANSACTION_DEADLINE_S="60",
         TURBOSERVE_REQUEST_DEADLINE_S="60",
+        TURBOSERVE_CANARY_TIMEOUT_S="60",
         **NO_TENANT_LIMITS,
     )
     service.start()

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 import websockets
-from attack_target import KEYS, Target
+from attack_target import KEYS, PATIENCE_S, Target
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from websockets.sync.client import connect
 
@@ -365,12 +365,12 @@ def socket_answer(target: Target, session: str, headers: Any = None, **query: st
     address = str(
         httpx.URL(target.url.replace("http", "ws", 1) + f"/v1/sessions/{session}/stream", params=query)
     )
-    with connect(address, additional_headers=headers, max_size=None) as socket:
-        first = json.loads(socket.recv(timeout=30))
+    with connect(address, additional_headers=headers, max_size=None, open_timeout=PATIENCE_S) as socket:
+        first = json.loads(socket.recv(timeout=PATIENCE_S))
         closed = None
         if first["type"] == "error":
             with suppress(websockets.ConnectionClosed):
-                socket.recv(timeout=30)
+                socket.recv(timeout=PATIENCE_S)
             closed = (socket.close_code, socket.close_reason)
     return first, closed
 

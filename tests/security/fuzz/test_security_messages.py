@@ -20,7 +20,7 @@ from turboserve.bus.client import META_HEADER
 from turboserve.contracts.chunks import HEADER
 from turboserve.subjects import Topic
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Speaker:
@@ -33,7 +33,9 @@ class Speaker:
 
     async def open(self) -> None:
         for service in subjects.SERVICES:
-            self._clients[service] = await nats.connect(self.target.pool.nats.url(service))
+            self._clients[service] = await nats.connect(
+                self.target.pool.nats.url(service), connect_timeout=PATIENCE_S
+            )
         async with httpx.AsyncClient(base_url=self.target.url, timeout=PATIENCE_S) as client:
             headers = {"Authorization": f"Bearer {KEYS['alice']}"}
             row = await client.get(f"/v1/sessions/{self.session}", headers=headers)
@@ -50,7 +52,7 @@ class Speaker:
 
     async def flush(self) -> None:
         for client in self._clients.values():
-            await client.flush()
+            await client.flush(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +96,12 @@ def chunks(target: Target, session: str, after: int, count: int) -> int:
     from websockets.sync.client import connect
 
     address = f"{target.url.replace('http', 'ws', 1)}/v1/sessions/{session}/stream"
-    with connect(f"{address}?access_token={KEYS['alice']}&after={after}", max_size=None) as socket:
+    with connect(
+        f"{address}?access_token={KEYS['alice']}&after={after}",
+        max_size=None,
+        open_timeout=PATIENCE_S,
+        ping_interval=None,
+    ) as socket:
         last = after
         while last < after + count:
             message = socket.recv(timeout=PATIENCE_S)

@@ -15,7 +15,7 @@ from turboserve.bus.client import ERROR_HEADER
 from turboserve.contracts.errors import ErrorBody
 from turboserve.subjects import MOVE_SESSION
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 REFUSALS = {"invalid_input", "session_not_found", "not_found", "no_capacity", "transition_not_allowed"}
 """There is one worker: nowhere to migrate to."""
 

@@ -45,7 +45,7 @@ WRITES = (
 )
 LASTING = (("GET", "/v1/sessions/{session}/events"), ("GET", "/v1/sessions/{session}/stream.mp4"))
 """Called for sessions that do not exist alone: their answers do not end."""
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 REFUSALS = ["400", "404", "405", "413", "415", "422"]
 OPERATIONS = (*READS, *WRITES, *LASTING)
 REFUSING = (

@@ -27,7 +27,7 @@ ROUNDS = 1_000
 CONCURRENT = 8
 MESSAGES_EACH = 60
 GROWTH_BYTES = 64 << 20
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 SCHEMA = TypeAdapter(ClientMessage).json_schema()
 
 
@@ -44,7 +44,7 @@ class Viewer(threading.Thread):
 
     def run(self) -> None:
         try:
-            with connect(self._address, max_size=None) as socket:
+            with connect(self._address, max_size=None, open_timeout=PATIENCE_S, ping_interval=None) as socket:
                 while not self._leaving.is_set():
                     said = socket.recv(timeout=PATIENCE_S)
                     if isinstance(said, str) and (chunk := json.loads(said))["type"] == "chunk":
@@ -60,8 +60,9 @@ class Viewer(threading.Thread):
     def more(self, count: int) -> None:
         """Wait for `count` chunks more."""
         wanted, deadline = len(self.indices) + count, time.monotonic() + PATIENCE_S
-        while len(self.indices) < wanted and self.failure is None:
-            assert time.monotonic() < deadline, "the viewer gets nothing"
+        while len(self.indices) < wanted:
+            assert self.failure is None, repr(self.failure)
+            assert time.monotonic() < deadline, f"of chunks the viewer got {len(self.indices)}, not {wanted}"
             time.sleep(0.02)
 
 
