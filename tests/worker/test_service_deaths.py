@@ -33,6 +33,9 @@ from worker_scene import TAKEOVERS, Scene, environment, pool, scene, store
 
 __all__ = ["environment", "pool", "scene", "store"]
 
+# The first test waits until torch, Postgres and the state store are there.
+pytestmark = pytest.mark.timeout(900)
+
 TIMES = {
     "TURBOSERVE_LEASE_S": "8",
     "TURBOSERVE_WORKER_TIMEOUT_S": "14",

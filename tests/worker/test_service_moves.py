@@ -31,6 +31,9 @@ from worker_scene import Chunk, Scene, environment, pool, scene, store
 
 __all__ = ["environment", "pool", "scene", "store"]
 
+# The first test waits until torch, Postgres and the state store are there.
+pytestmark = pytest.mark.timeout(900)
+
 SLAB_BYTES = "turboserve_worker_kv_bytes"
 HOST_BYTES = "turboserve_worker_host_bytes"
 BROKEN = "turboserve_worker_transfers_broken_total"

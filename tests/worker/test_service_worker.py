@@ -42,6 +42,9 @@ from worker_scene import FENCED, LOST, TAKEOVERS, Scene, Store, environment, poo
 
 __all__ = ["environment", "pool", "scene", "store"]
 
+# The first test waits until torch, Postgres and the state store are there.
+pytestmark = pytest.mark.timeout(900)
+
 
 async def test_a_placed_session_fills_the_log_and_stops_at_its_lead(scene: Scene, tmp_path: Path) -> None:
     worker = await scene.worker()

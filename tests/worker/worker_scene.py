@@ -48,7 +48,7 @@ from turboserve.subjects import (
     Endpoint,
 )
 
-PATIENCE_S = 150.0
+PATIENCE_S = 240.0
 ANSWER_S = 20.0
 """A request without an answer is repeated after this long."""
 LOG_LINES = 30
