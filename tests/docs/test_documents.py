@@ -22,6 +22,8 @@ CODE = {".py", ".js", ".toml", ".yaml", ".yml", ".conf", ".sh", ".mk", ""}
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
 SOURCE_FILE = re.compile(r"(?<![\w/.$~{}<-])(?:[\w.-]+/)+[\w.-]+\.(?:py|js|md|conf|ya?ml|toml|sh|mk|txt)\b")
 """A path with a folder: files of a running stack have no such endings."""
+TEST_FILE = re.compile(r"(?<![\w/])test_\w+\.py\b")
+TESTS = {file.name for file in FILES if file.name.startswith("test_")}
 DOCUMENT = re.compile(r"(?<![\w/.-])docs/[\w/.-]*\.(?:md|png)\b")
 
 
@@ -45,6 +47,12 @@ def test_relative_links_lead_to_files_of_the_tree(name: str) -> None:
 def test_source_files_that_a_document_names_exist(name: str) -> None:
     text = LINK.sub("", (ROOT / name).read_text())
     missing = sorted({path for path in SOURCE_FILE.findall(text) if not found(path)})
+    assert not missing
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_test_files_that_a_document_names_exist(name: str) -> None:
+    missing = sorted(set(TEST_FILE.findall((ROOT / name).read_text())) - TESTS)
     assert not missing
 
 
