@@ -21,7 +21,8 @@ from turboserve.telemetry import Gauge, meter
 
 NAME = "scheduler"
 STEP_S = 0.05
-FAREWELL_S = 1.0
+FAREWELL_S = 3.0
+"""For the answer of a busy store: without it, the next leader waits for the time-out."""
 
 log = logs.get("scheduler")
 _meter = meter("scheduler")
