@@ -140,7 +140,9 @@ def store(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Service]:
     """The state store on empty servers."""
-    service = state_store(nats_server, tmp_path_factory.mktemp("store") / "log", postgres_url, redis_url)
+    log = tmp_path_factory.mktemp("store") / "log"
+    patient = {"TURBOSERVE_TRANSACTION_DEADLINE_S": "60"}
+    service = state_store(nats_server, log, postgres_url, redis_url, **patient)
     service.start()
     yield service
     service.end()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
 from pathlib import Path
 from typing import Any
+
+from service_process import eventually
 
 from turboserve import subjects
 from turboserve.contracts.cost import GetCost
@@ -26,8 +27,12 @@ def lives(pid: int | None) -> bool:
 
 
 async def gone(pid: int | None) -> None:
-    while lives(pid):
-        await asyncio.sleep(0.02)
+    """Wait until the process has ended."""
+
+    async def has_ended() -> bool:
+        return not lives(pid)
+
+    await eventually(has_ended)
 
 
 async def test_a_killed_worker_is_replaced_and_the_store_knows_why(autoscaler: Any) -> None:
@@ -44,8 +49,10 @@ async def test_a_killed_worker_is_replaced_and_the_store_knows_why(autoscaler: A
         before[victim].id
     }
     assert await autoscaler.reason(before[victim].id) == "its process was ended by SIGKILL"
-    status = await autoscaler.says(lambda s: s.ready == 2 and s.target == 2 and s.reason is None)
-    assert "gone" in [action.action for action in status.actions]
+    # What it said last may be older than the death.
+    await autoscaler.says(
+        lambda s: (s.ready, s.target, s.reason) == (2, 2, None) and "gone" in [a.action for a in s.actions]
+    )
 
 
 async def test_after_kill_9_of_the_autoscaler_its_workers_are_adopted(autoscaler: Any) -> None:
@@ -85,30 +92,30 @@ async def test_told_to_it_stops_the_workers_with_itself(autoscaler: Any) -> None
     autoscaler.start()
     [worker] = (await autoscaler.ready(1)).values()
     autoscaler.end(signal.SIGTERM)
-    assert not lives(worker.pid)
-    assert await autoscaler.rows() == {}
+    await gone(worker.pid)
+    # It has half a second to tell the store, and does not fail if that is too busy to hear it.
+    assert await autoscaler.rows() == {} or "farewell not heard" in autoscaler.logged()
 
 
 async def test_a_worker_that_never_becomes_ready_is_replaced(autoscaler: Any) -> None:
     autoscaler.mode = "never"
-    autoscaler.variables["TURBOSERVE_POOL_READY_TIMEOUT_S"] = "12"
+    autoscaler.variables["TURBOSERVE_POOL_READY_TIMEOUT_S"] = "20"
     autoscaler.start()
-    status = await autoscaler.says(lambda s: any(slot.phase is SlotPhase.LOADING for slot in s.slots))
+    status = await autoscaler.says(lambda s: s.slots[0].phase is SlotPhase.LOADING)
     pid = status.slots[0].pid
     autoscaler.mode = "ready"
     [worker] = (await autoscaler.ready(1)).values()
     assert worker.pid != pid
     await gone(pid)
     status = await autoscaler.says(lambda s: s.ready == 1)
-    assert "not ready within 12 s" in [action.reason for action in status.actions]
+    assert "not ready within 20 s" in [action.reason for action in status.actions]
 
 
 async def test_a_worker_that_crashes_at_start_is_tried_again_later_and_later(autoscaler: Any) -> None:
     autoscaler.mode = "crash"
     autoscaler.start()
-    status = await autoscaler.says(lambda s: bool(s.slots) and s.slots[0].failures >= 3)
-    assert status.reason is not None
-    assert "status 3" in status.reason
+    # Between two attempts: while one starts, the reason is that.
+    await autoscaler.says(lambda s: s.slots[0].failures >= 3 and "status 3" in (s.reason or ""))
     autoscaler.mode = "ready"
     await autoscaler.ready(1)
 

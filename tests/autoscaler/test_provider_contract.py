@@ -22,6 +22,7 @@ from provider_places import (
     started,
 )
 
+import turboserve.autoscaler.providers.ray
 from turboserve.autoscaler.providers.base import (
     LaunchError,
     NoResourcesError,
@@ -61,6 +62,13 @@ def _ray_nodes() -> Iterator[Any]:
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is only slow."""
+    for name in ("PROBE_S", "RESERVE_S"):
+        monkeypatch.setattr(turboserve.autoscaler.providers.ray, name, LIMIT_S)
 
 
 @pytest.fixture(params=["memory", "local", "ray"])
@@ -133,16 +141,21 @@ async def test_the_next_provider_finds_what_the_last_one_started(place: Place) -
 # Only Ray
 
 
-async def test_ray_what_no_node_has_room_for_is_asked_for_and_refused(ray_nodes: Any) -> None:
+async def test_ray_what_no_node_has_room_for_is_asked_for_and_refused(
+    ray_nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reservation stays with the cluster, so that its own autoscaler may add a node."""
     place = Place("ray", ray_nodes.address)
     provider, _ = place.provider()
     try:
         for slot in ("test-0", "test-1"):
             await provider.launch(slot, f"wrk_{slot}")
-        with pytest.raises(NoResourcesError, match="worker"):
-            await provider.reserve("test-2")
-        greedy = RayProvider(place.pool, RayCluster(ray_nodes.address, place.pool), [], {}, Needs(gpus=8))
+        with monkeypatch.context() as hasty:
+            hasty.setattr(turboserve.autoscaler.providers.ray, "RESERVE_S", 3.0)
+            with pytest.raises(NoResourcesError, match="worker"):
+                await provider.reserve("test-2")
+        cluster = RayCluster(ray_nodes.address, place.pool, call_s=LIMIT_S)
+        greedy = RayProvider(place.pool, cluster, [], {}, Needs(gpus=8))
         health = await greedy.health()
         assert not health.ok
         assert "GPU" in str(health.reason)
