@@ -85,5 +85,6 @@ async def eventually(condition: Callable[[], Awaitable[bool]], limit_s: float = 
     """Look until it holds; fails after `limit_s`."""
     deadline = asyncio.get_running_loop().time() + limit_s
     while not await condition():
-        assert asyncio.get_running_loop().time() < deadline, "it never came true"
+        late = asyncio.get_running_loop().time() >= deadline
+        assert not late, f"{condition!r} did not come true within {limit_s:g} s"
         await asyncio.sleep(0.05)

@@ -18,6 +18,7 @@ from turboserve.bus import Bus
 from turboserve.cli.embedded import NatsServer, Ports
 from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import TurboServeError, UnavailableError, WorkerGoneError
+from turboserve.contracts.pool import LoadFeedback
 from turboserve.contracts.requests import Renew, SessionRef
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import (
@@ -39,6 +40,8 @@ from scheduler_instances import Instance
 
 HEARTBEAT_S = 0.2
 REQUEST_DEADLINE_S = 60.0
+LEASE = {"TURBOSERVE_LEADER_LEASE_S": "7", "TURBOSERVE_LEADER_TIMEOUT_S": "8.5"}
+"""Longer than a busy machine holds a leader up: one that lives is to keep the lead."""
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,8 @@ def times(worker_timeout_s: float) -> dict[str, str]:
         "TURBOSERVE_HEARTBEAT_S": str(HEARTBEAT_S),
         "TURBOSERVE_LEASE_S": str(worker_timeout_s / 2),
         "TURBOSERVE_WORKER_TIMEOUT_S": str(worker_timeout_s),
+        # A move goes on while the scheduler is started again, however long that takes.
+        "TURBOSERVE_MOVE_LIMIT_S": "600",
     }
 
 
@@ -171,7 +176,9 @@ def store(
 ) -> Iterator[Service]:
     """The state store on empty servers."""
     log = tmp_path_factory.mktemp("store") / "log"
-    service = state_store(nats_server, log, postgres_url, redis_url, TURBOSERVE_IDLE_GUARD_S="0", **times)
+    patient = {"TURBOSERVE_TRANSACTION_DEADLINE_S": "60", "TURBOSERVE_CANARY_TIMEOUT_S": "60"}
+    variables = {"TURBOSERVE_IDLE_GUARD_S": "0", **patient, **times}
+    service = state_store(nats_server, log, postgres_url, redis_url, **variables)
     service.start()
     yield service
     service.end()
@@ -231,9 +238,9 @@ def start_scheduler(
 @pytest.fixture
 async def pair(start_scheduler: Callable[..., Any], ports: Ports) -> tuple[Instance, Instance]:
     """The leader, and a standby that follows it."""
-    leader = Instance(start_scheduler, ports.get("standby-test-1"))
+    leader = Instance(start_scheduler, ports.get("standby-test-1"), **LEASE)
     await leader.becomes("ready, leader")
-    standby = Instance(start_scheduler, ports.get("standby-test-2"))
+    standby = Instance(start_scheduler, ports.get("standby-test-2"), **LEASE)
     await standby.becomes("ready, standby")
     return leader, standby
 
@@ -270,6 +277,31 @@ async def workers(
         await worker.die()
         worker.phase = WorkerPhase.GONE
         await until_answered(bus, subjects.RENEW, Renew(load=worker.report()))
+
+
+@pytest.fixture
+async def until_known(connect: Callable[[str], Awaitable[Bus]]) -> Callable[[int], Awaitable[None]]:
+    """Wait until the scheduler has heard of exactly so many workers: what it places before goes to those it
+    knows."""
+    known: list[int] = []
+
+    async def hear(feedback: LoadFeedback, _body: bytes) -> None:
+        if feedback.model == "quiet":
+            known[:] = [feedback.workers]
+
+    bus = await connect("autoscaler")
+    await bus.subscribe(subjects.FEEDBACK, "*", hear)
+
+    async def until(count: int) -> None:
+        async def heard() -> bool:
+            return known == [count]
+
+        try:
+            await eventually(heard)
+        except AssertionError:
+            raise AssertionError(f"the scheduler knows {known} workers, not {count}") from None
+
+    return until
 
 
 class Viewers:

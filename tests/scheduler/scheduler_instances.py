@@ -18,9 +18,11 @@ LIMIT_S = 90.0
 class Instance:
     """One scheduler, with a health port."""
 
-    def __init__(self, start: Callable[..., Any], port: int) -> None:
+    def __init__(self, start: Callable[..., Any], port: int, **variables: str) -> None:
+        """`variables`: further ones of its environment."""
         self.port = port
-        self.service = start(TURBOSERVE_HEALTH_PORT=str(port), TURBOSERVE_LOG_FORMAT="json")
+        health = {"TURBOSERVE_HEALTH_PORT": str(port), "TURBOSERVE_LOG_FORMAT": "json"}
+        self.service = start(**health, **variables)
 
     def status(self) -> str:
         """What /readyz calls it; empty if it does not answer at the moment."""
