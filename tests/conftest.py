@@ -29,6 +29,7 @@ from xdist.scheduler import LoadFileScheduling
 from turboserve import subjects
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
 from turboserve.cli.embedded.running import running
+from turboserve.cli.embedded.server import NotReady
 from turboserve.cli.stack.background import BackgroundStack
 
 # The tests are no package: what several folders share is found by name.
@@ -67,6 +68,7 @@ for _name in [*os.environ]:
 # Torch and its like would otherwise use every core for matrices that fit in a cache.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+PATIENCE_S = 60.0
 NO_DURABILITY = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 
@@ -251,7 +253,7 @@ def redis_url(redis_server: RedisServer) -> str:
 def postgres_url(postgres_server: PostgresServer) -> str:
     """A database of the module's own, with nothing in it."""
     database = f"test_{uuid.uuid4().hex[:12]}"
-    asyncio.run(postgres_server.ensure_database(database))
+    asyncio.run(_with_database(postgres_server, database))
     return postgres_server.url(database)
 
 
@@ -290,10 +292,19 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
         terminalreporter.write_line("the browser test did not run: no chromium found", yellow=True)
 
 
+async def _with_database(server: PostgresServer, database: str) -> None:
+    """A busy machine is only slow: a connection that took too long is made again."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with suppress(NotReady):
+                return await server.ensure_database(database)
+            await asyncio.sleep(0.1)
+
+
 async def _without_streams(url: str) -> None:
-    client = await nats.connect(url, connect_timeout=60)
+    client = await nats.connect(url, connect_timeout=int(PATIENCE_S))
     try:
-        jetstream = client.jetstream(timeout=60)
+        jetstream = client.jetstream(timeout=PATIENCE_S)
         for stream in await jetstream.streams_info():
             with suppress(NotFoundError):
                 await jetstream.delete_stream(stream.config.name or "")

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import turboserve.bus.log
+from turboserve.bus import Bus, append
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.settings import Settings
 
@@ -18,7 +20,7 @@ from turboserve.state_store.settings import Settings
 sys.path.insert(0, str(Path(__file__).parent))
 
 from database_servers import KINDS, DatabaseServer
-from state_store_harness import MEMORY_URL, PATIENT, Harness, Store
+from state_store_harness import LIMIT_S, MEMORY_URL, PATIENT, Harness, Store
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -48,10 +50,21 @@ def settings(servers: dict[str, str]) -> Settings:
         canary_timeout_s=60.0,
         # Nor is one that is stuck for some seconds at fault. Tests of deadlines set their own.
         **PATIENT,
+        # Workers of these tests renew once, and viewers report once.
+        worker_timeout_s=3_600.0,
+        idle_guard_s=3_600.0,
         # Tests fill their own small pools, and tests before them have left other tenants.
         tenant_slots_factor=0.0,
         log_level="WARNING",
     )
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bus waits for as long as `PATIENT` says where no deadline is named."""
+    monkeypatch.setattr(turboserve.bus.log, "DIRECT_GET_S", LIMIT_S)
+    monkeypatch.setattr(Bus.jetstream, "__defaults__", (LIMIT_S,))
+    monkeypatch.setitem(append.__kwdefaults__, "deadline_s", LIMIT_S)
 
 
 @pytest.fixture

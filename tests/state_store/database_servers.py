@@ -42,7 +42,7 @@ class DatabaseServer:
             for database in server._open:
                 await database.close()
 
-    def connect(self, deadline_s: float = 20.0) -> Database:
+    def connect(self, deadline_s: float = 60.0) -> Database:
         database: Database
         if self.memory is not None:
             database = MemoryDatabase(self.memory, deadline_s=deadline_s)

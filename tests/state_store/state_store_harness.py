@@ -7,9 +7,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from chunk_headers import chunk_header
@@ -143,7 +144,7 @@ class Harness:
     async def answered(self) -> bool:
         """Whether a store answers at the moment."""
         try:
-            await self.bus.call(subjects.LIST_WORKERS, ListWorkers(), deadline_s=1.0)
+            await self.bus.call(subjects.LIST_WORKERS, ListWorkers(), deadline_s=3.0)
         except UnavailableError:
             return False
         return True
@@ -189,7 +190,25 @@ class Harness:
         decision = Decision(session=record.id, epoch=record.epoch, kind=kind, reason="least loaded")
         expected = record.version if version is None else version
         request = PlaceSession(session=record.id, expected_version=expected, worker=worker, decision=decision)
-        return await self.bus.call(subjects.PLACE_SESSION, request)
+        return await self._fenced(await self.bus.call(subjects.PLACE_SESSION, request))
+
+    async def _fenced(self, record: SessionRecord) -> SessionRecord:
+        """The record once its epoch is in the log, or another follows it.
+
+        The store answers after a second without it; a sweep writes it then.
+        """
+        found = record
+
+        async def settled() -> bool:
+            nonlocal found
+            row = await self.get(record.id)
+            if row.epoch == record.epoch:
+                found = record.model_copy(update={"own_revision": row.own_revision})
+            return row.epoch != record.epoch or row.own_revision is not None
+
+        if record.own_revision is None and record.epoch > 0:
+            await until(settled)
+        return found
 
     async def begin_move(self, record: SessionRecord, target: str) -> SessionRecord:
         decision = Decision(session=record.id, epoch=record.epoch, kind="migrate", reason="less loaded")
@@ -206,13 +225,13 @@ class Harness:
         request = CommitMove.model_validate(
             values | {"next_chunk": next_chunk, "digest": "d1", "numbers": {"bytes_moved": 5.0}}
         )
-        return await self.bus.call(subjects.COMMIT_MOVE, request)
+        return await self._fenced(await self.bus.call(subjects.COMMIT_MOVE, request))
 
     async def abandon_move(
         self, record: SessionRecord, reason: str = "took too long", *, release: bool = False
     ) -> SessionRecord:
         request = AbandonMove(session=record.id, move=record.move or 0, reason=reason, release=release)
-        return await self.bus.call(subjects.ABANDON_MOVE, request)
+        return await self._fenced(await self.bus.call(subjects.ABANDON_MOVE, request))
 
     async def decisions(self, session: str) -> list[Decision]:
         page = await self.bus.call(subjects.LIST_DECISIONS, SessionRef(session=session))
@@ -251,7 +270,7 @@ class Harness:
         control_seq: int = 0,
         worker: str | None = None,
         began: int | None = None,
-        deadline_s: float = 2.0,
+        deadline_s: float = LIMIT_S,
     ) -> Ack:
         """Append a chunk as the owner that `record` names would. Raises as `turboserve.bus.append`."""
         owner = worker or record.worker or "nobody"
@@ -304,15 +323,20 @@ class Harness:
 
 
 async def until(condition: object, limit_s: float = LIMIT_S) -> None:
-    """Wait for `condition()`, plain or async, to hold; raises TimeoutError."""
-    async with asyncio.timeout(limit_s):
-        while True:
-            result = condition()  # type: ignore[operator]
-            if asyncio.iscoroutine(result):
-                result = await result
-            if result:
-                return
-            await asyncio.sleep(0.02)
+    """Wait for `condition()`, plain or async, to hold; raises TimeoutError with what it gave last."""
+    result: object = None
+    try:
+        async with asyncio.timeout(limit_s):
+            while True:
+                result = condition()  # type: ignore[operator]
+                if asyncio.iscoroutine(result):
+                    result = await result
+                if result:
+                    return
+                await asyncio.sleep(0.02)
+    except TimeoutError as error:
+        error.add_note(f"{condition!r} was {result!r} for {limit_s:g} s")
+        raise
 
 
 class Process:
@@ -345,6 +369,17 @@ class Process:
         """Its exit status, once it is dead."""
         async with asyncio.timeout(LIMIT_S):
             return await self.process.wait()
+
+    async def dies_of(self, bus: Bus, request: Coroutine[Any, Any, object]) -> None:
+        """Send a request over `bus` that makes the process kill itself before it answers."""
+        asked = asyncio.create_task(request)
+        try:
+            assert await self.died() == -signal.SIGKILL
+            # An answer that it had sent would be here now.
+            await bus.flush()
+            assert not asked.done(), asked
+        finally:
+            await stop(asked)
 
 
 def _environment(settings: Settings) -> dict[str, str]:

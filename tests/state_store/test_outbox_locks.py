@@ -22,7 +22,7 @@ from turboserve.state_store.streams import Streams
 from turboserve.subjects import EVENTS
 
 SHORT_S = 1.0
-SETTINGS = Settings(nats_url="nats://state-store@memory", transaction_deadline_s=20.0)
+SETTINGS = Settings(nats_url="nats://state-store@memory", transaction_deadline_s=60.0)
 
 
 @pytest.fixture
@@ -72,23 +72,19 @@ async def test_while_the_broker_is_frozen_no_row_is_locked_and_no_transaction_op
     server: DatabaseServer, database: Database, broker: MemoryBroker, bus: Bus, monkeypatch: Any
 ) -> None:
     ids = await tell(database, 3)
-    asked = asyncio.Event()
-
-    async def ask(*arguments: Any, **options: Any) -> Ack:
-        asked.set()
-        return await append(*arguments, **options)
-
-    monkeypatch.setattr(outbox, "append", ask)
-    broker.freeze(60.0)
+    held = Held()
+    monkeypatch.setattr(outbox, "append", held.append)
+    broker.freeze(3_600.0)
     publisher = Outbox(server.connect(), bus, SystemClock(), SETTINGS)
     turn = asyncio.create_task(publisher.drain())
-    await asked.wait()
+    await held.asked.wait()
     assert await server.open_transactions() == 0
     # Others write and lock the same rows at once.
-    async with server.connect(SHORT_S).transaction() as db:
+    async with server.connect().transaction() as db:
         [first, *_] = await db.outbox.oldest(1)
         await db.outbox.remove([first.number])
     assert not turn.done()
+    held.let_go.set()
     with pytest.raises(DeadlineError):
         await turn
     broker.mend()
@@ -110,7 +106,13 @@ async def test_who_is_held_up_in_an_append_is_overtaken_and_repeats_nothing(
     stopped = Outbox(server.connect(SHORT_S), bus, SystemClock(), short)
     monkeypatch.setattr(outbox, "append", held.append)
     turn = asyncio.create_task(stopped.drain())
-    await held.asked.wait()
+    asked = asyncio.create_task(held.asked.wait())
+    while not asked.done():
+        # A busy machine may take longer than its deadline before it comes to the append.
+        if turn.done():
+            assert turn.exception() is None or isinstance(turn.exception(), UnavailableError)
+            turn = asyncio.create_task(stopped.drain())
+        await asyncio.wait({turn, asked}, return_when=asyncio.FIRST_COMPLETED)
     monkeypatch.setattr(outbox, "append", append)
     other = Outbox(server.connect(), bus, SystemClock(), SETTINGS)
     while await other.drain():

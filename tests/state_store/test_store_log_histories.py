@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from state_store_harness import Harness, until
 
@@ -18,8 +20,17 @@ KEPT = 10
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    # The store's own trimming comes too late for these tests, which do it themselves.
-    return settings.model_copy(update={"chunks_kept": KEPT, "log_chunks_floor": 8, "purge_s": 3_600.0})
+    return settings.model_copy(update={"chunks_kept": KEPT, "log_chunks_floor": 8})
+
+
+@pytest.fixture(autouse=True)
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store does not trim, which would come at any time: these tests do it themselves."""
+
+    async def never(_: LogHistories) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(LogHistories, "run", never)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from turboserve.contracts.errors import (
     TransitionError,
     WorkerGoneError,
 )
+from turboserve.contracts.events import event_from_bytes
 from turboserve.contracts.requests import DrainWorker, ListWorkers, WorkerGone
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import HeldSession, WorkerPhase, WorkerRecord
@@ -150,8 +151,16 @@ async def test_a_worker_that_is_gone_is_told_so_for_ever_and_its_rows_wait(api: 
     assert (row.phase, row.worker, row.epoch) == (Phase.ACTIVE, worker, 1)
     recovered = await api.place(row, await api.worker("gone"), kind="recover")
     assert recovered.epoch == 2
-    history = [body for _, body in await api.history(subjects.WORKER_EVENT.of(worker))]
-    assert [b"worker.joined" in history[0], b"worker.left" in history[1], len(history)] == [True, True, 2]
+
+    async def told() -> list[str]:
+        history = await api.history(subjects.WORKER_EVENT.of(worker))
+        return [event_from_bytes(body).type for _, body in history]
+
+    async def left() -> bool:
+        return "worker.left" in await told()
+
+    await until(left)
+    assert await told() == ["worker.joined", "worker.left"]
 
 
 async def test_a_worker_that_renews_is_not_taken_for_dead(api: Harness) -> None:
