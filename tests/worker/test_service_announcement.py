@@ -26,6 +26,7 @@ class Store:
     """Answers renewals, each after `takes_s`."""
 
     def __init__(self) -> None:
+        self.asked = asyncio.Event()
         self.heard: list[Renew] = []
         self.renewed = asyncio.Event()
         self.takes_s = 0.0
@@ -36,6 +37,7 @@ class Store:
     async def renew(self, request: Renew, _: Caller) -> Renewal:
         if request.load.phase is not WorkerPhase.GONE and self.says_gone:
             raise WorkerGoneError("it was declared gone", field="worker")
+        self.asked.set()
         await asyncio.sleep(self.takes_s)
         self.heard.append(request)
         self.renewed.set()
@@ -75,8 +77,8 @@ async def test_it_says_that_it_starts_until_it_has_loaded(store: Store, nats_ser
             await store.renewed.wait()
         # Under way when loading ends: carried out before anything else is said.
         store.takes_s = 0.3
-        store.renewed.clear()
-        await asyncio.sleep(0.2)
+        store.asked.clear()
+        await store.asked.wait()
     said, count = store.heard[0].load, len(store.heard)
     assert set(store.phases) == {WorkerPhase.STARTING}
     assert (said.capacity, said.device, said.pool_slot, said.started_at) == (0, "cpu", "local-0", 5.0)
@@ -89,6 +91,10 @@ async def test_it_leaves_if_it_cannot_load(store: Store, nats_server: NatsServer
         async with loading(nats_server, []):
             await store.renewed.wait()
             raise ValueError("a checkpoint that is none")
+    # It does not wait for the answer to its goodbye.
+    async with asyncio.timeout(60):
+        while WorkerPhase.GONE not in store.phases:
+            await asyncio.sleep(0.01)
     assert store.phases[-1] is WorkerPhase.GONE
     assert store.phases.count(WorkerPhase.GONE) == 1
 

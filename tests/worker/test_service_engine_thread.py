@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from turboserve.worker.service.engine_driver import AdmitWith
 from turboserve.worker.service.engine_thread import EngineThread
 from turboserve.worker.service.stamped import FromEngine, Made
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 class Desk:
@@ -32,6 +33,17 @@ class Desk:
     def admit(self, run: int, next_chunk: int = 0, session: str = "a", **rest: Any) -> None:
         admit = do.Admit(session, run, next_chunk, "a red circle", 7, 0, next_chunk * 0.75)
         self.thread.submit(AdmitWith(admit, **rest))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The thread takes all commands of the body at once: it makes nothing between two of them."""
+        gate = threading.Event()
+        holding = self.thread.call(lambda engine: gate.wait(WAIT_S))
+        try:
+            yield
+        finally:
+            gate.set()
+        assert holding.result(WAIT_S)
 
     def next(self, kind: type[Any]) -> Any:
         """The next event of this kind; others are dropped."""
@@ -111,9 +123,10 @@ def test_a_command_that_a_suspension_overtook_harms_no_session(desk: Desk) -> No
 
 
 def test_a_session_without_latents_goes_on_at_its_chunk_with_a_decoder_that_is_warm(desk: Desk) -> None:
-    desk.admit(run=1, next_chunk=5)
-    # What arrives meanwhile takes effect once the session is there.
-    desk.thread.submit(do.SetPrompt("a", 1, 3, "a blue square"))
+    with desk.held():
+        desk.admit(run=1, next_chunk=5)
+        # What arrives meanwhile takes effect once the session is there.
+        desk.thread.submit(do.SetPrompt("a", 1, 3, "a blue square"))
     first = desk.next((Made, told.ControlTaken))
     while not isinstance(first, Made):
         first = desk.next((Made, told.ControlTaken))
@@ -125,10 +138,11 @@ def test_a_session_without_latents_goes_on_at_its_chunk_with_a_decoder_that_is_w
 
 
 def test_a_session_without_latents_can_be_evicted_before_it_is_there(desk: Desk) -> None:
-    desk.admit(run=1, next_chunk=5)
-    desk.thread.submit(do.Evict("a", 1))
-    desk.admit(run=2, session="b")
-    desk.admit(run=3, session="c")
+    with desk.held():
+        desk.admit(run=1, next_chunk=5)
+        desk.thread.submit(do.Evict("a", 1))
+        desk.admit(run=2, session="b")
+        desk.admit(run=3, session="c")
     assert {desk.next(Made).run, desk.next(Made).run} <= {2, 3}
 
 

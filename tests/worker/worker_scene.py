@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import pytest
-from forked_worker import ForkedWorker
+from worker_processes import Pool, Store
 
-from turboserve.bus import Bus, next_entry
+from turboserve.bus import Bus, append, last_entry, next_entry
+from turboserve.bus.log import Entry
 from turboserve.cli.embedded import NatsServer, Ports
 from turboserve.config import Settings
+from turboserve.contracts.base import Contract
 from turboserve.contracts.chunks import ChunkHeader, LatentsHeader
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.requests import (
@@ -45,12 +45,19 @@ from turboserve.subjects import (
     PLACE_SESSION,
     PLAYHEAD,
     WORKER_GONE,
+    Endpoint,
 )
 
-PATIENCE_S = 150.0
+PATIENCE_S = 240.0
+ANSWER_S = 20.0
+"""A request without an answer is repeated after this long."""
+LOG_LINES = 30
 TAKEOVERS = "turboserve_worker_takeovers_total"
 LOST = 'turboserve_worker_takeovers_total{context="lost"'
 FENCED = "turboserve_worker_fenced_total"
+T = TypeVar("T")
+Req = TypeVar("Req", bound=Contract)
+Resp = TypeVar("Resp", bound=Contract)
 
 
 class Chunk:
@@ -59,41 +66,17 @@ class Chunk:
     def __init__(self, header: ChunkHeader, data: bytes, sequence: int) -> None:
         self.header, self.data, self.sequence = header, data, sequence
 
-
-class Pool:
-    """Worker processes, kept from test to test: starting one takes longer than most tests."""
-
-    def __init__(self, logs: Path) -> None:
-        self.logs = logs
-        self.processes: dict[str, ForkedWorker] = {}
-        self.health: dict[str, int] = {}
-        self.free: set[str] = set()
-
-    def idle(self) -> str | None:
-        return self.free.pop() if self.free else None
-
-    def start(self, worker: str, health_port: int, environment: dict[str, str]) -> None:
-        self.health[worker] = health_port
-        own = {
-            "TURBOSERVE_WORKER_ID": worker,
-            "TURBOSERVE_WORKER_MAX_SESSIONS": "2",
-            "TURBOSERVE_HEALTH_PORT": str(health_port),
-        }
-        self.processes[worker] = ForkedWorker(environment | own, self.logs / f"{worker}.log")
-
-    def kill(self, worker: str) -> None:
-        process = self.processes[worker]
-        if process.poll() is None:
-            process.send_signal(signal.SIGCONT)
-            process.kill()
-        process.wait()
+    @classmethod
+    def of(cls, entry: Entry) -> Chunk:
+        return cls(ChunkHeader.from_headers(entry.headers), entry.data, entry.sequence)
 
 
 class Scene:
     """A bus, and processes around it."""
 
-    def __init__(self, bus: Bus, environment: dict[str, str], ports: Ports, pool: Pool) -> None:
-        self.bus, self.environment, self.ports, self.pool = bus, environment, ports, pool
+    def __init__(self, bus: Bus, environment: dict[str, str], ports: Ports, pool: Pool, store: Store) -> None:
+        self.bus, self.environment, self.ports = bus, environment, ports
+        self.pool, self._store = pool, store
         self.latents: dict[tuple[str, int], bytes] = {}
         self.loads: dict[str, LoadReport] = {}
         self.beats: Counter[str] = Counter()
@@ -116,7 +99,11 @@ class Scene:
         await self.bus.subscribe(LOAD, "*", load)
 
     async def worker(self, **environment: str) -> str:
-        """A worker that has loaded and joined, left over from an earlier test or new; its id."""
+        """A worker that has loaded and joined, left over from an earlier test or new; its id.
+
+        It has renewed a moment ago: one that is silent counts as no room for sessions.
+        """
+        since = time.time()
         worker = None if environment else self.pool.idle()
         if worker is None:
             worker = new_id("wrk")
@@ -127,10 +114,11 @@ class Scene:
 
         async def joined() -> bool:
             page = await self.bus.call(LIST_WORKERS, ListWorkers())
-            phases = {record.id: record.phase for record in page.workers}
+            row = next((record for record in page.workers if record.id == worker), None)
             said = self.loads.get(worker)
-            loaded = said is not None and said.phase is not WorkerPhase.STARTING
-            return loaded and phases.get(worker, WorkerPhase.STARTING) is not WorkerPhase.STARTING
+            if row is None or said is None or row.renewed_at < since:
+                return False
+            return WorkerPhase.STARTING not in (row.phase, said.phase)
 
         await self.until(joined, f"{worker} joins")
         return worker
@@ -141,7 +129,7 @@ class Scene:
 
     async def declare_gone(self, worker: str) -> None:
         self.spent.add(worker)
-        await self.bus.call(WORKER_GONE, WorkerGone(worker=worker, reason="the test says so"))
+        await self.ask(WORKER_GONE, WorkerGone(worker=worker, reason="the test says so"))
 
     async def exit_status(self, worker: str) -> int | None:
         process = self.pool.processes[worker]
@@ -157,23 +145,27 @@ class Scene:
     async def clear(self) -> None:
         """Leave no session behind, and only such workers as are as good as new."""
         for session in self.sessions:
-            await self.bus.call(END_SESSION, EndSession(session=session))
+            await self.ask(END_SESSION, EndSession(session=session))
         for worker in self.used & self.spent:
             self.pool.kill(worker)
-            await self.bus.call(WORKER_GONE, WorkerGone(worker=worker, reason="the test is over"))
+            await self.ask(WORKER_GONE, WorkerGone(worker=worker, reason="the test is over"))
         self.pool.free |= self.used - self.spent
 
     # The store
 
+    async def ask(self, endpoint: Endpoint[Req, Resp], request: Req) -> Resp:
+        """The answer. Repeats the request while the state store is slow, away or without its servers."""
+        return await self._answer(partial(self.bus.call, endpoint, request), endpoint.subject)
+
     async def create(self, prompt: str = "a red circle", seed: int = 1) -> str:
         session = new_id("ses")
         request = CreateSession(id=session, tenant="t", model="toyworld", prompt=prompt, seed=seed)
-        await self.bus.call(CREATE_SESSION, request)
+        await self.ask(CREATE_SESSION, request)
         self.sessions.append(session)
         return session
 
     async def record(self, session: str) -> SessionRecord:
-        return await self.bus.call(GET_SESSION, SessionRef(session=session))
+        return await self.ask(GET_SESSION, SessionRef(session=session))
 
     async def place(self, session: str, worker: str, kind: str = "place") -> SessionRecord:
         record = await self.record(session)
@@ -181,7 +173,7 @@ class Scene:
         request = PlaceSession(
             session=session, expected_version=record.version, worker=worker, decision=decision
         )
-        return await self.bus.call(PLACE_SESSION, request)
+        return await self.ask(PLACE_SESSION, request)
 
     async def started(self, worker: str, prompt: str = "a red circle", seed: int = 1) -> str:
         session = await self.create(prompt, seed)
@@ -193,19 +185,36 @@ class Scene:
 
     # The log
 
+    async def append(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Without the fence, as often as it takes."""
+        message_id = new_id("test")
+        attempt = partial(append, self.bus, subject, data, message_id=message_id, headers=headers)
+        await self._answer(attempt, f"append to {subject}")
+
+    async def newest(self, session: str) -> Chunk:
+        """The last chunk of a session that has some."""
+        subject = CHUNK.of(session)
+        entry = await self._answer(partial(last_entry, self.bus, CHUNKS, subject), f"end of {subject}")
+        assert entry is not None, f"{session} has no chunk"
+        return Chunk.of(entry)
+
     async def chunks(self, session: str, count: int) -> list[Chunk]:
         """The first `count` chunks, waiting and playing on as needed. Checks that they are contiguous."""
         found: list[Chunk] = []
         sequence = 1
         deadline = time.monotonic() + PATIENCE_S
         while len(found) < count:
-            entry = await next_entry(self.bus, CHUNKS, CHUNK.of(session), sequence)
+            try:
+                entry = await next_entry(self.bus, CHUNKS, CHUNK.of(session), sequence)
+            except UnavailableError:
+                entry = None
             if entry is None:
-                assert time.monotonic() < deadline, f"{len(found)} of {count} chunks of {session}"
+                if time.monotonic() >= deadline:
+                    raise AssertionError(self.diagnosis(f"{len(found)} of {count} chunks of {session}"))
                 await self.play(session, found[-1].header.start_s if found else 0.0)
                 await asyncio.sleep(0.05)
                 continue
-            found.append(Chunk(ChunkHeader.from_headers(entry.headers), entry.data, entry.sequence))
+            found.append(Chunk.of(entry))
             sequence = entry.sequence + 1
         frame = 0
         for index, chunk in enumerate(found):
@@ -217,17 +226,41 @@ class Scene:
         assert epochs == sorted(epochs)
         return found
 
-    async def until(self, condition: Any, what: str) -> None:
+    # Waiting
+
+    async def until(self, condition: Callable[[], Any], what: str) -> None:
+        """Wait for a condition, which may be a coroutine function and may raise `UnavailableError`."""
         deadline = time.monotonic() + PATIENCE_S
+        trouble: UnavailableError | None = None
         while True:
             try:
                 result = condition()
                 if await result if asyncio.iscoroutine(result) else result:
                     return
-            except UnavailableError:
-                pass
-            assert time.monotonic() < deadline, what
+            except UnavailableError as error:
+                trouble = error
+            if time.monotonic() >= deadline:
+                raise AssertionError(self.diagnosis(what)) from trouble
             await asyncio.sleep(0.05)
+
+    def diagnosis(self, what: str) -> str:
+        """What was waited for, what the test's workers have reported last, and the ends of all logs."""
+        found = [f"not in {PATIENCE_S:g} s: {what}"]
+        found += [str(self.loads.get(worker, f"no report of {worker}")) for worker in sorted(self.used)]
+        for log in (*map(self.pool.log, sorted(self.used)), self._store.log):
+            lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+            found += [f"--- {log.name}", *lines[-LOG_LINES:]]
+        return "\n".join(found)
+
+    async def _answer(self, attempt: Callable[[], Awaitable[T]], what: str) -> T:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await attempt()
+            except UnavailableError as error:
+                if time.monotonic() >= deadline:
+                    raise AssertionError(self.diagnosis(what)) from error
+                await asyncio.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -237,26 +270,11 @@ def environment(nats_server: NatsServer, nats_url: str, redis_url: str, postgres
         "TURBOSERVE_REDIS_URL": redis_url,
         "TURBOSERVE_POSTGRES_URL": postgres_url,
         "TURBOSERVE_HEARTBEAT_S": "0.3",
+        # A machine that is busy with other things breaks attempts at a copy, and makes each of them slow.
+        "TURBOSERVE_MOVE_LIMIT_S": "90",
+        "TURBOSERVE_MOVE_STILL_S": "90",
         "OMP_NUM_THREADS": "1",
     }
-
-
-class Store:
-    """The state store's process."""
-
-    def __init__(self, environment: dict[str, str], log: Path) -> None:
-        self._environment, self._log = environment, log
-        self.process = self.start()
-
-    def start(self) -> subprocess.Popen[bytes]:
-        log = self._log.open("ab")
-        command = [sys.executable, "-m", "turboserve.state_store"]
-        self.process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
-        return self.process
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -287,8 +305,8 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 async def scene(
     store: Store, pool: Pool, environment: dict[str, str], nats_url: str, ports: Ports
 ) -> AsyncIterator[Scene]:
-    bus = await Bus.connect("tester", Settings(nats_url=nats_url))
-    scene = Scene(bus, environment, ports, pool)
+    bus = await Bus.connect("tester", Settings(nats_url=nats_url, request_deadline_s=ANSWER_S))
+    scene = Scene(bus, environment, ports, pool, store)
     await scene.listen()
 
     async def answers() -> bool:

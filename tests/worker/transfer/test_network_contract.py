@@ -39,7 +39,9 @@ from turboserve.worker.transfer.target import Fetched, Target
 MODEL, SESSION, MOVE, TARGET = "0123456789abcdef", "ses_1", 7, "wrk_target"
 KEY = bytes(range(32))
 PAGES, SIZE = 4, 1_000
-LIMIT_S = 20.0
+LIMIT_S = 60.0
+SHORT_S = 1.0
+"""The target's patience where nothing is to come."""
 
 
 def content(page: int, *, changed: bool = False) -> Tensor:
@@ -128,9 +130,14 @@ class Pair:
         return await self.target.fetch(SESSION, move, key, (self.address,), self.room, limit_s)
 
     async def over(self) -> None:
-        async with asyncio.timeout(30.0):
-            while self.giver.said[-1:] != ["over"]:
-                await asyncio.sleep(0.02)
+        await self.until(lambda: self.giver.said[-1:] == ["over"])
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + LIMIT_S
+        while not condition():
+            assert loop.time() < end, f"the source was asked for {self.giver.said}"
+            await asyncio.sleep(0.01)
 
 
 class Kind(ABC):
@@ -149,7 +156,7 @@ class Kind(ABC):
         scenario: Callable[[Pair], Coroutine[Any, Any, None]],
         *,
         model: str = MODEL,
-        patience_s: float = 1.0,
+        patience_s: float = LIMIT_S,
         worker: str = TARGET,
         **giver: Any,
     ) -> None:
@@ -255,7 +262,7 @@ def test_nobody_listens(kind: Kind) -> None:
         with pytest.raises(PeerLost):
             await pair.fetch()
 
-    kind.play(scenario)
+    kind.play(scenario, patience_s=SHORT_S)
 
 
 def test_a_target_with_another_key_is_not_admitted(kind: Kind) -> None:
@@ -266,7 +273,7 @@ def test_a_target_with_another_key_is_not_admitted(kind: Kind) -> None:
             await pair.fetch(move=MOVE + 1)
         assert pair.giver.said == []
 
-    kind.play(scenario)
+    kind.play(scenario, patience_s=SHORT_S)
 
 
 def test_a_target_that_the_row_does_not_name_is_refused(kind: Kind) -> None:
@@ -274,7 +281,7 @@ def test_a_target_that_the_row_does_not_name_is_refused(kind: Kind) -> None:
         with pytest.raises(NotOffered):
             await pair.fetch()
 
-    kind.play(scenario, worker="wrk_other")
+    kind.play(scenario, worker="wrk_other", patience_s=SHORT_S)
 
 
 def test_another_model_is_refused(kind: Kind) -> None:
@@ -311,8 +318,7 @@ def test_a_source_that_gives_up_ends_the_transfer(kind: Kind) -> None:
     async def scenario(pair: Pair) -> None:
         pair.giver.rests.clear()
         fetching = asyncio.ensure_future(pair.fetch())
-        while "rest" not in pair.giver.said:
-            await asyncio.sleep(0.01)
+        await pair.until(lambda: "rest" in pair.giver.said)
         pair.giver.harm = NoState("over")
         pair.source.abort(SESSION)
         with pytest.raises(TransferError):
@@ -326,8 +332,7 @@ def test_a_target_that_is_cancelled_hangs_up(kind: Kind) -> None:
     async def scenario(pair: Pair) -> None:
         pair.giver.rests.clear()
         fetching = asyncio.ensure_future(pair.fetch())
-        while "rest" not in pair.giver.said:
-            await asyncio.sleep(0.01)
+        await pair.until(lambda: "rest" in pair.giver.said)
         fetching.cancel()
         await asyncio.wait([fetching])
         assert fetching.cancelled()
@@ -343,12 +348,10 @@ def test_a_newer_target_takes_the_place_of_an_older(kind: Kind) -> None:
     async def scenario(pair: Pair) -> None:
         pair.giver.rests.clear()
         older = asyncio.ensure_future(pair.fetch(limit_s=5.0))
-        while "rest" not in pair.giver.said:
-            await asyncio.sleep(0.01)
+        await pair.until(lambda: "rest" in pair.giver.said)
         room, pair.room = pair.room, Room()
         newer = asyncio.ensure_future(pair.fetch())
-        while pair.giver.said.count("offer") < 2:
-            await asyncio.sleep(0.01)
+        await pair.until(lambda: pair.giver.said.count("offer") >= 2)
         older.cancel()
         pair.giver.rests.set()
         await newer

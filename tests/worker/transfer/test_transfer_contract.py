@@ -26,16 +26,20 @@ from turboserve.worker.transfer.target import Fetched
 sys.path.insert(0, str(Path(__file__).parent))
 
 import transfer_peer
-from transfer_peer import CHANGED, LAYERS, MOVE, SESSION, SLOTS
+from transfer_peer import CHANGED, LAYERS, LONG_S, MOVE, SESSION, SLOTS
+
+# The first test waits until torch is loaded.
+pytestmark = pytest.mark.timeout(900)
 
 BACKENDS = ("gloo", "shm", "nixl", "nccl")
 SIZE = 50_000
 """Bytes of one part: odd enough to cross pieces."""
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 DEADLINE_S = 8.0
+"""Of a target it counts from when the test lets time pass."""
 WITHOUT_ANSWER_S = 2.0
 """How long a target looks for a source that is dead: what it gives up for is then not the deadline."""
-LATE_S = 20.0
+LATE_S = 100.0
 """Beyond its deadline a side may be late by this much on a busy machine, and never hang."""
 STEPS = ("pages", "rest", "acknowledged")
 ENDS = [
@@ -105,7 +109,7 @@ class Pair:
 
     def start(self, role: Any, **options: Any) -> Peer:
         ours, theirs = self.context.Pipe()
-        chosen = {"backend": self.backend, "size": SIZE, "deadline_s": 30.0, **options}
+        chosen = {"backend": self.backend, "size": SIZE, **options}
         process = self.context.Process(target=role, args=(theirs, chosen), daemon=True)
         process.start()
         theirs.close()
@@ -150,8 +154,8 @@ def fetched(target: Peer) -> Fetched:
     return found
 
 
-def failed(target: Peer, within_s: float = DEADLINE_S + LATE_S) -> str:
-    word = target.hear(within_s)
+def failed(target: Peer) -> str:
+    word = target.hear()
     assert word[0] == "error", word
     return str(word[1])
 
@@ -188,7 +192,7 @@ def test_a_session_at_rest_goes_in_one_round(pair: Pair) -> None:
 
 def test_large_pages_go_in_pieces(pair: Pair) -> None:
     size = 9_000_001
-    (_, address), target = pair.source(size=size, deadline_s=90.0), pair.target(size=size, deadline_s=90.0)
+    (_, address), target = pair.source(size=size), pair.target(size=size)
     fetch(target, address)
     assert fetched(target).state_bytes == SLOTS * LAYERS * size
 
@@ -198,13 +202,14 @@ def test_a_source_that_dies_or_stops_costs_the_target_an_error_and_no_memory(
     pair: Pair, step: str, number: signal.Signals
 ) -> None:
     # One that is dead is not there when it is asked again; one that is stopped costs the deadline.
-    patience_s = WITHOUT_ANSWER_S if number is signal.SIGKILL else DEADLINE_S + LATE_S
+    patience_s = WITHOUT_ANSWER_S if number is signal.SIGKILL else 2 * DEADLINE_S
     source, address = pair.source(stop_at=step)
     target = pair.target(deadline_s=DEADLINE_S, patience_s=patience_s)
     before = target.facts()
     fetch(target, address)
     assert source.hear() == ("step", step)
     source.signal(number)
+    target.say("time passes")
     assert failed(target) in ("peer_lost", "deadline_passed", "backend_failed")
     target.until(links=0, files=before["files"] + 2)
     # It is as good as new for the next source.
@@ -254,9 +259,10 @@ def test_an_abort_at_the_target_frees_both_sides(pair: Pair, step: str) -> None:
 
 def test_a_source_that_never_comes_to_the_boundary_costs_the_deadline(pair: Pair) -> None:
     (source, address), target = pair.source(stop_at="rest"), pair.target(deadline_s=3.0)
-    started = time.monotonic()
     fetch(target, address)
     assert source.hear() == ("step", "rest")
+    started = time.monotonic()
+    target.say("time passes")
     assert failed(target) == "deadline_passed"
     assert time.monotonic() - started < 3.0 + LATE_S
 
@@ -290,16 +296,19 @@ def test_a_session_at_rest_may_take_as_long_as_the_target_waits(pair: Pair) -> N
 def test_a_flipped_bit_is_found(pair: Pair) -> None:
     (_, address), target = pair.source(), pair.target(harm="flip")
     fetch(target, address)
-    assert failed(target, PATIENCE_S) == "digest_mismatch"
+    assert failed(target) == "digest_mismatch"
     target.until(links=0, files=1_000)
 
 
 def test_a_truncated_transfer_is_refused(pair: Pair) -> None:
     (_, address), target = pair.source(harm="truncate"), pair.target(deadline_s=DEADLINE_S)
     fetch(target, address)
-    # A message that is too short is no error to gloo: there the digest finds it.
-    found = failed(target, PATIENCE_S)
-    assert found == ("digest_mismatch" if pair.backend in ("gloo", "nccl") else "truncated")
+    # A message that is too short is no error to gloo: there the digest finds it, and twice is enough. What
+    # the link itself finds is tried again until the deadline.
+    by_digest = pair.backend in ("gloo", "nccl")
+    if not by_digest:
+        target.say("time passes")
+    assert failed(target) == ("digest_mismatch" if by_digest else "truncated")
     target.until(links=0, files=1_000)
 
 
@@ -322,24 +331,27 @@ def test_another_model_is_refused_before_anything_is_moved(pair: Pair) -> None:
 def test_a_session_or_move_that_the_row_does_not_name_is_refused(pair: Pair, session: str, move: int) -> None:
     (_, address), target = pair.source(), pair.target(deadline_s=5.0)
     fetch(target, address, session, move)
+    target.say("time passes")
     assert failed(target) == "not_authenticated"
 
 
 def test_nobody_at_the_address_is_an_error(pair: Pair) -> None:
     target = pair.target(deadline_s=1.0)
     fetch(target, "tcp://127.0.0.1:1")
+    target.say("time passes")
     assert failed(target) == "peer_lost"
 
 
 def test_nobody_is_asked_for_as_long_as_a_large_copy_may_take(pair: Pair) -> None:
     target = pair.target(deadline_s=3_600.0, patience_s=1.0)
     fetch(target, "tcp://127.0.0.1:1")
+    target.say("time passes")
     assert failed(target) == "peer_lost"
 
 
 def test_a_copy_that_broke_in_the_middle_is_tried_again_all_the_same(pair: Pair) -> None:
     """That it took longer than the patience is no matter: something came."""
-    (_, address), target = pair.source(), pair.target(harm="flip once", patience_s=0.0)
+    (_, address), target = pair.source(), pair.target(harm="flip once", patience_s=LONG_S / 2)
     fetch(target, address)
     fetched(target)
 

@@ -53,16 +53,23 @@ def send(link: pair.GlooLink, data: Tensor) -> int:
 
 
 def test_nobody_writes_to_the_memory_of_an_aborted_receive_while_its_error_is_held(
-    links: tuple[pair.GlooLink, pair.GlooLink], threads: ThreadPoolExecutor
+    links: tuple[pair.GlooLink, pair.GlooLink],
+    threads: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Given up with a piece in flight, a receive's memory went to another session; the piece came later."""
+    # Neither end is dead here, however slow this machine is.
+    monkeypatch.setattr(pair, "PROGRESS_S", PATIENCE_S)
     source, target = links
     memory = torch.zeros(2 * PIECE_BYTES, dtype=torch.uint8)
     sent = torch.ones(PIECE_BYTES, dtype=torch.uint8)
     deadline = Deadline(PATIENCE_S)
     receiving = threads.submit(target.transfer, "ses_1", Remote(), Memory([[memory]]), range(1), deadline)
-    # Both of its pieces are in flight; it waits for the first.
-    time.sleep(LATER_S)
+    end = time.monotonic() + PATIENCE_S
+    while len(target._flights) < 2:
+        assert time.monotonic() < end, f"{len(target._flights)} of its pieces are in flight"
+        time.sleep(0.01)
+    # It waits for the first.
     deadline.abort()
     assert send(source, sent) == PIECE_BYTES
     with pytest.raises(Aborted) as held:

@@ -1,0 +1,60 @@
+"""Workers and the state store as processes of a test."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from forked_worker import ForkedWorker
+
+
+class Pool:
+    """Worker processes, kept from test to test: starting one takes longer than most tests."""
+
+    def __init__(self, logs: Path) -> None:
+        self.logs = logs
+        self.processes: dict[str, ForkedWorker] = {}
+        self.health: dict[str, int] = {}
+        self.free: set[str] = set()
+
+    def idle(self) -> str | None:
+        return self.free.pop() if self.free else None
+
+    def start(self, worker: str, health_port: int, environment: dict[str, str]) -> None:
+        self.health[worker] = health_port
+        own = {
+            "TURBOSERVE_WORKER_ID": worker,
+            "TURBOSERVE_WORKER_MAX_SESSIONS": "2",
+            "TURBOSERVE_HEALTH_PORT": str(health_port),
+        }
+        self.processes[worker] = ForkedWorker(environment | own, self.log(worker))
+
+    def kill(self, worker: str) -> None:
+        process = self.processes[worker]
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        process.wait()
+
+    def log(self, worker: str) -> Path:
+        return self.logs / f"{worker}.log"
+
+
+class Store:
+    """The state store's process."""
+
+    def __init__(self, environment: dict[str, str], log: Path) -> None:
+        self._environment, self.log = environment, log
+        self.process = self.start()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "turboserve.state_store"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+        return self.process
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
