@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 PACKAGES = [*ROOT.glob("services/*/turboserve"), *ROOT.glob("*/turboserve")]
-SOURCES = ("bench", "cli", "deploy", "docs", "services", "shared", "tests", "training")
+BUILT = {"build", "dist", "site", "__pycache__", "node_modules"}
+SOURCES = [path for path in sorted(ROOT.iterdir()) if path.is_dir() and not path.name.startswith(".")]
 FILES = [
     file
-    for folder in (ROOT, *(ROOT / name for name in SOURCES))
+    for folder in (ROOT, *SOURCES)
     for file in sorted(folder.glob("*") if folder == ROOT else folder.rglob("*"))
-    if file.is_file() and not {"__pycache__", "node_modules"} & set(file.parts)
+    if file.is_file() and not BUILT & set(file.relative_to(ROOT).parts)
 ]
 DOCUMENTS = [str(file.relative_to(ROOT)) for file in FILES if file.suffix == ".md"]
 CODE = {".py", ".js", ".toml", ".yaml", ".yml", ".conf", ".sh", ".mk", ""}
@@ -36,23 +35,33 @@ def test_there_are_documents() -> None:
     assert {"README.md", "docs/index.md", "docs/reference/settings.md"} <= set(DOCUMENTS)
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_relative_links_lead_to_files_of_the_tree(name: str) -> None:
-    file = ROOT / name
-    broken = [link for link in LINK.findall(file.read_text()) if not (file.parent / link).exists()]
+def test_relative_links_lead_to_files_of_the_tree() -> None:
+    broken = [
+        (name, link)
+        for name in DOCUMENTS
+        for link in LINK.findall((ROOT / name).read_text())
+        if not (ROOT / name).parent.joinpath(link).exists()
+    ]
     assert not broken
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_source_files_that_a_document_names_exist(name: str) -> None:
-    text = LINK.sub("", (ROOT / name).read_text())
-    missing = sorted({path for path in SOURCE_FILE.findall(text) if not found(path)})
+def test_source_files_that_a_document_names_exist() -> None:
+    missing = [
+        (name, path)
+        for name in DOCUMENTS
+        for path in SOURCE_FILE.findall(LINK.sub("", (ROOT / name).read_text()))
+        if not found(path)
+    ]
     assert not missing
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_test_files_that_a_document_names_exist(name: str) -> None:
-    missing = sorted(set(TEST_FILE.findall((ROOT / name).read_text())) - TESTS)
+def test_test_files_that_a_document_names_exist() -> None:
+    missing = [
+        (name, test)
+        for name in DOCUMENTS
+        for test in TEST_FILE.findall((ROOT / name).read_text())
+        if test not in TESTS
+    ]
     assert not missing
 
 
