@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import asyncpg
-import nats
 import nats.errors
 import psutil
 import pytest
 import redis
+from broker_clients import connected_client, processed
 from nats.js.errors import APIError
 
 from turboserve import subjects
@@ -41,8 +41,8 @@ PATIENCE_S = 120.0
 
 
 async def test_nats_accepts_a_chunk_of_8_mb_and_keeps_it_on_disk(nats_url: str) -> None:
-    client = await nats.connect(nats_url)
-    jetstream = client.jetstream()
+    client = await connected_client(nats_url)
+    jetstream = client.jetstream(timeout=PATIENCE_S)
     await jetstream.add_stream(name="BIG", subjects=["big"])
     ack = await jetstream.publish("big", bytes(8 * 2**20 - 1024))
     assert ack.seq == 1
@@ -58,18 +58,18 @@ async def test_nats_refuses_a_service_what_the_table_does_not_grant(
     async def note(error: Exception) -> None:
         refused.append(str(error))
 
-    client = await nats.connect(nats_server.url("gateway"), error_cb=note)
+    client = await connected_client(nats_server.url("gateway"), error_cb=note)
     own = subjects.OWN.of("s1")
     await client.publish(own, b"{}")
-    await client.flush()
-    await asyncio.sleep(0.05)
+    # The broker's error comes before its answer to a ping.
+    await processed(client)
     await client.close()
     assert any("permissions violation" in text and own in text for text in refused)
 
 
 async def test_nats_refuses_strangers(nats_server: NatsServer) -> None:
     with pytest.raises(nats.errors.Error, match=r"(?i)authorization"):
-        await nats.connect(
+        await connected_client(
             nats_server.address, allow_reconnect=False, max_reconnect_attempts=0, error_cb=_ignore
         )
 
@@ -84,10 +84,10 @@ async def test_nats_has_no_monitor_and_health_is_asked_with_a_login(nats_server:
     await nats_server.probe()
     await nats_server.alive()
     # Services and tools are in another account, which does not hear the system's requests.
-    client = await nats.connect(nats_server.url(ADMIN))
+    client = await connected_client(nats_server.url(ADMIN))
     for request in ("VARZ", "SUBSZ", "JSZ", "HEALTHZ"):
         with pytest.raises(nats.errors.NoRespondersError):
-            await client.request(f"$SYS.REQ.SERVER.PING.{request}")
+            await client.request(f"$SYS.REQ.SERVER.PING.{request}", timeout=PATIENCE_S)
     await client.close()
     with pytest.raises(NotReady, match=r"(?i)authorization"):
         await server_health(nats_server.address, "wrong", {})
@@ -99,7 +99,7 @@ async def test_the_health_user_may_ask_for_health_and_nothing_else(nats_server: 
     async def note(error: Exception) -> None:
         refused.append(str(error).lower())
 
-    client = await nats.connect(
+    client = await connected_client(
         nats_server.address,
         user=HEALTH_USER,
         password=json.loads(
@@ -169,8 +169,8 @@ def test_a_broker_whose_store_is_full_by_its_own_limit_refuses_and_is_not_called
     server = NatsServer(layout.server("nats"), port, {"admin": "secret"})
 
     async def fill() -> None:
-        client = await nats.connect(server.url())
-        jetstream = client.jetstream()
+        client = await connected_client(server.url())
+        jetstream = client.jetstream(timeout=PATIENCE_S)
         await jetstream.add_stream(name="BIG", subjects=["big"])
         with suppress(APIError):
             for _ in range(30):
@@ -290,9 +290,9 @@ def _wait_for_pid(server: EmbeddedServer) -> int:
 
 
 async def _write(nats_url: str, postgres_url: str) -> None:
-    client = await nats.connect(nats_url)
-    await client.jetstream().add_stream(name="KEPT", subjects=["kept"])
-    await client.jetstream().publish("kept", b"x")
+    client = await connected_client(nats_url)
+    await client.jetstream(timeout=PATIENCE_S).add_stream(name="KEPT", subjects=["kept"])
+    await client.jetstream(timeout=PATIENCE_S).publish("kept", b"x")
     await client.close()
     connection = await asyncpg.connect(postgres_url)
     await connection.execute("create table kept (x int); insert into kept values (7)")
@@ -300,8 +300,8 @@ async def _write(nats_url: str, postgres_url: str) -> None:
 
 
 async def _read(nats_url: str, postgres_url: str) -> tuple[int, int]:
-    client = await nats.connect(nats_url)
-    messages = (await client.jetstream().stream_info("KEPT")).state.messages
+    client = await connected_client(nats_url)
+    messages = (await client.jetstream(timeout=PATIENCE_S).stream_info("KEPT")).state.messages
     await client.close()
     connection = await asyncpg.connect(postgres_url)
     value: int = await connection.fetchval("select x from kept")

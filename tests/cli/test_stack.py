@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
-import nats
 import psutil
 import pytest
+from broker_clients import PATIENCE_S, connected_client
 
 from turboserve.cli.embedded import Layout
 from turboserve.cli.stack.background import BackgroundStack
@@ -259,8 +259,8 @@ def test_impossible_workers_are_refused(data_dir: Path, workers: str) -> None:
 
 
 async def _write(nats_url: str, postgres_url: str) -> None:
-    client = await nats.connect(nats_url)
-    jetstream = client.jetstream()
+    client = await connected_client(nats_url)
+    jetstream = client.jetstream(timeout=PATIENCE_S)
     await jetstream.add_stream(name="KEPT", subjects=["kept"])
     await jetstream.purge_stream("KEPT")
     await jetstream.publish("kept", b"x")
@@ -273,8 +273,8 @@ async def _write(nats_url: str, postgres_url: str) -> None:
 
 
 async def _read(nats_url: str, postgres_url: str) -> tuple[int, int]:
-    client = await nats.connect(nats_url)
-    messages = (await client.jetstream().stream_info("KEPT")).state.messages
+    client = await connected_client(nats_url)
+    messages = (await client.jetstream(timeout=PATIENCE_S).stream_info("KEPT")).state.messages
     await client.close()
     connection = await asyncpg.connect(postgres_url)
     value: int = await connection.fetchval("select x from kept")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-import nats
+from broker_clients import connected_client, processed
 from nats.aio.client import Client
 
 from turboserve import subjects
@@ -22,7 +22,7 @@ async def connected(server: NatsServer, user: str, refused: set[tuple[str, str]]
         refused.add((found[1], found[2]))
 
     inbox = subjects.inbox_prefix(user).encode()
-    return await nats.connect(server.url(user), error_cb=note, allow_reconnect=False, inbox_prefix=inbox)
+    return await connected_client(server.url(user), error_cb=note, allow_reconnect=False, inbox_prefix=inbox)
 
 
 async def refusals(server: NatsServer, user: str, verb: str, names: list[str]) -> set[str]:
@@ -37,8 +37,7 @@ async def refusals(server: NatsServer, user: str, verb: str, names: list[str]) -
             else:
                 await client.subscribe(name)
         # Errors come in the order of what caused them, and before the answer to a ping behind them.
-        for _ in range(2):
-            await client.flush(timeout=60)
+        await processed(client)
         assert client.is_connected
     finally:
         await client.close()

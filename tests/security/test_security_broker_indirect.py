@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
-import nats
 import pytest
+from broker_clients import PATIENCE_S, connected_client, processed
 from nats.aio.client import Client
 from nats.aio.msg import Msg as NatsMsg
 from nats.js import api
@@ -31,7 +31,6 @@ from turboserve.subjects import CHUNKS, EVENTS, Caller
 STOLEN = ("gateway", "scheduler", "autoscaler", "worker")
 VICTIM = "victim"
 FORGED = EndSession(session=VICTIM).to_bytes()
-NEXT_ANSWER_S = 20
 
 
 class Broker:
@@ -50,7 +49,7 @@ class Broker:
         async def ignore(_: Exception) -> None:
             """The broker says what it refuses."""
 
-        client = await nats.connect(
+        client = await connected_client(
             self._server.url(user),
             error_cb=ignore,
             inbox_prefix=subjects.inbox_prefix(user).encode(),
@@ -60,7 +59,7 @@ class Broker:
 
     async def start(self) -> None:
         self.admin = await self.connect("admin")
-        self.jetstream = self.admin.jetstream()
+        self.jetstream = self.admin.jetstream(timeout=PATIENCE_S)
         for stream in (CHUNKS, EVENTS):
             await self.jetstream.add_stream(
                 api.StreamConfig(
@@ -100,14 +99,12 @@ class Broker:
         for log in subjects.LOGS:
             if service in log.readers:
                 await client.subscribe(log.live("*"), cb=hear)
-        await client.flush()
-        self._stack.push_async_callback(client.flush)
+        await processed(client)
 
     async def settled(self, *clients: Client) -> None:
         """Everything that `clients` sent was processed, with what the broker and the services made of it."""
         for client in clients:
-            for _ in range(2):
-                await client.flush(timeout=NEXT_ANSWER_S)
+            await processed(client)
         before = None
         while before != (before := await self._state()):
             await asyncio.sleep(0.3)
@@ -309,7 +306,7 @@ async def test_a_server_looks_at_the_caller_and_at_where_it_is_to_answer(nats_ur
         subject = subjects.END_SESSION.request_subject(caller)
         await client.client.publish(subject, FORGED, reply=inbox)
         try:
-            raw = await asyncio.wait_for(answers.get(), NEXT_ANSWER_S)
+            raw = await asyncio.wait_for(answers.get(), PATIENCE_S)
         finally:
             await subscription.unsubscribe()
         return str(json.loads((raw.headers or {})["Ts-Error"]).get("field"))
@@ -330,7 +327,7 @@ async def test_a_server_looks_at_the_caller_and_at_where_it_is_to_answer(nats_ur
         for inbox in ("own.victim", "state.session.get.from.gateway", "_INBOX_admin.a", "_INBOX_gatewayx.a"):
             subscription = await client.client.subscribe(inbox, cb=stray)
             await client.client.publish("state.session.end.from.gateway", FORGED, reply=inbox)
-            await client.flush()
+            await processed(client.client)
             # An answer would come before that of a request which was made later.
             assert await ask("gateway", "_INBOX_gateway.b") == "gateway"
             await subscription.unsubscribe()

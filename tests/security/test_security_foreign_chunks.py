@@ -38,7 +38,9 @@ class Viewer:
     def __init__(self, target: Target, session: str, after: int = -1) -> None:
         address = f"{target.url.replace('http', 'ws', 1)}/v1/sessions/{session}/stream"
         query = f"access_token={KEYS['alice']}&after={after}"
-        self._socket: ClientConnection = connect(f"{address}?{query}", max_size=None)
+        self._socket: ClientConnection = connect(
+            f"{address}?{query}", max_size=None, open_timeout=PATIENCE_S, ping_interval=None
+        )
         self.last = after
 
     def watch(self, count: int) -> None:
@@ -144,6 +146,11 @@ def test_chunks_that_name_another_worker_or_epoch_reach_nobody(
     late = Viewer(target, session, viewer.last)
     late.watch(2)
     viewer.watch(2)
+    # Workers make chunks ahead: what is behind them comes when these are watched.
+    deadline = time.monotonic() + PATIENCE_S
+    while metric(target, "turboserve_gateway_foreign_chunks_total") < before + 9:
+        assert time.monotonic() < deadline, "the gateway did not meet all of the attacker's chunks"
+        viewer.watch(1)
     for one in (viewer, late):
         one.close()
     deadline = time.monotonic() + PATIENCE_S
@@ -153,7 +160,6 @@ def test_chunks_that_name_another_worker_or_epoch_reach_nobody(
     row = record(target, session)
     assert int(str(row["next_chunk"])) < 1000
     assert row["applied_control_seq"] == 0
-    assert metric(target, "turboserve_gateway_foreign_chunks_total") >= before + 9
 
 
 def test_a_copied_header_cannot_skip_chunks_for_a_viewer(
@@ -182,4 +188,5 @@ def test_a_session_is_failed_and_its_latents_are_read_by_its_owner_alone(
         with pytest.raises(TurboServeError) as refused:
             attacker._runner.run(attacker.bus.call(endpoint, request))  # type: ignore[arg-type]
         assert refused.value.code in ("stale_epoch", "forbidden")
-    assert record(target, session)["phase"] == "active"
+    # Unwatched for a few seconds, a session is suspended.
+    assert record(target, session)["phase"] in ("active", "suspended")

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
-import nats
 import psutil
 import pytest
+from broker_clients import PATIENCE_S, connected_client
 from earlier_cluster import make_as_before
 
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer, binaries
@@ -324,14 +324,14 @@ def test_a_link_that_a_server_laid_is_not_followed(tmp_path: Path) -> None:
 
 
 async def _store(server: NatsServer) -> None:
-    client = await nats.connect(server.url())
-    await client.jetstream().add_stream(name="KEPT", subjects=["kept"])
-    await client.jetstream().publish("kept", b"x")
+    client = await connected_client(server.url())
+    await client.jetstream(timeout=PATIENCE_S).add_stream(name="KEPT", subjects=["kept"])
+    await client.jetstream(timeout=PATIENCE_S).publish("kept", b"x")
     await client.close()
 
 
 async def _stored(server: NatsServer) -> int:
-    client = await nats.connect(server.url())
-    messages: int = (await client.jetstream().stream_info("KEPT")).state.messages
+    client = await connected_client(server.url())
+    messages: int = (await client.jetstream(timeout=PATIENCE_S).stream_info("KEPT")).state.messages
     await client.close()
     return messages

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import nats
 import pytest
+from broker_clients import connected_client, processed
 from broker_refusals import refusals
 from broker_subjects import ID, NEEDS, USERS, every_api_subject, every_application_subject
 from chunk_headers import chunk_header
@@ -122,7 +123,7 @@ async def bare(server: NatsServer, user: str) -> Client:
         """The broker says what it refuses."""
 
     inbox = subjects.inbox_prefix(user).encode()
-    return await nats.connect(server.url(user), error_cb=ignore, inbox_prefix=inbox)
+    return await connected_client(server.url(user), error_cb=ignore, inbox_prefix=inbox)
 
 
 async def test_answers_cannot_be_sent_into_another_worker(server: NatsServer) -> None:
@@ -138,7 +139,7 @@ async def test_answers_cannot_be_sent_into_another_worker(server: NatsServer) ->
     async def answer(raw: Msg) -> None:
         await admin.publish(raw.reply, b"forged by the service")
 
-    jetstream = admin.jetstream()
+    jetstream = admin.jetstream(timeout=PATIENCE_S)
     try:
         await jetstream.add_stream(
             api.StreamConfig(name=CHUNKS, subjects=[CHUNK.every, OWN.every], allow_direct=True)
@@ -147,8 +148,7 @@ async def test_answers_cannot_be_sent_into_another_worker(server: NatsServer) ->
         await admin.subscribe(subjects.GET_LATENTS.every, cb=answer)
         for name in (target, f"{subjects.inbox_prefix(worker_user(OTHER))}.>", "playhead.*"):
             await victim.subscribe(name, cb=hear)
-        for client in (admin, victim):
-            await client.flush()
+        await processed(admin, victim)
         request = json.dumps({"last_by_subj": CHUNK.of("bait")}).encode()
         direct = f"$JS.API.DIRECT.GET.{CHUNKS}"
         latents = subjects.GET_LATENTS.request_subject(worker_user(MINE))

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
-import nats
 import pytest
+from broker_clients import PATIENCE_S, connected_client
 from nats.js.errors import NotFoundError
 
 from turboserve.bench.streaming.viewer import ProblemError, Viewer
@@ -47,13 +47,13 @@ def read_log(stack: BackgroundStack) -> ReadLog:
     """Everything in the chunk log of a session, in its order: header, and init segment with fragment."""
 
     async def read(session: str) -> list[tuple[ChunkHeader, bytes]]:
-        client = await nats.connect(stack.record.nats_url)
+        client = await connected_client(stack.record.nats_url)
         try:
             entries: list[tuple[ChunkHeader, bytes]] = []
             sequence = 1
             with suppress(NotFoundError):
                 while True:
-                    raw = await client.jetstream().get_msg(
+                    raw = await client.jetstream(timeout=PATIENCE_S).get_msg(
                         CHUNK.stream, seq=sequence, subject=CHUNK.of(session), direct=True, next=True
                     )
                     entries.append((ChunkHeader.from_headers(raw.headers or {}), raw.data or b""))

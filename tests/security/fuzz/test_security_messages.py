@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import nats
 import pytest
 from attack_target import KEYS, Target
+from broker_clients import connected_client, processed
 from hostile import NOT_DOCUMENTS, Hostile, attacks
 from nats.aio.client import Client
 
@@ -33,9 +33,7 @@ class Speaker:
 
     async def open(self) -> None:
         for service in subjects.SERVICES:
-            self._clients[service] = await nats.connect(
-                self.target.pool.nats.url(service), connect_timeout=PATIENCE_S
-            )
+            self._clients[service] = await connected_client(self.target.pool.nats.url(service))
         async with httpx.AsyncClient(base_url=self.target.url, timeout=PATIENCE_S) as client:
             headers = {"Authorization": f"Bearer {KEYS['alice']}"}
             row = await client.get(f"/v1/sessions/{self.session}", headers=headers)
@@ -51,8 +49,7 @@ class Speaker:
         await self._clients[service].publish(subject, data, headers=headers)
 
     async def flush(self) -> None:
-        for client in self._clients.values():
-            await client.flush(PATIENCE_S)
+        await processed(*self._clients.values())
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ def connect(address: Address, timeout_s: float = 5.0, source: str | None = None)
     return socket.create_connection(address, timeout_s, None if source is None else (source, 0))
 
 
-def handshake(address: Address, path: str = "/stream") -> socket.socket:
+def handshake(address: Address, path: str = "/stream", timeout_s: float = 5.0) -> socket.socket:
     """A WebSocket whose handshake is done and from which nothing else was read. Raises OSError."""
-    opened = connect(address)
+    opened = connect(address, timeout_s)
     opened.sendall(
         f"GET {path} HTTP/1.1\r\nHost: {address[0]}:{address[1]}\r\nUpgrade: websocket\r\n"
         "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -57,13 +57,18 @@ def endless_headers(address: Address, total_bytes: int) -> Iterator[int]:
 
 
 @contextmanager
-def half_open(address: Address, count: int, beginning: bytes) -> Iterator[list[socket.socket]]:
-    """`count` connections that each send `beginning` (empty: nothing) and then wait."""
+def half_open(
+    address: Address, count: int, beginning: bytes, timeout_s: float = 1.0
+) -> Iterator[list[socket.socket]]:
+    """`count` connections that each send `beginning` (empty: nothing) and then wait.
+
+    Those that cannot be made within `timeout_s` are missing.
+    """
     opened: list[socket.socket] = []
     try:
         for _ in range(count):
             with suppress(OSError):
-                one = connect(address, 1.0)
+                one = connect(address, timeout_s)
                 opened.append(one)
                 one.sendall(beginning)
         yield opened
