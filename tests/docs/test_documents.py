@@ -21,6 +21,7 @@ CODE = {".py", ".js", ".toml", ".yaml", ".yml", ".conf", ".sh", ".mk", ""}
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
 SOURCE_FILE = re.compile(r"(?<![\w/.$~{}<-])(?:[\w.-]+/)+[\w.-]+\.(?:py|js|md|conf|ya?ml|toml|sh|mk|txt)\b")
 """A path with a folder: files of a running stack have no such endings."""
+FOLDER = re.compile(r"`((?:bench|cli|deploy|docs|services|shared|tests|training)/[\w./-]*)`")
 TEST_FILE = re.compile(r"(?<![\w/])test_\w+\.py\b")
 TESTS = {file.name for file in FILES if file.name.startswith("test_")}
 DOCUMENT = re.compile(r"(?<![\w/.-])docs/[\w/.-]*\.(?:md|png)\b")
@@ -45,11 +46,12 @@ def test_relative_links_lead_to_files_of_the_tree() -> None:
     assert not broken
 
 
-def test_source_files_that_a_document_names_exist() -> None:
+def test_source_files_and_folders_that_a_document_names_exist() -> None:
     missing = [
         (name, path)
         for name in DOCUMENTS
-        for path in SOURCE_FILE.findall(LINK.sub("", (ROOT / name).read_text()))
+        for text in [LINK.sub("", (ROOT / name).read_text())]
+        for path in {*SOURCE_FILE.findall(text), *FOLDER.findall(text)}
         if not found(path)
     ]
     assert not missing
