@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from simulate_plants import SHORT_S, without_fence
 
+from turboserve.bench.report import BenchError
 from turboserve.bench.runtime.broker.stream import Stream
 from turboserve.bench.runtime.device.runner import VirtualEngineRunner
 from turboserve.bench.simulate import command
@@ -136,6 +137,32 @@ def test_an_engine_may_take_a_step_for_each_forward(monkeypatch: pytest.MonkeyPa
         chunks[kind] = result["counts"]["chunks"]
     assert abs(chunks["forward"] - chunks["chunk"]) <= 4
     assert steps["forward"] > 2 * steps["chunk"] > 0
+
+
+def test_a_deployment_runs_other_policies_and_no_invariant_is_violated() -> None:
+    chosen = {"min-max": "step", "round-robin": "fcfs", "memory-aware": "chunk"}
+    for placement, gather in chosen.items():
+        result = command.run(seed=3, seconds=SHORT_S, placement=placement, gather=gather)
+        assert result["failing"] == []
+        assert result["counts"]["chunks"] > 0
+
+
+def test_each_policy_decides_in_its_own_way() -> None:
+    policies = [("min-max", "step"), ("round-robin", "step"), ("min-max", "fcfs"), ("min-max", "chunk")]
+    digests = set()
+    for placement, gather in policies:
+        result = run_calm(1, 2, 4, sessions=6, seconds=30.0, placement=placement, gather=gather)
+        assert not any(result["violations"].values()), result["messages"]
+        assert (result["placement"], result["gather"]) == (placement, gather)
+        digests.add(result["digest"])
+    assert len(digests) == len(policies)
+
+
+def test_an_unknown_policy_is_refused_with_the_names_that_are_installed() -> None:
+    with pytest.raises(BenchError, match=r"placement policy 'lifo'.*: min-max, least-loaded, "):
+        command.run(placement="lifo")
+    with pytest.raises(BenchError, match=r"gather policy 'lifo'.*: step, chunk, fcfs"):
+        command.run(gather="lifo")
 
 
 @pytest.mark.parametrize(

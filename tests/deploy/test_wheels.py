@@ -56,6 +56,29 @@ def test_every_wheel_has_its_code_and_its_license(wheels: list[Path]) -> None:
             assert {name.split("/")[0] for name in names} == {"turboserve", metadata.split("/")[0]}
 
 
+def test_policies_from_wheels_are_found_by_name(environment: Path) -> None:
+    """Without an import of the baselines: by the entry points of the wheel."""
+    code = """
+from turboserve.scheduler.placement import PLACEMENTS
+from turboserve.worker.engine.gather import GATHER_POLICIES
+for policies in (PLACEMENTS, GATHER_POLICIES):
+    print(*(f"{name}={type(policies.make(name)).__module__}" for name in policies.names))
+"""
+    python = str(environment / "bin" / "python")
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    placements, gathering = (
+        dict(each.split("=") for each in line.split()) for line in found.stdout.splitlines()
+    )
+    assert {name for name, module in placements.items() if module.startswith("turboserve.baselines.")} == {
+        "least-loaded", "load-aware", "memory-aware", "round-robin"
+    }  # fmt: skip
+    assert gathering == {
+        "step": "turboserve.worker.engine.gather",
+        "chunk": "turboserve.baselines.gather",
+        "fcfs": "turboserve.baselines.gather",
+    }
+
+
 @pytest.fixture
 def address(environment: Path, tmp_path: Path) -> Iterator[str]:
     """A stack from the wheels."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from turboserve.baselines.least_loaded import LeastLoaded
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, MoveReport, MoveStage, WorkerPhase, WorkerRecord
 from turboserve.scheduler.core import Scheduler
@@ -19,7 +20,7 @@ from turboserve.scheduler.messages import (
     LoadReported,
     Tick,
 )
-from turboserve.scheduler.placement import Cluster, LeastLoaded, Move, MoveKind
+from turboserve.scheduler.placement import Cluster, Move, MoveKind
 from turboserve.scheduler.policy import Policy
 
 Kind = TypeVar("Kind")

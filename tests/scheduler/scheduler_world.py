@@ -13,6 +13,7 @@ from scheduler_faults import NONE, Faults
 from scheduler_rows import RowsWorld
 from scheduler_workers import MODEL, Worker
 
+from turboserve.baselines.least_loaded import LeastLoaded
 from turboserve.contracts.requests import CreateSession
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import MoveReport, MoveStage, Refusal, WorkerPhase
@@ -32,7 +33,7 @@ from turboserve.scheduler.messages import (
     Report,
     Tick,
 )
-from turboserve.scheduler.placement import LeastLoaded, MinMaxRebalancer
+from turboserve.scheduler.placement import MinMaxRebalancer
 from turboserve.scheduler.policy import Policy
 
 DEADLINE_S = 3.0

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import pytest
 
+from turboserve.baselines.least_loaded import LeastLoaded
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, Refusal, WorkerPhase, WorkerRecord
 from turboserve.scheduler.core import Scheduler
@@ -29,7 +30,6 @@ from turboserve.scheduler.messages import (
     WorkerChanged,
     WorkersListed,
 )
-from turboserve.scheduler.placement import LeastLoaded
 from turboserve.scheduler.policy import Policy
 
 Kind = TypeVar("Kind")

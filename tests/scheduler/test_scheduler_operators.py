@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from moves_bench import Bench, session, worker
 
+from turboserve.baselines.least_loaded import LeastLoaded
 from turboserve.contracts import errors
 from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import WorkerPhase
@@ -17,7 +18,6 @@ from turboserve.scheduler.messages import (
     Refused,
     Reply,
 )
-from turboserve.scheduler.placement import LeastLoaded
 
 
 def test_an_operator_moves_a_session_where_he_likes() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from turboserve.scheduler.placement import Candidate, Demand, LeastLoaded
+from turboserve.baselines.least_loaded import LeastLoaded
+from turboserve.scheduler.placement import Candidate, Demand
 
 
 def worker(name: str, load: int, capacity: int = 4, model: str = "toy", suspect: bool = False) -> Candidate:

@@ -174,13 +174,13 @@ def test_deltas_lead_to_the_same_index_as_building_it_at_once(
     assert MinMaxRebalancer().propose(cluster, 1.0) == MinMaxRebalancer().propose(other, 1.0)
 
 
-@given(changes(), demands(), st.sampled_from(sorted(PLACEMENTS)))
+@given(changes(), demands(), st.sampled_from(PLACEMENTS.names))
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_assignment_keeps_its_promises(
     deltas: list[tuple[str, object]], wanted: list[Demand], name: str
 ) -> None:
     cluster = changed(deltas)
-    placement: Assigner = PLACEMENTS[name]()
+    placement: Assigner = PLACEMENTS.make(name)
     choices = placement.assign(cluster, wanted)
     assert [choice.session for choice in choices] == [demand.session for demand in wanted]
     assert placement.assign(cluster, wanted) == choices or name == "round-robin"

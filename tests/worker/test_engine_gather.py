@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from turboserve.worker.engine.budget import MemoryBudget
 from turboserve.worker.engine.errors import BudgetTooSmall, SlabsExhausted
-from turboserve.worker.engine.gather import Candidate, GatherPolicy, LeastCreditFirst, policy
+from turboserve.worker.engine.gather import GATHER_POLICIES, Candidate, GatherPolicy, LeastCreditFirst
 from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.engine.slab import SlabLayout
@@ -53,7 +53,7 @@ def ready_sets(draw: st.DrawFn) -> list[Candidate]:
 def test_every_batch_respects_the_contract(
     ready: list[Candidate], name: str, profile: LatencyProfile, limit: int
 ) -> None:
-    batch = policy(name).gather(ready, profile, limit)
+    batch = GATHER_POLICIES.make(name).gather(ready, profile, limit)
     assert bool(batch) == bool(ready)
     assert len(batch) <= limit
     assert len({c.session for c in batch}) == len(batch)
@@ -103,7 +103,7 @@ def test_nobody_starves_however_unequal_the_slack(
     slacks: list[float], name: str, profile: LatencyProfile, limit: int
 ) -> None:
     """Slack stands still here, which is worse than any viewer: only waiting can bring a session forward."""
-    queue = Queue(slacks, policy(name), profile, limit)
+    queue = Queue(slacks, GATHER_POLICIES.make(name), profile, limit)
     while queue.now < 300:
         queue.turn()
     assert min(queue.made) > 0
@@ -114,21 +114,21 @@ def test_nobody_starves_however_unequal_the_slack(
 
 def test_fcfs_finishes_a_chunk_before_it_starts_another() -> None:
     ready = [candidate("old", waiting_s=9), candidate("running", step=2, steps_left=3, waiting_s=1)]
-    assert [c.session for c in policy("fcfs").gather(ready, FLAT, 8)] == ["running"]
-    assert [c.session for c in policy("fcfs").gather(ready[:1], FLAT, 8)] == ["old"]
+    assert [c.session for c in GATHER_POLICIES.make("fcfs").gather(ready, FLAT, 8)] == ["running"]
+    assert [c.session for c in GATHER_POLICIES.make("fcfs").gather(ready[:1], FLAT, 8)] == ["old"]
 
 
 def test_chunk_starts_all_together_and_lets_nobody_join() -> None:
     fresh = [candidate("a", waiting_s=1), candidate("b", waiting_s=2), candidate("c", waiting_s=3)]
-    assert [c.session for c in policy("chunk").gather(fresh, LINEAR, 2)] == ["c", "b"]
+    assert [c.session for c in GATHER_POLICIES.make("chunk").gather(fresh, LINEAR, 2)] == ["c", "b"]
     running = [candidate("a"), candidate("b", step=3), candidate("c", step=3)]
-    assert {c.session for c in policy("chunk").gather(running, LINEAR, 8)} == {"b", "c"}
+    assert {c.session for c in GATHER_POLICIES.make("chunk").gather(running, LINEAR, 8)} == {"b", "c"}
 
 
 def test_step_joins_sessions_at_different_steps_least_credit_first() -> None:
     ready = [candidate("a", credit_s=3), candidate("b", step=4, credit_s=1), candidate("c", credit_s=2)]
-    assert [c.session for c in policy("step").gather(ready, FLAT, 8)] == ["b", "c", "a"]
-    assert [c.session for c in policy("step").gather(ready, LINEAR, 8)] == ["b"]
+    assert [c.session for c in GATHER_POLICIES.make("step").gather(ready, FLAT, 8)] == ["b", "c", "a"]
+    assert [c.session for c in GATHER_POLICIES.make("step").gather(ready, LINEAR, 8)] == ["b"]
 
 
 def test_step_batches_no_further_than_the_tightest_slack_allows() -> None:
@@ -139,11 +139,6 @@ def test_step_batches_no_further_than_the_tightest_slack_allows() -> None:
     # Whoever is late already gains nothing from smaller batches.
     late = candidate("late", slack_s=0.01, credit_s=-1)
     assert len(LeastCreditFirst().gather([late, *ready[1:]], FLAT, 16)) == 9
-
-
-def test_unknown_policies_are_refused() -> None:
-    with pytest.raises(ValueError, match="'lifo' is not one of fcfs, chunk, step"):
-        policy("lifo")
 
 
 def test_profiles_interpolate_and_learn() -> None:
@@ -179,8 +174,8 @@ def test_the_best_batch_stops_where_a_larger_one_no_longer_pays() -> None:
 def test_a_batch_that_gains_little_waits_for_many() -> None:
     little = LatencyProfile({1: 0.1, 2: 0.185, 16: 1.35})
     two, many = ([candidate(str(number), slack_s=1e3) for number in range(count)] for count in (2, 16))
-    assert len(policy("step").gather(two, little, 16)) == 1
-    assert len(policy("step").gather(many, little, 16)) > 4
+    assert len(GATHER_POLICIES.make("step").gather(two, little, 16)) == 1
+    assert len(GATHER_POLICIES.make("step").gather(many, little, 16)) > 4
 
 
 def test_a_size_that_seemed_bad_is_tried_again() -> None:

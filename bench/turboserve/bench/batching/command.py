@@ -11,7 +11,7 @@ from rich.table import Table
 
 from turboserve.bench.batching.simulation import Scene, capacity, poisson, simulate
 from turboserve.bench.report import percentile
-from turboserve.worker.engine.gather import policy
+from turboserve.worker.engine.gather import GATHER_POLICIES
 from turboserve.worker.engine.profile import LatencyProfile
 
 POLICIES = ("fcfs", "chunk", "step")
@@ -64,7 +64,7 @@ def compare(profile: LatencyProfile, chunks: int, slots: int, seed: int) -> dict
         due_s = poisson(chunks, load * capacity(profile, FORWARDS, slots), seed)
         scene = Scene(due_s, FORWARDS, slack_s, slots)
         found[f"{load:g}"] = {
-            name: figures(simulate(scene, policy(name), profile), slack_s) for name in POLICIES
+            name: figures(simulate(scene, GATHER_POLICIES.make(name), profile), slack_s) for name in POLICIES
         }
     return found
 

@@ -61,9 +61,9 @@ def run(
         "oracle_gap_objective_only_percent": strict,
         "baselines": {
             name if name != "min-max" else "min-max, no moves": {
-                "oracle_gap_percent": gap(seeds, make(), NeverMoves(), eta)
+                "oracle_gap_percent": gap(seeds, PLACEMENTS.make(name), NeverMoves(), eta)
             }
-            for name, make in PLACEMENTS.items()
+            for name in PLACEMENTS.names
         },
     }
 

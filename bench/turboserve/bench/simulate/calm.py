@@ -71,7 +71,7 @@ class CalmScale(Scale):
         return self._of(GatewaySettings, playhead_interval_s=PLAYHEAD_S, stream_limit=100_000)
 
     def scheduler(self) -> SchedulerSettings:
-        return self._of(SchedulerSettings)
+        return self._of(SchedulerSettings, placement=self.placement)
 
     def store(self) -> StoreSettings:
         # One tenant has them all.
@@ -150,6 +150,8 @@ def run_calm(
     arrivals: Path | None = None,
     keep_lines: bool = False,
     every_forward: bool = False,
+    placement: str = "min-max",
+    gather: str = "step",
 ) -> dict[str, Any]:
     """Let `seconds` of virtual time pass; what took place, and what it cost."""
     scale = CalmScale(
@@ -158,6 +160,8 @@ def run_calm(
         slots=slots,
         times={"heartbeat_s": HEARTBEAT_S},
         every_forward=every_forward,
+        placement=placement,
+        gather=gather,
     )
     world = World(seed, CALM, scale, keep_lines, Network(LATENCY_S))
     world.postgres.behavior.statement_s = STATEMENT_S
@@ -177,6 +181,8 @@ def run_calm(
             "mode": "calm",
             "seed": seed,
             "virtual_s": seconds,
+            "placement": placement,
+            "gather": gather,
             "engine_step": "forward" if every_forward else "chunk",
             "workers": workers,
             "sessions": len(coming),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,10 +16,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from turboserve.bench.report import percentile
+from turboserve.bench.report import BenchError, percentile
 from turboserve.bench.simulate.calm import calm_table, run_calm
 from turboserve.bench.simulate.names import INVARIANTS
-from turboserve.bench.simulate.scenario import SETTLE_S, Outcome, run_scenario
+from turboserve.bench.simulate.scenario import SETTLE_S, Outcome, run_scenario, scale_of
+from turboserve.policies import UnknownPolicyError
+from turboserve.scheduler.placement import PLACEMENTS
+from turboserve.worker.engine.gather import GATHER_POLICIES
 
 TWICE_EVERY = 20
 """Every so many seeds one is played twice: the two traces must be equal."""
@@ -53,9 +57,16 @@ def run(
     every_forward: Annotated[
         bool, typer.Option("--every-forward", help="Calm: an engine step for each forward, not each chunk.")
     ] = False,
+    placement: Annotated[str, typer.Option(help="The schedulers' placement policy.")] = "min-max",
+    gather: Annotated[str, typer.Option(help="The workers' gather policy.")] = "step",
 ) -> dict[str, Any]:
     """The services' own processes on virtual time, against servers in memory. With faults: crashes at every
     step and a bad network, and the design's invariants are checked after each event."""
+    try:
+        PLACEMENTS.check(placement)
+        GATHER_POLICIES.check(gather)
+    except UnknownPolicyError as error:
+        raise BenchError(str(error)) from error
     if mode is Mode.CALM:
         file = None if arrivals is None else Path(arrivals)
         return run_calm(
@@ -67,26 +78,47 @@ def run(
             file,
             keep_lines=trace,
             every_forward=every_forward,
+            placement=placement,
+            gather=gather,
         )
     chosen = range(first, first + seeds) if seed is None else range(seed, seed + 1)
     began, began_cpu = time.monotonic(), time.process_time()
     outcomes: list[Outcome] = []
     unequal: list[int] = []
     for each in chosen:
-        outcome = run_scenario(each, seconds=seconds, keep_lines=trace)
-        if each % TWICE_EVERY == 0 and run_scenario(each, seconds=seconds).digest != outcome.digest:
+        scale = replace(scale_of(each), placement=placement, gather=gather)
+        outcome = run_scenario(each, seconds=seconds, scale=scale, keep_lines=trace)
+        if (
+            each % TWICE_EVERY == 0
+            and run_scenario(each, seconds=seconds, scale=scale).digest != outcome.digest
+        ):
             unequal.append(each)
         if trace:
             print("\n".join(outcome.lines))
         outcomes.append(outcome)
     wall_s, cpu_s = time.monotonic() - began, time.process_time() - began_cpu
-    return summary(outcomes, unequal, seconds, wall_s, cpu_s)
+    options = "".join(
+        f" {option} {chosen}"
+        for option, chosen, shipped in (("--placement", placement, "min-max"), ("--gather", gather, "step"))
+        if chosen != shipped
+    )
+    return summary(outcomes, unequal, seconds, wall_s, cpu_s, options)
 
 
 def summary(
-    outcomes: list[Outcome], unequal: list[int], seconds: float, wall_s: float, cpu_s: float
+    outcomes: list[Outcome],
+    unequal: list[int],
+    seconds: float,
+    wall_s: float,
+    cpu_s: float,
+    options: str = "",
 ) -> dict[str, Any]:
-    """Counts over all seeds. `unequal`: seeds whose second run gave another trace."""
+    """Counts over all seeds.
+
+    Args:
+        unequal: Seeds whose second run gave another trace.
+        options: Further options of the command that replays a seed.
+    """
     violations = Counter(dict.fromkeys(INVARIANTS, 0))
     for outcome in outcomes:
         violations.update(outcome.violations)
@@ -99,7 +131,7 @@ def summary(
         "mode": Mode.FAULTS.value,
         "seeds": len(outcomes),
         "violations": dict(violations),
-        "failing": _failing(outcomes, unequal, seconds),
+        "failing": _failing(outcomes, unequal, f"--seconds {seconds:g}{options}"),
         "failing_seeds": len({o.seed for o in outcomes if o.violations} | set(unequal)),
         "digest": outcomes[0].digest if len(outcomes) == 1 else None,
         "played_twice": len(twice),
@@ -119,11 +151,11 @@ def summary(
     }
 
 
-def _failing(outcomes: Iterable[Outcome], unequal: list[int], seconds: float) -> list[dict[str, Any]]:
+def _failing(outcomes: Iterable[Outcome], unequal: list[int], options: str) -> list[dict[str, Any]]:
     found = [
         {
             "seed": outcome.seed,
-            "replay": f"turboserve bench simulate --seed {outcome.seed} --seconds {seconds:g} --trace",
+            "replay": f"turboserve bench simulate --seed {outcome.seed} {options} --trace",
             "violations": outcome.violations | ({"deterministic": 1} if outcome.seed in unequal else {}),
             "messages": list(outcome.messages),
         }

@@ -43,6 +43,10 @@ class Scale:
     gateways: int = 2
     schedulers: int = 2
     stores: int = 1
+    placement: str = "min-max"
+    """The schedulers' placement policy."""
+    gather: str = "step"
+    """The workers' gather policy."""
     report_s: float = 0.5
     """Between two reports of one viewer's playhead."""
     times: dict[str, float] = field(default_factory=lambda: dict(TIMES))
@@ -52,7 +56,9 @@ class Scale:
         return self._of(GatewaySettings)
 
     def scheduler(self) -> SchedulerSettings:
-        return self._of(SchedulerSettings, idle_after_s=10.0, resync_s=6.0, move_rest_s=4.0)
+        return self._of(
+            SchedulerSettings, placement=self.placement, idle_after_s=10.0, resync_s=6.0, move_rest_s=4.0
+        )
 
     def store(self) -> StoreSettings:
         return self._of(StoreSettings, idle_guard_s=1.0)
@@ -75,6 +81,7 @@ class Scale:
             worker_id=name,
             pool_slot=slot,
             worker_max_sessions=self.slots,
+            gather_policy=self.gather,
             device="cpu",
             nats_user=worker_user(identity_of(name)),
             nats_password=PASSWORD,

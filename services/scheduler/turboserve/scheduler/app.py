@@ -15,7 +15,7 @@ def core_of(settings: SchedulerSettings) -> Scheduler:
     """A core that knows nothing yet."""
     rebalancer = MinMaxRebalancer(Weights(eta=settings.move_weight, moves_at_once=settings.moves_at_once))
     policy = settings.policy()
-    placement = MinMax(rebalancer) if policy.rebalance else PLACEMENTS[settings.placement]()
+    placement = MinMax(rebalancer) if policy.rebalance else PLACEMENTS.make(settings.placement)
     return Scheduler(placement, policy, rebalancer, rebalancer.links)
 
 

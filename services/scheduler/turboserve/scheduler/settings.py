@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from turboserve.config import Seconds, Settings
 from turboserve.scheduler.leadership import Lease
+from turboserve.scheduler.placement import PLACEMENTS
 from turboserve.scheduler.policy import Policy
 
 
@@ -28,8 +29,10 @@ class SchedulerSettings(Settings):
     leader_timeout_s: Seconds = 5.0
     """After this long without a renewal another scheduler takes over; more than the lease, by a margin."""
 
-    placement: Literal["min-max", "least-loaded", "round-robin", "load-aware", "memory-aware"] = "min-max"
-    """Where sessions go: `min-max`, or one of the baselines, which never move a session for balance."""
+    placement: Annotated[str, AfterValidator(PLACEMENTS.check)] = "min-max"
+    """Policy that chooses a session's worker: `min-max`, or an installed one. `turboserve-baselines` installs
+    `least-loaded`, `round-robin`, `load-aware` and `memory-aware`. Only `min-max` migrates sessions for
+    balance."""
     target_chunk_s: Seconds | None = None
     """A worker is given no more sessions than keep its chunk latency within this; none: as many as the worker
     itself says it can serve in real time."""

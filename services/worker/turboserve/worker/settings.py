@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from turboserve.config import Seconds
 from turboserve.config import Settings as Shared
+from turboserve.worker.engine.gather import GATHER_POLICIES
 
 AUTO_SESSIONS = 16
 """Slots at most where no limit is set."""
@@ -59,8 +60,9 @@ class Settings(Shared):
     """A session generates no chunk that starts further ahead of its playhead."""
     profile: Path | None = None
     """Measured latencies of the engine's stages, from `turboserve profile engine`; None: it learns them."""
-    gather_policy: Literal["step", "chunk", "fcfs"] = "step"
-    """Which sessions share a forward: any at any step, whole chunks together, or one session at a time."""
+    gather_policy: Annotated[str, AfterValidator(GATHER_POLICIES.check)] = "step"
+    """Policy that chooses the sessions of a forward: `step` (any sessions at any steps), or an installed one.
+    `turboserve-baselines` installs `chunk` (whole chunks together) and `fcfs` (one session at a time)."""
     attention: Literal["rows", "flash", "cudnn", "varlen"] = "rows"
     """Each session's attention by itself, by the kernel that PyTorch chooses or by a certain one; or that of
     all sessions of a forward in one call (`varlen`, which a GPU does in bfloat16 alone)."""

@@ -4,12 +4,9 @@
 interface of rebalancing.
 """
 
-from collections.abc import Callable
-
-from turboserve.scheduler.placement.baselines import LoadAwareGreedy, MemoryAwareGreedy, RoundRobin
+from turboserve.policies import Policies
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.interface import Assigner, Candidate, Choice, Demand, Placement
-from turboserve.scheduler.placement.least_loaded import LeastLoaded
 from turboserve.scheduler.placement.links import Link, LinkKind, Links
 from turboserve.scheduler.placement.minmax import MinMax
 from turboserve.scheduler.placement.moves import Move, MoveKind, NeverMoves, Rebalancer
@@ -17,13 +14,7 @@ from turboserve.scheduler.placement.rebalance import MinMaxRebalancer
 from turboserve.scheduler.placement.states import SessionState, WorkerState
 from turboserve.scheduler.placement.weights import Weights
 
-PLACEMENTS: dict[str, Callable[[], Placement]] = {
-    "min-max": MinMax,
-    "least-loaded": LeastLoaded,
-    "round-robin": RoundRobin,
-    "load-aware": LoadAwareGreedy,
-    "memory-aware": MemoryAwareGreedy,
-}
+PLACEMENTS: Policies[Placement] = Policies("placement", {"min-max": MinMax})
 """By the name that the settings use."""
 
 __all__ = [
@@ -33,7 +24,6 @@ __all__ = [
     "Choice",
     "Cluster",
     "Demand",
-    "LeastLoaded",
     "Link",
     "LinkKind",
     "Links",

@@ -56,7 +56,7 @@ class Rebalancer(Protocol):
 
 
 class NeverMoves:
-    """The baselines' rebalancer."""
+    """Proposes no move: the rebalancer beside a placement that never migrates sessions."""
 
     def propose(self, cluster: Cluster, now: float) -> list[Move]:
         return []

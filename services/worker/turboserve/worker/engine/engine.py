@@ -15,7 +15,7 @@ from turboserve.worker.engine.backend import Backend, JobExecutor, Replica
 from turboserve.worker.engine.boundary import Boundary
 from turboserve.worker.engine.decoding import DecodeBatch, DecodeStage
 from turboserve.worker.engine.events import Event, SessionFailed, Suspended, SuspendRefused
-from turboserve.worker.engine.gather import policy
+from turboserve.worker.engine.gather import GATHER_POLICIES
 from turboserve.worker.engine.isolation import Isolation
 from turboserve.worker.engine.lane import Bell
 from turboserve.worker.engine.pacing import Pacing
@@ -99,7 +99,7 @@ class Engine:
         self.text = TextStage(backend.text, device, clock, most, known["text"])
         self.forward = ForwardStage(
             backend,
-            policy(options.policy),
+            GATHER_POLICIES.make(options.policy),
             options.max_batch,
             clock,
             self.pacing,
@@ -110,7 +110,7 @@ class Engine:
             backend,
             clock,
             self.pacing,
-            policy(options.policy),
+            GATHER_POLICIES.make(options.policy),
             min(options.decode_batch, options.max_batch),
             known["decode"],
         )

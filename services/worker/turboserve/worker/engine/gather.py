@@ -1,14 +1,15 @@
 """Which sessions go into the next forward, or are decoded next. Pure: candidates in, batch out.
 
-The three policies share one interface, so that a baseline differs from the default in nothing else.
+All policies share one interface, so that a baseline differs from the default in nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from turboserve.policies import Policies
 from turboserve.worker.engine.profile import LatencyProfile
 
 
@@ -48,30 +49,6 @@ class GatherPolicy(Protocol):
         ...
 
 
-class FirstComeFirstServed:
-    """One session at a time, whole chunks, in the order in which they became due."""
-
-    def gather(self, ready: Sequence[Candidate], profile: LatencyProfile, limit: int) -> list[Candidate]:
-        """See `GatherPolicy.gather`."""
-        if not ready:
-            return []
-        return [max(ready, key=lambda c: (c.step > 0, c.waiting_s))]
-
-
-class CoalescedChunks:
-    """All ready sessions start a chunk together and stay together to its end (TurboServe, 3.1)."""
-
-    def gather(self, ready: Sequence[Candidate], profile: LatencyProfile, limit: int) -> list[Candidate]:
-        """See `GatherPolicy.gather`."""
-        if not ready:
-            return []
-        started = [c for c in ready if c.step > 0]
-        # Rows that began together are at one step; a smaller step is a batch that began later by exception.
-        pool = [c for c in started if c.step == max(s.step for s in started)] if started else list(ready)
-        pool.sort(key=lambda c: -c.waiting_s)
-        return _alike(pool)[:limit]
-
-
 class LeastCreditFirst:
     """Any sessions at any steps: least service credit first, as many as the profile says pay.
 
@@ -90,7 +67,7 @@ class LeastCreditFirst:
         if not ready:
             return []
         alone = profile(1)
-        pool = _alike(sorted(ready, key=lambda c: (self._turn(c, alone), -c.step)))
+        pool = alike(sorted(ready, key=lambda c: (self._turn(c, alone), -c.step)))
         size = profile.best_batch(min(limit, len(pool)), self._gain(len(pool)))
         if size == 1 or _in_time(pool[:size], profile(size)) == _in_time(pool[:size], alone):
             return pool[:size]
@@ -114,19 +91,11 @@ class LeastCreditFirst:
         return candidate.credit_s + begun - self._aging * candidate.waiting_s
 
 
-def policy(name: str) -> GatherPolicy:
-    """The policy of this name: fcfs, chunk or step. Raises `ValueError` for any other."""
-    policies: dict[str, Callable[[], GatherPolicy]] = {
-        "fcfs": FirstComeFirstServed,
-        "chunk": CoalescedChunks,
-        "step": LeastCreditFirst,
-    }
-    if name not in policies:
-        raise ValueError(f"gather policy: {name!r} is not one of {', '.join(policies)}")
-    return policies[name]()
+GATHER_POLICIES: Policies[GatherPolicy] = Policies("gather", {"step": LeastCreditFirst})
+"""By the name that the settings use."""
 
 
-def _alike(ordered: Sequence[Candidate]) -> list[Candidate]:
+def alike(ordered: Sequence[Candidate]) -> list[Candidate]:
     """Those with as many frames as the first, and a cache if that has one, in order."""
     first = ordered[0]
     return [c for c in ordered if (c.frames, c.begins) == (first.frames, first.begins)]

@@ -116,7 +116,7 @@ class EngineOptions:
     the decoder's workspace once more. With 1 the same latents give the same pictures bit for bit, whatever
     else is decoded."""
     policy: str = "step"
-    """Gather policy: fcfs, chunk or step."""
+    """Gather policy: one of `gather.GATHER_POLICIES`."""
     overlap: bool = False
     """Decode, and move state to the host and back, on threads of their own while others compute. Without, all
     of it happens in `step`."""

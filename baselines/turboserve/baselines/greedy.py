@@ -1,4 +1,4 @@
-"""The baselines of the paper (7.1): assignment without migration."""
+"""The baselines of the paper (TurboServe, 7.1): assignment without migration, one session after the other."""
 
 from __future__ import annotations
 

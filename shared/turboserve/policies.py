@@ -1,0 +1,66 @@
+"""Policies by name: a service's own, and those that other distributions install.
+
+A distribution offers a policy under the entry-point group `turboserve.policies`, as `KIND.NAME`:
+
+    [project.entry-points."turboserve.policies"]
+    "placement.round-robin" = "turboserve.baselines.greedy:RoundRobin"
+
+The kinds are `placement` (scheduler) and `gather` (worker). The object is called without arguments, and each
+call returns a new policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+GROUP = "turboserve.policies"
+
+P = TypeVar("P")
+
+
+class UnknownPolicyError(ValueError):
+    """No installed distribution offers a policy of this kind and name. Installing one helps, retrying does
+    not."""
+
+    def __init__(self, kind: str, name: str, installed: tuple[str, ...]) -> None:
+        super().__init__(f"no {kind} policy {name!r} is installed; installed: {', '.join(installed)}")
+        self.kind = kind
+        self.name = name
+        self.installed = installed
+
+
+class Policies(Generic[P]):
+    """The policies of one kind."""
+
+    def __init__(self, kind: str, built_in: Mapping[str, Callable[[], P]]) -> None:
+        """`built_in`: the service's own. An installed policy never replaces one of these."""
+        self.kind = kind
+        self._built_in = dict(built_in)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that are installed: built-in policies first, then the others in order."""
+        return (*self._built_in, *sorted(self._installed().keys() - self._built_in.keys()))
+
+    def check(self, name: str) -> str:
+        """Return `name`, without importing its policy. Raises `UnknownPolicyError`."""
+        if name not in self._built_in and name not in self._installed():
+            raise UnknownPolicyError(self.kind, name, self.names)
+        return name
+
+    def make(self, name: str) -> P:
+        """Return a new policy. Raises `UnknownPolicyError`, and `ImportError` for a broken installation."""
+        factory = self._built_in.get(self.check(name))
+        if factory is None:
+            factory = self._installed()[name].load()
+        return factory()
+
+    def _installed(self) -> dict[str, EntryPoint]:
+        prefix = f"{self.kind}."
+        return {
+            point.name.removeprefix(prefix): point
+            for point in entry_points(group=GROUP)
+            if point.name.startswith(prefix)
+        }

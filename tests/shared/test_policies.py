@@ -1,0 +1,80 @@
+"""Policies by name: built-in ones, installed ones, and names that no distribution offers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from turboserve.policies import GROUP, Policies, UnknownPolicyError
+from turboserve.scheduler.placement import PLACEMENTS
+from turboserve.service import EXIT_SETTINGS
+from turboserve.worker.engine.gather import GATHER_POLICIES
+
+
+class BuiltIn:
+    """The service's own policy."""
+
+
+POLICIES: Policies[object] = Policies("test", {"own": BuiltIn})
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution that offers two policies of kind `test`, one of them under a built-in policy's name."""
+    (tmp_path / "other_policies.py").write_text("class Other:\n    pass\n")
+    metadata = tmp_path / "other_policies-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other-policies\nVersion: 1.0\n")
+    offered = "\n".join(f"test.{name} = other_policies:Other" for name in ("other", "own"))
+    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\n{offered}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_policy_is_made_by_its_name() -> None:
+    assert POLICIES.names == ("own", "other")
+    other = POLICIES.make("other")
+    assert type(other).__module__ == "other_policies"
+    assert POLICIES.make("other") is not other
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_policy_replaces_no_built_in_one() -> None:
+    assert isinstance(POLICIES.make("own"), BuiltIn)
+
+
+def test_an_unknown_name_is_refused_with_the_names_that_are_installed() -> None:
+    for use in (POLICIES.check, POLICIES.make):
+        with pytest.raises(
+            UnknownPolicyError, match="no test policy 'other' is installed; installed: own"
+        ) as raised:
+            use("other")
+        assert (raised.value.kind, raised.value.name, raised.value.installed) == ("test", "other", ("own",))
+
+
+def test_the_baselines_are_installed() -> None:
+    assert PLACEMENTS.names == ("min-max", "least-loaded", "load-aware", "memory-aware", "round-robin")
+    assert GATHER_POLICIES.names == ("step", "chunk", "fcfs")
+
+
+@pytest.mark.parametrize(
+    ("service", "setting", "known"),
+    [
+        ("scheduler", "TURBOSERVE_PLACEMENT", PLACEMENTS.names),
+        ("worker", "TURBOSERVE_GATHER_POLICY", GATHER_POLICIES.names),
+    ],
+)
+def test_a_service_refuses_an_unknown_policy_and_lists_the_installed_ones(
+    service: str, setting: str, known: tuple[str, ...]
+) -> None:
+    command = [sys.executable, "-m", f"turboserve.{service}"]
+    done = subprocess.run(
+        command, env={setting: "lifo"}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == EXIT_SETTINGS, done.stderr
+    assert f"{setting}: no" in done.stderr
+    assert f"'lifo' is installed; installed: {', '.join(known)}" in done.stderr
+    assert "Traceback" not in done.stderr
