@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from turboserve.scheduler.placement.interface import Candidate, Choice, Demand, Placement, why_not
+from turboserve.scheduler.placement.demands import Candidate, Choice, Demand
+from turboserve.scheduler.placement.interface import Placement, why_not
 from turboserve.scheduler.placement.latency import Curve
 
 

@@ -10,7 +10,7 @@ from turboserve.bench.autoscale.outcome import Outcome
 from turboserve.bench.autoscale.plant import Plant
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.scheduler.placement.cluster import Cluster
-from turboserve.scheduler.placement.interface import Demand
+from turboserve.scheduler.placement.demands import Demand
 from turboserve.scheduler.placement.minmax import MinMax
 from turboserve.scheduler.placement.moves import Move, MoveKind, Rebalancer
 from turboserve.scheduler.placement.rebalance import MinMaxRebalancer

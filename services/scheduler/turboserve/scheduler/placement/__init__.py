@@ -6,7 +6,8 @@ interface of rebalancing.
 
 from turboserve.policies import Policies
 from turboserve.scheduler.placement.cluster import Cluster
-from turboserve.scheduler.placement.interface import Assigner, Candidate, Choice, Demand, Placement
+from turboserve.scheduler.placement.demands import Candidate, Choice, Demand
+from turboserve.scheduler.placement.interface import Assigner, Placement
 from turboserve.scheduler.placement.links import Link, LinkKind, Links
 from turboserve.scheduler.placement.minmax import MinMax
 from turboserve.scheduler.placement.moves import Move, MoveKind, NeverMoves, Rebalancer

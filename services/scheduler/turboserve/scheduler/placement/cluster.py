@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from turboserve.scheduler.placement.interface import Candidate
+from turboserve.scheduler.placement.demands import Candidate
 from turboserve.scheduler.placement.pool import NOBODY, Entry, Pool
 from turboserve.scheduler.placement.states import SessionState, WorkerState
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 from turboserve.scheduler.placement.cluster import Cluster
-from turboserve.scheduler.placement.interface import Choice, Demand
+from turboserve.scheduler.placement.demands import Choice, Demand
 from turboserve.scheduler.placement.links import LinkKind, kind_between
 from turboserve.scheduler.placement.moves import Move, Rebalancer
 from turboserve.scheduler.placement.states import SessionState

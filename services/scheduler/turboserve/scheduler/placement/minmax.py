@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from turboserve.scheduler.placement.cluster import Cluster
+from turboserve.scheduler.placement.demands import Candidate, Choice, Demand
 from turboserve.scheduler.placement.filling import Filling
 from turboserve.scheduler.placement.giving_way import give_way
-from turboserve.scheduler.placement.interface import (
-    Candidate,
-    Choice,
-    Demand,
-    Placement,
-    serving_by_kind,
-    why_not,
-)
+from turboserve.scheduler.placement.interface import Placement, serving_by_kind, why_not
 from turboserve.scheduler.placement.latency import Curve
 from turboserve.scheduler.placement.moves import Rebalancer
 from turboserve.scheduler.placement.pool import Entry
