@@ -63,9 +63,10 @@ def refused(line: Any) -> bool:
 async def until(page: Any, test: str, arg: object = None) -> None:
     """Wait until the JavaScript function or expression `test` holds."""
     # Not Playwright's own waiting: it evaluates strings inside the page, which the page's policy forbids.
-    async with asyncio.timeout(WAIT_MS / 1000):
-        while not await page.evaluate(test, arg):
-            await asyncio.sleep(0.1)
+    deadline_s = asyncio.get_running_loop().time() + WAIT_MS / 1000
+    while not await page.evaluate(test, arg):
+        assert asyncio.get_running_loop().time() < deadline_s, f"it never came true: {test} {arg}"
+        await asyncio.sleep(0.1)
 
 
 async def playhead(page: Any) -> float:
@@ -75,6 +76,20 @@ async def playhead(page: Any) -> float:
 async def plays_on(page: Any, beyond_s: float) -> None:
     """Wait until playback has passed `beyond_s` seconds of media."""
     await until(page, "(s) => document.getElementById('video').currentTime > s", arg=beyond_s)
+
+
+async def move(page: Any) -> None:
+    """Press "Move" until the session migrates: the row may just have changed."""
+    button = page.get_by_role("button", name="Move", exact=True)
+    begun = page.get_by_text("Moving to another worker")
+    async with asyncio.timeout(WAIT_MS / 1000):
+        while not await begun.count():
+            if await button.is_enabled():
+                await button.click()
+            for _ in range(100):
+                if await begun.count():
+                    break
+                await asyncio.sleep(0.1)
 
 
 async def test_prompt_switch_pause_resume_reload(stack: BackgroundStack, page: Any) -> None:
@@ -90,7 +105,7 @@ async def test_prompt_switch_pause_resume_reload(stack: BackgroundStack, page: A
 
     await page.get_by_label("What should it show now?").fill("a blue square moving up")
     await page.get_by_role("button", name="Change").click()
-    applied = page.get_by_text(re.compile(r"applied at chunk \d+"))
+    applied = page.get_by_text(re.compile(r"applied at chunk \d+")).first
     await applied.wait_for()
     await until(page, SEES, arg="blue")
     # The last frames of the red circle may still be shown beside the first of the square; then they are gone.
@@ -113,7 +128,7 @@ async def test_prompt_switch_pause_resume_reload(stack: BackgroundStack, page: A
     await plays_on(page, before_s + 1)
     await until(page, SEES, arg="blue")
     # History is there again, and the session was the same all the time.
-    await page.get_by_text(re.compile(r"applied at chunk \d+")).wait_for()
+    await page.get_by_text(re.compile(r"applied at chunk \d+")).first.wait_for()
     await page.get_by_role("button", name="End session").click()
     await page.locator("#phase", has_text="terminated").wait_for()
 
@@ -129,7 +144,7 @@ async def test_it_fits_a_phone_and_a_broken_address_harms_nothing(stack: Backgro
     await page.goto(f"{stack.url}#%zz")
     await page.get_by_label("What should the video show?").fill("a red circle " + "W" * 80)
     await page.get_by_role("button", name="Start").click()
-    await page.get_by_text("Placed on a worker").wait_for()
+    await page.get_by_text("Placed on a worker").first.wait_for()
     fits = "() => [document.documentElement, %s].every(e => e.scrollWidth <= e.clientWidth)"
     assert await page.evaluate(fits % "...document.querySelectorAll('#events li')")
     await page.get_by_role("button", name="End session").click()
@@ -148,9 +163,8 @@ async def test_an_operator_moves_the_session_and_it_plays_on(stack: BackgroundSt
     assert places[0] == "the best worker"
     assert len(places) == 2
     assert before not in places[1]
-    await page.get_by_role("button", name="Move", exact=True).click()
-    await page.get_by_text("Moving to another worker").wait_for()
-    await page.get_by_text("Moved to another worker").wait_for()
+    await move(page)
+    await page.get_by_text("Moved to another worker").first.wait_for()
     await until(page, "(before) => document.body.dataset.worker !== before", arg=before)
     now = await page.evaluate("document.body.dataset.worker")
     assert await page.locator("#r-worker").inner_text() == now

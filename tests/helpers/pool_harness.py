@@ -30,10 +30,10 @@ STOP_LIMIT_S = 60.0
 DRAWN_WORKER = Path(__file__).with_name("drawn_worker.py")
 
 # What these defaults give up in production was stuck; on a busy machine it is only slow.
-ALL_PATIENT = {"TURBOSERVE_CANARY_TIMEOUT_S": "15", "TURBOSERVE_MOVE_LIMIT_S": "300"}
-STORE_PATIENT = {"TURBOSERVE_TRANSACTION_DEADLINE_S": "20"}
-SCHEDULER_PATIENT = {"TURBOSERVE_LEADER_LEASE_S": "20", "TURBOSERVE_LEADER_TIMEOUT_S": "25"}
-GATEWAY_PATIENT = {
+COMMON_DEADLINES = {"TURBOSERVE_CANARY_TIMEOUT_S": "15", "TURBOSERVE_MOVE_LIMIT_S": "300"}
+STORE_DEADLINES = {"TURBOSERVE_TRANSACTION_DEADLINE_S": "20"}
+SCHEDULER_DEADLINES = {"TURBOSERVE_LEADER_LEASE_S": "20", "TURBOSERVE_LEADER_TIMEOUT_S": "25"}
+GATEWAY_DEADLINES = {
     "TURBOSERVE_REQUEST_DEADLINE_S": "30",
     "TURBOSERVE_HEADER_TIMEOUT_S": "60",
     "TURBOSERVE_BODY_TIMEOUT_S": "60",
@@ -57,9 +57,9 @@ class Pool:
         By default one tenant may fill the pool, since the tests' tenants share one; an unwatched session is
         suspended after 15 s; sessions move when a test demands it. Deadlines are longer than by default.
         """
-        self._store = {**STORE_PATIENT, "TURBOSERVE_TENANT_SLOTS_FACTOR": "0", **(store or {})}
+        self._store = {**STORE_DEADLINES, "TURBOSERVE_TENANT_SLOTS_FACTOR": "0", **(store or {})}
         defaults = {"TURBOSERVE_IDLE_AFTER_S": "15", "TURBOSERVE_REBALANCE": "0"}
-        self._scheduler = {**SCHEDULER_PATIENT, **defaults, **(scheduler or {})}
+        self._scheduler = {**SCHEDULER_DEADLINES, **defaults, **(scheduler or {})}
         self.layout = Layout(directory)
         self.layout.create()
         self._ports = Ports(self.layout.ports)
@@ -130,7 +130,7 @@ class Pool:
                 env={
                     **os.environ,
                     "OMP_NUM_THREADS": "1",
-                    **ALL_PATIENT,
+                    **COMMON_DEADLINES,
                     "TURBOSERVE_NATS_URL": self.nats.address,
                     "TURBOSERVE_NATS_USER": user,
                     "TURBOSERVE_NATS_PASSWORD": self.nats.passwords[user],
@@ -168,7 +168,7 @@ class Pool:
         for the waiting, not for the gateway."""
         port = port or self._ports.get(name)
         key = environment.pop("DRAWN_KEY", None)
-        environment = {"TURBOSERVE_GATEWAY_PORT": str(port), **GATEWAY_PATIENT, **environment}
+        environment = {"TURBOSERVE_GATEWAY_PORT": str(port), **GATEWAY_DEADLINES, **environment}
         self.start(name, "turboserve.gateway", "gateway", descriptors, **environment)
         url = f"http://127.0.0.1:{port}"
         self.wait_for(name, url, key)

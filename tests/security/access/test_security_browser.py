@@ -151,7 +151,7 @@ async def test_the_page_keeps_its_key_out_of_the_address_and_forgets_a_wrong_one
     await page.goto(f"{url}/?access_token={KEY}")
     await page.get_by_label("What should the video show?").fill("a red circle")
     await page.get_by_role("button", name="Start").click()
-    await page.get_by_text("Placed on a worker").wait_for()
+    await page.get_by_text("Placed on a worker").first.wait_for()
     assert KEY not in page.url
     assert KEY not in str(await page.evaluate("document.documentElement.outerHTML"))
     await page.get_by_role("button", name="End session").click()
