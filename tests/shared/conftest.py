@@ -8,11 +8,26 @@ from contextlib import AsyncExitStack
 import pytest
 
 from turboserve.bench.runtime.broker import MemoryBroker
-from turboserve.bus import Bus
+from turboserve.bus import Bus, append, log, pages
 from turboserve.cli.embedded import NatsServer
 from turboserve.config import Settings
 
 Connect = Callable[[str], Awaitable[Bus]]
+LIMIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def patient_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a test names no limit, an answer of a busy machine may take long."""
+    monkeypatch.setitem(append.__kwdefaults__, "deadline_s", LIMIT_S)
+    monkeypatch.setattr(Bus.jetstream, "__defaults__", (LIMIT_S,))
+
+
+@pytest.fixture
+def patient_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So may a read. Not for tests that delete a stream while it is read: such a read gets no answer."""
+    monkeypatch.setattr(log, "DIRECT_GET_S", LIMIT_S)
+    monkeypatch.setattr(pages, "PAGE_TIMEOUT_S", LIMIT_S)
 
 
 @pytest.fixture(params=["nats", "memory"])
@@ -36,9 +51,11 @@ async def connect(real_server: NatsServer | None) -> AsyncIterator[Connect]:
 
         async def one(service: str) -> Bus:
             if real_server is not None:
-                bus = await Bus.connect(service, Settings(nats_url=real_server.url(service)))
+                bus = await Bus.connect(
+                    service, Settings(nats_url=real_server.url(service), request_deadline_s=LIMIT_S)
+                )
             else:
-                settings = Settings(nats_url=f"nats://{service}@memory")
+                settings = Settings(nats_url=f"nats://{service}@memory", request_deadline_s=LIMIT_S)
                 bus = await Bus.connect(service, settings, broker.connect)
             stack.push_async_callback(bus.close)
             return bus

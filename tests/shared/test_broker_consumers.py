@@ -26,7 +26,7 @@ _numbers = itertools.count()
 @pytest.fixture
 async def bus(connect: Connect) -> AsyncIterator[Bus]:
     global S
-    S = f"S{next(_numbers)}"
+    S = f"CONSUMED{next(_numbers)}"
     bus = await connect("admin")
     await bus.jetstream().add_stream(
         api.StreamConfig(name=S, subjects=["own.*", "chunk.*"], max_msgs_per_subject=3)
@@ -108,13 +108,13 @@ async def test_a_request_waits_for_what_comes_and_ends_when_it_is_filled(
 ) -> None:
     await consume(jetstream, headers_only=False)
     inbox = Inbox(bus)
-    await inbox.ask(batch=2, expires=15)
+    await inbox.ask(batch=2, expires=LIMIT_S)
     await bus.flush()
     for number in range(4):
         await jetstream.publish("chunk.a", b"%d" % number)
     assert [place[1] for place in await inbox.until(2)] == [1, 2]
     assert [message.data for message in inbox.received] == [b"0", b"1"]
-    await inbox.ask(batch=5, expires=15)
+    await inbox.ask(batch=5, expires=LIMIT_S)
     assert [place[1] for place in (await inbox.until(4))[2:]] == [3, 4]
 
 
@@ -129,7 +129,7 @@ async def test_a_request_says_that_it_has_ended(bus: Bus, jetstream: JetStreamCo
     await jetstream.publish("chunk.a")
     await inbox.ask(batch=7, no_wait=True)
     assert (await inbox.until(4))[2:] == [("chunk.a", 1, 1, 0), ("404", "No Messages")]
-    await inbox.ask(batch=7, no_wait=True, expires=15)
+    await inbox.ask(batch=7, no_wait=True, expires=LIMIT_S)
     await bus.flush()
     await jetstream.publish("chunk.a")
     assert (await inbox.until(6))[4:] == [("chunk.a", 2, 2, 0), ("404", "No Messages")]
@@ -137,13 +137,13 @@ async def test_a_request_says_that_it_has_ended(bus: Bus, jetstream: JetStreamCo
 
 async def test_a_consumer_that_is_not_there(bus: Bus, jetstream: JetStreamContext) -> None:
     inbox = Inbox(bus)
-    await inbox.ask(batch=1, expires=5)
+    await inbox.ask(batch=1, expires=LIMIT_S)
     assert (await inbox.until(1))[0][0] == "503"
     with pytest.raises(NotFoundError):
         await jetstream.consumer_info(S, "C")
     await consume(jetstream)
     assert [info.name for info in await jetstream.consumers_info(S)] == ["C"]
-    await inbox.ask(batch=1, expires=15)
+    await inbox.ask(batch=1, expires=LIMIT_S)
     await bus.flush()
     await jetstream.delete_consumer(S, "C")
     assert (await inbox.until(2))[1] == ("409", "Consumer Deleted")
@@ -165,8 +165,7 @@ async def test_messages_that_are_removed_before_their_turn_are_skipped(
 
 
 async def test_a_consumer_nobody_asks_is_deleted(jetstream: JetStreamContext) -> None:
-    await consume(jetstream, inactive_threshold=0.3)
-    await jetstream.consumer_info(S, "C")
+    assert (await consume(jetstream, inactive_threshold=0.3)).name == "C"
     async with asyncio.timeout(LIMIT_S):
         while await jetstream.consumers_info(S):
             await asyncio.sleep(0.1)

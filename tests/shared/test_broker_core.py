@@ -131,6 +131,7 @@ async def test_a_request_that_is_heard_and_not_answered_times_out(connect: Conne
     heard = await hear(server, "silence")
     with pytest.raises(nats.errors.TimeoutError):
         await bus.client.request("silence", b"?", timeout=0.1)
+    await heard.until(1)
     # An answer that comes too late is nobody's.
     await server.client.publish(heard.messages[0].reply, b"late")
     await server.flush()

@@ -12,6 +12,9 @@ from nats.js import api
 from turboserve.bus import Bus, Entry, append, headers_reader, read_headers
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 
+pytestmark = pytest.mark.usefixtures("patient_reads")
+LIMIT_S = 120.0
+
 
 @pytest.fixture
 async def admin(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
@@ -60,10 +63,10 @@ async def test_headers_are_read_from_a_position_in_order_across_subjects(admin: 
     reading = asyncio.create_task(read_until(store, 80, batch=7))
     for number in range(50, 80):
         places.append(await put(admin, f"s{number % 3}", number))
-    found = await asyncio.wait_for(reading, 30)
+    found = await asyncio.wait_for(reading, LIMIT_S)
     assert [entry.sequence for entry in found] == places
     assert numbers(found) == list(range(80))
-    later = await asyncio.wait_for(read_until(store, 30, after=places[49]), 30)
+    later = await asyncio.wait_for(read_until(store, 30, after=places[49]), LIMIT_S)
     assert numbers(later) == list(range(50, 80))
 
 
@@ -85,13 +88,13 @@ async def test_a_reader_whose_consumer_is_deleted_goes_on(admin: Bus, store: Bus
         await jetstream.delete_consumer(CHUNKS, info.name)
     await put(admin, "a", 1)
     await put(admin, "a", 2)
-    await asyncio.wait_for(reading, 40)
+    await asyncio.wait_for(reading, LIMIT_S)
     assert found == [0, 1, 2]
 
 
 async def test_a_stream_made_anew_is_read_from_its_beginning(admin: Bus, store: Bus) -> None:
     await put(admin, "a", 0)
-    assert numbers(await asyncio.wait_for(read_until(store, 1, after=500), 30)) == [0]
+    assert numbers(await asyncio.wait_for(read_until(store, 1, after=500), LIMIT_S)) == [0]
 
 
 @pytest.mark.parametrize("lost", [{0}, {4}, {3, 4}, {0, 2, 4}])
@@ -116,7 +119,7 @@ async def test_messages_that_are_lost_on_the_way_are_read_again(
     monkeypatch.setattr(store.client, "subscribe", subscribe)
     for number in range(5):
         await put(admin, "a", number)
-    assert numbers(await asyncio.wait_for(read_until(store, 5), 30)) == list(range(5))
+    assert numbers(await asyncio.wait_for(read_until(store, 5), LIMIT_S)) == list(range(5))
 
 
 async def test_headers_of_a_stored_message_do_not_pass_for_the_brokers(admin: Bus, store: Bus) -> None:
@@ -126,5 +129,5 @@ async def test_headers_of_a_stored_message_do_not_pass_for_the_brokers(admin: Bu
         headers = {"Status": status, "Description": "x", "Nats-Sequence": "1"}
         await append(admin, CHUNK.by("a", "w2"), b"", message_id=f"x{status}", headers=headers)
     await put(admin, "a", 1)
-    found = await asyncio.wait_for(read_until(store, 6), 30)
+    found = await asyncio.wait_for(read_until(store, 6), LIMIT_S)
     assert [entry.sequence for entry in found] == list(range(1, 7))

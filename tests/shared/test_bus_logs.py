@@ -12,6 +12,9 @@ from turboserve.bus import Bus, append, follow, last_entry, next_entry
 from turboserve.contracts.errors import FencedError, UnavailableError
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 
+pytestmark = pytest.mark.usefixtures("patient_reads")
+LIMIT_S = 120.0
+
 
 @pytest.fixture
 async def bus(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
@@ -96,8 +99,8 @@ async def test_following_joins_past_and_present_without_gap_or_repetition(bus: B
     for number in range(20, 60):
         await put(bus, "a", number)
         await put(bus, "other", number)
-    assert await asyncio.wait_for(whole, 30) == list(range(60))
-    assert await asyncio.wait_for(rest, 30) == list(range(10, 60))
+    assert await asyncio.wait_for(whole, LIMIT_S) == list(range(60))
+    assert await asyncio.wait_for(rest, LIMIT_S) == list(range(10, 60))
 
 
 async def test_a_follower_notices_what_was_lost_on_the_way(bus: Bus) -> None:
@@ -117,7 +120,7 @@ async def test_a_follower_notices_what_was_lost_on_the_way(bus: Bus) -> None:
         for number in range(31):
             await put(bus, "lossy", number)
             await asyncio.sleep(0.01)
-        assert await asyncio.wait_for(task, 30) == list(range(31))
+        assert await asyncio.wait_for(task, LIMIT_S) == list(range(31))
     finally:
         bus.client.subscribe = lossy  # type: ignore[method-assign]
 
@@ -141,7 +144,7 @@ async def test_a_follower_of_several_subjects_notices_what_was_lost_before_anoth
             subject = CHUNK.by("moved", f"w{number // 4 % 3}")
             await append(bus, subject, b"%d" % number, message_id=f"moved:{number}")
             await asyncio.sleep(0.01)
-        assert await asyncio.wait_for(task, 30) == list(range(33))
+        assert await asyncio.wait_for(task, LIMIT_S) == list(range(33))
     finally:
         bus.client.subscribe = lossy  # type: ignore[method-assign]
 

@@ -16,6 +16,7 @@ from turboserve.contracts.errors import UnavailableError
 from turboserve.ids import new_id
 from turboserve.subjects import CHUNK, CHUNK_UNNAMED, CHUNKS, OWN
 
+pytestmark = pytest.mark.usefixtures("patient_reads")
 SESSION = "ses_a"
 KEPT = 8
 """Entries that the stream keeps of one subject."""
@@ -34,6 +35,8 @@ async def make_stream(bus: Bus) -> None:
         api.StreamConfig(
             name=CHUNKS,
             subjects=[OWN.every, CHUNK.every],
+            # Its name is used again, and files of a stream may be deleted after the broker has answered.
+            storage=api.StorageType.MEMORY,
             max_msgs_per_subject=KEPT,
             allow_direct=True,
             republish=api.RePublish(src=">", dest="live.>"),
@@ -164,7 +167,7 @@ async def test_a_former_owner_is_known_before_its_successor_writes(store: Bus, c
     assert await reader.owners.header(SESSION, await chunk(store, 0, 1, "w1")) is not None
     heard.clear()
     await own(store, 2, "w2")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await heard.wait()
     assert await reader.owners.header(SESSION, await chunk(store, 1, 1, "w1")) is None
     assert await reader.owners.header(SESSION, await chunk(store, 1, 2, "w2")) is not None

@@ -18,6 +18,7 @@ from turboserve.bus.pages import Page, read_page
 from turboserve.contracts.errors import UnavailableError
 from turboserve.subjects import EVENT, EVENTS, WORKER_EVENT
 
+pytestmark = pytest.mark.usefixtures("patient_reads")
 LIMIT_S = 60
 SOURCES = (EVENT, WORKER_EVENT)
 OTHER = "canary.EVENTS"

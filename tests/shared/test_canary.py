@@ -91,7 +91,7 @@ async def test_a_canary_reaches_a_service_only_once_it_is_stored(
         api.StreamConfig(
             name=CHUNKS,
             subjects=["own.*", "chunk.*.*", CANARY_CHUNKS.every],
-            storage=api.StorageType.FILE,
+            storage=api.StorageType.MEMORY,
             allow_msg_ttl=True,
             max_bytes=4_000,
             discard=api.DiscardPolicy.NEW,

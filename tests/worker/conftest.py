@@ -80,7 +80,7 @@ class Driver:
             if not self.engine.has_work(self.now):
                 if not self.engine.lanes_busy:
                     return events
-                self.engine.wait(30.0)
+                self.engine.wait(120.0)
             events += self.engine.step(self.now)
             self.now += 0.001
             if until is not None and until(events):

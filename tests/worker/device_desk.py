@@ -30,7 +30,7 @@ from turboserve.worker.service.ports import EngineRunner, Packager, Platform
 from turboserve.worker.service.stamped import Chunk, ToLoop
 from turboserve.worker.settings import Settings
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 SLOTS, HOST_STATES, LEAD_S = 2, 1, 2.0
 LED = 3
 """Chunks that start within the lead of a viewer who has seen nothing."""
@@ -43,6 +43,7 @@ class Desk:
     def __init__(self, platform: Platform, engine: Engine) -> None:
         self.delivered: asyncio.Queue[ToLoop] = asyncio.Queue()
         device = platform.run(engine, self.delivered.put_nowait)
+        self._markers = 0
         self.runner: EngineRunner = device.engine
         self.packager: Packager = device.packager
         self.packager.start()
@@ -64,11 +65,13 @@ class Desk:
 
     async def next(self, *kinds: type[Any]) -> Any:
         """The next delivery of one of these kinds; others are dropped."""
-        while True:
-            async with asyncio.timeout(PATIENCE_S):
-                item = await self.delivered.get()
-            if isinstance(item, kinds):
-                return item
+        while not isinstance(item := await self._delivery(), kinds):
+            pass
+        return item
+
+    async def _delivery(self) -> ToLoop:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.delivered.get()
 
     async def chunk(self, session: str = "a") -> Chunk:
         while (chunk := await self.next(Chunk, told.RunFailed)).session != session:
@@ -87,17 +90,25 @@ class Desk:
             while self.runner.turns < turns + 3:
                 assert self.runner.failure is None
                 await asyncio.sleep(0.05)
-                async_busy |= await self.call(_busy)
+                async_busy |= await self.call(self._busy)
             busy = async_busy
+
+    def _busy(self, engine: Engine) -> bool:
+        # Between two chunks no session is busy, and the next step begins one.
+        runner: Any = self.runner
+        begins = runner._driver.idle_s() == 0.0
+        return begins or engine.lanes_busy or any(session.busy for session in engine.table.sessions.values())
 
     async def told_so_far(self, kind: type[T]) -> list[T]:
         """Deliveries of this kind up to now, once the device has settled."""
         await self.settled()
         # Through the packager as well: what was settled before has passed it when a later item has.
-        await asyncio.sleep(0.2)
+        self._markers += 1
+        marker = told.ControlTaken("marker", 0, self._markers)
+        packager: Any = self.packager
+        await self.call(lambda _: packager.put(marker))
         found = []
-        while not self.delivered.empty():
-            item = self.delivered.get_nowait()
+        while (item := await self._delivery()) != marker:
             if isinstance(item, kind):
                 found.append(item)
         return found
@@ -132,10 +143,6 @@ def fill(buffer: ReceiveBuffer, pages: Mapping[str, list[Any]]) -> None:
     for name, (page, parts) in pages.items():
         for target, source in zip(buffer.place(name, page.size, page.dtype, page.shape), parts, strict=True):
             target.copy_(source)
-
-
-def _busy(engine: Engine) -> bool:
-    return engine.lanes_busy or any(session.busy for session in engine.table.sessions.values())
 
 
 class Kind(ABC):

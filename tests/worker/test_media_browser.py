@@ -70,7 +70,7 @@ async def test_chromium_plays_joined_fragments_in_the_right_colours() -> None:
     parts = [base64.b64encode(data).decode() for chunk in chunks for data in (chunk.init, chunk.fragment)]
 
     async with playwright.async_playwright() as p:
-        browser = await p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = await p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=120_000)
         page = await browser.new_page()
         seen = await page.evaluate(PLAY, {"codec": chunks[0].codec, "parts": parts})
         await browser.close()

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from transfer_peer import KEY, MODEL, MOVE, SESSION, TARGET
 
 PATIENCE_S = 60.0
-HELLO = Hello(model=MODEL, backends=("shm",), machine=shm.machine())
+HELLO = Hello(model=MODEL, backends=("shm",), machine=shm.machine(), limit_s=PATIENCE_S)
 
 
 class Giver:
