@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
+from virtual_clock import VirtualClock
 
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.default import default_table
@@ -15,7 +16,6 @@ from turboserve.autoscaler.rents import Rents
 from turboserve.autoscaler.slots import Slot
 from turboserve.autoscaler.store_link import StoreLink
 from turboserve.bus import Bus
-from turboserve.clock import VirtualClock
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
 from turboserve.contracts.events import SessionCreated
 from turboserve.contracts.pool import LoadFeedback, PoolOrders, SlotPhase

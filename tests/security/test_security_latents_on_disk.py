@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from virtual_clock import VirtualClock
 
 from turboserve.bench.chaos.small_disk import SmallDisk, why_not
 from turboserve.cli.embedded import Layout, Ports, RedisServer
-from turboserve.clock import SystemClock, VirtualClock
+from turboserve.clock import SystemClock
 from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import NotFoundError
 from turboserve.contracts.requests import GetLatents

@@ -11,12 +11,13 @@ from contextlib import contextmanager, suppress
 import pytest
 import redis
 from state_store_harness import LIMIT_S, until
+from virtual_clock import VirtualClock
 
 import turboserve.state_store.hot.guard
 import turboserve.state_store.hot.redis
 from turboserve.audience import SILENT_S
 from turboserve.bench.runtime.hot import MemoryHotStore, MemoryRedis
-from turboserve.clock import SystemClock, VirtualClock
+from turboserve.clock import SystemClock
 from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import NotFoundError
 from turboserve.contracts.requests import GetLatents

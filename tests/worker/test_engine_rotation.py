@@ -13,7 +13,7 @@ from turboserve.worker.engine.errors import FramesExhausted
 from turboserve.worker.engine.events import ChunkReady, SessionEnded
 from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.ring import KVRing
-from turboserve.worker.engine.rows import Row, forward_rows
+from turboserve.worker.engine.rows import Row, RowsForward
 from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.engine.spec import Rebuild, SessionSpec
 from turboserve.worker.model.config import ModelConfig, Rotation
@@ -78,7 +78,7 @@ def window_flow(config: ModelConfig, model: CausalWanTransformer, start: int) ->
     for chunk in range(config.window_frames // config.frames_per_chunk + 1):
         latents = torch.randn(config.latent_shape, generator=generator)
         first = start + chunk * config.frames_per_chunk
-        (flow,) = forward_rows(model, [Row(ring, ring.place(first, 3), latents, 625.0, first)])
+        (flow,) = RowsForward(model)([Row(ring, ring.place(first, 3), latents, 625.0, first)])
     return flow
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from turboserve.worker.engine.engine import Models
 from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.ring import KVRing
-from turboserve.worker.engine.rows import Row, forward_rows
+from turboserve.worker.engine.rows import Row, RowsForward
 from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.naming import DIFFUSERS_TRANSFORMER, renamed, transformer_names
@@ -94,6 +94,6 @@ def test_diffusers_computes_the_same_flow_with_the_same_weights(
     ring = KVRing(SlabPool(layout, layout.total_bytes, torch.device("cpu")).acquire(), config, model.rotation)
     ring.set_text(model.project_text(text), row=0)
     row = Row(ring, ring.place(0, 3), latents, 625.0, 0)
-    (found,) = forward_rows(model, [row])
+    (found,) = RowsForward(model)([row])
     assert found.std() > 0.1
     assert (found.transpose(0, 1) - expected[0]).abs().max() < 1e-4

@@ -17,7 +17,6 @@ from turboserve.bench.autoscale.trace import Trace
 LAGS = (1, 2, 3, 5, 10, 20)
 """Seconds: the learned forecast sees by how much the demand has changed since then."""
 RIDGE = 10.0
-SHARE = 0.9
 Floats = NDArray[np.float64]
 
 

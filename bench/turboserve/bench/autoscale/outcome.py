@@ -44,10 +44,6 @@ class Outcome:
         """Whether no chunk was later than the target."""
         return self.late == 0
 
-    def size_at(self, time: float) -> int:
-        """Workers paid for at a time."""
-        return next((size for at, size in reversed(self.sizes) if at <= time), 0)
-
     def cost_between(self, begins_s: float, ends_s: float) -> float:
         """Worker-seconds paid for in a part of the run."""
         bounds = [*(at for at, _ in self.sizes), math.inf]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ PROMPT = "a red circle moving left on black"
 SIZES = (1, 2, 4, 8, 16)
 DecoderSizes = WanVaeConfig | TaehvConfig
 PUBLIC_DECODERS: dict[str, DecoderSizes] = {"wan": WanVaeConfig(), "taehv": TaehvConfig()}
-DecoderName = Literal["wan", "taehv"]
 
 
 class FixedText:

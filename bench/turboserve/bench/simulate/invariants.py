@@ -39,7 +39,7 @@ class Checker:
         self.device_deaths: Counter[str] = Counter()
         """Session → workers that it was on when their devices failed."""
         self.log = LogChecks(self)
-        self.launches = self.drains = self.moves = self.resizes = self.placements = 0
+        self.drains = self.moves = self.resizes = self.placements = 0
         self._committed: dict[str, deque[str]] = {}
         """Subject → ids of its committed events that the log has not accepted yet."""
         self._logged: set[str] = set()
@@ -217,7 +217,6 @@ class Checker:
             if not isinstance(command, Launch | Drain | Release):
                 continue
             self.note("autoscaler", type(command).__name__, command.slot, command.worker)
-            self.launches += isinstance(command, Launch)
             if isinstance(command, Release) and command.worker is not None:
                 self._released(command.worker, command.reason)
             if isinstance(command, Drain):

@@ -20,10 +20,7 @@ import torch
 from torch import Tensor
 
 PIXELS = 64
-FPS = 16
-FIRST_CHUNK_FRAMES = 9
 CHUNK_FRAMES = 12
-CELL = 8
 SPEED = 2.0
 """Pixels per frame of a straight motion."""
 RADIUS = 8.0

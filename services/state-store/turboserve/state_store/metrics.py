@@ -44,7 +44,6 @@ foreign_chunks = _meter.create_counter(
 foreign_latents = _meter.create_counter(
     "turboserve.store.foreign_latents", description="Latents of a worker that was not the session's owner"
 )
-latents = _meter.create_counter("turboserve.store.latents", description="Latents kept")
 log_fill = _meter.create_gauge(
     "turboserve.store.log.fill", description="Share of a stream's `max_bytes` that is taken, by stream"
 )

@@ -73,10 +73,6 @@ class Latents:
         """As the hot store keeps them."""
         return _LATENTS.pack(self.parent, self.number, self.index)
 
-    @classmethod
-    def of_bytes(cls, data: bytes) -> Latents:
-        return cls(*_LATENTS.unpack(data))
-
     @property
     def tensor(self) -> Tensor:
         """The same, for where the engine's types say tensor and nothing looks inside."""

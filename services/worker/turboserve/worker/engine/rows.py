@@ -113,8 +113,3 @@ class RowsForward:
                 self._rotations.popitem(last=False)
         self._rotations.move_to_end(key)
         return self._rotations[key]
-
-
-def forward_rows(model: CausalWanTransformer, rows: Sequence[Row]) -> Tensor:
-    """`RowsForward` for a single use."""
-    return RowsForward(model)(rows)

@@ -122,10 +122,6 @@ class Entry:
         return Wanted.RUN if self.record.phase.holds_slot else Wanted.HOST
 
     @property
-    def may_publish(self) -> bool:
-        return self.checked == self.ownership and not self.is_fenced
-
-    @property
     def is_fenced(self) -> bool:
         return self.fenced == self.ownership
 

@@ -24,7 +24,6 @@ from turboserve.worker.transfer.frames import Hello, Welcome
 from turboserve.worker.transfer.interface import Interface
 from turboserve.worker.transfer.link import Link
 
-BACKENDS = ("nccl", "gloo", "nixl", "shm")
 CONNECT_S = 5.0
 """A new link has to stand within this long."""
 LATE_S = 1.0
