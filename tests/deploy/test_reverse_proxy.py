@@ -110,7 +110,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
             yield Proxied(pool, gateway, port, plain_port, certificate)
         finally:
             nginx.terminate()
-            nginx.wait(20)
+            nginx.wait(PATIENCE_S)
         assert "access_token" not in (folder / "access.log").read_text()
 
 
@@ -137,6 +137,7 @@ async def test_a_session_plays_through_it_in_every_form(proxied: Proxied) -> Non
                 ssl=proxied.tls,
                 additional_headers=origin,
                 max_size=None,
+                open_timeout=PATIENCE_S,
             ) as stream:
                 while len(indices) < 6:
                     raw = await stream.recv()
@@ -163,7 +164,8 @@ async def test_what_is_not_for_the_world_and_what_is_too_much(proxied: Proxied) 
         assert (await api.get("/healthz")).status_code == 200
         assert (await api.post("/v1/sessions", content=b"x" * 70_000)).status_code == 413
         assert (await api.get("/healthz", headers={"X-A": "b" * 20_000})).status_code in (400, 431)
-        plain = await httpx.AsyncClient().get(f"http://127.0.0.1:{proxied.plain_port}/page")
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as unencrypted:
+            plain = await unencrypted.get(f"http://127.0.0.1:{proxied.plain_port}/page")
         assert (plain.status_code, plain.headers["location"]) == (301, "https://turboserve.example/page")
     address = ("127.0.0.1", proxied.port)
     with attacks.half_open(address, 80, b"") as held:

@@ -108,7 +108,7 @@ def address(environment: Path, tmp_path: Path) -> Iterator[str]:
             yield url
         finally:
             stack.terminate()
-            stack.wait(60)
+            stack.wait(PATIENCE_S)
 
 
 @pytest.mark.soak
@@ -122,7 +122,7 @@ def test_a_stack_from_wheels_serves_video_and_its_pages(address: str, environmen
     )
     assert Path(found.stdout.strip()).is_relative_to(environment)
     for page in ("/", "/pool"):
-        assert httpx.get(address + page).headers["content-type"].startswith("text/html")
+        assert httpx.get(address + page, timeout=PATIENCE_S).headers["content-type"].startswith("text/html")
     deadline = time.monotonic() + PATIENCE_S
     while True:
         answer = httpx.post(f"{address}/v1/sessions", json={"prompt": "a red circle"}, timeout=PATIENCE_S)

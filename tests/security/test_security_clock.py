@@ -26,6 +26,7 @@ from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id
+from turboserve.state_store.hot import guard
 from turboserve.state_store.hot.playheads import since_key
 from turboserve.state_store.settings import Settings
 
@@ -35,6 +36,12 @@ HOUR_S, DAYS_40_S = 3_600.0, 40 * 86_400.0
 LIBFAKETIME = next(
     (str(path) for path in sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None
 )
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy Redis is not taken for one that does not answer."""
+    monkeypatch.setattr(guard, "DEADLINE_S", PATIENCE_S)
 
 
 class SteppingClock(SystemClock):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -51,9 +52,14 @@ def environments(stack: BackgroundStack) -> Mapping[str, list[dict[str, str]]]:
         roots |= {process[key]: name for key in ("pid", "guard_pid") if process.get(key)}
     found: dict[str, list[dict[str, str]]] = {}
     for process in stack.descendants():
-        ancestors = [process.pid, *(parent.pid for parent in process.parents())]
-        name = next(roots[pid] for pid in ancestors if pid in roots)
-        found.setdefault(name, []).append(environment_of(process.pid))
+        # Postgres starts processes that soon end; what is gone by now has no environment.
+        with suppress(psutil.NoSuchProcess, OSError):
+            variables = environment_of(process.pid)
+            ancestors = [process.pid, *(parent.pid for parent in process.parents())]
+            name = next((roots[pid] for pid in ancestors if pid in roots), None)
+            if variables and process.is_running():
+                assert name is not None, process
+                found.setdefault(name, []).append(variables)
     assert set(found) == {*SERVERS, *SOURCES} - {"every service"}
     return found
 

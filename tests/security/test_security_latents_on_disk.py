@@ -18,6 +18,7 @@ from turboserve.clock import SystemClock
 from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import NotFoundError
 from turboserve.contracts.requests import GetLatents
+from turboserve.state_store.hot import guard
 from turboserve.state_store.hot.guard import Hot
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads
@@ -32,6 +33,15 @@ from state_store_harness import Machine, until
 DISK_BYTES = 32 << 20
 LATENTS_BYTES = 1 << 20
 SESSION = "ses_1"
+
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy Redis is not taken for one that does not answer."""
+    monkeypatch.setattr(guard, "DEADLINE_S", PATIENCE_S)
 
 
 class Store:
@@ -114,6 +124,8 @@ async def test_latents_outlive_a_redis_that_is_killed_and_one_that_is_stopped(st
     await until(store.is_written)
     await store.machine.kill()
     await store.machine.start()
+    # It answers: otherwise nothing would be there either.
+    await until(store.is_written)
     assert not await store.has(7)
 
 

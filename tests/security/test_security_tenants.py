@@ -113,7 +113,7 @@ class Tenant:
     def stream(self, session: str) -> Any:
         address = self.url.replace("http", "ws", 1)
         path = f"/v1/sessions/{session}/stream?access_token={self.key}"
-        return websockets.connect(f"{address}{path}", max_size=None, open_timeout=60)
+        return websockets.connect(f"{address}{path}", max_size=None, open_timeout=60, ping_interval=None)
 
 
 @pytest.fixture
@@ -178,6 +178,7 @@ async def test_a_session_that_waits_gets_the_next_slot_before_a_queue_of_the_oth
         nats_url=shared.nats.address,
         nats_user="autoscaler",
         nats_password=shared.nats.passwords["autoscaler"],
+        request_deadline_s=PATIENCE_S,
     )
     bus = await Bus.connect("autoscaler", settings)
     report = PoolReport(pool="shared", model="toyworld", maximum=10)
@@ -209,9 +210,13 @@ async def test_create_and_pause_ends_before_the_deployment_is_full(greedy: Tenan
     paused = 0
     async with asyncio.timeout(PATIENCE_S):
         while (answer := await greedy.create()).status_code == 201:
+            session = str(answer.json()["id"])
             answer = await greedy.client.post(f"{answer.headers['location']}/pause")
             assert answer.status_code == 202
             paused += 1
+            # Until then it holds its slot, and slots are limited as well.
+            while await greedy.phase(session) != "suspended":
+                await asyncio.sleep(0.05)
     refused(answer, "tenant_suspended", SUSPENDED)
     assert paused == SUSPENDED
     await modest.until_active(await modest.created())

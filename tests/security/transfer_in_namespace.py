@@ -35,7 +35,7 @@ import json, socket, sys
 answers = []
 for host, port in json.loads(sys.argv[1]):
     with socket.socket() as one:
-        one.settimeout(1.0)
+        one.settimeout(3.0)
         try:
             one.connect((host, port))
             answers.append([host, port, "connected"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import httpx
@@ -163,34 +164,41 @@ async def test_bad_input_is_answered_and_harms_no_session(
     assert "Traceback" not in stack.output
 
 
-async def test_a_full_pool_says_when_to_come_back(api: httpx.AsyncClient, open_session) -> None:
-    models = (await api.get("/v1/models")).json()["models"]
-    room = models[0]["capacity"] - models[0]["sessions"]
-    for seed in range(room):
-        await open_session(seed=seed)
-    with pytest.raises(ProblemError, match="429") as refused:
-        await open_session(seed=room)
-    assert refused.value.problem["limit"]
-    answer = await api.post("/v1/sessions", json={"prompt": "a red circle"})
-    assert int(answer.headers["retry-after"]) >= 1
+async def test_a_full_pool_says_when_to_come_back(api: httpx.AsyncClient) -> None:
+    # How many fit is not known: sessions of earlier tests may still end, and unwatched ones make room.
+    most = 4 * (await api.get("/v1/models")).json()["models"][0]["capacity"]
+    opened: list[str] = []
+    try:
+        async with asyncio.timeout(FIRST_S):
+            while (answer := await api.post("/v1/sessions", json={"prompt": "a red circle"})).is_success:
+                opened.append(answer.json()["id"])
+                assert len(opened) <= most
+        assert answer.status_code == 429, answer.text
+        assert answer.json()["limit"]
+        assert int(answer.headers["retry-after"]) >= 1
+    finally:
+        for session in opened:
+            await api.delete(f"/v1/sessions/{session}")
 
 
 async def test_models_workers_and_openapi_tell_the_truth(api: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(60.0):
-        # On a busy machine a worker may just have been replaced.
-        while [model["workers"] for model in (await api.get("/v1/models")).json()["models"]] != [2]:
-            await asyncio.sleep(0.5)
-    [model] = (await api.get("/v1/models")).json()["models"]
-    assert model["id"] == "toyworld"
-    workers = (await api.get("/v1/workers")).json()["workers"]
-    assert sorted(worker["phase"] for worker in workers) == ["ready", "ready"]
+    # On a busy machine a worker may just have been replaced.
+    models: list[tuple[str, int]] = []
+    phases: list[str] = []
+    deadline_s = time.monotonic() + FIRST_S
+    while (models, phases) != ([("toyworld", 2)], ["ready", "ready"]):
+        assert time.monotonic() < deadline_s, (models, phases)
+        found = (await api.get("/v1/models")).json()["models"]
+        models = [(model["id"], model["workers"]) for model in found]
+        phases = [worker["phase"] for worker in (await api.get("/v1/workers")).json()["workers"]]
+        await asyncio.sleep(0.1)
     assert "/v1/sessions/{session}/prompts" in (await api.get("/openapi.json")).json()["paths"]
     page = await api.get("/")
     assert page.headers["content-type"].startswith("text/html")
 
 
 async def test_bench_stream_measures_a_running_stack(stack: BackgroundStack) -> None:
-    result = await bench.run(sessions=2, seconds=6.0, url=None, data=stack.data)
+    result = await bench.run(sessions=2, seconds=16.0, url=None, data=stack.data)
     assert (result["sessions"], result["chunks_lost"], result["chunks_repeated"]) == (2, 0, 0)
     assert result["prompts_applied"] == result["prompts_submitted"] == 2
     for key in ("ttfc_s", "interarrival_s", "gateway_overhead_s", "prompt_applied_s"):

@@ -7,14 +7,15 @@ import time
 
 import pytest
 
+from turboserve.bench.chaos.people import patiently
 from turboserve.bench.streaming.decode import decode
-from turboserve.bench.streaming.viewer import Viewer
+from turboserve.bench.streaming.viewer import Viewer, request
 from turboserve.cli.stack.background import BackgroundStack
 
 pytestmark = pytest.mark.stack
 
 FIRST_S = 60.0
-BACK_S = 60.0
+BACK_S = 120.0
 """Within this the victim serves again and every session has moved on."""
 PROMPTS = ("a red circle moving left", "a blue square moving up", "a green triangle moving right")
 
@@ -44,7 +45,7 @@ async def check_whole(viewers: list[Viewer], read_log) -> None:
 
 async def end_all(viewers: list[Viewer]) -> None:
     for viewer in viewers:
-        await viewer.delete()
+        await patiently(viewer.delete)
     for viewer in viewers:
         await viewer.until(lambda viewer=viewer: viewer.ended is not None, BACK_S, "end of the stream")
 
@@ -64,8 +65,9 @@ async def test_sessions_play_on_after_a_kill(
             await viewer.more_chunks(3, deadline_s - time.monotonic())
         # Their workers lived, so nobody took the sessions away; they may have moved.
         for viewer in viewers:
-            answer = await api.get(f"/v1/sessions/{viewer.session}/decisions")
-            kinds = {decision["kind"] for decision in answer.json()["decisions"]}
+            path = f"/v1/sessions/{viewer.session}/decisions"
+            answer = await patiently(lambda path=path: request(api, "GET", path))
+            kinds = {decision["kind"] for decision in answer["decisions"]}
             assert "place" in kinds
             assert "recover" not in kinds
         await end_all(viewers)
@@ -113,8 +115,8 @@ async def use_both_workers(api, viewers: list[Viewer]) -> None:
     if len(owners) == 2:
         return
     [other] = await living_workers(api) - owners
-    answer = await api.post(f"/v1/sessions/{viewers[-1].session}/migrate", json={"worker": other})
-    assert answer.status_code == 202, answer.text
+    path = f"/v1/sessions/{viewers[-1].session}/migrate"
+    await patiently(lambda: request(api, "POST", path, json={"worker": other}))
     await viewers[-1].until(
         lambda: viewers[-1].chunks[-1].worker == other, BACK_S, "a chunk of the other worker"
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import httpx
@@ -18,6 +20,8 @@ pytestmark = pytest.mark.stack
 
 FIRST_S = 60.0
 GONE_S = 120.0
+STILL_S = 4.0
+"""Several chunks are made in this time."""
 WINDOW_CHUNKS = 3
 """Of toyworld: nine latent frames, three a chunk."""
 
@@ -30,12 +34,27 @@ def still_running(processes: list[psutil.Process], limit_s: float) -> list[str]:
 
 def rebuilt_whole(stack: BackgroundStack, viewer: Viewer, times: int) -> None:
     """The session was taken over so often, each time with the latents of all chunks that its window holds."""
-    taken = [line for line in stack.output.splitlines() if "session taken over" in line]
+
+    def lines() -> list[str]:
+        return [line for line in stack.output.splitlines() if "session taken over" in line]
+
+    # What a worker logs is printed a moment later.
+    stack.wait(lambda: len(lines()) >= times, FIRST_S)
+    taken = lines()
     assert len(taken) == times, taken
     assert "latents are lost" not in stack.output
     for line in taken:
         found = dict(re.findall(r"(chunk|chunks_of_latents)=(\d+)", line))
         assert int(found["chunks_of_latents"]) == min(int(found["chunk"]), WINDOW_CHUNKS), line
+
+
+async def no_more_chunks(viewer: Viewer) -> None:
+    """Wait until none is made for a while, as for unwatched sessions: latents are kept after their chunk."""
+    deadline_s = time.monotonic() + FIRST_S
+    made = None
+    while made != (made := (await viewer.get())["next_chunk"]):
+        assert time.monotonic() < deadline_s, "an unwatched session makes more and more chunks"
+        await asyncio.sleep(STILL_S)
 
 
 async def test_a_stack_stops_clean_starts_again_with_its_sessions_and_leaves_nothing_when_killed(
@@ -57,6 +76,7 @@ async def test_a_stack_stops_clean_starts_again_with_its_sessions_and_leaves_not
             viewer.api = api
             async with viewer.watching():
                 await viewer.more_chunks(3, FIRST_S)
+            await no_more_chunks(viewer)
         assert (viewer.player.lost, viewer.player.repeated) == (0, 0)
         rebuilt_whole(stack, viewer, times=1)
 
