@@ -398,8 +398,11 @@ async def watched(log: ChunkLog, session: str, start: Start, count: int) -> list
         raise AssertionError("the log was not lost")
 
     found: list[int] = []
-    async with asyncio.timeout(PATIENCE_S):
+    now = asyncio.get_running_loop().time
+    async with asyncio.timeout(2 * PATIENCE_S) as limit:
         async for chunk in log.follow(session, start, asyncio.Event(), made):
+            # For each chunk: hundreds are appended while the first viewer watches.
+            limit.reschedule(now() + 2 * PATIENCE_S)
             assert chunk.payload == b"video"
             found.append(chunk.header.index)
             if len(found) == count:
