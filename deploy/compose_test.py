@@ -22,7 +22,7 @@ import httpx
 from compose_env import first_key, generate, variables
 from containers import Engine, EngineError, prepare_network, run
 
-from turboserve.bench.chaos.people import patiently
+from turboserve.bench.chaos.simulated_clients import with_retry
 from turboserve.bench.streaming.decode import decode
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.bench.toyworld.judge import has_colours
@@ -215,7 +215,7 @@ async def survive_frozen_servers(stack: Stack) -> str:
                         )
                     await asyncio.sleep(1.0)
                 await viewer.more_chunks(2, BACK_LIMIT_S)
-                await patiently(lambda: viewer.submit(SECOND_PROMPT), BACK_LIMIT_S)
+                await with_retry(lambda: viewer.submit(SECOND_PROMPT), BACK_LIMIT_S)
                 took.append(f"{server} {time.monotonic() - began_s:.0f} s")
             await viewer.delete()
         if [chunk.index for chunk in viewer.chunks] != list(range(len(viewer.chunks))):

@@ -29,7 +29,7 @@ from xdist.scheduler import LoadFileScheduling
 from turboserve import subjects
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
 from turboserve.cli.embedded.running import running
-from turboserve.cli.embedded.server import NotReady
+from turboserve.cli.embedded.server import NotReadyError
 from turboserve.cli.stack.background import BackgroundStack
 
 # The tests are no package: what several folders share is found by name.
@@ -296,7 +296,7 @@ async def _with_database(server: PostgresServer, database: str) -> None:
     """A busy machine is only slow: a connection that took too long is made again."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            with suppress(NotReady):
+            with suppress(NotReadyError):
                 return await server.ensure_database(database)
             await asyncio.sleep(0.1)
 

@@ -12,7 +12,7 @@ gone, and so are its viewers."""
 
 
 @dataclass(frozen=True)
-class Together:
+class AggregatedPlayhead:
     """What all gateways say of one session, taken together."""
 
     playhead_s: float
@@ -24,7 +24,7 @@ class Together:
 
 
 @dataclass(frozen=True)
-class _Said:
+class _GatewayReport:
     """What one gateway said last."""
 
     playhead_s: float
@@ -37,20 +37,20 @@ class Audience:
     """One session's viewers, as each gateway last said. Gateways that send no id count as one."""
 
     def __init__(self) -> None:
-        self._gateways: dict[str | None, _Said] = {}
-        self.together: Together | None = None
+        self._gateways: dict[str | None, _GatewayReport] = {}
+        self.aggregate: AggregatedPlayhead | None = None
         """As of the last word; None: there was none yet."""
 
-    def heard(self, word: Playhead, now: float) -> Together:
+    def update(self, report: Playhead, now: float) -> AggregatedPlayhead:
         """A gateway spoke, at monotonic time `now` (seconds)."""
-        said = _Said(word.playhead_s, word.viewers, word.live, now)
-        self._gateways[word.gateway] = said
+        latest = _GatewayReport(report.playhead_s, report.viewers, report.live, now)
+        self._gateways[report.gateway] = latest
         self._gateways = {
             gateway: last
             for gateway, last in self._gateways.items()
             if last.viewers and now - last.heard_at <= SILENT_S
         }
-        furthest = max(self._gateways.values(), key=lambda last: (last.live, last.playhead_s), default=said)
+        furthest = max(self._gateways.values(), key=lambda last: (last.live, last.playhead_s), default=latest)
         viewers = sum(last.viewers for last in self._gateways.values())
-        self.together = Together(furthest.playhead_s, viewers, furthest.heard_at)
-        return self.together
+        self.aggregate = AggregatedPlayhead(furthest.playhead_s, viewers, furthest.heard_at)
+        return self.aggregate

@@ -21,7 +21,7 @@ IPV6_PREFIX_BITS = 64
 """IPv6 hosts usually own a whole /64, so its addresses count as one."""
 
 
-class Refusal(StrEnum):
+class ConnectionRefusal(StrEnum):
     """Why a connection is not admitted."""
 
     TOTAL = "total"
@@ -49,7 +49,7 @@ class Admission:
     """Names the connection in the other calls."""
     evicted: int | None = None
     """A connection that has to be closed now to make room."""
-    refusal: Refusal | None = None
+    refusal: ConnectionRefusal | None = None
 
 
 class ConnectionTable:
@@ -73,11 +73,11 @@ class ConnectionTable:
         group, exempt = self._group(address)
         per_address = self._limits.per_address
         if per_address is not None and not exempt and self._per_group[group] >= per_address:
-            return Admission(refusal=Refusal.ADDRESS)
+            return Admission(refusal=ConnectionRefusal.ADDRESS)
         evicted = None
         if len(self) >= self._limits.total:
             if not self._waiting:
-                return Admission(refusal=Refusal.TOTAL)
+                return Admission(refusal=ConnectionRefusal.TOTAL)
             evicted, _ = self._waiting.popitem(last=False)
             self._evicted.add(evicted)
         self._newest += 1

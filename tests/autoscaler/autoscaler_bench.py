@@ -11,18 +11,18 @@ from turboserve.autoscaler.messages import (
     Done,
     Event,
     Launch,
-    Listed,
-    ListMembers,
+    ListProviderWorkers,
     ListWorkers,
-    Living,
     LoadReported,
+    ProviderWorkersListed,
     Reserve,
+    RunningWorker,
     SizeWanted,
     Tick,
     WorkersListed,
 )
 from turboserve.autoscaler.policy import Policy
-from turboserve.contracts.pool import SlotPhase
+from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
 
 Kind = TypeVar("Kind")
@@ -77,22 +77,22 @@ class Bench:
         self.feed(Tick(), after=2.0)
         self.feed(WorkersListed((asked or self.take(ListWorkers)).ticket, rows))
 
-    def list_members(self, *members: Living) -> None:
-        self.feed(Listed(self.take(ListMembers).ticket, members))
+    def list_members(self, *provider_workers: RunningWorker) -> None:
+        self.feed(ProviderWorkersListed(self.take(ListProviderWorkers).ticket, provider_workers))
 
     def report(self, worker: str, phase: WorkerPhase = WorkerPhase.READY) -> None:
         self.feed(LoadReported(LoadReport(worker=worker, model="m", capacity=4, phase=phase)))
 
     @property
-    def phase(self) -> SlotPhase:
-        [slot] = self.pool.slots.values()
-        return slot.phase
+    def phase(self) -> PoolMemberPhase:
+        [member] = self.pool.members.values()
+        return member.phase
 
     def start(self) -> str:
         """From nothing to a ready worker."""
         self.list_members()
         worker = self.launch()
-        assert self.phase is SlotPhase.READY
+        assert self.phase is PoolMemberPhase.READY
         return worker
 
     def launch(self) -> str:

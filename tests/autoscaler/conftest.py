@@ -83,11 +83,11 @@ class Autoscaler(Service):
         await eventually(told)
         return {row.pool_slot: row for row in found if (row.pool_slot or "").startswith(f"{pool}-")}
 
-    async def replaced(self, slot: str, worker: str) -> None:
+    async def replaced(self, member: str, worker: str) -> None:
         """Wait until the slot has no worker, or another one."""
 
         async def is_so() -> bool:
-            row = (await self.rows()).get(slot)
+            row = (await self.rows()).get(member)
             return row is None or row.id != worker
 
         await eventually(is_so)
@@ -163,7 +163,7 @@ async def autoscaler(nats_server: NatsServer, store: Service, tmp_path: Path) ->
     service = Autoscaler(nats_server, tmp_path, bus)
 
     async def hear(status: PoolStatus, _body: bytes) -> None:
-        if any(s.slot.startswith(service.variables["TURBOSERVE_POOL_NAME"]) for s in status.slots):
+        if any(s.member.startswith(service.variables["TURBOSERVE_POOL_NAME"]) for s in status.members):
             service.status = status
 
     await bus.subscribe(subjects.POOL, "status", hear)

@@ -16,20 +16,20 @@ from turboserve.autoscaler.messages import (
     Exited,
     Failed,
     Launch,
-    Listed,
-    ListMembers,
+    ListProviderWorkers,
     ListWorkers,
-    Living,
     LoadReported,
+    ProviderWorkersListed,
     Release,
     Reserve,
+    RunningWorker,
     SizeWanted,
     Tick,
     WorkersListed,
 )
 from turboserve.autoscaler.policy import Policy
 from turboserve.autoscaler.status import pool_status
-from turboserve.contracts.pool import SlotPhase
+from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
 
 
@@ -56,7 +56,7 @@ MANY = Faults(0.05, 0.1, 0.1, 0.02, 0.2, 0.1, 0.3, 0.5, 0.02, 0.01)
 @dataclass
 class Process:
     worker: str
-    slot: str
+    member: str
     ready_at: float | None
     alive: bool = True
 
@@ -140,13 +140,13 @@ class World(VirtualWorld):
         match command:
             case Reserve(ticket):
                 return Done(ticket)
-            case Launch(ticket, slot, worker):
-                doubles = [p for p in self.processes.values() if p.alive and p.slot == slot]
+            case Launch(ticket, member, worker):
+                doubles = [p for p in self.processes.values() if p.alive and p.member == member]
                 # Only what a killed autoscaler had under way may be in the way; a provider refuses it then.
-                assert not doubles or self.generation > 0, f"{slot} would have two: {doubles}"
+                assert not doubles or self.generation > 0, f"{member} would have two: {doubles}"
                 if doubles:
                     return Failed(ticket, "occupied")
-                self.start(slot, worker)
+                self.start(member, worker)
                 return Done(ticket, pid=self.launches)
             case Release(ticket, _, worker):
                 if worker is not None and worker in self.processes:
@@ -163,21 +163,23 @@ class World(VirtualWorld):
                     return Failed(ticket, "unknown", missing=True)
                 self.gone(worker)
                 return Done(ticket)
-            case ListMembers(ticket):
+            case ListProviderWorkers(ticket):
                 living = [p for p in self.processes.values() if p.alive]
-                return Listed(ticket, tuple(Living(p.slot, p.worker, 1) for p in living))
+                return ProviderWorkersListed(
+                    ticket, tuple(RunningWorker(p.member, p.worker, 1) for p in living)
+                )
             case ListWorkers(ticket):
                 return WorkersListed(ticket, tuple(self.live_rows()))
         raise AssertionError(command)
 
-    def start(self, slot: str, worker: str) -> None:
+    def start(self, member: str, worker: str) -> None:
         self.launches += 1
         if self.chance(self.faults.crash_at_start):
-            self.processes[worker] = Process(worker, slot, None)
+            self.processes[worker] = Process(worker, member, None)
             self.at(0.1, lambda: self.end(worker, told=True))
             return
         ready_at = None if self.chance(self.faults.never_ready) else self.now + self.random.uniform(0.5, 5)
-        self.processes[worker] = Process(worker, slot, ready_at)
+        self.processes[worker] = Process(worker, member, ready_at)
 
     def end(self, worker: str, told: bool) -> None:
         process = self.processes[worker]
@@ -230,7 +232,7 @@ class World(VirtualWorld):
                 model="m",
                 phase=phase,
                 capacity=4,
-                pool_slot=process.slot,
+                pool_slot=process.member,
                 started_at=1.0,
                 renewed_at=self.now,
             )
@@ -261,8 +263,8 @@ class World(VirtualWorld):
     def ready(self) -> list[Process]:
         return [p for p in self.processes.values() if p.alive and p.ready_at and p.ready_at <= self.now]
 
-    def phases(self) -> list[SlotPhase]:
-        return [slot.phase for slot in self.pool.slots.values()]
+    def phases(self) -> list[PoolMemberPhase]:
+        return [member.phase for member in self.pool.members.values()]
 
 
 def play(seed: int, faults: Faults, seconds: int = 120) -> World:
@@ -279,5 +281,5 @@ def settle(world: World) -> None:
     world.run(150)
     alive = [p for p in world.processes.values() if p.alive]
     assert len(alive) == world.size, f"{len(alive)} processes, {world.size} wanted: {world.phases()}"
-    assert world.phases() == [SlotPhase.READY] * world.size
+    assert world.phases() == [PoolMemberPhase.READY] * world.size
     assert {row.id for row in world.live_rows()} == {process.worker for process in alive}

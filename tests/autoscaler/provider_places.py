@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 from turboserve.autoscaler.providers.base import (
     Health,
     LaunchError,
-    Member,
     OnExit,
     PoolProvider,
+    ProviderWorker,
 )
 from turboserve.autoscaler.providers.local import LocalProvider, pool_id, worker_environment
 from turboserve.autoscaler.providers.process import environment_of, pids
@@ -34,7 +34,7 @@ class MemoryProvider(PoolProvider):
 
     name: ClassVar[str] = "memory"
 
-    def __init__(self, cluster: dict[str, Member]) -> None:
+    def __init__(self, cluster: dict[str, ProviderWorker]) -> None:
         self._cluster = cluster
         self._known: set[str] = set()
         self._on_exit: OnExit | None = None
@@ -52,19 +52,19 @@ class MemoryProvider(PoolProvider):
                 assert self._on_exit is not None
                 self._on_exit(worker, "it is not there any more")
 
-    async def adopt(self) -> list[Member]:
+    async def adopt(self) -> list[ProviderWorker]:
         self._known |= self._cluster.keys()
         return list(self._cluster.values())
 
-    async def reserve(self, slot: str) -> None:
+    async def reserve(self, member: str) -> None:
         pass
 
-    async def launch(self, slot: str, worker: str) -> Member:
+    async def launch(self, member: str, worker: str) -> ProviderWorker:
         if worker in self._cluster:
             return self._cluster[worker]
-        if any(member.slot == slot for member in self._cluster.values()):
-            raise LaunchError("occupied", field=slot)
-        self._cluster[worker] = Member(slot, worker)
+        if any(provider_worker.member == member for provider_worker in self._cluster.values()):
+            raise LaunchError("occupied", field=member)
+        self._cluster[worker] = ProviderWorker(member, worker)
         self._known.add(worker)
         return self._cluster[worker]
 
@@ -74,7 +74,7 @@ class MemoryProvider(PoolProvider):
     async def drain(self, worker: str) -> None:
         pass
 
-    async def release(self, slot: str, worker: str | None, grace_s: float) -> None:
+    async def release(self, member: str, worker: str | None, grace_s: float) -> None:
         self._cluster.pop(worker or "", None)
 
     async def health(self) -> Health:
@@ -90,7 +90,7 @@ class Place:
 
     def __init__(self, kind: str, address: str = "") -> None:
         self.kind, self.address = kind, address
-        self.cluster: dict[str, Member] = {}
+        self.cluster: dict[str, ProviderWorker] = {}
         self.pool = pool_id("test", new_id("scope"))
         self.providers: list[tuple[PoolProvider, list[tuple[str, str]]]] = []
 
@@ -111,14 +111,14 @@ class Place:
         self.providers.append((provider, exits))
         return provider, exits
 
-    def kill(self, member: Member) -> None:
+    def kill(self, provider_worker: ProviderWorker) -> None:
         """The worker dies by itself."""
         if self.kind == "ray":
-            os.kill(process_of(member.worker), signal.SIGKILL)
-        elif member.pid is not None:
-            os.kill(member.pid, signal.SIGKILL)
+            os.kill(process_of(provider_worker.worker), signal.SIGKILL)
+        elif provider_worker.pid is not None:
+            os.kill(provider_worker.pid, signal.SIGKILL)
         else:
-            del self.cluster[member.worker]
+            del self.cluster[provider_worker.worker]
 
 
 def process_of(worker: str) -> int:
@@ -146,8 +146,8 @@ def started(start: Callable[[], Any]) -> Any:
 
 async def clear(place: Place) -> None:
     sweeper, _ = place.provider()
-    for member in await sweeper.adopt():
-        await sweeper.release(member.slot, member.worker, 0.1)
+    for provider_worker in await sweeper.adopt():
+        await sweeper.release(provider_worker.member, provider_worker.worker, 0.1)
     for provider, _ in place.providers:
         await provider.close()
 

@@ -12,7 +12,7 @@ from service_process import eventually
 
 from turboserve import subjects
 from turboserve.contracts.cost import GetCost
-from turboserve.contracts.pool import OrderPool, SlotPhase
+from turboserve.contracts.pool import OrderPool, PoolMemberPhase
 
 PATIENT_S = 60.0
 """For an answer of the store on a busy machine."""
@@ -94,15 +94,15 @@ async def test_told_to_it_stops_the_workers_with_itself(autoscaler: Any) -> None
     autoscaler.end(signal.SIGTERM)
     await gone(worker.pid)
     # It has half a second to tell the store, and does not fail if that is too busy to hear it.
-    assert await autoscaler.rows() == {} or "farewell not heard" in autoscaler.logged()
+    assert await autoscaler.rows() == {} or "final report not acknowledged" in autoscaler.logged()
 
 
 async def test_a_worker_that_never_becomes_ready_is_replaced(autoscaler: Any) -> None:
     autoscaler.mode = "never"
     autoscaler.variables["TURBOSERVE_POOL_READY_TIMEOUT_S"] = "20"
     autoscaler.start()
-    status = await autoscaler.says(lambda s: s.slots[0].phase is SlotPhase.LOADING)
-    pid = status.slots[0].pid
+    status = await autoscaler.says(lambda s: s.members[0].phase is PoolMemberPhase.LOADING)
+    pid = status.members[0].pid
     autoscaler.mode = "ready"
     [worker] = (await autoscaler.ready(1)).values()
     assert worker.pid != pid
@@ -115,7 +115,7 @@ async def test_a_worker_that_crashes_at_start_is_tried_again_later_and_later(aut
     autoscaler.mode = "crash"
     autoscaler.start()
     # Between two attempts: while one starts, the reason is that.
-    await autoscaler.says(lambda s: s.slots[0].failures >= 3 and "status 3" in (s.reason or ""))
+    await autoscaler.says(lambda s: s.members[0].failures >= 3 and "status 3" in (s.reason or ""))
     autoscaler.mode = "ready"
     await autoscaler.ready(1)
 
@@ -131,7 +131,7 @@ async def test_a_smaller_pool_drains_what_is_too_much(autoscaler: Any) -> None:
     [left] = [row for row in before.values() if row.id != kept.id]
     await gone(left.pid)
     assert await autoscaler.reason(left.id) == "drained"
-    status = await autoscaler.says(lambda s: s.target == 1 and left.id not in [t.worker for t in s.slots])
+    status = await autoscaler.says(lambda s: s.target == 1 and left.id not in [t.worker for t in s.members])
     assert [a.action for a in status.actions if a.worker == left.id] == ["adopt", "ready", "drain", "release"]
 
 

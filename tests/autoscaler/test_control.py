@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.events import (
-    Action,
+    ControlTick,
     DryRunSet,
-    Happened,
-    Happening,
-    Heard,
-    Ordered,
-    PoolSeen,
+    FeedbackReceived,
+    PoolObserved,
+    ScalingAction,
+    SessionChange,
+    SessionChanged,
+    SizeOverridden,
     TableReplaced,
-    Tick,
 )
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.control.status import scaling_status
@@ -76,11 +76,11 @@ class World:
             self.now += 1.0
             before, self.demand = self.demand, demand(self.now)
             if self.demand > before:
-                self.send(Happened(Happening.ARRIVAL, self.demand - before))
+                self.send(SessionChanged(SessionChange.ARRIVAL, self.demand - before))
             self.ready += sum(at <= self.now for at in self.coming)
             self.coming = [at for at in self.coming if at > self.now]
-            self.send(PoolSeen(self.ready, len(self.coming)))
-            self.send(Heard(report(self.demand, self.ready, self.now)) if heard else Tick())
+            self.send(PoolObserved(self.ready, len(self.coming)))
+            self.send(FeedbackReceived(report(self.demand, self.ready, self.now)) if heard else ControlTick())
         return self
 
     def send(self, event: object) -> None:
@@ -140,11 +140,11 @@ def test_a_square_wave_undoes_nothing_within_a_cooldown(
 
 
 events = st.one_of(
-    st.just(Tick()),
-    st.builds(Happened, st.sampled_from(Happening), st.integers(1, 30)),
-    st.builds(PoolSeen, st.integers(0, 20), st.integers(0, 20), st.integers(0, 3)),
+    st.just(ControlTick()),
+    st.builds(SessionChanged, st.sampled_from(SessionChange), st.integers(1, 30)),
+    st.builds(PoolObserved, st.integers(0, 20), st.integers(0, 20), st.integers(0, 3)),
     st.builds(
-        lambda rho, required, waiting, workers, at: Heard(
+        lambda rho, required, waiting, workers, at: FeedbackReceived(
             LoadFeedback.model_construct(
                 None, model="m", rho_max=rho, required=required, waiting=waiting,
                 capacity=K * workers, workers=workers, decisions=0, at=at,
@@ -182,7 +182,7 @@ def test_only_fresh_feedback_without_a_gap_ever_shrinks_the_pool(
         if not zero:
             assert controller.target >= 1
         if controller.target < before:
-            hearing = controller.advisor.hearing
+            hearing = controller.advisor.feedback_monitor
             assert hearing.heard_at is not None
             assert now - hearing.heard_at <= policy.stale_s
             assert hearing.since is not None
@@ -209,7 +209,7 @@ def test_it_scales_out_at_once_to_what_the_formula_says() -> None:
     # Twelve at once are a burst: level 2, ρ̂ 0.65.
     assert world.changes == [(1.0, 1, math.ceil(12 / (5 * 0.65)))]
     decision = world.controller.decisions[-1]
-    assert decision.action is Action.OUT
+    assert decision.action is ScalingAction.OUT
     assert "12 / (5 × 0.65)" in decision.reason
     assert decision.numbers["level"] == 2
     assert decision.numbers["required"] == 12
@@ -258,8 +258,8 @@ def test_the_table_says_at_which_levels_the_forecast_counts(ordered: bool | None
     table = ProfileTable(levels=rows, provenance=TABLE.provenance)
     controller = Controller(ControlPolicy(most=20, capacity=K, predictive=ordered), table, 1)
     assert controller.advisor.predictive is bool(ordered)
-    controller.handle(Happened(Happening.ARRIVAL, 8), 0.5)
-    controller.handle(Heard(report(8, 1, 0.6)), 0.6)
+    controller.handle(SessionChanged(SessionChange.ARRIVAL, 8), 0.5)
+    controller.handle(FeedbackReceived(report(8, 1, 0.6)), 0.6)
     assert controller.advisor.row.level == 2
     assert controller.advisor.predictive is counts
 
@@ -269,7 +269,7 @@ def test_a_full_worker_is_a_reason_to_grow_whatever_the_band() -> None:
         update={"level": 1, "volatility_from": 0.0, "target_utilization": 0.95}
     )
     controller = Controller(POLICY, ProfileTable(levels=(dense,), provenance=TABLE.provenance), 3)
-    controller.handle(Heard(report(15, 3, 1.0)), 1.0)
+    controller.handle(FeedbackReceived(report(15, 3, 1.0)), 1.0)
     assert controller.target == 4
     assert "a worker is full" in controller.decisions[-1].reason
 
@@ -280,7 +280,7 @@ def test_one_full_worker_of_capacity_one_does_not_keep_the_others() -> None:
         feedback = LoadFeedback(
             model="m", rho_max=1.0, required=1, waiting=0, capacity=5, workers=5, at=second
         )
-        controller.handle(Heard(feedback), float(second))
+        controller.handle(FeedbackReceived(feedback), float(second))
     assert controller.target == 2
 
 
@@ -288,7 +288,7 @@ def test_consolidation_is_checked_against_the_workers_that_serve() -> None:
     """Four are wanted and two serve: to give up the two that start is fine, to give up more is not."""
     controller = Controller(POLICY, TABLE, 4)
     for second in range(200):
-        controller.handle(Heard(report(6, 2, second)), float(second))
+        controller.handle(FeedbackReceived(report(6, 2, second)), float(second))
     assert controller.target == 2
 
 
@@ -307,12 +307,12 @@ def test_silence_holds_the_pool_and_says_so() -> None:
 
 def test_an_override_is_obeyed_until_it_is_taken_back() -> None:
     world = World(target=2, demand=8).run(10, lambda _: 8)
-    world.send(Ordered(7, "alice"))
+    world.send(SizeOverridden(7, "alice"))
     world.run(300, lambda _: 8)
     assert world.controller.target == 7
     assert world.controller.mode == "override"
     assert world.controller.advice == 2, "it goes on saying what it would do"
-    world.send(Ordered(None, "alice"))
+    world.send(SizeOverridden(None, "alice"))
     world.run(300, lambda _: 8)
     assert world.controller.target == 2
     assert any("alice" in decision.reason for decision in world.controller.decisions)
@@ -336,20 +336,20 @@ class TestScaleToZero:
         assert world.controller.target == 1
         world.run(100, lambda _: 0)
         assert world.controller.target == 0
-        world.send(Happened(Happening.ARRIVAL))
+        world.send(SessionChanged(SessionChange.ARRIVAL))
         assert world.controller.target == 1
-        assert world.controller.decisions[-1].action is Action.WAKE
+        assert world.controller.decisions[-1].action is ScalingAction.WAKE
 
     def test_it_wakes_by_the_feedback_alone(self) -> None:
         controller = Controller(self.POLICY, TABLE, 0)
-        controller.handle(Heard(report(9, 0, 1.0)), 1.0)
+        controller.handle(FeedbackReceived(report(9, 0, 1.0)), 1.0)
         assert controller.target == 3
 
     def test_it_stays_for_suspended_sessions(self) -> None:
         controller = Controller(self.POLICY, TABLE, 1)
-        controller.handle(PoolSeen(1, 0, suspended=1), 0.0)
+        controller.handle(PoolObserved(1, 0, suspended=1), 0.0)
         for second in range(400):
-            controller.handle(Heard(report(0, 1, second)), float(second))
+            controller.handle(FeedbackReceived(report(0, 1, second)), float(second))
         assert controller.target == 1
 
     def test_without_it_the_last_worker_stays(self) -> None:
@@ -361,7 +361,7 @@ def test_another_table_is_in_force_from_the_next_decision_on() -> None:
     world = World(target=4, demand=16).run(100, lambda _: 16)
     sparse = TABLE.levels[2].model_copy(update={"level": 1, "volatility_from": 0.0})
     world.send(TableReplaced(ProfileTable(levels=(sparse,), provenance=Provenance(source="new"))))
-    assert world.controller.decisions[-1].action is Action.TABLE
+    assert world.controller.decisions[-1].action is ScalingAction.TABLE
     world.run(5, lambda _: 16)
     assert world.controller.target == 8
 

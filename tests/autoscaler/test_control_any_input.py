@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from turboserve.autoscaler.control.budget import budget, fullest
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.events import (
+    ControlTick,
     DryRunSet,
     Event,
-    Happened,
-    Happening,
-    Heard,
-    Ordered,
-    PoolSeen,
-    Tick,
+    FeedbackReceived,
+    PoolObserved,
+    SessionChange,
+    SessionChanged,
+    SizeOverridden,
 )
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
@@ -48,13 +48,13 @@ def feedbacks() -> st.SearchStrategy[LoadFeedback]:
 def sane_feedbacks() -> st.SearchStrategy[LoadFeedback]:
     """What is believed: workers and capacity together, no more waiting than required."""
 
-    def build(workers: int, slots: int, required: int, waiting: int, rho: float, at: float) -> LoadFeedback:
+    def build(workers: int, members: int, required: int, waiting: int, rho: float, at: float) -> LoadFeedback:
         return LoadFeedback(
             model="m",
             rho_max=rho,
             required=required,
             waiting=min(waiting, required),
-            capacity=workers * slots,
+            capacity=workers * members,
             workers=workers,
             at=at,
         )
@@ -67,13 +67,13 @@ def sane_feedbacks() -> st.SearchStrategy[LoadFeedback]:
 
 
 EVENTS: st.SearchStrategy[Event] = st.one_of(
-    st.builds(Heard, sane_feedbacks()),
-    st.builds(Heard, feedbacks()),
-    st.builds(Happened, st.sampled_from(Happening), st.integers(0, 10**6)),
-    st.builds(PoolSeen, ready=st.integers(0, MOST), suspended=st.integers(0, 100)),
-    st.builds(Ordered, st.one_of(st.none(), st.integers(0, MOST)), st.just("operator")),
+    st.builds(FeedbackReceived, sane_feedbacks()),
+    st.builds(FeedbackReceived, feedbacks()),
+    st.builds(SessionChanged, st.sampled_from(SessionChange), st.integers(0, 10**6)),
+    st.builds(PoolObserved, ready=st.integers(0, MOST), suspended=st.integers(0, 100)),
+    st.builds(SizeOverridden, st.one_of(st.none(), st.integers(0, MOST)), st.just("operator")),
     st.builds(DryRunSet, st.booleans()),
-    st.just(Tick()),
+    st.just(ControlTick()),
 )
 ROWS = st.builds(
     LevelParameters,
@@ -106,7 +106,7 @@ def test_no_input_ends_the_controller_and_its_target_keeps_the_limits(
     now, largest = 0.0, policy.most
     for pause_s, event in history:
         now += pause_s
-        if isinstance(event, Ordered):
+        if isinstance(event, SizeOverridden):
             # An order may exceed the limits; its end changes nothing until the next decision.
             largest = max(largest, event.size or 0)
         controller.handle(event, now)

@@ -12,13 +12,13 @@ from turboserve.autoscaler.control.default import default_table
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.control_loop import ControlLoop
 from turboserve.autoscaler.core import Pool
-from turboserve.autoscaler.rents import Rents
-from turboserve.autoscaler.slots import Slot
+from turboserve.autoscaler.pool_members import PoolMember
 from turboserve.autoscaler.store_link import StoreLink
+from turboserve.autoscaler.worker_usage import WorkerUsage
 from turboserve.bus import Bus
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
 from turboserve.contracts.events import SessionCreated
-from turboserve.contracts.pool import LoadFeedback, PoolOrders, SlotPhase
+from turboserve.contracts.pool import LoadFeedback, PoolMemberPhase, PoolOrders
 from turboserve.contracts.sessions import Phase, SessionRecord
 
 ORDERS = PoolOrders(pool="p")
@@ -52,18 +52,18 @@ def load(required: int, workers: int, at: float, model: str = "toy") -> LoadFeed
 
 def test_nothing_is_decided_before_the_orders_are_known() -> None:
     told = Told()
-    told.loop.heard(load(6, 1, 1.0), 10.0)
+    told.loop.on_feedback(load(6, 1, 1.0), 10.0)
     told.loop.tick([], 11.0)
     assert told.sizes == []
     told.loop.ordered(ORDERS, 12.0)
-    told.loop.heard(load(6, 1, 13.0), 13.0)
+    told.loop.on_feedback(load(6, 1, 13.0), 13.0)
     assert told.sizes == [4]
 
 
 def test_another_models_load_is_none_of_this_pools_business() -> None:
     told = Told()
     told.loop.ordered(ORDERS, 0.0)
-    told.loop.heard(load(6, 1, 1.0, model="other"), 10.0)
+    told.loop.on_feedback(load(6, 1, 1.0, model="other"), 10.0)
     told.loop.tick([], 20.0)
     assert told.sizes == []
 
@@ -74,16 +74,16 @@ def test_a_load_that_is_not_a_number_is_counted_and_the_pool_stays_and_says_why(
     told = Told()
     told.loop.ordered(ORDERS, 0.0)
     for second in range(10):
-        told.loop.told(load(6, 3, float(second)).to_bytes(), float(second))
+        told.loop.on_orders(load(6, 3, float(second)).to_bytes(), float(second))
     assert told.sizes == [4]
     for second in range(10, 40):
         idle = load(0, 3, float(second)).to_bytes()
-        told.loop.told(idle.replace(b'"rho_max":0.0', f'"rho_max":{bad}'.encode()), float(second))
+        told.loop.on_orders(idle.replace(b'"rho_max":0.0', f'"rho_max":{bad}'.encode()), float(second))
         told.loop.tick([], float(second))
     assert told.sizes == [4]
-    hearing, decision = told.loop.controller.advisor.hearing, told.loop.controller.decisions[-1]
+    hearing, decision = told.loop.controller.advisor.feedback_monitor, told.loop.controller.decisions[-1]
     assert sum(hearing.refused.values()) == 30
-    assert "not believed" in decision.reason
+    assert "implausible" in decision.reason
     assert "does not shrink" in decision.reason
 
 
@@ -97,11 +97,11 @@ async def test_orders_that_cannot_be_read_are_no_orders() -> None:
 
     told = Told()
     told.loop.ordered(ORDERS, 0.0)
-    pool, rents = Pool("p", lambda: "w"), Rents(None, 1.0)
-    link = StoreLink(cast(Bus, _Bus()), VirtualClock(), pool, rents, told.loop)
+    pool, usage = Pool("p", lambda: "w"), WorkerUsage(None, 1.0)
+    link = StoreLink(cast(Bus, _Bus()), VirtualClock(), pool, usage, told.loop)
     await link.report()
-    assert link.trouble is not None
-    assert "what is ordered" in link.trouble
+    assert link.problem is not None
+    assert "stored pool orders" in link.problem
     assert told.loop.orders == ORDERS
 
 
@@ -112,13 +112,13 @@ def test_an_order_comes_before_the_settings_and_both_before_the_controller() -> 
     assert told.loop.maximum == 2
     told.loop.ordered(ORDERS.model_copy(update={"version": 1, "override": 3}), 1.0)
     assert told.sizes == [2, 3]
-    told.loop.heard(load(8, 3, 2.0), 10.0)
+    told.loop.on_feedback(load(8, 3, 2.0), 10.0)
     told.loop.ordered(ORDERS.model_copy(update={"version": 2}), 11.0)
     assert told.sizes == [2, 3, 2]
     free = Told()
     free.loop.ordered(ORDERS.model_copy(update={"version": 1, "override": 3}), 1.0)
     free.loop.ordered(ORDERS.model_copy(update={"version": 2}), 2.0)
-    free.loop.heard(load(8, 3, 3.0), 10.0)
+    free.loop.on_feedback(load(8, 3, 3.0), 10.0)
     assert free.sizes == [3, 4]
     assert free.loop.maximum == 4
 
@@ -134,7 +134,7 @@ def test_an_order_beyond_the_limits_stops_at_them(ordered: int, kept: int) -> No
 def test_a_dry_run_says_and_does_not_do() -> None:
     told = Told()
     told.loop.ordered(ORDERS.model_copy(update={"version": 1, "dry_run": True}), 0.0)
-    told.loop.heard(load(8, 1, 1.0), 10.0)
+    told.loop.on_feedback(load(8, 1, 1.0), 10.0)
     assert told.sizes == []
     assert told.loop.controller.advice == 4
     assert told.loop.maximum == 0
@@ -154,7 +154,7 @@ def test_a_table_is_replaced_while_it_runs_and_measured_as_it_was_made() -> None
     control = told.loop.controller
     assert control.table == table
     assert (control.detector.epoch_s, control.detector.window) == (2.0, 10)
-    told.loop.heard(load(1, 1, 2.0), 10.0)
+    told.loop.on_feedback(load(1, 1, 2.0), 10.0)
     assert control.advisor.row.target_utilization == 0.25
     assert told.sizes == [2]
     told.loop.ordered(ORDERS.model_copy(update={"version": 2}), 20.0)
@@ -182,24 +182,24 @@ def test_the_first_session_wakes_a_pool_at_zero() -> None:
     told.loop.ordered(ORDERS.model_copy(update={"version": 1, "override": 0}), 0.0)
     told.loop.ordered(ORDERS.model_copy(update={"version": 2}), 1.0)
     assert told.sizes == [0]
-    told.loop.happened(event("other"), 2.0)
-    told.loop.happened(b"{", 2.0)
+    told.loop.on_event(event("other"), 2.0)
+    told.loop.on_event(b"{", 2.0)
     assert told.sizes == [0]
-    assert told.loop.controller.advisor.hearing.refused["unreadable_event"] == 1
-    told.loop.happened(event(), 3.0)
+    assert told.loop.controller.advisor.feedback_monitor.refused["unreadable_event"] == 1
+    told.loop.on_event(event(), 3.0)
     assert told.sizes == [0, 1]
 
 
 def test_a_pool_at_zero_does_not_go_while_state_sleeps_in_it() -> None:
     told = Told(least=0, scale_to_zero=True, zero_after_s=1.0)
     told.loop.ordered(ORDERS, 0.0)
-    sleeping = Slot("p-0", 0, phase=SlotPhase.READY, worker="w", suspended=1)
+    sleeping = PoolMember("p-0", 0, phase=PoolMemberPhase.READY, worker="w", suspended=1)
     for second in range(30):
-        told.loop.heard(load(0, 1, float(second)), float(second))
+        told.loop.on_feedback(load(0, 1, float(second)), float(second))
         told.loop.tick([sleeping], float(second))
     assert told.sizes == []
     sleeping.suspended = 0
     for second in range(30, 40):
-        told.loop.heard(load(0, 1, float(second)), float(second))
+        told.loop.on_feedback(load(0, 1, float(second)), float(second))
         told.loop.tick([sleeping], float(second))
     assert told.sizes == [0]

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from turboserve.autoscaler.control.budget import budget, would_hold
 from turboserve.autoscaler.control.default import default_table
 from turboserve.autoscaler.control.detector import WorkloadDetector
-from turboserve.autoscaler.control.events import Happening
+from turboserve.autoscaler.control.events import SessionChange
+from turboserve.autoscaler.control.feedback_monitor import CONVINCED, FeedbackMonitor
 from turboserve.autoscaler.control.forecast import Forecast
-from turboserve.autoscaler.control.hearing import CONVINCED, Hearing
-from turboserve.autoscaler.control.patience import FARTHEST, Patience
 from turboserve.autoscaler.control.peak import Peak
 from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.autoscaler.control.scale_in_backoff import FARTHEST, ScaleInBackoff
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable
 from turboserve.contracts.errors import InvalidInputError
@@ -45,37 +45,37 @@ class TestDetector:
         for second, count in enumerate(counts):
             detector.advance(float(second))
             if count:
-                detector.add(Happening.ARRIVAL, count, second + 0.5)
+                detector.add(SessionChange.ARRIVAL, count, second + 0.5)
         detector.advance(float(len(counts)))
         window = ([0] * 10 + counts)[-10:]
         assert detector.volatility == pytest.approx(statistics.pstdev(window))
 
     def test_arrivals_and_activations_count_and_the_others_do_not(self) -> None:
         detector = WorkloadDetector(window=10)
-        detector.add(Happening.DEPARTURE, 5, 0.5)
-        detector.add(Happening.IDLING, 5, 0.6)
+        detector.add(SessionChange.DEPARTURE, 5, 0.5)
+        detector.add(SessionChange.IDLING, 5, 0.6)
         assert detector.volatility == 0
-        detector.add(Happening.ACTIVATION, 2, 0.7)
-        detector.add(Happening.ARRIVAL, 2, 0.8)
+        detector.add(SessionChange.ACTIVATION, 2, 0.7)
+        detector.add(SessionChange.ARRIVAL, 2, 0.8)
         assert detector.volatility == pytest.approx(statistics.pstdev([4] + 9 * [0]))
         assert detector.activity == {"arrival": 2, "departure": 5, "activation": 2, "idling": 5}
 
     def test_a_burst_is_seen_before_its_epoch_is_over(self) -> None:
         detector = WorkloadDetector(window=30)
         detector.advance(0.0)
-        detector.add(Happening.ARRIVAL, 20, 100.1)
+        detector.add(SessionChange.ARRIVAL, 20, 100.1)
         assert detector.volatility == pytest.approx(20 * math.sqrt(29) / 30)
 
     def test_a_window_of_silence_forgets(self) -> None:
         detector = WorkloadDetector(window=5)
-        detector.add(Happening.ARRIVAL, 20, 0.1)
+        detector.add(SessionChange.ARRIVAL, 20, 0.1)
         detector.advance(1e6)
         assert detector.volatility == 0
         assert detector.activity["arrival"] == 0
 
     def test_a_clock_that_stands_still_or_goes_back_changes_nothing(self) -> None:
         detector = WorkloadDetector(window=5)
-        detector.add(Happening.ARRIVAL, 3, 10.0)
+        detector.add(SessionChange.ARRIVAL, 3, 10.0)
         before = detector.volatility
         detector.advance(4.0)
         assert detector.volatility == before
@@ -221,37 +221,37 @@ class TestHearing:
         ],
     )
     def test_nonsense_is_counted_and_not_believed(self, changed: dict[str, object], why: str) -> None:
-        hearing = Hearing(stale_s=10.0)
-        assert not hearing.hear(load(**changed), 1.0)  # type: ignore[arg-type]
+        hearing = FeedbackMonitor(stale_s=10.0)
+        assert not hearing.update(load(**changed), 1.0)  # type: ignore[arg-type]
         assert hearing.refused == {why: 1}
         assert hearing.feedback is None
         assert hearing.is_stale(1.0)
 
     def test_a_message_from_the_past_is_not_believed(self) -> None:
-        hearing = Hearing(stale_s=10.0)
-        hearing.hear(load(9, at=100.0), 0.0)
-        assert not hearing.hear(load(1, at=99.0), 1.0)
+        hearing = FeedbackMonitor(stale_s=10.0)
+        hearing.update(load(9, at=100.0), 0.0)
+        assert not hearing.update(load(1, at=99.0), 1.0)
         assert hearing.feedback is not None
         assert hearing.feedback.required == 9
         assert hearing.refused == {"from_the_past": 1}
 
     def test_a_clock_that_was_set_back_is_believed_in_the_end(self) -> None:
-        hearing = Hearing(stale_s=10.0)
-        hearing.hear(load(9, at=1000.0), 0.0)
-        believed = [hearing.hear(load(1, at=10.0 + i), 1.0 + i) for i in range(CONVINCED)]
+        hearing = FeedbackMonitor(stale_s=10.0)
+        hearing.update(load(9, at=1000.0), 0.0)
+        believed = [hearing.update(load(1, at=10.0 + i), 1.0 + i) for i in range(CONVINCED)]
         assert believed == [False] * (CONVINCED - 1) + [True]
 
     def test_one_old_message_repeated_is_never_believed(self) -> None:
-        hearing = Hearing(stale_s=10.0)
-        hearing.hear(load(9, at=1000.0), 0.0)
-        assert not any(hearing.hear(load(1, at=10.0), 1.0 + i) for i in range(5 * CONVINCED))
+        hearing = FeedbackMonitor(stale_s=10.0)
+        hearing.update(load(9, at=1000.0), 0.0)
+        assert not any(hearing.update(load(1, at=10.0), 1.0 + i) for i in range(5 * CONVINCED))
 
     def test_a_gap_begins_the_hearing_anew(self) -> None:
-        hearing = Hearing(stale_s=10.0)
-        hearing.hear(load(), 0.0)
-        hearing.hear(load(), 9.0)
+        hearing = FeedbackMonitor(stale_s=10.0)
+        hearing.update(load(), 0.0)
+        hearing.update(load(), 9.0)
         assert hearing.since == 0.0
-        hearing.hear(load(), 19.5)
+        hearing.update(load(), 19.5)
         assert hearing.since == 19.5
 
 
@@ -273,21 +273,21 @@ class TestPeak:
 
 class TestPatience:
     def test_a_mistake_doubles_it_up_to_a_limit_and_good_ones_halve_it(self) -> None:
-        patience = Patience(pays_s=10.0)
+        backoff = ScaleInBackoff(pays_s=10.0)
         for mistake in range(6):
-            patience.shrank(100.0 * mistake)
-            patience.grew(100.0 * mistake + 9.0)
-        assert patience.factor == FARTHEST
-        patience.shrank(1000.0)
-        patience.grew(1011.0)
-        patience.shrank(1100.0)
-        assert patience.factor == FARTHEST // 2
+            backoff.shrank(100.0 * mistake)
+            backoff.grew(100.0 * mistake + 9.0)
+        assert backoff.factor == FARTHEST
+        backoff.shrank(1000.0)
+        backoff.grew(1011.0)
+        backoff.shrank(1100.0)
+        assert backoff.factor == FARTHEST // 2
 
     def test_growing_long_after_is_no_mistake(self) -> None:
-        patience = Patience(pays_s=10.0)
-        patience.shrank(0.0)
-        patience.grew(10.0)
-        assert patience.factor == 1
+        backoff = ScaleInBackoff(pays_s=10.0)
+        backoff.shrank(0.0)
+        backoff.grew(10.0)
+        assert backoff.factor == 1
 
 
 class TestForecast:

@@ -11,25 +11,25 @@ from turboserve.autoscaler.messages import (
     Exited,
     Failed,
     Launch,
-    Listed,
-    ListMembers,
+    ListProviderWorkers,
     ListWorkers,
-    Living,
+    ProviderWorkersListed,
     Release,
     Reserve,
+    RunningWorker,
     SizeWanted,
     Tick,
     WorkersListed,
 )
 from turboserve.autoscaler.policy import Policy
-from turboserve.contracts.pool import SlotPhase
+from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.workers import WorkerPhase
 
 
 def test_nothing_is_started_before_the_provider_has_said_what_lives() -> None:
     bench = Bench()
     bench.feed(Tick(), after=1.0)
-    bench.feed(Failed(bench.take(ListMembers).ticket, "not now"))
+    bench.feed(Failed(bench.take(ListProviderWorkers).ticket, "not now"))
     bench.feed(Tick(), after=5.0)
     assert not bench.has(Reserve)
     bench.list_members()
@@ -47,7 +47,12 @@ def test_the_phases_of_a_start() -> None:
     phases.append(bench.phase)
     bench.report(worker)
     phases.append(bench.phase)
-    assert phases == [SlotPhase.RESERVING, SlotPhase.LAUNCHING, SlotPhase.LOADING, SlotPhase.READY]
+    assert phases == [
+        PoolMemberPhase.RESERVING,
+        PoolMemberPhase.LAUNCHING,
+        PoolMemberPhase.LOADING,
+        PoolMemberPhase.READY,
+    ]
 
 
 def test_what_was_asked_before_the_drain_was_accepted_is_no_evidence() -> None:
@@ -67,7 +72,7 @@ def test_what_was_asked_before_the_drain_was_accepted_is_no_evidence() -> None:
     assert not bench.has(Release)
     bench.list_workers(row(worker, WorkerPhase.DRAINING))
     bench.do(Release)
-    assert bench.pool.slots == {}
+    assert bench.pool.members == {}
     assert bench.take(DeclareGone).worker == worker
 
 
@@ -99,29 +104,29 @@ def test_a_drain_that_fails_is_repeated() -> None:
     assert not bench.has(Drain)
     bench.feed(Tick(), after=1.0)
     bench.do(Drain)
-    assert bench.phase is SlotPhase.DRAINING
+    assert bench.phase is PoolMemberPhase.DRAINING
 
 
 def test_an_adopted_worker_that_drains_is_not_late() -> None:
     bench = Bench(policy=Policy(ready_timeout_s=20.0))
-    bench.list_members(Living("local-0", "wrk_old", 7))
+    bench.list_members(RunningWorker("local-0", "wrk_old", 7))
     bench.feed(Tick(), after=100.0)
     bench.list_workers(row("wrk_old", WorkerPhase.DRAINING, sessions=2))
     assert not bench.has(Release)
-    assert bench.pool.slots["local-0"].phase is SlotPhase.DRAINING
+    assert bench.pool.members["local-0"].phase is PoolMemberPhase.DRAINING
     # The place it leaves is filled by another slot.
-    assert bench.take(Reserve).slot == "local-1"
+    assert bench.take(Reserve).member == "local-1"
 
 
 def test_an_adopted_worker_is_not_late_while_the_store_is_silent() -> None:
     bench = Bench(policy=Policy(ready_timeout_s=20.0))
-    bench.list_members(Living("local-0", "wrk_old", 7))
+    bench.list_members(RunningWorker("local-0", "wrk_old", 7))
     for _ in range(100):
         bench.feed(Tick(), after=2.0)
         bench.feed(Failed(bench.take(ListWorkers).ticket, "no answer"))
     assert not bench.has(Release)
     bench.list_workers(row("wrk_old", sessions=2))
-    assert bench.phase is SlotPhase.READY
+    assert bench.phase is PoolMemberPhase.READY
 
 
 def test_a_listing_older_than_a_death_does_not_bring_back_the_dead() -> None:
@@ -129,8 +134,8 @@ def test_a_listing_older_than_a_death_does_not_bring_back_the_dead() -> None:
     worker = bench.start()
     bench.feed(Tick(), after=2.0)
     bench.feed(Exited(worker, "killed"))
-    bench.list_members(Living("local-0", worker, 42))
-    assert [slot.name for slot in bench.pool.slots.values()] == ["local-0"]
+    bench.list_members(RunningWorker("local-0", worker, 42))
+    assert [member.name for member in bench.pool.members.values()] == ["local-0"]
     assert bench.take(Launch).worker != worker
 
 
@@ -140,11 +145,11 @@ def test_what_lives_although_it_was_taken_for_dead_is_ended() -> None:
     bench.feed(Exited(worker, "killed"))
     bench.do(DeclareGone)
     bench.feed(Tick(), after=2.0)
-    bench.list_members(Living("local-0", worker, 42))
-    extra = bench.pool.slots[f"local-extra-{worker}"]
+    bench.list_members(RunningWorker("local-0", worker, 42))
+    extra = bench.pool.members[f"local-extra-{worker}"]
     bench.report(worker)
     bench.feed(Failed(bench.take(Drain).ticket, "gone", missing=True))
-    assert extra.phase is SlotPhase.RELEASING
+    assert extra.phase is PoolMemberPhase.RELEASING
     assert bench.take(Release).worker == worker
 
 
@@ -157,7 +162,7 @@ def test_a_worker_that_the_store_has_given_up_is_ended_and_replaced() -> None:
     release = bench.do(Release)
     assert release.worker == worker
     bench.feed(Tick())
-    assert bench.do(Reserve).slot == "local-0"
+    assert bench.do(Reserve).member == "local-0"
     assert bench.take(Launch).worker != worker
 
 
@@ -171,13 +176,13 @@ def test_failures_are_forgotten_after_a_stable_time() -> None:
             worker = bench.do(Launch).worker
             bench.report(worker)
         bench.feed(Exited(worker, "crashed"))
-        assert bench.pool.slots["local-0"].failures == expected
+        assert bench.pool.members["local-0"].failures == expected
     bench.feed(Tick(), after=30.0)
     worker = bench.do(Launch).worker
     bench.report(worker)
     bench.feed(Tick(), after=31.0)
     bench.feed(Exited(worker, "crashed"))
-    assert bench.pool.slots["local-0"].failures == 1
+    assert bench.pool.members["local-0"].failures == 1
     assert bench.has(Launch), "the first failure costs no wait"
 
 
@@ -188,9 +193,9 @@ def test_a_launch_of_unknown_outcome_is_settled_by_what_lives() -> None:
     launch = bench.take(Launch)
     bench.feed(Failed(launch.ticket, "no answer"))
     bench.feed(Tick(), after=2.0)
-    bench.list_members(Living("local-0", launch.worker, 42))
+    bench.list_members(RunningWorker("local-0", launch.worker, 42))
     bench.report(launch.worker)
-    assert bench.phase is SlotPhase.READY
+    assert bench.phase is PoolMemberPhase.READY
     assert not bench.has(Release)
 
 
@@ -225,9 +230,9 @@ def test_answers_that_come_twice_or_too_late_change_nothing() -> None:
     for ticket in range(1, 20):
         bench.feed(Done(ticket))
         bench.feed(Failed(ticket, "late"))
-    bench.feed(Listed(3, ()))
+    bench.feed(ProviderWorkersListed(3, ()))
     assert bench.phase is before
-    assert bench.pool.slots["local-0"].worker == worker
+    assert bench.pool.members["local-0"].worker == worker
 
 
 def test_shrinking_gives_up_what_is_missed_least() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pool_world import MANY, NONE, Faults, World, play, settle
 
 from turboserve.autoscaler.status import pool_status
-from turboserve.contracts.pool import SlotPhase
+from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 
 
@@ -56,9 +56,9 @@ def test_a_worker_that_crashes_at_every_start_is_tried_ever_less_often() -> None
     world.run(300)
     assert 5 <= first <= 10
     assert world.launches - first <= 300 / world.policy.backoff_limit_s + 1
-    [slot] = pool_status(world.pool, "model", True, world.now, 1e9).slots
-    assert slot.failures > 5
-    assert slot.retry_in_s is None or slot.retry_in_s <= world.policy.backoff_limit_s
+    [member] = pool_status(world.pool, "model", True, world.now, 1e9).members
+    assert member.failures > 5
+    assert member.retry_in_s is None or member.retry_in_s <= world.policy.backoff_limit_s
 
 
 def test_a_worker_that_never_becomes_ready_is_replaced() -> None:
@@ -70,7 +70,7 @@ def test_a_worker_that_never_becomes_ready_is_replaced() -> None:
     assert [reason for _, reason in world.releases] == ["not ready within 20 s"]
     world.calm()
     world.run(40)
-    assert world.phases() == [SlotPhase.READY]
+    assert world.phases() == [PoolMemberPhase.READY]
 
 
 def test_a_stable_worker_that_dies_is_replaced_at_once() -> None:
@@ -104,7 +104,7 @@ def test_a_drain_waits_for_the_last_session_and_reports_that_it_takes_long() -> 
     world.run(100)
     assert len(world.ready()) == 2
     assert [action.action for action in world.pool.actions].count("extend") >= 3
-    [draining] = [s for s in world.pool.slots.values() if s.phase is SlotPhase.DRAINING]
+    [draining] = [s for s in world.pool.members.values() if s.phase is PoolMemberPhase.DRAINING]
     doomed = draining.worker
     assert doomed is not None
     busy[doomed] = (0, 1)
@@ -113,7 +113,7 @@ def test_a_drain_waits_for_the_last_session_and_reports_that_it_takes_long() -> 
     busy[doomed] = (0, 0)
     world.run(10)
     assert [p.worker for p in world.ready()] == [w for w in workers if w != doomed]
-    assert world.phases() == [SlotPhase.READY]
+    assert world.phases() == [PoolMemberPhase.READY]
 
 
 def test_a_drain_cannot_be_taken_back_so_another_worker_comes() -> None:
@@ -127,7 +127,7 @@ def test_a_drain_cannot_be_taken_back_so_another_worker_comes() -> None:
     world.resize(1)
     world.run(15)
     assert len(world.ready()) == 2
-    assert sorted(world.phases()) == sorted([SlotPhase.DRAINING, SlotPhase.READY])
+    assert sorted(world.phases()) == sorted([PoolMemberPhase.DRAINING, PoolMemberPhase.READY])
 
 
 def test_an_autoscaler_that_was_killed_adopts_and_starts_no_doubles() -> None:
@@ -147,7 +147,7 @@ def test_killed_in_the_middle_of_a_launch_it_finds_what_was_started() -> None:
     world.restart()
     world.run(30)
     assert world.launches == 1
-    assert world.phases() == [SlotPhase.READY]
+    assert world.phases() == [PoolMemberPhase.READY]
 
 
 def test_a_row_without_a_process_is_declared_gone() -> None:
@@ -182,4 +182,4 @@ def test_a_size_out_of_range_changes_nothing() -> None:
     with pytest.raises(ValueError, match="size: -1"):
         world.resize(-1)
     world.run(10)
-    assert world.phases() == [SlotPhase.READY]
+    assert world.phases() == [PoolMemberPhase.READY]

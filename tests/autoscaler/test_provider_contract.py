@@ -85,10 +85,10 @@ async def test_a_worker_from_reservation_to_release(place: Place) -> None:
     assert not await provider.ready("wrk_a")
     await provider.reserve("test-0")
     await provider.reserve("test-0")
-    member = await provider.launch("test-0", "wrk_a")
-    assert (member.slot, member.worker) == ("test-0", "wrk_a")
+    provider_worker = await provider.launch("test-0", "wrk_a")
+    assert (provider_worker.member, provider_worker.worker) == ("test-0", "wrk_a")
     await eventually(lambda: provider.ready("wrk_a"))
-    assert await provider.adopt() == [member]
+    assert await provider.adopt() == [provider_worker]
     await provider.drain("wrk_a")
     await provider.drain("wrk_a")
     await provider.release("test-0", "wrk_a", 5.0)
@@ -102,17 +102,17 @@ async def test_a_worker_from_reservation_to_release(place: Place) -> None:
 
 async def test_one_worker_per_slot(place: Place) -> None:
     provider, _ = place.provider()
-    member = await provider.launch("test-0", "wrk_a")
-    assert await provider.launch("test-0", "wrk_a") == member
+    provider_worker = await provider.launch("test-0", "wrk_a")
+    assert await provider.launch("test-0", "wrk_a") == provider_worker
     with pytest.raises(LaunchError):
         await provider.launch("test-0", "wrk_b")
-    assert await provider.adopt() == [member]
+    assert await provider.adopt() == [provider_worker]
 
 
 async def test_a_death_is_told_once_and_the_slot_is_free(place: Place) -> None:
     provider, exits = place.provider()
-    member = await provider.launch("test-0", "wrk_a")
-    place.kill(member)
+    provider_worker = await provider.launch("test-0", "wrk_a")
+    place.kill(provider_worker)
     await eventually(lambda: len(exits) == 1)
     assert exits[0][0] == "wrk_a"
     assert await provider.adopt() == []
@@ -124,15 +124,17 @@ async def test_a_death_is_told_once_and_the_slot_is_free(place: Place) -> None:
 async def test_the_next_provider_finds_what_the_last_one_started(place: Place) -> None:
     """Without a goodbye of the first one, as after kill -9."""
     first, _ = place.provider()
-    members = [await first.launch(f"test-{n}", f"wrk_{n}") for n in range(2)]
+    provider_workers = [await first.launch(f"test-{n}", f"wrk_{n}") for n in range(2)]
     second, exits = place.provider()
     found = await second.adopt()
     assert sorted(m.worker for m in found) == ["wrk_0", "wrk_1"]
-    assert {(m.slot, m.worker, m.pid) for m in found} == {(m.slot, m.worker, m.pid) for m in members}
+    assert {(m.member, m.worker, m.pid) for m in found} == {
+        (m.member, m.worker, m.pid) for m in provider_workers
+    }
     with pytest.raises(LaunchError):
         await second.launch("test-0", "wrk_9")
     await eventually(lambda: second.ready("wrk_0"))
-    place.kill(members[1])
+    place.kill(provider_workers[1])
     await eventually(lambda: [worker for worker, _ in exits] == ["wrk_1"])
     await second.release("test-0", "wrk_0", 5.0)
     await eventually(lambda: [worker for worker, _ in exits] == ["wrk_1", "wrk_0"])
@@ -148,8 +150,8 @@ async def test_ray_what_no_node_has_room_for_is_asked_for_and_refused(
     place = Place("ray", ray_nodes.address)
     provider, _ = place.provider()
     try:
-        for slot in ("test-0", "test-1"):
-            await provider.launch(slot, f"wrk_{slot}")
+        for member in ("test-0", "test-1"):
+            await provider.launch(member, f"wrk_{member}")
         with monkeypatch.context() as hasty:
             hasty.setattr(turboserve.autoscaler.providers.ray, "RESERVE_S", 3.0)
             with pytest.raises(NoResourcesError, match="worker"):
@@ -165,7 +167,7 @@ async def test_ray_what_no_node_has_room_for_is_asked_for_and_refused(
         await provider.reserve("test-2")
         # The autoscaler is killed now: the next one gives back what nobody lives in.
         after, _ = place.provider()
-        assert [member.slot for member in await after.adopt()] == ["test-1"]
+        assert [provider_worker.member for provider_worker in await after.adopt()] == ["test-1"]
         await after.reserve("test-3")
         await after.release("test-3", None, 1.0)
     finally:

@@ -17,22 +17,22 @@ from turboserve.autoscaler.messages import (
     Drain,
     Exited,
     Failed,
-    Listed,
-    ListMembers,
+    ListProviderWorkers,
     ListWorkers,
-    Living,
+    ProviderWorkersListed,
+    RunningWorker,
     SizeWanted,
     Tick,
 )
 from turboserve.autoscaler.policy import Policy
-from turboserve.autoscaler.providers.base import Health, Member
+from turboserve.autoscaler.providers.base import Health, ProviderWorker
 from turboserve.autoscaler.providers.external import ExternalProvider
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.autoscaler.shell import Shell
 from turboserve.autoscaler.status import pool_status
 from turboserve.bus import Bus
 from turboserve.clock import SystemClock
-from turboserve.contracts.pool import PoolStatus, SlotPhase
+from turboserve.contracts.pool import PoolMemberPhase, PoolStatus
 from turboserve.service import Runtime
 from turboserve.tasks import stop
 
@@ -45,8 +45,8 @@ class Faulty(ExternalProvider):
     def __init__(self, answer: object, health: object = Health(True)) -> None:
         self._answer, self._health = answer, health
 
-    async def adopt(self) -> list[Member]:
-        return cast(list[Member], _given(self._answer))
+    async def adopt(self) -> list[ProviderWorker]:
+        return cast(list[ProviderWorker], _given(self._answer))
 
     async def health(self) -> Health:
         return cast(Health, _given(self._health))
@@ -62,10 +62,10 @@ def said(bench: Bench) -> PoolStatus:
     return pool_status(bench.pool, "test", True, bench.now, 1e9)
 
 
-def list_again(bench: Bench, *members: Living, after: float = 2.0) -> None:
+def list_again(bench: Bench, *provider_workers: RunningWorker, after: float = 2.0) -> None:
     """The provider is asked again and answers with these."""
     bench.feed(Tick(), after=after)
-    bench.list_members(*members)
+    bench.list_members(*provider_workers)
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def list_again(bench: Bench, *members: Living, after: float = 2.0) -> None:
         (OSError("connection refused"), "connection refused"),
         (None, "NoneType"),
         (["wrk_a"], "AttributeError"),
-        ([Member("local-0", "wrk a\n")], "a worker that cannot be one"),
-        ([Member("local-0", "wrk_a"), Member("", "wrk_b")], "a slot that cannot be one"),
-        ([Member("x" * 65, "wrk_a")], "a slot that cannot be one"),
+        ([ProviderWorker("local-0", "wrk a\n")], "a worker that cannot be one"),
+        ([ProviderWorker("local-0", "wrk_a"), ProviderWorker("", "wrk_b")], "a slot that cannot be one"),
+        ([ProviderWorker("x" * 65, "wrk_a")], "a slot that cannot be one"),
     ],
 )
 async def test_a_list_that_is_none_is_no_list(answer: object, why: str) -> None:
     executor = Executor(cast(Bus, SimpleNamespace(call=None)), Faulty(answer), 1.0)
-    event = await executor.run(ListMembers(7))
+    event = await executor.run(ListProviderWorkers(7))
     assert isinstance(event, Failed)
     assert event.ticket == 7
     assert why in event.reason
@@ -92,25 +92,25 @@ def test_a_provider_that_does_not_say_what_lives_changes_nothing_and_is_said() -
     bench = Bench()
     worker = bench.start()
     bench.feed(Tick(), after=2.0)
-    bench.feed(Failed(bench.take(ListMembers).ticket, "the cluster is away"))
-    assert bench.phase is SlotPhase.READY
+    bench.feed(Failed(bench.take(ListProviderWorkers).ticket, "the cluster is away"))
+    assert bench.phase is PoolMemberPhase.READY
     assert bench.pool.doubt == "it does not say what lives: the cluster is away"
-    list_again(bench, Living("local-0", worker))
+    list_again(bench, RunningWorker("local-0", worker))
     assert bench.pool.doubt is None
 
 
 def test_a_list_without_a_worker_that_speaks_is_not_believed() -> None:
     """A lie here would end the worker's sessions everywhere else."""
-    bench = Bench(policy=Policy(spoke_s=5.0))
+    bench = Bench(policy=Policy(report_timeout_s=5.0))
     worker = bench.start()
     for _ in range(10):
         bench.report(worker)
         list_again(bench)
-    assert bench.phase is SlotPhase.READY
+    assert bench.phase is PoolMemberPhase.READY
     assert bench.pool.doubt is not None
     assert worker in bench.pool.doubt
     assert [action.action for action in bench.pool.actions].count("gone") == 0
-    list_again(bench, Living("local-0", worker))
+    list_again(bench, RunningWorker("local-0", worker))
     assert bench.pool.doubt is None
     # Silent for long enough, it is what the list says.
     list_again(bench, after=6.0)
@@ -118,7 +118,7 @@ def test_a_list_without_a_worker_that_speaks_is_not_believed() -> None:
 
 
 def test_nor_is_one_without_a_worker_that_was_there_before_this_service_and_speaks() -> None:
-    bench = Bench(size=0, policy=Policy(spoke_s=5.0))
+    bench = Bench(size=0, policy=Policy(report_timeout_s=5.0))
     bench.list_members()
     bench.list_workers(row("wrk_old"))
     for _ in range(10):
@@ -132,8 +132,8 @@ def test_nor_is_one_without_a_worker_that_was_there_before_this_service_and_spea
 
 
 def test_how_long_a_word_counts_follows_the_heartbeat() -> None:
-    assert AutoscalerSettings(heartbeat_s=1.0).policy().spoke_s == 5.0
-    assert AutoscalerSettings(heartbeat_s=4.0).policy().spoke_s == 12.0
+    assert AutoscalerSettings(heartbeat_s=1.0).policy().report_timeout_s == 5.0
+    assert AutoscalerSettings(heartbeat_s=4.0).policy().report_timeout_s == 12.0
 
 
 def test_an_exit_is_believed_at_once_however_lately_it_spoke() -> None:
@@ -147,12 +147,12 @@ def test_an_exit_is_believed_at_once_however_lately_it_spoke() -> None:
 def test_a_worker_listed_twice_and_one_of_nobody_are_no_reason_to_fail() -> None:
     bench = Bench()
     worker = bench.start()
-    strange = Living("elsewhere", "wrk_x")
-    list_again(bench, Living("local-0", worker), Living("local-7", worker), strange, strange)
-    assert bench.pool.slots["local-0"].worker == worker
-    assert "local-7" not in bench.pool.slots
+    strange = RunningWorker("elsewhere", "wrk_x")
+    list_again(bench, RunningWorker("local-0", worker), RunningWorker("local-7", worker), strange, strange)
+    assert bench.pool.members["local-0"].worker == worker
+    assert "local-7" not in bench.pool.members
     # It may hold sessions: drained like any other.
-    [extra] = [slot for slot in bench.pool.slots.values() if slot.worker == "wrk_x"]
+    [extra] = [member for member in bench.pool.members.values() if member.worker == "wrk_x"]
     assert not extra.wanted
 
 
@@ -166,8 +166,8 @@ def test_a_drain_that_is_never_accepted_is_reported_when_its_deadline_passes() -
         if bench.has(Drain):
             bench.feed(Failed(bench.take(Drain).ticket, "the database is away"))
         bench.feed(Tick(), after=1.0)
-    [slot] = [slot for slot in bench.pool.slots.values() if not slot.wanted]
-    assert slot.phase is SlotPhase.DRAINING
+    [member] = [member for member in bench.pool.members.values() if not member.wanted]
+    assert member.phase is PoolMemberPhase.DRAINING
     extended = [action for action in bench.pool.actions if action.action == "extend"]
     assert len(extended) == 2
     assert "not accepted yet" in extended[0].reason
@@ -180,7 +180,7 @@ def test_a_store_that_does_not_list_its_workers_is_said() -> None:
     assert said(bench).reason is None
     bench.feed(Tick(), after=2.0)
     bench.feed(Failed(bench.take(ListWorkers).ticket, "the database is away"))
-    assert bench.phase is SlotPhase.READY
+    assert bench.phase is PoolMemberPhase.READY
     assert "the database is away" in (said(bench).reason or "")
     bench.list_workers(row(worker))
     assert said(bench).reason is None
@@ -247,7 +247,7 @@ def test_a_list_older_than_a_launch_says_nothing_of_it() -> None:
     bench = Bench()
     bench.list_members()
     bench.feed(Tick(), after=2.0)
-    asked = bench.take(ListMembers)
+    asked = bench.take(ListProviderWorkers)
     bench.launch()
-    bench.feed(Listed(asked.ticket, ()))
-    assert bench.phase is SlotPhase.READY
+    bench.feed(ProviderWorkersListed(asked.ticket, ()))
+    assert bench.phase is PoolMemberPhase.READY

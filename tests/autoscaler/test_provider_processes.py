@@ -41,8 +41,8 @@ async def test_exit_statuses_are_said_in_words(machine: Place) -> None:
     await provider.launch("test-0", "wrk_a")
     await eventually(lambda: exits == [("wrk_a", "its process ended with status 3")])
     good, good_exits = machine.provider()
-    member = await good.launch("test-0", "wrk_b")
-    machine.kill(member)
+    provider_worker = await good.launch("test-0", "wrk_b")
+    machine.kill(provider_worker)
     await eventually(lambda: good_exits == [("wrk_b", "its process was ended by SIGKILL")])
 
 
@@ -56,9 +56,9 @@ async def test_who_does_not_listen_is_killed(machine: Place) -> None:
 
 async def test_a_stopped_process_is_ended(machine: Place) -> None:
     provider, exits = machine.provider()
-    member = await provider.launch("test-0", "wrk_a")
-    assert member.pid is not None
-    os.kill(member.pid, signal.SIGSTOP)
+    provider_worker = await provider.launch("test-0", "wrk_a")
+    assert provider_worker.pid is not None
+    os.kill(provider_worker.pid, signal.SIGSTOP)
     await provider.release("test-0", "wrk_a", 0.3)
     assert len(exits) == 1
 
@@ -87,8 +87,8 @@ async def test_pools_do_not_see_each_other(machine: Place) -> None:
 async def test_children_of_a_worker_are_not_workers(machine: Place) -> None:
     """They have its environment."""
     provider, _ = machine.provider()
-    member = await provider.launch("test-0", "wrk_a")
-    assert member.pid is not None
+    provider_worker = await provider.launch("test-0", "wrk_a")
+    assert provider_worker.pid is not None
     script = "import time; time.sleep(30)"
     environment = {**os.environ, "TURBOSERVE_POOL_ID": machine.pool, "TURBOSERVE_POOL_SLOT": "test-7"}
     environment["TURBOSERVE_WORKER_ID"] = "wrk_child"
@@ -122,9 +122,9 @@ asyncio.run(main())
     parent.wait()
     parent.stdout.close()
     provider, exits = machine.provider()
-    [member] = await provider.adopt()
-    assert (member.slot, member.worker) == ("test-0", "wrk_a")
-    machine.kill(member)
+    [provider_worker] = await provider.adopt()
+    assert (provider_worker.member, provider_worker.worker) == ("test-0", "wrk_a")
+    machine.kill(provider_worker)
     await eventually(lambda: exits == [("wrk_a", "its process has ended")])
 
 
@@ -136,10 +136,10 @@ async def test_without_pidfds_ends_are_found_by_looking(
 
     monkeypatch.setattr(os, "pidfd_open", unsupported)
     provider, exits = machine.provider()
-    member = await provider.launch("test-0", "wrk_a")
+    provider_worker = await provider.launch("test-0", "wrk_a")
     other, other_exits = machine.provider()
-    assert await other.adopt() == [member]
-    machine.kill(member)
+    assert await other.adopt() == [provider_worker]
+    machine.kill(provider_worker)
     await eventually(lambda: len(exits) == 1)
     await eventually(lambda: len(other_exits) == 1)
 

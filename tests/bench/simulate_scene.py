@@ -9,7 +9,7 @@ from typing import Any
 
 from turboserve.bench.simulate import scenario
 from turboserve.bench.simulate.faults import CALM
-from turboserve.bench.simulate.quiet import quiet
+from turboserve.bench.simulate.null_logging import quiet
 from turboserve.bench.simulate.service import ServiceProcess
 from turboserve.bench.simulate.settings import Scale
 from turboserve.bench.simulate.users import Users
@@ -35,13 +35,13 @@ class Scene:
         self.users = Users(self.world)
         self.users.stop()
         self.session = ""
-        says = self.world.checker.scheduler_says
+        says = self.world.checker.scheduler_report
 
         def hears(name: str, core: Scheduler, commands: list[Any]) -> None:
             self.said += [(name, command) for command in commands]
             says(name, core, commands)
 
-        self.world.checker.scheduler_says = hears  # type: ignore[method-assign]
+        self.world.checker.scheduler_report = hears  # type: ignore[method-assign]
         self.world.begin()
 
     @property
@@ -91,7 +91,7 @@ class Scene:
             "copying": lambda: self.session in self.worker(source).copies,
             "verified": lambda: any(
                 one.stage is MoveStage.VERIFIED
-                for one in self.worker(target).worker.table.arrivals.reports()  # type: ignore[union-attr]
+                for one in self.worker(target).worker.table.incoming.reports()  # type: ignore[union-attr]
             ),
             "commit sent": lambda: bool(self.those_that_said(CommitMove)),
             "committed": lambda: self.row.epoch == epoch + 1,

@@ -9,8 +9,8 @@ from turboserve.autoscaler.control.forecast import Forecast
 from turboserve.bench.autoscale.coverage import (
     HORIZON_S,
     SHARE,
-    Learned,
-    Still,
+    NaiveForecast,
+    RidgeForecast,
     controlled,
     coverage,
     equal_share,
@@ -33,18 +33,18 @@ def test_a_straight_ramp_is_learned_and_the_product_sees_it_coming() -> None:
 def test_a_learned_forecast_expects_what_its_weights_say() -> None:
     weights = np.zeros(len(LAGS))
     weights[LAGS.index(5)] = 2.0
-    forecast = Learned(HORIZON_S, 0.5, weights)
+    forecast = RidgeForecast(HORIZON_S, 0.5, weights)
     for second in range(31):
         forecast.observe(3 * second, float(second))
     # 90 is the running step's; five steps before it were 75.
     assert forecast.plain == pytest.approx(90 + 2 * 15)
-    still = Still(HORIZON_S, 0.5)
+    still = NaiveForecast(HORIZON_S, 0.5)
     still.observe(7, 0.0)
     still.observe(4, 1.0)
     assert still.plain == 7
 
 
-@pytest.mark.parametrize("kind", [Still, Forecast])
+@pytest.mark.parametrize("kind", [NaiveForecast, Forecast])
 def test_the_margin_is_the_least_that_covers_the_share(kind: type[Forecast]) -> None:
     def make(quantile: float) -> Forecast:
         return kind(HORIZON_S, quantile)
@@ -58,6 +58,9 @@ def test_the_margin_is_the_least_that_covers_the_share(kind: type[Forecast]) -> 
 
 def test_a_controller_with_a_forecast_is_earlier_and_dearer_than_one_without() -> None:
     wave = square(10, 30, 60, 240)
-    without, ahead = controlled(wave, Plant(), None), controlled(wave, Plant(), Still(HORIZON_S, 0.99))
+    without, ahead = (
+        controlled(wave, Plant(), None),
+        controlled(wave, Plant(), NaiveForecast(HORIZON_S, 0.99)),
+    )
     assert ahead.cost_s > without.cost_s
     assert ahead.late <= without.late

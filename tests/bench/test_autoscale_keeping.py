@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.bench.autoscale.appendix import segment
-from turboserve.bench.autoscale.keeping import as_a_whole, keep_target, levels_at, play
+from turboserve.bench.autoscale.keeping import as_a_whole, keep_target, levels_at, replay
 from turboserve.bench.autoscale.plant import Plant
 from turboserve.bench.autoscale.profiling import RHO_GRID
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
@@ -19,7 +19,7 @@ TABLE = ProfileTable(levels=ROWS, provenance=Provenance(source="x"))
 
 
 def test_the_row_of_the_calm_is_to_blame() -> None:
-    late = play(TRACE, Plant(), POLICY, TABLE).late_since
+    late = replay(TRACE, Plant(), POLICY, TABLE).late_since
     assert late
     begins = min(step.at for step in TRACE.steps if step.at > 0)
     assert all(begins <= at <= begins + 3 for at in late)
@@ -30,7 +30,7 @@ def test_the_row_of_the_calm_is_to_blame() -> None:
 
 def test_its_target_is_lowered_until_nobody_is_late_and_no_other() -> None:
     known = as_a_whole(TABLE, [TRACE], Plant(), POLICY)
-    assert known.provenance.late == len(play(TRACE, Plant(), POLICY, TABLE).late_since)
+    assert known.provenance.late == len(replay(TRACE, Plant(), POLICY, TABLE).late_since)
     kept = keep_target(TABLE, [TRACE], Plant(), POLICY)
     assert kept.provenance.late == 0
     assert kept.provenance.activations == 43

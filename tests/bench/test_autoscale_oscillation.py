@@ -6,7 +6,7 @@ import pytest
 
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.bench.autoscale.oscillation import undone
-from turboserve.bench.autoscale.outcome import Outcome
+from turboserve.bench.autoscale.outcome import ScalingOutcome
 
 POLICY = ControlPolicy(most=9, out_cooldown_s=2.0, in_cooldown_s=10.0)
 
@@ -24,4 +24,4 @@ POLICY = ControlPolicy(most=9, out_cooldown_s=2.0, in_cooldown_s=10.0)
 def test_an_action_is_undone_by_its_opposite_within_that_ones_cooldown(
     actions: list[tuple[float, int, int]], count: int
 ) -> None:
-    assert undone(Outcome(actions=actions), POLICY) == count
+    assert undone(ScalingOutcome(actions=actions), POLICY) == count

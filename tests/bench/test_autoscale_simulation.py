@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from turboserve.autoscaler.control.events import Happening
+from turboserve.autoscaler.control.events import SessionChange
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.bench.autoscale.agreement import agreement
 from turboserve.bench.autoscale.appendix import WINDOWS, calm, segment, ten_windows
@@ -32,7 +32,7 @@ from turboserve.bench.autoscale.replay import Parameters, Replays
 from turboserve.bench.autoscale.shapes import constant, from_counts, square
 from turboserve.bench.autoscale.simulation import Simulation
 from turboserve.bench.autoscale.sizers import Controlled, Fixed, Planned, flat_table
-from turboserve.bench.autoscale.trace import Step, Trace, checked, read, since, write
+from turboserve.bench.autoscale.trace import Step, WorkloadTrace, checked, read, since, write
 from turboserve.bench.autoscale.units import Unit, run_all
 from turboserve.cli.main import app
 from turboserve.contracts.autoscale import ProfileTable, Provenance
@@ -86,14 +86,14 @@ class TestTraces:
 
     def test_a_piece_begins_with_who_is_active(self) -> None:
         steps = [
-            Step(0, "a", Happening.ARRIVAL),
-            Step(1, "b", Happening.ARRIVAL),
-            Step(2, "b", Happening.IDLING),
-            Step(3, "c", Happening.ARRIVAL),
-            Step(4, "c", Happening.DEPARTURE),
-            Step(6, "b", Happening.ACTIVATION),
-            Step(7, "a", Happening.DEPARTURE),
-            Step(9, "b", Happening.DEPARTURE),
+            Step(0, "a", SessionChange.ARRIVAL),
+            Step(1, "b", SessionChange.ARRIVAL),
+            Step(2, "b", SessionChange.IDLING),
+            Step(3, "c", SessionChange.ARRIVAL),
+            Step(4, "c", SessionChange.DEPARTURE),
+            Step(6, "b", SessionChange.ACTIVATION),
+            Step(7, "a", SessionChange.DEPARTURE),
+            Step(9, "b", SessionChange.DEPARTURE),
         ]
         piece = checked("piece", since(steps, 5.0, 8.0), 3.0)
         assert [(step.at, step.session, step.kind.value) for step in piece.steps] == [
@@ -113,8 +113,8 @@ class TestTraces:
         trace = production(name)
         for window, (wanted, mean) in enumerate(zip(TRACES[name], active_means(trace), strict=True)):
             span = (300.0 * window, 300.0 * (window + 1))
-            assert trace.count(Happening.ARRIVAL, *span) == pytest.approx(wanted.arrivals, rel=0.03)
-            assert trace.count(Happening.DEPARTURE, *span) == pytest.approx(wanted.departures, rel=0.03)
+            assert trace.count(SessionChange.ARRIVAL, *span) == pytest.approx(wanted.arrivals, rel=0.03)
+            assert trace.count(SessionChange.DEPARTURE, *span) == pytest.approx(wanted.departures, rel=0.03)
             assert mean == pytest.approx(wanted.active, rel=0.03)
 
     def test_real_arrivals_begin_with_a_full_system(self) -> None:
@@ -132,8 +132,8 @@ class TestFleet:
 
     def test_who_finds_no_slot_waits_and_is_late(self) -> None:
         trace = checked(
-            "two", [Step(0, "a", Happening.ARRIVAL), Step(1, "b", Happening.ARRIVAL),
-                    Step(4, "a", Happening.DEPARTURE)], 10.0)  # fmt: skip
+            "two", [Step(0, "a", SessionChange.ARRIVAL), Step(1, "b", SessionChange.ARRIVAL),
+                    Step(4, "a", SessionChange.DEPARTURE)], 10.0)  # fmt: skip
         plant = Plant(capacity=1, latency_s={1: 0.1336})
         outcome = Simulation(trace, plant, Fixed(1)).run()
         assert (outcome.waited, outcome.late) == (1, 1)
@@ -212,7 +212,7 @@ class TestOracles:
         assert slot_needs(constant(9, 120), 5, 0.9, 60.0, 16) == [2, 2]
 
     def test_the_windowed_oracle_is_no_dearer_than_any_fixed_target(self) -> None:
-        trace = Trace("short", tuple(s for s in ten_windows().steps if s.at < 60), 60.0)
+        trace = WorkloadTrace("short", tuple(s for s in ten_windows().steps if s.at < 60), 60.0)
         plant = Plant(start_up_s=2.0)
         grid = (0.5, 0.7, 0.9)
         oracle = windowed_oracle(trace, plant, POLICY, 30.0, grid)
@@ -225,7 +225,7 @@ class TestOracles:
                 assert oracle.outcome.cost_s <= run.cost_s + 1e-6
 
     def test_the_windowed_oracle_says_when_nothing_is_good_enough(self) -> None:
-        trace = checked("burst", [Step(1.0, f"s{i}", Happening.ARRIVAL) for i in range(99)], 30.0)
+        trace = checked("burst", [Step(1.0, f"s{i}", SessionChange.ARRIVAL) for i in range(99)], 30.0)
         assert windowed_oracle(trace, Plant(), POLICY, 30.0, (0.9,)) is None
 
 

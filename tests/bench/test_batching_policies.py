@@ -3,7 +3,7 @@
 import pytest
 
 from turboserve.bench.batching.command import GIVEN, LOADS, compare
-from turboserve.bench.batching.simulation import Scene, capacity, poisson, simulate
+from turboserve.bench.batching.simulation import BatchingScenario, capacity, poisson, simulate
 from turboserve.worker.engine.gather import GATHER_POLICIES
 from turboserve.worker.engine.profile import LatencyProfile
 
@@ -40,7 +40,7 @@ def test_step_is_never_much_worse_where_latencies_are_not_smooth_or_batches_gain
 def test_every_chunk_is_made_and_none_faster_than_alone(name: str) -> None:
     profile = LatencyProfile(GIVEN["batch_friendly"])
     due_s = poisson(300, 0.5 * capacity(profile, 5, 4), seed=3)
-    latencies = simulate(Scene(due_s, 5, 1.0, slots=4), GATHER_POLICIES.make(name), profile)
+    latencies = simulate(BatchingScenario(due_s, 5, 1.0, slots=4), GATHER_POLICIES.make(name), profile)
     assert len(latencies) == 300
     assert min(latencies) >= 5 * profile(1) - 1e-9
 
@@ -48,7 +48,7 @@ def test_every_chunk_is_made_and_none_faster_than_alone(name: str) -> None:
 def test_alone_a_chunk_takes_its_forwards() -> None:
     profile = LatencyProfile(GIVEN["compute_bound"])
     for name in ("fcfs", "chunk", "step"):
-        assert simulate(Scene((0.0, 10.0)), GATHER_POLICIES.make(name), profile) == pytest.approx(
+        assert simulate(BatchingScenario((0.0, 10.0)), GATHER_POLICIES.make(name), profile) == pytest.approx(
             [0.19, 0.19]
         )
 

@@ -13,7 +13,7 @@ from turboserve.bench.chaos.surroundings import FakeClock, faketime_library
 
 LIBRARY = faketime_library()
 TELL = "import sys, time\nfor _ in sys.stdin:\n    print(time.time(), time.monotonic(), flush=True)"
-PATIENCE_S = 30.0
+RETRY_TIMEOUT_S = 30.0
 
 
 @pytest.mark.skipif(LIBRARY is None, reason="libfaketime is not installed (Debian's package libfaketime)")
@@ -32,12 +32,12 @@ def test_the_wall_clock_steps_in_a_process_that_runs_and_the_monotonic_one_does_
     with process, process.stdin:
         for step_s in (0.0, 3600.0, -3600.0, 0.0):
             clock.step(step_s)
-            deadline_s = time.monotonic() + PATIENCE_S
+            deadline_s = time.monotonic() + RETRY_TIMEOUT_S
             while True:
                 process.stdin.write("\n")
                 wall, monotonic = map(float, process.stdout.readline().split())
-                assert abs(monotonic - time.monotonic()) < PATIENCE_S
-                if abs(wall - time.time() - step_s) < PATIENCE_S:
+                assert abs(monotonic - time.monotonic()) < RETRY_TIMEOUT_S
+                if abs(wall - time.time() - step_s) < RETRY_TIMEOUT_S:
                     break
                 assert time.monotonic() < deadline_s
                 time.sleep(0.05)

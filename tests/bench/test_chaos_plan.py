@@ -21,28 +21,37 @@ from turboserve.bench.chaos.invariants import (
     check_oldest,
     takeovers,
 )
-from turboserve.bench.chaos.plan import AFTERWARDS_S, SERVERS, SERVICES, WORKER, Act, Blow, FaultGroup, plan
+from turboserve.bench.chaos.plan import (
+    AFTERWARDS_S,
+    SERVERS,
+    SERVICES,
+    WORKER,
+    FaultGroup,
+    FaultKind,
+    UserActionKind,
+    plan,
+)
 
 MANY = [plan(seed, 300.0, sessions=3, schedulers=2, gap_s=6.0) for seed in range(60)]
 
 
 def test_the_same_seed_plans_the_same_and_another_does_not() -> None:
     assert plan(7, 300.0, 3, 2, 6.0) == MANY[7]
-    assert len({(one.faults, one.deeds) for one in MANY}) == len(MANY)
+    assert len({(one.faults, one.actions) for one in MANY}) == len(MANY)
 
 
 def test_everything_is_hit_in_every_way_and_within_the_time() -> None:
     faults = [fault for one in MANY for fault in one.faults]
     assert all(0 < fault.at_s < 300.0 for fault in faults)
-    hit = Counter((fault.target, fault.blow) for fault in faults)
+    hit = Counter((fault.target, fault.kind) for fault in faults)
     for target in (*SERVICES, "scheduler-2", WORKER, *SERVERS):
-        assert hit[target, Blow.KILL] > 0
-        assert hit[target, Blow.STOP] > 0
-        assert (hit[target, Blow.RESTART] > 0) == (target in SERVERS)
+        assert hit[target, FaultKind.KILL] > 0
+        assert hit[target, FaultKind.STOP] > 0
+        assert (hit[target, FaultKind.RESTART] > 0) == (target in SERVERS)
     # Some workers stand still for longer than it takes to give their sessions to others.
     assert max(fault.seconds for fault in faults if fault.target == WORKER) > 15.0
-    deeds = Counter((deed.session, deed.act) for one in MANY for deed in one.deeds)
-    assert set(deeds) == {(session, act) for session in range(3) for act in Act}
+    actions = Counter((action.session, action.kind) for one in MANY for action in one.actions)
+    assert set(actions) == {(session, kind) for session in range(3) for kind in UserActionKind}
 
 
 ALL_GROUPS = tuple(FaultGroup)
@@ -53,20 +62,20 @@ LASTING = [
 
 def test_faults_with_an_end_of_their_own_come_one_after_the_other_and_all_of_them_come() -> None:
     for one in LASTING:
-        assert {fault.blow.value for fault in one.faults} == {group.value for group in ALL_GROUPS[1:]}
+        assert {fault.kind.value for fault in one.faults} == {group.value for group in ALL_GROUPS[1:]}
         for before, after in itertools.pairwise(one.faults):
             assert after.at_s > before.at_s + before.seconds + AFTERWARDS_S
         assert one.faults[-1].at_s < 900.0
-    steps = {fault.step_s for one in LASTING for fault in one.faults if fault.blow is Blow.CLOCK_STEP}
+    steps = {fault.step_s for one in LASTING for fault in one.faults if fault.kind is FaultKind.CLOCK_STEP}
     assert steps == {3600.0, -3600.0}
     # The supervisor replaces a broker that is frozen; some faults last for longer than that takes.
-    assert max(f.seconds for one in LASTING for f in one.faults if f.blow is Blow.BROKER_FROZEN) > 100.0
+    assert max(f.seconds for one in LASTING for f in one.faults if f.kind is FaultKind.BROKER_FROZEN) > 100.0
 
 
 def test_faults_of_processes_may_be_among_them() -> None:
     mixed = [plan(seed, 900.0, 3, 2, 6.0, ALL_GROUPS) for seed in range(20)]
-    blows = {fault.blow for one in mixed for fault in one.faults}
-    assert blows == set(Blow)
+    process_faults = {fault.kind for one in mixed for fault in one.faults}
+    assert process_faults == set(FaultKind)
     for one in mixed:
         for before, after in itertools.pairwise(one.faults):
             assert not before.lasts or after.at_s > before.at_s + before.seconds + AFTERWARDS_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from turboserve.bench.migration.play import keeps_up, stalls
+from turboserve.bench.migration.watched_session import keeps_up, stalls
 
 
 def test_a_stall_is_counted_against_the_chunks_that_no_move_touched() -> None:

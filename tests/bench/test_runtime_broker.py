@@ -11,7 +11,15 @@ import pytest
 from broker_scene import Scene
 
 from turboserve import subjects
-from turboserve.bench.runtime.broker import Fate, FaultyNetwork, Kind, MemoryClient, Message, Network, Rates
+from turboserve.bench.runtime.broker import (
+    FaultyNetwork,
+    Kind,
+    MemoryClient,
+    Message,
+    MessageOutcome,
+    Network,
+    Rates,
+)
 from turboserve.bench.runtime.broker.network import DOUBLED, LOST
 from turboserve.bench.runtime.process import ProcessDeadError
 from turboserve.bus import append, follow, last_entry, read_headers
@@ -20,7 +28,7 @@ from turboserve.contracts.errors import DeadlineError, FencedError
 from turboserve.contracts.requests import Done, DrainWorker
 from turboserve.subjects import CHUNK, CHUNKS, OWN, Caller
 
-Choose = Callable[[Kind, Message, bool], Fate | None]
+Choose = Callable[[Kind, Message, bool], MessageOutcome | None]
 
 
 class Chosen(Network):
@@ -32,7 +40,9 @@ class Chosen(Network):
         super().__init__(0.01)
         self.choose: Choose = lambda _kind, _message, _to_broker: None
 
-    def fate(self, client: MemoryClient, kind: Kind, message: Message, to_broker: bool) -> Fate | None:
+    def fate(
+        self, client: MemoryClient, kind: Kind, message: Message, to_broker: bool
+    ) -> MessageOutcome | None:
         return self.choose(kind, message, to_broker)
 
 
@@ -150,7 +160,7 @@ def test_a_lost_request_is_not_seen_and_a_lost_answer_is(scene: Scene, network: 
 def test_a_late_request_has_its_effect_after_its_sender_gave_up(scene: Scene, network: Chosen) -> None:
     seen: list[str] = []
     serve(scene, "state-store", seen)
-    network.choose = lambda kind, _, up: Fate(late_s=3.0) if kind is Kind.REQUEST and up else None
+    network.choose = lambda kind, _, up: MessageOutcome(late_s=3.0) if kind is Kind.REQUEST and up else None
     began = scene.loop.time()
     with pytest.raises(DeadlineError):
         call(scene, "late")
@@ -178,7 +188,7 @@ def test_an_append_that_is_late_meets_the_fence_of_the_next_owner(scene: Scene, 
     scene.make_stream()
     store = scene.buses["state-store"]
     network.choose = lambda kind, _, up: (
-        Fate(late_s=3.0) if kind is Kind.APPEND and "chunk" in _.subject else None
+        MessageOutcome(late_s=3.0) if kind is Kind.APPEND and "chunk" in _.subject else None
     )
     with pytest.raises(DeadlineError):
         put(scene, 0)

@@ -366,7 +366,7 @@ def test_mending_ends_every_fault(scene: Scene) -> None:
     scene.broker.slow_s = 5.0
     waiting = putting(scene, 0, deadline_s=20.0)
     scene.loop.advance(9.0)
-    scene.broker.mend()
+    scene.broker.repair()
     began = scene.loop.time()
     assert finish(scene, waiting).sequence == 1
     assert elapsed(scene, began) < 0.1
@@ -414,8 +414,8 @@ def test_everything_is_read_once_whatever_happened(scene: Scene) -> None:
         loop.call_later(at + 6, broker.set_storage, Storage.SILENT)
         loop.call_later(at + 7, broker.set_storage, Storage.STORES)
     loop.run_until_complete(writing)
-    network.mend()
-    broker.mend()
+    network.repair()
+    broker.repair()
     loop.advance(10.0)
     assert written == 200
     assert found == [b"%d" % index for index in range(200)]

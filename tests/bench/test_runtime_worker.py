@@ -148,7 +148,7 @@ def test_a_migration_that_breaks_anywhere_loses_and_repeats_nothing(seed: int, s
     play(world, "ses_1", 5)
     if suspended:
         world.change("ses_1", phase=Phase.SUSPENDED)
-        world.call(world.tell("ses_1", "wrk_a"))
+        world.call(world.handle("ses_1", "wrk_a"))
         world.run(3.0)
     faults = world.fabric.faults
     faults.breaks, faults.corrupts, faults.stalls = 0.1, 0.2, 0.1
@@ -161,8 +161,8 @@ def test_a_migration_that_breaks_anywhere_loses_and_repeats_nothing(seed: int, s
         else:
             phase = Phase.SUSPENDED if suspended else Phase.ACTIVE
             world.change("ses_1", phase=phase, target=None, move=None)
-            world.call(world.tell("ses_1", here))
-            world.call(world.tell("ses_1", there))
+            world.call(world.handle("ses_1", here))
+            world.call(world.handle("ses_1", there))
     faults.breaks = faults.corrupts = faults.stalls = 0.0
     world.run(10.0)
     if suspended:

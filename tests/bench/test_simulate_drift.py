@@ -17,12 +17,12 @@ from turboserve.worker.service import wire
 
 def test_an_admission_rule_that_changed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """One session too many for each model."""
-    admit = workers.Room.admit
+    admit = workers.ModelCapacity.admit
 
-    def one_more(self: workers.Room, retry_s: float) -> None:
-        admit(workers.Room(self.model, self.known, self.capacity, max(0, self.demand - 1)), retry_s)
+    def one_more(self: workers.ModelCapacity, retry_s: float) -> None:
+        admit(workers.ModelCapacity(self.model, self.known, self.capacity, max(0, self.demand - 1)), retry_s)
 
-    monkeypatch.setattr(workers.Room, "admit", one_more)
+    monkeypatch.setattr(workers.ModelCapacity, "admit", one_more)
     assert "capacity" in violations(range(20), CALM, seconds=25.0)
 
 

@@ -32,7 +32,7 @@ def a_worker_is_taken_for_dead_and_then_finds_no_store() -> Iterator[Scene]:
         one.until(lambda: worker.name in world.checker.gone)
         world.restarts = False
         world.service("state-store-1").kill("kill -9")
-        world.broker.mend()
+        world.broker.repair()
         world.loop.advance(5.0)
         assert worker.alive
         assert worker.state(one.session) is not None
@@ -72,7 +72,7 @@ def a_worker_comes_back_while_its_death_is_on_its_way(monkeypatch: pytest.Monkey
         assert worker.service is not None
         world.broker.cut_off(worker.service.process, LONG_S)
         one.until(lambda: len(verdicts) > 0)
-        world.broker.mend()
+        world.broker.repair()
         one.until(lambda: worker.generating)
         world.loop.advance(ON_ITS_WAY_S)
         arrives.set()

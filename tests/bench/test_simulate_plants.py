@@ -12,7 +12,7 @@ from simulate_plants import BUSY, all_on_the_first, violations, without_fence
 
 from turboserve.autoscaler import lifecycle
 from turboserve.autoscaler.control.advisor import Advice, Advisor
-from turboserve.autoscaler.control.hearing import Hearing
+from turboserve.autoscaler.control.feedback_monitor import FeedbackMonitor
 from turboserve.bench.runtime.broker.jetstream import JetStream
 from turboserve.bench.runtime.broker.stream import Stream
 from turboserve.bench.runtime.device.backend import VirtualBackend
@@ -20,12 +20,12 @@ from turboserve.bench.runtime.device.contents import VirtualState
 from turboserve.bench.simulate import command, scenario
 from turboserve.bench.simulate.faults import CALM, Faults
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.gateway.stream.chunks import Chunk, ChunkLog, Start
+from turboserve.gateway.stream.chunks import Chunk, ChunkLog, StreamStart
 from turboserve.scheduler.leadership import Leadership
 from turboserve.scheduler.placement import Choice, Cluster, Demand, MinMax
 from turboserve.state_store.core import sessions, workers
 from turboserve.worker.engine.session import Session
-from turboserve.worker.service import commands as do
+from turboserve.worker.service import commands
 from turboserve.worker.service.engine_driver import EngineDriver
 from turboserve.worker.service.lease import Lease
 from turboserve.worker.service.table import Table
@@ -56,7 +56,7 @@ def test_a_store_that_does_not_raise_the_epoch_is_found(monkeypatch: pytest.Monk
     def same(record: SessionRecord, worker: str | None) -> dict[str, Any]:
         return {"epoch": max(record.epoch, 1), "worker": worker, "own_revision": None}
 
-    monkeypatch.setattr(sessions, "own_anew", same)
+    monkeypatch.setattr(sessions, "assign_owner", same)
     assert "epochs_increase" in violations(range(10), BUSY)
 
 
@@ -74,18 +74,18 @@ def test_a_broker_that_does_not_know_repeated_messages_is_found(monkeypatch: pyt
 
 def test_a_move_of_another_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is sent, with a digest of its own, is not what the log's end was made from."""
-    pages_at_rest = VirtualBackend.pages_at_rest
+    pages_quiesced = VirtualBackend.pages_quiesced
 
     def older(self: VirtualBackend, session: Session) -> Any:
         state = session.state
         assert isinstance(state, VirtualState)
         number, state.number = state.number, state.number + 1
         try:
-            return pages_at_rest(self, session)
+            return pages_quiesced(self, session)
         finally:
             state.number = number
 
-    monkeypatch.setattr(VirtualBackend, "pages_at_rest", older)
+    monkeypatch.setattr(VirtualBackend, "pages_quiesced", older)
     assert "verified_before_flip" in violations(range(40), CALM)
 
 
@@ -107,7 +107,7 @@ def test_memory_that_is_not_given_back_is_found(monkeypatch: pytest.MonkeyPatch)
     carry_out = EngineDriver.carry_out
 
     def keeps(self: EngineDriver, command: Any) -> None:
-        if not isinstance(command, do.Evict):
+        if not isinstance(command, commands.Evict):
             carry_out(self, command)
 
     monkeypatch.setattr(EngineDriver, "carry_out", keeps)
@@ -119,7 +119,7 @@ def test_a_reader_that_misses_a_lost_message_is_found(monkeypatch: pytest.Monkey
     republish = JetStream._republish
 
     async def unchecked(
-        self: ChunkLog, session: str, start: Start, ended: Any, _made: Any
+        self: ChunkLog, session: str, start: StreamStart, ended: Any, _made: Any
     ) -> AsyncGenerator[Chunk, None]:
         async def lost() -> None:
             """Nothing is done about it."""
@@ -145,7 +145,7 @@ def test_a_pool_that_ends_busy_workers_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_controller_that_trusts_silence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Hearing, "is_stale", lambda self, now: self.heard_at is None)
+    monkeypatch.setattr(FeedbackMonitor, "is_stale", lambda self, now: self.heard_at is None)
     faults = Faults(cut={"scheduler": 0.2}, crash={"scheduler": 0.2})
     assert "stale_metrics_never_shrink" in violations(range(80), faults, seconds=25.0)
 
@@ -184,8 +184,8 @@ def test_a_core_that_decides_by_more_than_it_was_told_is_found(monkeypatch: pyte
 
 
 def test_a_core_that_raises_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raises(self: Table, message: Any, now: float) -> list[do.Command]:
+    def raises(self: Table, message: Any, now: float) -> list[commands.Command]:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Table, "tell", raises)
+    monkeypatch.setattr(Table, "handle", raises)
     assert "no_core_fails" in violations([1], CALM, seconds=6.0)

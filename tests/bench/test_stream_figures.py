@@ -12,7 +12,7 @@ from rich.console import Console
 from turboserve.bench.report import BenchError
 from turboserve.bench.stream import Target, prompts, table
 from turboserve.bench.streaming.figures import summary
-from turboserve.bench.streaming.measurement import Measurement, Watched
+from turboserve.bench.streaming.measurement import Measurement, SessionMeasurement
 from turboserve.bench.streaming.viewer import Received, Switch, Viewer
 
 
@@ -27,7 +27,7 @@ def shown(report: dict[str, Any]) -> str:
     return console.export_text()
 
 
-def watched(session: str, delays_s: list[float], greeted_at: float) -> Watched:
+def watched(session: str, delays_s: list[float], greeted_at: float) -> SessionMeasurement:
     viewer = Viewer(httpx.AsyncClient(), session, greeted_at=greeted_at)
     for index, delay_s in enumerate(delays_s):
         start_s = index * 0.75
@@ -38,7 +38,7 @@ def watched(session: str, delays_s: list[float], greeted_at: float) -> Watched:
             )
         )
     switch = Switch("event", 1, 11.0, 11.1, 2)
-    return Watched(viewer, 9.5, switch, applied_s=12.0, applied_chunk=4, visible_s=13.0)
+    return SessionMeasurement(viewer, 9.5, switch, applied_s=12.0, applied_chunk=4, visible_s=13.0)
 
 
 def test_the_report_tells_the_gateways_share_from_the_brokers() -> None:

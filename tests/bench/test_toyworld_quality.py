@@ -8,7 +8,7 @@ import pytest
 from turboserve.bench.toyworld import quality
 from turboserve.bench.toyworld.draw import held_out
 from turboserve.bench.toyworld.judge import judge
-from turboserve.bench.toyworld.quality import CHUNKS_BEFORE, Job, Played, held_out_jobs, play
+from turboserve.bench.toyworld.quality import CHUNKS_BEFORE, Job, Played, generate, held_out_jobs
 from turboserve.bench.toyworld.world import Figure, Scene
 from turboserve.worker.engine.engine import Models
 from turboserve.worker.model.toyworld import WEIGHTS, load_toyworld, read_toyworld
@@ -33,7 +33,7 @@ def test_the_weights_are_small_and_say_where_they_come_from() -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_red_circle_then_a_blue_square(models: Models, seed: int) -> None:
     job = Job(RED, "a red circle moving left", seed, BLUE, "a blue square moving up")
-    (played,) = play(models, [job], 6)
+    (played,) = generate(models, [job], 6)
     assert [len(chunk) for chunk in played.chunks] == [9, 12, 12, 12, 12, 12]
     before = judge(np.concatenate(played.chunks[1:CHUNKS_BEFORE]))
     assert before.shapes_match(RED)
@@ -57,8 +57,8 @@ def test_held_out_prompts_are_followed_as_often_as_promised() -> None:
 
 def test_a_session_is_the_same_alone_and_among_others(models: Models) -> None:
     jobs = held_out_jobs(3, 7)
-    together = play(models, jobs, 2)
-    (alone,) = play(models, jobs[1:2], 2)
+    together = generate(models, jobs, 2)
+    (alone,) = generate(models, jobs[1:2], 2)
     for mine, shared in zip(alone.chunks, together[1].chunks, strict=True):
         difference = np.abs(mine.astype(int) - shared.astype(int))
         assert difference.max() <= 2

@@ -48,12 +48,12 @@ def test_two_figures_keep_their_places_if_their_colours_stay() -> None:
     one, two, others = Scene((red,)), Scene((red, blue)), Scene((green, blue))
     bodies = (Body(8.0, 8.0), Body(40.0, 32.0))
     for old, new in ((one, two), (two, one), (two, others)):
-        assert world.begins_anew(old, new)
+        assert world.restarts(old, new)
         assert world.switch(old, new, bodies[: len(old.figures)]) == world.start(new)
     turned = Scene((Figure("square", "blue", "up"), red), "white")
-    assert not world.begins_anew(two, turned)
+    assert not world.restarts(two, turned)
     assert world.switch(two, turned, bodies) == bodies[::-1]
-    assert not world.begins_anew(one, Scene((green,)))
+    assert not world.restarts(one, Scene((green,)))
 
 
 def test_circling_keeps_its_phase_and_comes_round() -> None:

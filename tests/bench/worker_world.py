@@ -177,18 +177,18 @@ class WorkerWorld:
                 }
             )
         await self._own(session, worker, phase=Phase.ACTIVE, **changes)
-        await self.tell(session, worker)
+        await self.handle(session, worker)
 
     async def move(self, session: str, target: str) -> int:
         row = self.rows[session]
         move = row.version + 1
         phase = row.phase if row.phase is Phase.SUSPENDED else Phase.MIGRATING
         self.change(session, phase=phase, target=target, move=move)
-        await self.tell(session, str(row.worker))
-        await self.tell(session, target)
+        await self.handle(session, str(row.worker))
+        await self.handle(session, target)
         return move
 
-    async def tell(self, session: str, worker: str) -> None:
+    async def handle(self, session: str, worker: str) -> None:
         row = self.rows[session]
         incoming = self._incoming(row) if row.target == worker else None
         await self.bus.publish(ASSIGN, worker, Assignment(record=row, incoming=incoming, key=_key(row)))
@@ -225,7 +225,7 @@ class WorkerWorld:
                 await self._own(
                     row.id, load.worker, phase=phase, target=None, move=None, state_digest=report.digest
                 )
-                await self.tell(row.id, source)
+                await self.handle(row.id, source)
         rows = self.rows.values()
         return Renewal(
             worker=load.worker,

@@ -26,16 +26,16 @@ from turboserve import subjects
 from turboserve.cli.embedded import (
     Layout,
     NatsServer,
-    NotReady,
+    NotReadyError,
     Ports,
     PostgresServer,
     RedisServer,
-    RefusesError,
+    ServerFullError,
     guard,
 )
 from turboserve.cli.embedded.nats import ADMIN, HEALTH_USER, server_health
 from turboserve.cli.embedded.running import running
-from turboserve.cli.embedded.server import EmbeddedServer, SilentError, UnhealthyError
+from turboserve.cli.embedded.server import EmbeddedServer, ServerUnhealthyError, ServerUnresponsiveError
 
 PATIENCE_S = 120.0
 """For what a busy machine may take long for, such as a server that writes everything down before it ends."""
@@ -47,9 +47,9 @@ async def answered(question: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             return await question()
-        except RefusesError:
+        except ServerFullError:
             raise
-        except (SilentError, UnhealthyError):
+        except (ServerUnresponsiveError, ServerUnhealthyError):
             if time.monotonic() > deadline_s:
                 raise
             await asyncio.sleep(0.1)
@@ -104,7 +104,7 @@ async def test_nats_has_no_monitor_and_health_is_asked_with_a_login(nats_server:
         with pytest.raises(nats.errors.NoRespondersError):
             await client.request(f"$SYS.REQ.SERVER.PING.{request}", timeout=PATIENCE_S)
     await client.close()
-    with pytest.raises(NotReady, match=r"(?i)authorization"):
+    with pytest.raises(NotReadyError, match=r"(?i)authorization"):
         await server_health(nats_server.address, "wrong", {})
 
 
@@ -192,7 +192,7 @@ def test_a_broker_whose_store_is_full_by_its_own_limit_refuses_and_is_not_called
                 await jetstream.publish("big", bytes(2**16))
         await client.close()
         await answered(server.healthz)
-        with pytest.raises(RefusesError):
+        with pytest.raises(ServerFullError):
             await answered(server.alive)
 
     with running([server], tmp_path / "log"):

@@ -14,13 +14,13 @@ from turboserve.cli.supervisor.core import (
     Alarm,
     AlarmOver,
     AllReady,
-    Answer,
     Command,
     Crashed,
     Done,
     Failing,
     GaveUp,
     Hangs,
+    HealthAnswer,
     Kill,
     Launch,
     Member,
@@ -112,14 +112,14 @@ def test_what_hangs_at_the_start_is_killed_and_restarted() -> None:
     assert supervision.exited("server", SERVER.start_limit_s) == [Crashed("server", 0.1)]
 
 
-def answers(supervision: Supervision, name: str, *given: Answer, room: bool = True) -> list[Command]:
+def answers(supervision: Supervision, name: str, *given: HealthAnswer, room: bool = True) -> list[Command]:
     """What follows from the last of several answers, of which the others lead to nothing."""
     for answer in given[:-1]:
         assert supervision.asked(name, answer, 1.0, reason="why", room=room) == []
     return supervision.asked(name, given[-1], 1.0, reason="why", room=room)
 
 
-SERVES, SILENT, FAILS = Answer.SERVES, Answer.SILENT, Answer.FAILS
+SERVES, SILENT, FAILS = HealthAnswer.SERVES, HealthAnswer.SILENT, HealthAnswer.FAILS
 
 
 def test_what_falls_silent_is_killed_and_restarted() -> None:
@@ -239,9 +239,9 @@ def test_a_start_that_the_full_disk_held_up_is_repeated_when_there_is_room() -> 
     assert supervision.tick(60.0 + POLICY.start_with_room_s) == [Kill("broker")]
 
 
-@given(st.lists(st.tuples(st.sampled_from(Answer), st.booleans(), st.floats(0.1, 20.0)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from(HealthAnswer), st.booleans(), st.floats(0.1, 20.0)), max_size=60))
 def test_a_process_that_answers_is_never_ended_while_its_disk_is_full(
-    told: Sequence[tuple[Answer, bool, float]],
+    told: Sequence[tuple[HealthAnswer, bool, float]],
 ) -> None:
     """Nor without as many failures, or as much silence, as there have to be; and an alarm says what is so."""
     supervision = up(BROKER)
@@ -372,9 +372,11 @@ class SupervisionMachine(RuleBasedStateMachine):
             self.obey(self.supervision.ready(which, self.now))
 
     @rule(
-        which=st.sampled_from([m.name for m in MEMBERS]), answer=st.sampled_from(Answer), room=st.booleans()
+        which=st.sampled_from([m.name for m in MEMBERS]),
+        answer=st.sampled_from(HealthAnswer),
+        room=st.booleans(),
     )
-    def asked(self, which: str, answer: Answer, room: bool) -> None:
+    def asked(self, which: str, answer: HealthAnswer, room: bool) -> None:
         commands = self.supervision.asked(which, answer, self.now, room=room)
         assert not commands or which in self.alive
         self.obey(commands)

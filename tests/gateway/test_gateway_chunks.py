@@ -17,7 +17,7 @@ from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.gateway.problems.errors import ChunkGoneError, ChunkNotMadeError
-from turboserve.gateway.stream.chunks import ChunkLog, Start
+from turboserve.gateway.stream.chunks import ChunkLog, StreamStart
 from turboserve.ids import new_id
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 from turboserve.tasks import stop
@@ -61,7 +61,7 @@ def record(next_chunk: int, playhead_s: float) -> SessionRecord:
 
 async def test_a_new_session_begins_at_its_beginning(log: ChunkLog) -> None:
     row = record(0, 0.0)
-    assert await log.at(row, 0.0) == await log.after(row, -1) == Start(0, 0.0, 0)
+    assert await log.at(row, 0.0) == await log.after(row, -1) == StreamStart(0, 0.0, 0)
     with pytest.raises(ChunkNotMadeError):
         await log.after(row, 0)
 
@@ -118,7 +118,7 @@ async def test_a_viewer_whose_next_chunk_was_lost_with_the_log_begins_again(
         return made
 
     async def next_chunk() -> None:
-        async for _ in log.follow("ses_a", Start(4, 3.0, 1), asyncio.Event(), of_the_row):
+        async for _ in log.follow("ses_a", StreamStart(4, 3.0, 1), asyncio.Event(), of_the_row):
             pytest.fail("there is none")
 
     following = asyncio.create_task(next_chunk())

@@ -15,7 +15,7 @@ from turboserve.config import Settings
 from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.gateway.problems.errors import ChunkGoneError
-from turboserve.gateway.stream.chunks import ChunkLog, Start
+from turboserve.gateway.stream.chunks import ChunkLog, StreamStart
 from turboserve.ids import new_id
 from turboserve.subjects import CHUNK, CHUNK_UNNAMED, CHUNKS, OWN
 
@@ -73,7 +73,7 @@ class Scene:
     async def made(self) -> int:
         return self.next
 
-    async def watched(self, start: Start, count: int) -> list[int]:
+    async def watched(self, start: StreamStart, count: int) -> list[int]:
         found: list[int] = []
         async with asyncio.timeout(LIMIT_S):
             async for chunk in self.log.follow(SESSION, start, asyncio.Event(), self.made):
@@ -106,7 +106,7 @@ async def scene(nats_url: str, nats_server: NatsServer) -> AsyncIterator[Scene]:
 
 async def test_viewers_play_through_moves_between_identities(scene: Scene) -> None:
     await scene.place("wk1_a")
-    early = asyncio.create_task(scene.watched(Start(0, 0.0, 0), 14))
+    early = asyncio.create_task(scene.watched(StreamStart(0, 0.0, 0), 14))
     await scene.make(4)
     await scene.place("wk2_a")
     await scene.make(3)
@@ -122,7 +122,7 @@ async def test_viewers_play_through_moves_between_identities(scene: Scene) -> No
 
 async def test_what_others_append_hides_nothing_and_moves_no_viewer(scene: Scene) -> None:
     await scene.place("wk1_a")
-    early = asyncio.create_task(scene.watched(Start(0, 0.0, 0), KEPT))
+    early = asyncio.create_task(scene.watched(StreamStart(0, 0.0, 0), KEPT))
     for _ in range(KEPT):
         await scene.make(1)
         for step in (1, 4, 1000):

@@ -90,7 +90,7 @@ async def test_the_pool_says_why_it_is_as_it_is(api: httpx.AsyncClient, autoscal
     await autoscaler.says("why", provider_error="the cluster is away", reason="x")
     assert "the cluster is away" in (await api.get("/v1/pool?pool=why")).json()["summary"]
     await autoscaler.says("why", scaling=SCALING.model_copy(update={"stale": True}))
-    assert "does not shrink" in (await api.get("/v1/pool?pool=why")).json()["summary"]
+    assert "not scaling in" in (await api.get("/v1/pool?pool=why")).json()["summary"]
     problem(await api.get("/v1/pool?pool=nowhere"), 404, "not_found", "pool")
 
 

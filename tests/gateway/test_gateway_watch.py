@@ -11,7 +11,7 @@ from turboserve.clock import SystemClock
 from turboserve.contracts.errors import NoCapacityError, TransitionError, TurboServeError, UnknownModelError
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.gateway.stream import watch
-from turboserve.gateway.stream.chunks import Start
+from turboserve.gateway.stream.chunks import StreamStart
 from turboserve.gateway.stream.watch import Watch
 
 
@@ -64,7 +64,7 @@ class Room:
 
 def watching(room: Room) -> Watch:
     gateway: Any = room
-    return Watch(gateway, record(), Start(0, 0.0, 0), 0, self_paced=False)
+    return Watch(gateway, record(), StreamStart(0, 0.0, 0), 0, self_paced=False)
 
 
 @pytest.fixture(autouse=True)

@@ -68,7 +68,7 @@ class DrawnWorker:
 
     async def _played(self, message: Playhead, _data: bytes) -> None:
         audience = self._audiences.setdefault(message.session, Audience())
-        self._playheads[message.session] = audience.heard(message, time.monotonic()).playhead_s
+        self._playheads[message.session] = audience.update(message, time.monotonic()).playhead_s
 
     async def _renew(self) -> None:
         while True:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from turboserve.bus import Bus
-from turboserve.bus.lives import Life
+from turboserve.bus.incarnations import StreamIncarnation
 
 
 async def acquainted(bus: Bus, stream: str, limit_s: float = 60.0) -> None:
@@ -17,9 +17,9 @@ async def acquainted(bus: Bus, stream: str, limit_s: float = 60.0) -> None:
     """
     began_at = asyncio.get_running_loop().time()
     known = asyncio.Event()
-    look = bus.lives.look
+    look = bus.incarnations.look
 
-    def observed(name: str) -> Life | None:
+    def observed(name: str) -> StreamIncarnation | None:
         life = look(name)
         # The follower takes the description over before it waits again.
         if name == stream and life is not None and life.asked_at >= began_at:
@@ -27,6 +27,6 @@ async def acquainted(bus: Bus, stream: str, limit_s: float = 60.0) -> None:
         return life
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bus.lives, "look", observed)
+        patch.setattr(bus.incarnations, "look", observed)
         async with asyncio.timeout(limit_s):
             await known.wait()

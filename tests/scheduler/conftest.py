@@ -27,7 +27,7 @@ from turboserve.contracts.workers import (
     LoadReport,
     MoveReport,
     MoveStage,
-    Refusal,
+    SessionRefusal,
     WorkerPhase,
 )
 from turboserve.ids import new_id
@@ -87,7 +87,7 @@ class QuietWorker:
         self.phase = WorkerPhase.READY
         self.held: dict[str, SessionRecord] = {}
         self.incoming: dict[str, SessionRecord] = {}
-        self.gives_state = False
+        self.provides_state = False
         self.verifies = False
         """Whether what moves here is copied and verified, or is copied for ever."""
         self.refuse = False
@@ -111,7 +111,7 @@ class QuietWorker:
 
     def report(self) -> LoadReport:
         refusals = [
-            Refusal(session=r.id, epoch=r.epoch, reason="told to")
+            SessionRefusal(session=r.id, epoch=r.epoch, reason="told to")
             for r in self.held.values()
             if self.refuse and r.phase is Phase.ACTIVE
         ]
@@ -126,7 +126,7 @@ class QuietWorker:
                 if not self.refuse
             ),
             refusals=tuple(refusals),
-            transfer=("quiet://",) if self.gives_state else (),
+            transfer=("quiet://",) if self.provides_state else (),
             moves=tuple(
                 MoveReport(
                     session=r.id,

@@ -16,7 +16,7 @@ from scheduler_workers import MODEL, Worker
 from turboserve.baselines.least_loaded import LeastLoaded
 from turboserve.contracts.requests import CreateSession
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
-from turboserve.contracts.workers import MoveReport, MoveStage, Refusal, WorkerPhase
+from turboserve.contracts.workers import MoveReport, MoveStage, SessionRefusal, WorkerPhase
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import (
     Answered,
@@ -26,11 +26,11 @@ from turboserve.scheduler.messages import (
     DeclareGone,
     Event,
     LoadReported,
-    Note,
     OfSession,
     Place,
+    RecordDecision,
     Refused,
-    Report,
+    SendFeedback,
     Tick,
 )
 from turboserve.scheduler.placement import MinMaxRebalancer
@@ -79,13 +79,13 @@ class World(RowsWorld):
 
     def check(self, command: Command) -> None:
         """What has to hold of every command when it is given."""
-        if isinstance(command, Report):
+        if isinstance(command, SendFeedback):
             # A request that was given up, or made in an earlier life, may take effect after its slot was
             # promised to another: then both are counted until the store has refused one of them.
             in_time = not (self.faults.lost_answer or self.faults.restart)
             assert command.feedback.rho_max <= 1.0 or not in_time
             return
-        if isinstance(command, Note):
+        if isinstance(command, RecordDecision):
             return
         if isinstance(command, Place):
             worker = self.core.view.workers[command.worker]
@@ -107,7 +107,7 @@ class World(RowsWorld):
         self.trace.append(f"{self.now:.3f} {command}")
 
     def carry_out(self, command: Command) -> None:
-        if isinstance(command, Note | Report):
+        if isinstance(command, RecordDecision | SendFeedback):
             return
         generation = self.generation
 
@@ -207,7 +207,7 @@ class World(RowsWorld):
                 for r in coming
             ),
             refusals=tuple(
-                Refusal(session=r.id, epoch=r.epoch, reason="full")
+                SessionRefusal(session=r.id, epoch=r.epoch, reason="full")
                 for r in mine
                 if (r.id, r.epoch) in worker.refused
             ),

@@ -24,7 +24,7 @@ from turboserve.scheduler.messages import Command, Event
 from turboserve.service import Runtime
 from turboserve.state_store.composition import compose
 from turboserve.state_store.core import sessions as rules
-from turboserve.state_store.ports.records import Reached
+from turboserve.state_store.ports.records import LogProgress
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import Endpoint
 
@@ -105,7 +105,7 @@ class ServedStore:
 
     def count_chunk(self, session: str, next_chunk: int) -> None:
         """The log has a further chunk of the session."""
-        self._call(self._count(Reached(session, next_chunk, 0, None)))
+        self._call(self._count(LogProgress(session, next_chunk, 0, None)))
 
     def close(self) -> None:
         self.loop.close()
@@ -128,7 +128,7 @@ class ServedStore:
         async with self._database.transaction() as db:
             await db.changes.create(rules.create(request, self.wall()))
 
-    async def _count(self, reached: Reached) -> None:
+    async def _count(self, reached: LogProgress) -> None:
         async with self._database.transaction() as db:
             await db.progress.count([reached])
 

@@ -8,7 +8,7 @@ import pytest
 
 from turboserve.baselines.least_loaded import LeastLoaded
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
-from turboserve.contracts.workers import LoadReport, Refusal, WorkerPhase, WorkerRecord
+from turboserve.contracts.workers import LoadReport, SessionRefusal, WorkerPhase, WorkerRecord
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import (
     AllListed,
@@ -19,11 +19,11 @@ from turboserve.scheduler.messages import (
     ListAll,
     ListWorkers,
     LoadReported,
-    Note,
     Place,
     ReadSession,
+    RecordDecision,
     Refused,
-    Report,
+    SendFeedback,
     SessionChanged,
     SuspendIdle,
     Tick,
@@ -108,7 +108,9 @@ class Bench:
     def load(
         self, name: str, phase: WorkerPhase = WorkerPhase.READY, refuses: SessionRecord | None = None
     ) -> None:
-        refusals = () if refuses is None else (Refusal(session=refuses.id, epoch=refuses.epoch, reason="no"),)
+        refusals = (
+            () if refuses is None else (SessionRefusal(session=refuses.id, epoch=refuses.epoch, reason="no"),)
+        )
         self.feed(
             LoadReported(LoadReport(worker=name, model="m", capacity=1, phase=phase, refusals=refusals))
         )
@@ -185,7 +187,7 @@ def test_a_worker_that_is_gone_after_all_is_not_tried_again() -> None:
 def test_only_ready_workers_are_given_sessions() -> None:
     bench = Bench(worker("a", WorkerPhase.STARTING), worker("b", WorkerPhase.DRAINING), session())
     assert not bench.all(Place)
-    assert bench.take(Note).decision.reason == "it is new: no worker that serves m is ready"
+    assert bench.take(RecordDecision).decision.reason == "it is new: no worker that serves m is ready"
     bench.load("a")
     assert bench.take(Place).worker == "a"
 
@@ -231,10 +233,10 @@ def test_a_worker_started_again_under_its_id_serves_again() -> None:
 def test_waiting_is_noted_once_per_reason() -> None:
     bench = Bench(session())
     bench.pass_time(3.0)
-    assert [note.decision.kind for note in bench.all(Note)] == ["wait"]
+    assert [note.decision.kind for note in bench.all(RecordDecision)] == ["wait"]
     bench.feed(WorkerChanged(worker("a", capacity=0)))
     bench.pass_time(3.0)
-    assert [note.decision.reason for note in bench.all(Note)] == [
+    assert [note.decision.reason for note in bench.all(RecordDecision)] == [
         "it is new: no worker that serves m is ready",
         "it is new: all 1 workers that serve m are full",
     ]
@@ -305,13 +307,13 @@ def test_the_paused_are_not_idle() -> None:
 
 def test_the_feedback_counts_reservations_and_who_waits() -> None:
     bench = Bench(worker("a", capacity=4), session("s1"), session("s2"), session("s3", model="other"))
-    feedback = {report.feedback.model: report.feedback for report in bench.all(Report)}
+    feedback = {report.feedback.model: report.feedback for report in bench.all(SendFeedback)}
     mine, other = feedback["m"], feedback["other"]
     assert (mine.rho_max, mine.required, mine.waiting, mine.capacity, mine.workers) == (0.5, 2, 2, 4, 1)
     assert (other.rho_max, other.required, other.waiting, other.capacity) == (0.0, 1, 1, 0)
     for place in bench.all(Place):
         bench.confirm(place, session(place.session))
-    last = [report.feedback for report in bench.all(Report) if report.feedback.model == "m"][-1]
+    last = [report.feedback for report in bench.all(SendFeedback) if report.feedback.model == "m"][-1]
     assert (last.rho_max, last.required, last.waiting) == (0.5, 2, 0)
 
 

@@ -13,7 +13,6 @@ from test_scheduler_core import Bench, session, worker
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.scheduler.fairness import in_fair_order, share_of
-from turboserve.scheduler.known import SessionView
 from turboserve.scheduler.messages import (
     Answered,
     Place,
@@ -21,6 +20,7 @@ from turboserve.scheduler.messages import (
     SessionChanged,
     WorkerChanged,
 )
+from turboserve.scheduler.view_models import SessionView
 
 TENANTS = ("ta", "tb", "tc")
 MODELS = ("ma", "mb")

@@ -14,7 +14,7 @@ import pytest
 
 from turboserve.contracts.errors import StaleTermError
 from turboserve.contracts.leading import Campaign, KeepLead, LeaderRecord
-from turboserve.scheduler.leadership import Ask, Keep, Leadership, Lease, Look, Run
+from turboserve.scheduler.leadership import Ask, Leadership, Lease, ReadLeader, RenewLead, TakeLead
 from turboserve.state_store.core import leading as store_rules
 
 LEASE = Lease(renew_s=0.5, lease_s=2.5, timeout_s=3.5)
@@ -30,12 +30,12 @@ class Row:
     def ask(self, me: str, ask: Ask) -> tuple[LeaderRecord, bool]:
         granted = False
         match ask:
-            case Run(term, beat):
+            case TakeLead(term, beat):
                 request = Campaign(name="scheduler", holder=me, term=term, beat=beat)
                 after = store_rules.campaign(self.record, request)
                 granted = after is not None
                 self.record = after or self.record
-            case Keep(term):
+            case RenewLead(term):
                 keep = KeepLead(name="scheduler", holder=me, term=term)
                 self.record = store_rules.keep(self.record, keep)
         return self.record, granted
@@ -48,7 +48,7 @@ class Row:
 def led(me: str = "a", row: Row | None = None, now: float = 0.0) -> tuple[Leadership, Row]:
     """One that leads since it asked at `now`."""
     row, leadership = row or Row(), Leadership(me, LEASE)
-    for expected in (Look, Run):
+    for expected in (ReadLeader, TakeLead):
         ask = leadership.tick(now)
         assert isinstance(ask, expected)
         record, granted = row.ask(me, ask)
@@ -62,7 +62,7 @@ def test_the_first_leads_at_once_and_renews() -> None:
     assert leadership.term == 1
     assert leadership.tick(0.4) is None
     ask = leadership.tick(0.5)
-    assert ask == Keep(1)
+    assert ask == RenewLead(1)
     leadership.answered(row.ask("a", ask)[0], 0.9)
     # From when it was asked, not from when it was answered.
     assert leadership.leads(2.9)
@@ -73,7 +73,7 @@ def test_a_standby_waits_for_the_silence_it_has_seen_itself() -> None:
     _, row = led()
     standby = Leadership("b", LEASE)
     now = 100.0
-    while not isinstance(ask := standby.tick(now), Run):
+    while not isinstance(ask := standby.tick(now), TakeLead):
         if ask is not None:
             standby.answered(row.ask("b", ask)[0], now + 0.1)
         now += 0.05
@@ -102,13 +102,13 @@ def test_a_lease_that_ended_is_not_brought_back_by_a_late_answer() -> None:
     """Its events were dropped meanwhile, so the term's view is of no use any more."""
     leadership, row = led()
     ask = leadership.tick(2.4)
-    assert ask == Keep(1)
+    assert ask == RenewLead(1)
     record, _ = row.ask("a", ask)
     leadership.answered(record, 2.6)
     assert not leadership.leads(2.6)
     # The row is still its own: it need not wait, and gets a new term.
     ask = leadership.tick(2.6)
-    assert isinstance(ask, Run)
+    assert isinstance(ask, TakeLead)
     record, granted = row.ask("a", ask)
     leadership.answered(record, 2.7, granted=granted)
     assert (leadership.term, leadership.leads(2.7)) == (2, True)
@@ -130,14 +130,14 @@ def test_a_campaign_whose_answer_was_lost_is_run_again() -> None:
     leadership.answered(record, 1.0, granted=granted)
     assert not leadership.leads(1.0), "the row may be older than this question"
     once_more = leadership.tick(1.0)
-    assert once_more == Run(record.term, record.beat)
+    assert once_more == TakeLead(record.term, record.beat)
 
 
 def test_deposed_by_the_store_it_stops_at_once() -> None:
     leadership, _ = led()
-    leadership.deposed(0.1)
+    leadership.on_leadership_lost(0.1)
     assert not leadership.leads(0.1)
-    assert isinstance(leadership.tick(0.1), Run | Look)
+    assert isinstance(leadership.tick(0.1), TakeLead | ReadLeader)
 
 
 def test_times_in_the_wrong_order_are_refused() -> None:
@@ -217,7 +217,7 @@ class World:
         try:
             self.row.command(process.name, term)
         except StaleTermError:
-            self.deliver(process, lambda: process.core.deposed(self.now + process.skew_s))
+            self.deliver(process, lambda: process.core.on_leadership_lost(self.now + process.skew_s))
 
     def send(self, process: Process, ask: Ask) -> None:
         ended = []

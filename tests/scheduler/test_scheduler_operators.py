@@ -14,7 +14,7 @@ from turboserve.scheduler.messages import (
     Answered,
     BeginMove,
     MoveAsked,
-    Note,
+    RecordDecision,
     Refused,
     Reply,
 )
@@ -69,7 +69,9 @@ def test_what_an_operator_cannot_have_is_said_at_once(
     reply = bench.take(Reply)
     assert type(reply.error) is error
     assert bench.none(BeginMove)
-    notes = [one.decision for one in bench.out if isinstance(one, Note) and one.decision.kind == "stay"]
+    notes = [
+        one.decision for one in bench.out if isinstance(one, RecordDecision) and one.decision.kind == "stay"
+    ]
     assert len(notes) == (error is errors.NoCapacityError)
     for said in notes:
         assert (said.session, said.worker) == (name, bench.rows[name].worker)
@@ -95,7 +97,7 @@ def test_what_the_store_refuses_an_operator_is_said(
     bench.feed(Answered(bench.take(BeginMove).ticket, refused=refused))
     assert type(bench.take(Reply).error) is error
     noted = ["stay"] * (refused is Refused.NO_CAPACITY)
-    assert [one.decision.kind for one in bench.out if isinstance(one, Note)] == noted
+    assert [one.decision.kind for one in bench.out if isinstance(one, RecordDecision)] == noted
     # Nothing stays reserved once the row is known.
     if refused in (Refused.NO_CAPACITY, Refused.NOT_SENT):
         assert bench.core.view.workers["b"].load == 0

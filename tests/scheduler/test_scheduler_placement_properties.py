@@ -167,7 +167,7 @@ def test_deltas_lead_to_the_same_index_as_building_it_at_once(
     for kind in cluster.pools.keys() | other.pools.keys():
         one, two = cluster.pool(*kind), other.pool(*kind)
         assert (one.ready, one.draining, one.moving) == (two.ready, two.draining, two.moving)
-        for ranking in ("targets", "tops", "spare", "shelves"):
+        for ranking in ("targets", "tops", "spare", "suspended_ranking"):
             assert getattr(one, ranking).items == getattr(two, ranking).items
         near = {key: ranking.items for key, ranking in one.near.items() if ranking.items}
         assert near == {key: ranking.items for key, ranking in two.near.items() if ranking.items}
@@ -289,7 +289,7 @@ def test_what_is_to_be_emptied_is_emptied_at_once_if_there_is_room(
         parked = {
             s
             for e in emptied
-            for s in e.parked
+            for s in e.suspended
             if cluster.sessions[s].worker == e.id and cluster.sessions[s].target is None
         }
         assert parked <= moving or not any(e.slots for e in there)

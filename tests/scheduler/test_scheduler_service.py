@@ -56,7 +56,7 @@ async def test_killed_in_the_middle_of_a_move_it_finishes_the_move(
     session = await viewers.create()
     await viewers.active(session)
     second = await workers(4)
-    first.gives_state = second.gives_state = True
+    first.provides_state = second.provides_state = True
     begun = await move(viewers, session, second.id)
     assert (begun.record.phase, begun.record.target) == (Phase.MIGRATING, second.id)
     scheduler.end()

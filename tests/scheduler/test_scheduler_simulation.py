@@ -13,7 +13,7 @@ from scheduler_world import World, play
 
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.contracts.workers import WorkerPhase
-from turboserve.scheduler.messages import Watched
+from turboserve.scheduler.messages import ViewersReported
 from turboserve.scheduler.policy import Policy
 
 
@@ -147,8 +147,8 @@ def test_nobody_watches() -> None:
     assert watched is not None
     assert forgotten is not None
     for _ in range(30):
-        world.feed(Watched(watched, 1), world.generation)
-        world.feed(Watched(forgotten, 0), world.generation)
+        world.feed(ViewersReported(watched, 1), world.generation)
+        world.feed(ViewersReported(forgotten, 0), world.generation)
         world.run(1)
     assert world.rows[watched].phase is Phase.ACTIVE
     assert world.rows[forgotten].phase is Phase.SUSPENDED
@@ -163,7 +163,7 @@ def test_a_pause_of_the_scheduler_makes_nobody_idle() -> None:
     world.run(1)
     world.paused_until = world.now + 60
     world.run(60.5)
-    world.feed(Watched(session, 1), world.generation)
+    world.feed(ViewersReported(session, 1), world.generation)
     world.run(5)
     assert world.rows[session].phase is Phase.ACTIVE
 

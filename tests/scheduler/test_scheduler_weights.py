@@ -11,8 +11,8 @@ from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.scheduler.messages import (
     Answered,
     MoveAsked,
-    Note,
     Place,
+    RecordDecision,
     Release,
     Reply,
     SessionChanged,
@@ -50,7 +50,7 @@ def test_one_whose_worker_has_died_waits_for_a_slot_with_its_weights_and_then_no
     on_it = session("t", phase=Phase.ACTIVE, worker="a", epoch=1)
     bench = Bench(full, worker("b", capacity=4, weights="new"), on_it, resumed(worker="dead"))
     assert not bench.all(Place)
-    assert "weights old are full" in bench.take(Note).decision.reason
+    assert "weights old are full" in bench.take(RecordDecision).decision.reason
     bench.pass_time(WAIT_S - 1.0)
     assert not bench.all(Place)
     bench.pass_time(1.5)

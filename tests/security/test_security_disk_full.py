@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from turboserve.bench.chaos.people import patiently
+from turboserve.bench.chaos.simulated_clients import with_retry
 from turboserve.bench.chaos.small_disk import SmallDisk, why_not
 from turboserve.bench.streaming.viewer import Viewer
 from turboserve.cli.stack.background import BackgroundStack
@@ -53,7 +53,7 @@ async def viewer(stack: BackgroundStack) -> AsyncIterator[Viewer]:
     """Watches a session that plays."""
     async with httpx.AsyncClient(base_url=stack.url, timeout=PATIENCE_S) as api:
         # Refused for a moment after the disk was full.
-        viewer = await patiently(lambda: Viewer.create(api, "a red circle moving left", seed=1))
+        viewer = await with_retry(lambda: Viewer.create(api, "a red circle moving left", seed=1))
         async with viewer.watching():
             await viewer.more_chunks(2, FIRST_CHUNK_S)
             yield viewer

@@ -19,7 +19,7 @@ from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import NotFoundError
 from turboserve.contracts.requests import GetLatents
 from turboserve.state_store.hot import guard
-from turboserve.state_store.hot.guard import Hot
+from turboserve.state_store.hot.guard import HotStoreGuard
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.hot.redis import RedisStore
@@ -49,7 +49,7 @@ class Store:
 
     def __init__(self, server: RedisServer, machine: Machine) -> None:
         self.server, self.machine = server, machine
-        self.hot = Hot(RedisStore(Settings(redis_url=server.url)), SystemClock())
+        self.hot = HotStoreGuard(RedisStore(Settings(redis_url=server.url)), SystemClock())
         self.latents = Latents(self.hot, kept=4, ttl_s=3_600)
 
     async def keep(self, index: int) -> None:
@@ -185,7 +185,7 @@ async def test_a_full_disk_costs_new_latents_until_there_is_room_again(
     await until(refused)
     # It answers, still has what it had, and is not restarted for what a restart does not mend.
     assert await store.has(0)
-    assert not store.hot.resting
+    assert not store.hot.backing_off
     await store.server.probe()
     playheads = Playheads(store.hot, VirtualClock())
     await playheads.flush()

@@ -25,10 +25,10 @@ from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.contracts.workers import LoadReport
 from turboserve.ids import new_id
 from turboserve.subjects import CANARY_CHUNKS, CHUNK, CHUNKS
-from turboserve.worker.media import Packaged
+from turboserve.worker.media import EncodedChunk
 from turboserve.worker.model.config import ModelConfig
-from turboserve.worker.service.inputs import Outcome
-from turboserve.worker.service.stamped import Chunk
+from turboserve.worker.service.events import PublishOutcome
+from turboserve.worker.service.packaged_chunks import PackagedChunk
 from turboserve.worker.service.wire import Wire
 
 CONFIG = ModelConfig(48, 96, 2, 1, 12, 5, 4, 4)
@@ -114,20 +114,20 @@ async def placed(nats_server: NatsServer, worker_bus: Bus, worker: str) -> Sessi
         await scheduler.close()
 
 
-def chunk(session: str, index: int) -> Chunk:
-    return Chunk(
+def chunk(session: str, index: int) -> PackagedChunk:
+    return PackagedChunk(
         session=session,
         run=1,
         index=index,
         control_seq=0,
         first_frame=12 * index,
         fps=16,
-        packaged=Packaged(b"init", b"fragment %d" % index, "avc1.42c01e", 64, 64, 12),
+        packaged=EncodedChunk(b"init", b"fragment %d" % index, "avc1.42c01e", 64, 64, 12),
         latents=b"",
         latents_dtype="float32",
         latents_shape=(),
         compute_s=0.1,
-        abreast=1,
+        concurrent_sessions=1,
         span=INVALID_SPAN,
     )
 
@@ -157,7 +157,7 @@ async def test_a_chunk_whose_message_id_was_used_on_another_subject_is_stored_on
         expected.append((index, b"initfragment %d" % index))
         # Once, and once more as if the acknowledgement had been lost.
         for _ in range(2):
-            assert await wire.publish(chunk(record.id, index), ownership, 0) is Outcome.ACKED
+            assert await wire.publish(chunk(record.id, index), ownership, 0) is PublishOutcome.ACKED
             assert await logged(worker_bus, record.id) == expected
 
 

@@ -15,12 +15,12 @@ import psutil
 import pytest
 import torch
 
-from turboserve.worker.transfer import half_open, handshake
+from turboserve.worker.transfer import half_open_connections, handshake
 from turboserve.worker.transfer.channel import FRAME_LIMIT, Channel
-from turboserve.worker.transfer.errors import AuthenticationError, PeerLost, TransferError
+from turboserve.worker.transfer.errors import AuthenticationError, PeerLostError, TransferError
 from turboserve.worker.transfer.frames import Denied, Frame, Hello, Open, Proof, Refuse, Verified, Wait
 from turboserve.worker.transfer.links import Links
-from turboserve.worker.transfer.pace import Limits
+from turboserve.worker.transfer.pace import CopyLimits
 from turboserve.worker.transfer.source import Source, listen
 from turboserve.worker.transfer.target import Target
 
@@ -40,7 +40,7 @@ class Worker(Giver):
     """Gives away two sessions, and notes whatever is asked of it beyond their keys."""
 
     def __init__(self) -> None:
-        super().__init__(SIZE, Steps(cast(Any, None), None), at_rest=False)
+        super().__init__(SIZE, Steps(cast(Any, None), None), quiesced=False)
         self.asked: list[str] = []
 
     def key(self, session: str, move: int) -> bytes | None:
@@ -64,7 +64,7 @@ class Port:
 async def port() -> AsyncIterator[Port]:
     worker = Worker()
     links = Links(["gloo"], torch.device("cpu"), MODEL)
-    source = Source(worker, links, Limits(most_s=PATIENCE_S))
+    source = Source(worker, links, CopyLimits(most_s=PATIENCE_S))
     server, number = await listen(source.serve, HOST, 0)
     yield Port(worker, source, number)
     source.close()
@@ -116,7 +116,7 @@ async def test_who_does_not_prove_the_key_learns_nothing(
     channel = await port.connect()
     with pytest.raises(AuthenticationError, match="the source denies it"):
         await handshake.authenticate(channel, opening(session, move), key, PATIENCE_S)
-    with pytest.raises(PeerLost):
+    with pytest.raises(PeerLostError):
         await channel.receive(PATIENCE_S)
     assert port.worker.asked == []
     channel.abort()
@@ -207,9 +207,9 @@ async def test_a_frame_that_is_not_the_peers_ends_the_connection(attack: str) ->
             recorder._writer = cast(asyncio.StreamWriter, _Recorder(third))
             await recorder.send(Verified(digest="c"), PATIENCE_S)
         writer.write(forged + b"".join(third))
-    with pytest.raises((AuthenticationError, PeerLost)) as caught:
+    with pytest.raises((AuthenticationError, PeerLostError)) as caught:
         await receiver.receive(PATIENCE_S)
-    assert caught.type is (PeerLost if attack == "without a mac" else AuthenticationError)
+    assert caught.type is (PeerLostError if attack == "without a mac" else AuthenticationError)
     for channel in (sender, receiver):
         channel.abort()
     server.close()
@@ -305,14 +305,14 @@ async def test_a_flood_neither_keeps_the_target_out_nor_costs_descriptors(
                 strangers.pop(0).close()
 
     floods = [asyncio.create_task(flood()) for _ in range(4)]
-    await until(lambda: served > 2 * half_open.ADDRESS_LIMIT)
+    await until(lambda: served > 2 * half_open_connections.ADDRESS_LIMIT)
     for _ in range(3):
         at = served
         assert await fetch()
-        assert len(port.source._half_open) <= half_open.ADDRESS_LIMIT
+        assert len(port.source._half_open) <= half_open_connections.ADDRESS_LIMIT
         await until(lambda at=at: served > at)
     # Both ends of each are in this process: what the worker holds is bounded all the same.
-    assert me.num_fds() < before + 300 + half_open.ADDRESS_LIMIT + 200
+    assert me.num_fds() < before + 300 + half_open_connections.ADDRESS_LIMIT + 200
     for task in floods:
         task.cancel()
     await asyncio.gather(*floods, return_exceptions=True)
@@ -324,7 +324,7 @@ async def test_a_flood_neither_keeps_the_target_out_nor_costs_descriptors(
 
 async def test_one_address_makes_room_by_its_own_connections() -> None:
     """Before those of any other are touched."""
-    gate = half_open.HalfOpen(total=4, per_address=3)
+    gate = half_open_connections.HalfOpenConnections(total=4, per_address=3)
     dropped: list[str] = []
     with contextlib.ExitStack() as stack:
         for number, address in enumerate(["a", "b", "b", "b", "b", "c"]):

@@ -47,7 +47,7 @@ from turboserve.contracts.requests import (
 )
 from turboserve.contracts.sessions import Decision, SessionRecord
 from turboserve.contracts.workers import Assignment, LoadReport
-from turboserve.gateway.stream.chunks import ChunkLog, Start
+from turboserve.gateway.stream.chunks import ChunkLog, StreamStart
 from turboserve.ids import new_id
 from turboserve.subjects import ASSIGN, CHUNK, CHUNKS, LATENTS, LOAD, OWN
 
@@ -357,7 +357,7 @@ async def test_forged_chunks_neither_bear_anothers_name_nor_displace_its_history
 
     log = ChunkLog(buses["gateway"])
     await log.listen()
-    early = asyncio.create_task(watched(log, session, Start(0, 0.0, 0), made + 1))
+    early = asyncio.create_task(watched(log, session, StreamStart(0, 0.0, 0), made + 1))
     for index in range(made):
         await make(index)
     await asyncio.gather(*(forge(number) for number in range(FORGED)))
@@ -391,7 +391,7 @@ async def test_forged_chunks_neither_bear_anothers_name_nor_displace_its_history
     await eventually(counted)
 
 
-async def watched(log: ChunkLog, session: str, start: Start, count: int) -> list[int]:
+async def watched(log: ChunkLog, session: str, start: StreamStart, count: int) -> list[int]:
     """The indices that a viewer gets."""
 
     async def made() -> int:

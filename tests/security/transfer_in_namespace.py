@@ -18,7 +18,7 @@ import torch
 
 from turboserve.worker.transfer.interface import confine_libraries, find_interface
 from turboserve.worker.transfer.links import Links
-from turboserve.worker.transfer.pace import Limits
+from turboserve.worker.transfer.pace import CopyLimits
 from turboserve.worker.transfer.source import Source, listen
 from turboserve.worker.transfer.target import Target
 
@@ -77,7 +77,7 @@ async def main(backend: str, stranger: int) -> dict[str, object]:
     confine_libraries(interface)
     links = [Links([backend], torch.device("cpu"), MODEL, interface) for _ in range(2)]
     giver = Giver(SIZE, Steps(None, None), at_rest=False)  # type: ignore[arg-type]
-    server, port = await listen(Source(giver, links[0], Limits()).serve, interface.address, 0)
+    server, port = await listen(Source(giver, links[0], CopyLimits()).serve, interface.address, 0)
     room = Room(SIZE)
     target = Target(TARGET, links[1], PATIENCE_S)
     await target.fetch(SESSION, MOVE, KEY, [f"tcp://{interface.address}:{port}"], room, PATIENCE_S)

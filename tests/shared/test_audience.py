@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turboserve.audience import SILENT_S, Audience, Together
+from turboserve.audience import SILENT_S, AggregatedPlayhead, Audience
 from turboserve.contracts.workers import Playhead
 
 
@@ -15,40 +15,40 @@ def word(gateway: str | None, playhead_s: float, viewers: int, *, live: bool = T
 
 def test_viewers_add_up_and_the_furthest_of_them_counts() -> None:
     audience = Audience()
-    assert audience.heard(word("a", 4.0, 1), 0.0) == Together(4.0, 1, 0.0)
-    assert audience.heard(word("b", 2.0, 2), 0.1) == Together(4.0, 3, 0.0)
-    assert audience.heard(word("b", 5.0, 2), 0.2) == Together(5.0, 3, 0.2)
+    assert audience.update(word("a", 4.0, 1), 0.0) == AggregatedPlayhead(4.0, 1, 0.0)
+    assert audience.update(word("b", 2.0, 2), 0.1) == AggregatedPlayhead(4.0, 3, 0.0)
+    assert audience.update(word("b", 5.0, 2), 0.2) == AggregatedPlayhead(5.0, 3, 0.2)
 
 
 def test_a_gateway_that_has_no_viewer_left_does_not_hide_those_of_another() -> None:
     """With no gateway named in the message, this was 0 viewers for all until the other spoke again."""
     audience = Audience()
-    audience.heard(word("a", 4.0, 1), 0.0)
-    audience.heard(word("b", 6.0, 1), 0.1)
-    assert audience.heard(word("b", 6.2, 0), 0.2) == Together(4.0, 1, 0.0)
-    assert audience.heard(word("a", 4.3, 0), 0.3) == Together(4.3, 0, 0.3)
+    audience.update(word("a", 4.0, 1), 0.0)
+    audience.update(word("b", 6.0, 1), 0.1)
+    assert audience.update(word("b", 6.2, 0), 0.2) == AggregatedPlayhead(4.0, 1, 0.0)
+    assert audience.update(word("a", 4.3, 0), 0.3) == AggregatedPlayhead(4.3, 0, 0.3)
 
 
 def test_a_viewer_who_says_nothing_moves_nobody_who_does() -> None:
     audience = Audience()
-    audience.heard(word("a", 100.0, 1, live=False), 0.0)
-    assert audience.heard(word("b", 20.0, 1), 0.1) == Together(20.0, 2, 0.1)
-    assert audience.heard(word("b", 21.0, 1, live=False), 0.2) == Together(100.0, 2, 0.0)
+    audience.update(word("a", 100.0, 1, live=False), 0.0)
+    assert audience.update(word("b", 20.0, 1), 0.1) == AggregatedPlayhead(20.0, 2, 0.1)
+    assert audience.update(word("b", 21.0, 1, live=False), 0.2) == AggregatedPlayhead(100.0, 2, 0.0)
 
 
 def test_a_gateway_that_fell_silent_is_gone_with_its_viewers() -> None:
     audience = Audience()
-    audience.heard(word("dead", 9.0, 3), 0.0)
-    assert audience.heard(word("next", 8.0, 1), SILENT_S) == Together(9.0, 4, 0.0)
+    audience.update(word("dead", 9.0, 3), 0.0)
+    assert audience.update(word("next", 8.0, 1), SILENT_S) == AggregatedPlayhead(9.0, 4, 0.0)
     later = SILENT_S + 0.1
-    assert audience.heard(word("next", 8.1, 1), later) == Together(8.1, 1, later)
+    assert audience.update(word("next", 8.1, 1), later) == AggregatedPlayhead(8.1, 1, later)
 
 
 def test_messages_without_a_gateway_count_as_from_one() -> None:
     audience = Audience()
-    audience.heard(Playhead.from_bytes(b'{"session":"s","playhead_s":3.0,"viewers":2}'), 0.0)
-    assert audience.heard(word(None, 1.0, 1), 0.1) == Together(1.0, 1, 0.1)
-    assert audience.heard(word("new", 0.5, 1), 0.2) == Together(1.0, 2, 0.1)
+    audience.update(Playhead.from_bytes(b'{"session":"s","playhead_s":3.0,"viewers":2}'), 0.0)
+    assert audience.update(word(None, 1.0, 1), 0.1) == AggregatedPlayhead(1.0, 1, 0.1)
+    assert audience.update(word("new", 0.5, 1), 0.2) == AggregatedPlayhead(1.0, 2, 0.1)
 
 
 GATEWAYS = ("a", "b", "c", None)
@@ -69,7 +69,7 @@ def test_it_is_what_those_with_viewers_said_last_whatever_the_order(words) -> No
     said: dict[str | None, tuple[float, float, int, bool]] = {}
     for pause_s, gateway, playhead_s, viewers, live in words:
         now += pause_s
-        together = audience.heard(word(gateway, playhead_s, viewers, live=live), now)
+        together = audience.update(word(gateway, playhead_s, viewers, live=live), now)
         said[gateway] = (now, playhead_s, viewers, live)
         there = [one for one in said.values() if one[2] and now - one[0] <= SILENT_S]
         speaking = [one for one in there if one[3]] or there

@@ -190,7 +190,7 @@ class FakeStream:
         self.last = 0
         self._hear: dict[str, Hear] = {}
         self.client = SimpleNamespace(subscribe=self._subscribe)
-        self.lives = SimpleNamespace(look=lambda _stream: None)
+        self.incarnations = SimpleNamespace(look=lambda _stream: None)
 
     async def _subscribe(self, subject: str, cb: Hear) -> Any:
         self._hear[subject] = cb

@@ -32,7 +32,7 @@ def run_until(watched: CanaryMonitor, start: float, end: float) -> None:
 def test_a_stream_counts_from_its_first_canary_until_the_time_out() -> None:
     watched = monitor()
     assert not watched.takes(CHUNKS, 0.0)
-    watched.heard(CHUNKS, 1.0)
+    watched.arrived(CHUNKS, 1.0)
     assert watched.takes(CHUNKS, 1.0 + TIMEOUT_S)
     assert not watched.takes(CHUNKS, 1.1 + TIMEOUT_S)
     assert not watched.takes(EVENTS, 1.0)
@@ -41,26 +41,26 @@ def test_a_stream_counts_from_its_first_canary_until_the_time_out() -> None:
 def test_canaries_that_waited_while_the_process_was_stopped_do_not_count_as_new() -> None:
     watched = monitor()
     run_until(watched, 0.0, 10.0)
-    watched.heard(CHUNKS, 10.0)
+    watched.arrived(CHUNKS, 10.0)
     # Stopped for a minute; the socket holds canaries of that minute, and they come before or after a tick.
-    watched.heard(CHUNKS, 70.0)
+    watched.arrived(CHUNKS, 70.0)
     assert not watched.takes(CHUNKS, 70.0)
     assert watched.ran(70.1)
-    watched.heard(CHUNKS, 70.2)
+    watched.arrived(CHUNKS, 70.2)
     assert not watched.takes(CHUNKS, 70.2)
     watched.settled(70.3)
     assert not watched.takes(CHUNKS, 70.3)
-    watched.heard(CHUNKS, 71.0)
+    watched.arrived(CHUNKS, 71.0)
     assert watched.takes(CHUNKS, 71.0)
 
 
 def test_a_short_stop_does_not_make_a_service_unready() -> None:
     watched = monitor()
     run_until(watched, 0.0, 10.0)
-    watched.heard(CHUNKS, 10.0)
+    watched.arrived(CHUNKS, 10.0)
     stopped_s = STALL_S + 1.0
     assert watched.ran(10.0 + stopped_s)
-    watched.heard(CHUNKS, 10.0 + stopped_s)
+    watched.arrived(CHUNKS, 10.0 + stopped_s)
     assert watched.takes(CHUNKS, 10.0 + stopped_s)
 
 
@@ -68,7 +68,7 @@ def test_a_process_that_was_stopped_again_while_it_settled_is_not_settled() -> N
     watched = monitor()
     watched.ran(60.0)
     watched.settled(120.0)
-    watched.heard(CHUNKS, 120.0)
+    watched.arrived(CHUNKS, 120.0)
     assert not watched.takes(CHUNKS, 120.0)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turboserve.connections import ConnectionLimits, ConnectionTable, Refusal, contains
+from turboserve.connections import ConnectionLimits, ConnectionRefusal, ConnectionTable, contains
 
 EXEMPT = (ip_network("127.0.0.0/8"),)
 addresses = st.sampled_from(["192.0.2.1", "192.0.2.2", "127.0.0.1", "2001:db8::1", "2001:db8::2", "pipe"])
@@ -52,9 +52,9 @@ def test_limits_hold_and_only_who_waits_makes_room(steps, total, per_address) ->
         group = "2001:db8::/64" if given_.startswith("2001") else given_
         admission = table.admit(given_)
         if group != "127.0.0.1" and Counter(open_.values())[group] >= per_address:
-            assert admission.refusal is Refusal.ADDRESS
+            assert admission.refusal is ConnectionRefusal.ADDRESS
         elif len(open_) - len(evicted) >= total and not waiting:
-            assert admission.refusal is Refusal.TOTAL
+            assert admission.refusal is ConnectionRefusal.TOTAL
         elif len(open_) - len(evicted) >= total:
             assert admission.evicted == waiting[0]
             evicted.add(waiting.pop(0))
@@ -80,7 +80,7 @@ def test_exempt_addresses_are_known_in_every_form(address: str) -> None:
 def test_the_addresses_of_one_ipv6_network_are_one_host() -> None:
     table = ConnectionTable(ConnectionLimits(10, 1))
     assert table.admit("2001:db8::1%eth0").refusal is None
-    assert table.admit("2001:db8::2").refusal is Refusal.ADDRESS
+    assert table.admit("2001:db8::2").refusal is ConnectionRefusal.ADDRESS
     assert table.admit("2001:db8:0:1::2").refusal is None
 
 

@@ -70,7 +70,7 @@ async def test_a_session_wakes_a_pool_of_no_workers_and_is_paid_for(data_dir: Pa
                 assert (wake["previous"], wake["target"]) == (0, 1)
                 assert pool["start_up_s"] > 0
             await viewer.delete()
-            await until_pool(api, target=0, slots=[])
+            await until_pool(api, target=0, members=[])
             # Its end is told with the next report, and the last share is given out. Then nothing is added.
             deadline = time.monotonic() + LIMIT_S
             total = None

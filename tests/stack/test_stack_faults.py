@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from turboserve.bench.chaos.people import patiently
+from turboserve.bench.chaos.simulated_clients import with_retry
 from turboserve.bench.streaming.decode import decode
 from turboserve.bench.streaming.viewer import Viewer, request
 from turboserve.cli.stack.background import BackgroundStack
@@ -45,7 +45,7 @@ async def check_whole(viewers: list[Viewer], read_log) -> None:
 
 async def end_all(viewers: list[Viewer]) -> None:
     for viewer in viewers:
-        await patiently(viewer.delete)
+        await with_retry(viewer.delete)
     for viewer in viewers:
         await viewer.until(lambda viewer=viewer: viewer.ended is not None, BACK_S, "end of the stream")
 
@@ -66,7 +66,7 @@ async def test_sessions_play_on_after_a_kill(
         # Their workers lived, so nobody took the sessions away; they may have moved.
         for viewer in viewers:
             path = f"/v1/sessions/{viewer.session}/decisions"
-            answer = await patiently(lambda path=path: request(api, "GET", path))
+            answer = await with_retry(lambda path=path: request(api, "GET", path))
             kinds = {decision["kind"] for decision in answer["decisions"]}
             assert "place" in kinds
             assert "recover" not in kinds
@@ -116,7 +116,7 @@ async def use_both_workers(api, viewers: list[Viewer]) -> None:
         return
     [other] = await living_workers(api) - owners
     path = f"/v1/sessions/{viewers[-1].session}/migrate"
-    await patiently(lambda: request(api, "POST", path, json={"worker": other}))
+    await with_retry(lambda: request(api, "POST", path, json={"worker": other}))
     await viewers[-1].until(
         lambda: viewers[-1].chunks[-1].worker == other, BACK_S, "a chunk of the other worker"
     )

@@ -22,7 +22,7 @@ from turboserve.state_store.repository.fence import SqlFence
 from turboserve.state_store.repository.outbox import SqlOutbox
 from turboserve.state_store.repository.progress import SqlProgress
 from turboserve.state_store.repository.rentals import SqlRentals
-from turboserve.state_store.service.aftermath import Aftermath
+from turboserve.state_store.service.post_commit import PostCommit
 
 MANY_GPUS = 500
 
@@ -65,10 +65,10 @@ def give_and_die(accrue: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
 
 
 POINTS: dict[str, tuple[Any, str, Any]] = {
-    "created, nothing published": (Aftermath, "changed", die),
-    "placed, nothing published": (Aftermath, "owned_anew", die),
+    "created, nothing published": (PostCommit, "changed", die),
+    "placed, nothing published": (PostCommit, "owner_changed", die),
     "placed, fence not begun": (Fence, "settle", die),
-    "own in the log, nobody told": (Assignments, "tell", die),
+    "own in the log, nobody told": (Assignments, "notify", die),
     "own in the log, revision not stored": (SqlFence, "store", die),
     "own in the log, revision not committed": (SqlFence, "store", after(SqlFence.store)),
     "event in the log, not removed": (SqlOutbox, "remove", die),

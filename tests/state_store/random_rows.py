@@ -17,9 +17,9 @@ from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core import workers as worker_rules
 from turboserve.state_store.core.aging import Aging
 from turboserve.state_store.core.change import Change, change_id
-from turboserve.state_store.core.rentals import Row
+from turboserve.state_store.core.rentals import RentalRow
 from turboserve.state_store.ports.database import UnitOfWork
-from turboserve.state_store.ports.records import Reached
+from turboserve.state_store.ports.records import LogProgress
 
 SESSIONS = tuple(f"ses_{n}" for n in range(6))
 WORKERS = tuple(f"wk_{n}" for n in range(4))
@@ -120,9 +120,9 @@ class RandomRows:
             }
         )
 
-    def rental(self) -> Row:
+    def rental(self) -> RentalRow:
         paid_s = self.number()
-        return Row(
+        return RentalRow(
             worker=self.worker(),
             pool=self.maybe(self.random.choice(POOLS)),
             slot=None,
@@ -236,7 +236,9 @@ class RandomRows:
 
     def do_progress_count(self) -> Call:
         reached = [
-            Reached(session, self.random.randrange(9), self.random.randrange(5), self.maybe(self.number()))
+            LogProgress(
+                session, self.random.randrange(9), self.random.randrange(5), self.maybe(self.number())
+            )
             for session in self.random.sample([*SESSIONS, "ses_unknown"], self.random.randrange(4))
         ]
         return lambda db: db.progress.count(reached)

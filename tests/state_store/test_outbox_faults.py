@@ -98,7 +98,7 @@ class World:
         self.publishers[index] = Process(f"publisher{index}")
         self.loop.spawn(self.publishers[index], self.publish())
 
-    def trouble(self) -> None:
+    def problem(self) -> None:
         """One fault, drawn from the seed."""
         index = self.random.randrange(2)
         match self.random.randrange(8):
@@ -132,7 +132,7 @@ def test_each_event_is_in_the_log_once_and_in_the_order_of_commits(seed: int) ->
     world.loop.spawn(Process("writer"), world.write(FAULTS_S))
     while world.loop.time() < FAULTS_S:
         world.loop.advance(world.random.expovariate(2.0))
-        world.trouble()
+        world.problem()
     world.loop.advance(60.0)
     assert sum(map(len, world.committed.values())) > 50
     assert world.logged() == world.committed

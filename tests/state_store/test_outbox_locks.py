@@ -87,7 +87,7 @@ async def test_while_the_broker_is_frozen_no_row_is_locked_and_no_transaction_op
     held.let_go.set()
     with pytest.raises(DeadlineError):
         await turn
-    broker.mend()
+    broker.repair()
     while await publisher.drain():
         pass
     assert logged(broker) == ids

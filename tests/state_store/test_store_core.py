@@ -28,7 +28,7 @@ from turboserve.contracts.workers import LoadReport, WorkerPhase
 from turboserve.state_store.core import moves, workers
 from turboserve.state_store.core import sessions as rules
 from turboserve.state_store.core.change import Change
-from turboserve.state_store.core.workers import Room, Slots
+from turboserve.state_store.core.workers import ModelCapacity, Slots
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -243,11 +243,11 @@ def test_what_a_worker_cannot_take_is_refused(slots: Slots, error: type[TurboSer
 
 def test_room_says_what_is_missing_and_when_to_come_back() -> None:
     with pytest.raises(UnknownModelError):
-        Room("m", known=False, capacity=0, demand=0).admit(5.0)
+        ModelCapacity("m", known=False, capacity=0, demand=0).admit(5.0)
     with pytest.raises(NoCapacityError) as caught:
-        Room("m", known=True, capacity=2, demand=2).admit(5.0)
+        ModelCapacity("m", known=True, capacity=2, demand=2).admit(5.0)
     assert (caught.value.limit, caught.value.retry_after_s) == ("2", 5.0)
-    Room("m", known=True, capacity=2, demand=1).admit(5.0)
+    ModelCapacity("m", known=True, capacity=2, demand=1).admit(5.0)
 
 
 def test_text_that_postgres_cannot_store_is_refused_by_name() -> None:
@@ -291,7 +291,7 @@ def test_a_process_that_is_started_again_under_its_id_takes_the_row_over() -> No
     assert (row.phase, row.capacity) == (WorkerPhase.READY, 2)
     assert workers.renewed(row, again, 24.0).phase is WorkerPhase.READY
     # Where nobody says when he began, nothing can be told.
-    assert not workers.of_an_earlier_life(row, ready.model_copy(update={"started_at": 0.0}))
+    assert not workers.of_earlier_incarnation(row, ready.model_copy(update={"started_at": 0.0}))
 
 
 def test_a_drain_ends_with_the_process_that_drained() -> None:

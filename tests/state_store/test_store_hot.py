@@ -24,7 +24,7 @@ from turboserve.contracts.requests import GetLatents
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Playhead
 from turboserve.ids import new_id
-from turboserve.state_store.hot.guard import REST_S, Hot
+from turboserve.state_store.hot.guard import REST_S, HotStoreGuard
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.hot.redis import RedisStore
@@ -49,9 +49,9 @@ async def store(url: str | None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 
 @pytest.fixture
-def hot(store: HotStore, monkeypatch: pytest.MonkeyPatch) -> Hot:
+def hot(store: HotStore, monkeypatch: pytest.MonkeyPatch) -> HotStoreGuard:
     monkeypatch.setattr(turboserve.state_store.hot.guard, "DEADLINE_S", LIMIT_S)
-    return Hot(store, SystemClock())
+    return HotStoreGuard(store, SystemClock())
 
 
 def header(session: str, index: int, epoch: int = 1) -> LatentsHeader:
@@ -77,7 +77,7 @@ async def kept(latents: Latents, session: str, up_to: int) -> list[int]:
     return found
 
 
-async def test_the_newest_latents_and_the_sink_are_kept(hot: Hot) -> None:
+async def test_the_newest_latents_and_the_sink_are_kept(hot: HotStoreGuard) -> None:
     latents, session = Latents(hot, kept=4, ttl_s=60), new_id("ses")
     for index in range(20):
         await latents.keep(header(session, index), bytes([index]) * 1_000)
@@ -88,7 +88,7 @@ async def test_the_newest_latents_and_the_sink_are_kept(hot: Hot) -> None:
     assert await kept(latents, session, 25) == []
 
 
-async def test_an_earlier_owners_late_latents_replace_nothing(hot: Hot) -> None:
+async def test_an_earlier_owners_late_latents_replace_nothing(hot: HotStoreGuard) -> None:
     latents, session = Latents(hot, kept=4, ttl_s=60), new_id("ses")
     await latents.keep(header(session, 5, epoch=2), b"new\nwith a line end")
     await latents.keep(header(session, 5, epoch=1), b"old")
@@ -113,7 +113,7 @@ def row(session: str, updated_at: float) -> SessionRecord:
     )
 
 
-async def test_the_freshest_playhead_wins_across_instances(hot: Hot) -> None:
+async def test_the_freshest_playhead_wins_across_instances(hot: HotStoreGuard) -> None:
     clock, session = VirtualClock(), new_id("ses")
     first, second = Playheads(hot, clock), Playheads(hot, clock)
     await first.report(Playhead(session=session, playhead_s=1.0, viewers=1), b"")
@@ -128,7 +128,7 @@ async def test_the_freshest_playhead_wins_across_instances(hot: Hot) -> None:
         assert record.unwatched_s == pytest.approx(1.0)
 
 
-async def test_the_furthest_viewer_of_all_gateways_counts(hot: Hot) -> None:
+async def test_the_furthest_viewer_of_all_gateways_counts(hot: HotStoreGuard) -> None:
     clock, session = VirtualClock(), new_id("ses")
     playheads = Playheads(hot, clock)
     for gateway, playhead_s, viewers in (("gtw_a", 6.0, 1), ("gtw_b", 2.0, 1), ("gtw_b", 2.0, 0)):
@@ -140,7 +140,7 @@ async def test_the_furthest_viewer_of_all_gateways_counts(hot: Hot) -> None:
     assert playheads.known(session) == 2.5
 
 
-async def test_for_how_long_nobody_has_watched(hot: Hot) -> None:
+async def test_for_how_long_nobody_has_watched(hot: HotStoreGuard) -> None:
     clock, session = VirtualClock(), new_id("ses")
     playheads = Playheads(hot, clock)
     assert await playheads.watched_s(session) is None
@@ -162,7 +162,7 @@ async def test_for_how_long_nobody_has_watched(hot: Hot) -> None:
 
 async def test_an_unreachable_redis_is_left_alone_for_a_while() -> None:
     clock = VirtualClock()
-    hot = Hot(RedisStore(Settings(redis_url="redis://127.0.0.1:1/0")), clock)
+    hot = HotStoreGuard(RedisStore(Settings(redis_url="redis://127.0.0.1:1/0")), clock)
     tries = 0
 
     async def work(store: HotStore) -> str:
@@ -173,7 +173,7 @@ async def test_an_unreachable_redis_is_left_alone_for_a_while() -> None:
 
     for _ in range(5):
         assert await hot.attempt(work) is None
-    assert (tries, hot.resting) == (1, True)
+    assert (tries, hot.backing_off) == (1, True)
     clock.advance(REST_S + 0.1)
     assert await hot.attempt(work) is None
     assert tries == 2

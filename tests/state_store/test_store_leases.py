@@ -25,7 +25,7 @@ def leases() -> Leases:
 
 def test_a_worker_that_is_silent_for_long_is_dead() -> None:
     held = leases()
-    held.heard("w", 20.0)
+    held.renewed("w", 20.0)
     held.check_silent(row(), 100.0, 20.0 + LIMIT_S)
 
 
@@ -40,7 +40,7 @@ def test_a_worker_that_has_renewed_since_its_row_was_read_lives() -> None:
 def test_a_worker_that_asked_a_moment_ago_may_have_been_told_to_go_on() -> None:
     """Its row says nothing of it: the database was away, or a crash has taken the renewal back."""
     held = leases()
-    held.heard("w", 20.0)
+    held.renewed("w", 20.0)
     with pytest.raises(ConflictError) as refused:
         held.check_silent(row(), 100.0, 20.0 + LEASE_S)
     assert refused.value.retry_after_s == LIMIT_S - LEASE_S

@@ -331,7 +331,7 @@ async def test_streams_of_an_earlier_version_get_a_size_in_place(
             await jetstream.publish("chunk.before", b"video")
 
             streams = Streams(bus, SystemClock(), settings)
-            await streams.ensure_patiently()
+            await streams.ensure_with_retry()
             sizes: dict[str, int] = {}
             for name in (CHUNKS, EVENTS):
                 info = await jetstream.stream_info(name)
@@ -349,7 +349,7 @@ async def test_streams_of_an_earlier_version_get_a_size_in_place(
             server._max_store_bytes = limit // 2
             await machine.start()
             await until(lambda: bus.connected and admin.connected)
-            await streams.ensure_patiently()
+            await streams.ensure_with_retry()
             for name, size in sizes.items():
                 assert (await jetstream.stream_info(name)).config.max_bytes == size
             # More: they grow.
@@ -357,7 +357,7 @@ async def test_streams_of_an_earlier_version_get_a_size_in_place(
             server._max_store_bytes = 4 * limit
             await machine.start()
             await until(lambda: bus.connected and admin.connected)
-            await streams.ensure_patiently()
+            await streams.ensure_with_retry()
             for name, size in sizes.items():
                 assert ((await jetstream.stream_info(name)).config.max_bytes or 0) > 2 * size
         finally:

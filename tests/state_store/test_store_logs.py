@@ -17,7 +17,7 @@ from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.errors import FencedError, UnavailableError
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.database import PostgresDatabase
-from turboserve.state_store.hot.guard import Hot
+from turboserve.state_store.hot.guard import HotStoreGuard
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.hot.redis import RedisStore
@@ -27,7 +27,7 @@ from turboserve.state_store.publish.canaries import Canaries
 from turboserve.state_store.publish.fence import Fence
 from turboserve.state_store.publish.outbox import Outbox
 from turboserve.state_store.retention import ROWS, Retention
-from turboserve.state_store.service.aftermath import Aftermath
+from turboserve.state_store.service.post_commit import PostCommit
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.settings import Settings
 
@@ -67,15 +67,15 @@ class Parts:
     def __init__(self, api: Harness, store: Store, settings: Settings) -> None:
         self.database = PostgresDatabase(settings)
         clock = store.runtime.clock
-        self.hot = Hot(RedisStore(settings), clock)
+        self.hot = HotStoreGuard(RedisStore(settings), clock)
         playheads = Playheads(self.hot, clock)
         assignments = Assignments(api.bus, self.database, playheads)
         self.fence = Fence(self.database, api.bus, assignments)
         self.outbox = Outbox(self.database, api.bus, clock, settings)
         latents = Latents(self.hot, kept=settings.latents_kept, ttl_s=settings.latents_ttl_s)
-        aftermath = Aftermath(self.outbox, self.fence, assignments, playheads)
+        post_commit = PostCommit(self.outbox, self.fence, assignments, playheads)
         status = LogStatus(Canaries(api.bus, clock, settings), settings)
-        sessions = Sessions(self.database, aftermath, playheads, latents, status, clock, settings)
+        sessions = Sessions(self.database, post_commit, playheads, latents, status, clock, settings)
         self.retention = Retention(self.database, sessions, api.bus, clock, settings)
 
     async def sql(self, statement: str, **values: object) -> list[tuple[object, ...]]:

@@ -51,7 +51,7 @@ async def test_postgres_dies_hangs_and_comes_back(
         Store.running(settings) as store,
         Harness.connected(settings) as api,
     ):
-        record = await patiently(lambda: api.running("mortal"))
+        record = await with_retry(lambda: api.running("mortal"))
 
         async def refused_in_time() -> None:
             started = time.monotonic()
@@ -93,12 +93,12 @@ async def test_postgres_dies_hangs_and_comes_back(
         await until(serves)
 
         async def counted() -> bool:
-            return (await patiently(lambda: api.get(record.id))).next_chunk == 2
+            return (await with_retry(lambda: api.get(record.id))).next_chunk == 2
 
         await until(counted)
 
         async def all_is_published() -> bool:
-            prompts = (await patiently(lambda: api.get(record.id))).control_seq
+            prompts = (await with_retry(lambda: api.get(record.id))).control_seq
             accepted = ["prompt.accepted"] * prompts
             return await api.event_types(record.id) == ["session.created", "session.placed", *accepted]
 
@@ -106,7 +106,7 @@ async def test_postgres_dies_hangs_and_comes_back(
         assert not store.runtime.stopping.is_set()
 
 
-async def patiently(ask: Callable[[], Awaitable[SessionRecord]]) -> SessionRecord:
+async def with_retry(ask: Callable[[], Awaitable[SessionRecord]]) -> SessionRecord:
     """Ask until it is answered: on a busy machine a transaction may take longer than its deadline."""
     async with asyncio.timeout(60):
         while True:

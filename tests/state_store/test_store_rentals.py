@@ -11,8 +11,8 @@ from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.state_store.core.rentals import (
     BRIDGE_S,
     FORMER_KEPT,
-    Moment,
-    Row,
+    ClockReading,
+    RentalRow,
     described,
     followed,
     reported,
@@ -25,16 +25,18 @@ WALL = 1_700_000_000.0
 HOUR_S, DAYS_40_S = 3_600.0, 40 * 86_400.0
 
 
-def at(seconds: float, process: str = "sto_1", step_s: float = 0.0) -> Moment:
+def at(seconds: float, process: str = "sto_1", step_s: float = 0.0) -> ClockReading:
     """`seconds` after the beginning, by a store whose wall clock is off by `step_s`."""
-    return Moment(process, 50.0 + seconds, WALL + seconds + step_s)
+    return ClockReading(process, 50.0 + seconds, WALL + seconds + step_s)
 
 
 def rental(age_s: float, **more: object) -> Rental:
-    return Rental.model_validate({"worker": "w", "slot": "local-0", "age_s": age_s, **more})
+    return Rental.model_validate({"worker": "w", "member": "local-0", "age_s": age_s, **more})
 
 
-def told(row: Row | None, age_s: float, now: Moment, process: str = "asc_1", **more: object) -> Row:
+def told(
+    row: RentalRow | None, age_s: float, now: ClockReading, process: str = "asc_1", **more: object
+) -> RentalRow:
     return reported(row, "local", process, rental(age_s, **more), PRICES, now)
 
 

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from turboserve.contracts.cost import Rental
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.state_store.core import aging
-from turboserve.state_store.core.rentals import BRIDGE_S, Moment, Row, followed, reported, take_over
+from turboserve.state_store.core.rentals import (
+    BRIDGE_S,
+    ClockReading,
+    RentalRow,
+    followed,
+    reported,
+    take_over,
+)
 
 PRICES = {"*": 1.0}
 STEP_S = st.floats(-60 * 86_400.0, 60 * 86_400.0)
@@ -29,17 +36,17 @@ class World:
     store: int = 0
     autoscaler: int = 0
     found_at: float = 0.0
-    row: Row | None = None
+    row: RentalRow | None = None
     current: tuple[str | None, tuple[str, ...]] = (None, ())
     sent: list[tuple[str, Rental]] = field(default_factory=list)
     bridges: int = 0
     """Times at which no process on either side went on."""
     both_new: bool = False
-    history: list[Row] = field(default_factory=list)
+    history: list[RentalRow] = field(default_factory=list)
 
-    def moment(self) -> Moment:
+    def moment(self) -> ClockReading:
         # Each process's monotonic clock has a beginning of its own.
-        return Moment(f"sto_{self.store}", self.now + 1_000.0 * self.store, self.now + self.wall_error)
+        return ClockReading(f"sto_{self.store}", self.now + 1_000.0 * self.store, self.now + self.wall_error)
 
     def send(self, ended: bool = False) -> None:
         ended_ago = 0.0 if ended else None
@@ -116,7 +123,7 @@ def test_what_is_paid_is_what_was_measured_and_a_bounded_rest(actions: list[tupl
 def test_a_worker_of_no_pool_is_paid_for_as_it_was_measured(actions: list[tuple[str, float]]) -> None:
     now, error, store, replaced = 0.0, 1_700_000_000.0, 0, 0
     renewed = error
-    row: Row | None = None
+    row: RentalRow | None = None
     for action, value in actions:
         match action:
             case "pass":
@@ -135,7 +142,7 @@ def test_a_worker_of_no_pool_is_paid_for_as_it_was_measured(actions: list[tuple[
             started_at=1.7e9,
             renewed_at=renewed,
         )
-        row = followed(row, record, PRICES, Moment(f"sto_{store}", now + 77.0 * store, now + error))
+        row = followed(row, record, PRICES, ClockReading(f"sto_{store}", now + 77.0 * store, now + error))
     if row is not None:
         assert row.paid_s - row.estimated_s <= now + SLACK_S
         assert 0.0 <= row.estimated_s <= min(row.paid_s + SLACK_S, (replaced + 1) * BRIDGE_S)

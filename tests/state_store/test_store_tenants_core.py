@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from turboserve.contracts.errors import TenantLimitError
 from turboserve.state_store.core import tenants
 from turboserve.state_store.core.tenants import ROW_BYTES, Tenant, TenantLimits, TenantUse
-from turboserve.state_store.core.workers import Room
+from turboserve.state_store.core.workers import ModelCapacity
 
 RETRY_S = 5.0
 ANY = Tenant("t")
@@ -27,7 +27,7 @@ def test_without_limits_nothing_is_refused() -> None:
     none = TenantLimits()
     use = TenantUse(10**6, 10**6, 10**6, 10**6, known=True, others=True)
     tenants.check_sessions(use, none, RETRY_S)
-    tenants.check_slot(use, Room("m", True, 1, 1), none, RETRY_S)
+    tenants.check_slot(use, ModelCapacity("m", True, 1, 1), none, RETRY_S)
     tenant = Tenant("t", stored_bytes=10**15)
     for _ in range(1_000):
         tenant = tenants.create(tenant, REQUEST, none, 1.0)
@@ -36,7 +36,7 @@ def test_without_limits_nothing_is_refused() -> None:
 
 def test_each_limit_is_reached_and_named() -> None:
     limits = TenantLimits(sessions=3, suspended=2, slots=2)
-    room = Room("m", True, 10, 5)
+    room = ModelCapacity("m", True, 10, 5)
     tenants.check_sessions(TenantUse(live=2, suspended=1), limits, RETRY_S)
     error = refused(tenants.check_sessions, TenantUse(live=3), limits, RETRY_S)
     assert (error.field, error.limit, error.retry_after_s) == ("tenant_sessions", "3", RETRY_S)
@@ -120,7 +120,7 @@ def test_greedy_tenants_leave_a_place_for_one_more(factor: float, capacity: int,
     limits = TenantLimits(slots_factor=factor)
     taken = [0] * 5
     for wish in wishes:
-        room = Room("m", True, capacity, sum(taken))
+        room = ModelCapacity("m", True, capacity, sum(taken))
         if room.demand >= capacity:
             break
         try:
@@ -135,12 +135,14 @@ def test_greedy_tenants_leave_a_place_for_one_more(factor: float, capacity: int,
     if capacity / (1 + greedy * factor) >= 2:
         left = capacity - sum(taken)
         assert left >= 1
-        tenants.check_slot(TenantUse(others=True), Room("m", True, capacity, sum(taken)), limits, RETRY_S)
+        tenants.check_slot(
+            TenantUse(others=True), ModelCapacity("m", True, capacity, sum(taken)), limits, RETRY_S
+        )
 
 
 def test_a_tenant_alone_takes_everything() -> None:
     limits = TenantLimits(slots_factor=3.0)
-    tenants.check_slot(TenantUse(slots=3, model_slots=3), Room("m", True, 4, 3), limits, RETRY_S)
+    tenants.check_slot(TenantUse(slots=3, model_slots=3), ModelCapacity("m", True, 4, 3), limits, RETRY_S)
     use = TenantUse(slots=3, model_slots=3, others=True)
-    error = refused(tenants.check_slot, use, Room("m", True, 4, 3), limits, RETRY_S)
+    error = refused(tenants.check_slot, use, ModelCapacity("m", True, 4, 3), limits, RETRY_S)
     assert error.field == "tenant_slots_factor"

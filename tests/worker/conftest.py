@@ -78,7 +78,7 @@ class Driver:
         events: list[Event] = []
         for _ in range(limit):
             if not self.engine.has_work(self.now):
-                if not self.engine.lanes_busy:
+                if not self.engine.executors_busy:
                     return events
                 self.engine.wait(120.0)
             events += self.engine.step(self.now)

@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from turboserve.worker.engine import adoption
-from turboserve.worker.engine.events import ChunkReady, Frozen
-from turboserve.worker.engine.landing import Landing
+from turboserve.worker.engine import session_import
+from turboserve.worker.engine.events import ChunkReady, SessionQuiesced
 from turboserve.worker.engine.moving import Page, fingerprint_of
+from turboserve.worker.engine.receive_buffer import PagedReceiveBuffer
 from turboserve.worker.engine.spec import SessionSpec
 
 FAR = 1e9
 SPEC = SessionSpec("a", "a red circle", seed=11)
 
 
-def copy(pages: Iterable[Page], landing: Landing) -> None:
+def copy(pages: Iterable[Page], buffer: PagedReceiveBuffer) -> None:
     for page in pages:
-        places = landing.place(page.name, page.size, page.dtype, page.shape)
+        places = buffer.place(page.name, page.size, page.dtype, page.shape)
         for place, part in zip(places, page.parts, strict=True):
             place.copy_(part)
 
@@ -29,9 +29,9 @@ def prints(pages: Iterable[Page]) -> dict[str, bytes]:
 
 
 def frozen(driver: Any, session: str = "a") -> int:
-    adoption.freeze(driver.engine, session, driver.now, 0.0, 0.0)
-    events = driver.run(lambda events: any(isinstance(event, Frozen) for event in events))
-    return next(event.next_chunk for event in events if isinstance(event, Frozen))
+    session_import.quiesce(driver.engine, session, driver.now, 0.0, 0.0)
+    events = driver.run(lambda events: any(isinstance(event, SessionQuiesced) for event in events))
+    return next(event.next_chunk for event in events if isinstance(event, SessionQuiesced))
 
 
 def equal(ours: list[ChunkReady], theirs: list[ChunkReady]) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.worker.service import commands as do
-from turboserve.worker.service import inputs as told
+from turboserve.worker.service import commands, events
 from turboserve.worker.service.table import Table
 
 ME, OTHER = "wrk_me", "wrk_other"
@@ -36,42 +35,44 @@ class Bench:
     def __init__(self, capacity: int = 2, worker: str = ME) -> None:
         self.table = Table(worker, "toyworld", capacity, LEASE_S)
         self.now = 100.0
-        self.said: list[do.Command] = []
+        self.said: list[commands.Command] = []
 
-    def tell(self, message: told.Input, now: float | None = None) -> list[do.Command]:
+    def handle(self, message: events.Input, now: float | None = None) -> list[commands.Command]:
         self.now = self.now if now is None else now
-        self.said = self.table.tell(message, self.now)
+        self.said = self.table.handle(message, self.now)
         return self.said
 
-    def renew(self, *records: SessionRecord, asked_at: float | None = None) -> list[do.Command]:
-        return self.tell(told.Renewed(self.now if asked_at is None else asked_at, records))
+    def renew(self, *records: SessionRecord, asked_at: float | None = None) -> list[commands.Command]:
+        return self.handle(events.Renewed(self.now if asked_at is None else asked_at, records))
 
-    def last(self, kind: type[do.Command]) -> do.Command:
+    def last(self, kind: type[commands.Command]) -> commands.Command:
         found = [command for command in self.said if isinstance(command, kind)]
         assert len(found) == 1, f"{kind.__name__} in {self.said}"
         return found[0]
 
-    def none(self, *kinds: type[do.Command]) -> None:
+    def none(self, *kinds: type[commands.Command]) -> None:
         assert not [command for command in self.said if isinstance(command, kinds)], self.said
 
-    def run_from(self, record: SessionRecord, log_end: int = 0, *, mine: bool = False) -> do.Admit:
+    def run_from(self, record: SessionRecord, log_end: int = 0, *, mine: bool = False) -> commands.Admit:
         """Place a session and see it admitted at the log's end."""
-        self.tell(told.Assigned(record))
-        question = self.last(do.ReadLogEnd)
-        self.tell(told.LogEndRead(record.id, question.query, log_end, mine))
+        self.handle(events.Assigned(record))
+        question = self.last(commands.ReadLogEnd)
+        self.handle(events.LogEndRead(record.id, question.query, log_end, mine))
         if log_end:
-            fetch = self.last(do.FetchLatents)
+            fetch = self.last(commands.FetchLatents)
             assert fetch.next_chunk == log_end
-            self.tell(told.LatentsFetched(record.id, fetch.query))
-        admit = self.last(do.Admit)
-        assert isinstance(admit, do.Admit)
+            self.handle(events.LatentsFetched(record.id, fetch.query))
+        admit = self.last(commands.Admit)
+        assert isinstance(admit, commands.Admit)
         assert admit.next_chunk == log_end
         return admit
 
-    def package(self, session: str, run: int, index: int) -> list[do.Command]:
-        return self.tell(told.ChunkPackaged(session, run, index, 0))
+    def package(self, session: str, run: int, index: int) -> list[commands.Command]:
+        return self.handle(events.ChunkPackaged(session, run, index, 0))
 
-    def outcome(self, publish: do.PublishChunk, outcome: told.Outcome) -> list[do.Command]:
-        return self.tell(
-            told.Published(publish.session, publish.run, publish.index, publish.ownership, outcome)
+    def outcome(
+        self, publish: commands.PublishChunk, outcome: events.PublishOutcome
+    ) -> list[commands.Command]:
+        return self.handle(
+            events.Published(publish.session, publish.run, publish.index, publish.ownership, outcome)
         )

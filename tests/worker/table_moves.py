@@ -7,8 +7,7 @@ from table_bench import Bench
 
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Incoming
-from turboserve.worker.service import commands as do
-from turboserve.worker.service import inputs as told
+from turboserve.worker.service import commands, events
 
 A, B = "wrk_a", "wrk_b"
 FROM = ("tcp://127.0.0.1:1",)
@@ -25,26 +24,26 @@ def moving(**changes: object) -> SessionRecord:
 def running(chunks: int = 2) -> tuple[Bench, int]:
     """A source whose session has published `chunks`, and its run."""
     bench = Bench(worker=A)
-    bench.tell(told.Assigned(row()))
-    bench.tell(told.LogEndRead("s1", bench.last(do.ReadLogEnd).query, 0, False))
-    run = bench.last(do.Admit).run
+    bench.handle(events.Assigned(row()))
+    bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 0, False))
+    run = bench.last(commands.Admit).run
     for index in range(chunks):
-        bench.tell(told.ChunkPackaged("s1", run, index, 0))
-        bench.tell(told.Published("s1", run, index, (1, 10), told.Outcome.ACKED))
+        bench.handle(events.ChunkPackaged("s1", run, index, 0))
+        bench.handle(events.Published("s1", run, index, (1, 10), events.PublishOutcome.ACKED))
     return bench, run
 
 
 def sealed() -> tuple[Bench, int]:
     """A source that has given its session away."""
     bench, run = running()
-    bench.tell(told.Assigned(moving()))
+    bench.handle(events.Assigned(moving()))
     assert not bench.table.offer("s1", 5, B)
-    bench.tell(told.FreezeWanted("s1", 5))
-    assert bench.last(do.Freeze).run == run
-    bench.tell(told.Frozen("s1", run, 2, bench.last(do.Freeze).number))
-    assert bench.last(do.GiveRest) == do.GiveRest("s1", 5)
-    assert bench.last(do.GiveSeal) == do.GiveSeal("s1", 5, 2)
-    bench.tell(told.GiftSealed("s1", 5))
+    bench.handle(events.QuiesceRequested("s1", 5))
+    assert bench.last(commands.Quiesce).run == run
+    bench.handle(events.Quiesced("s1", run, 2, bench.last(commands.Quiesce).number))
+    assert bench.last(commands.SendFinalDelta) == commands.SendFinalDelta("s1", 5)
+    assert bench.last(commands.SendManifest) == commands.SendManifest("s1", 5, 2)
+    bench.handle(events.ManifestSent("s1", 5))
     return bench, run
 
 
@@ -52,11 +51,11 @@ def expecting(**changes: object) -> tuple[Bench, int]:
     """A target that was told of a move, and the run of the copy."""
     bench = Bench(worker=B)
     record = moving(**changes)
-    bench.tell(told.Assigned(record, Incoming(record=record, source=FROM)))
-    return bench, bench.last(do.Fetch).run
+    bench.handle(events.Assigned(record, Incoming(record=record, source=FROM)))
+    return bench, bench.last(commands.FetchState).run
 
 
 def verified(**changes: object) -> tuple[Bench, int]:
     bench, run = expecting(**changes)
-    bench.tell(told.Arrived("s1", run, 2, 0, "d", 100, 0.5))
+    bench.handle(events.StateReceived("s1", run, 2, 0, "d", 100, 0.5))
     return bench, run

@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 
 from turboserve.bench.engine.memory import PeakMemory, peak_and_expected
-from turboserve.worker.engine import adoption, tensor_backend
+from turboserve.worker.engine import session_import, tensor_backend
 from turboserve.worker.engine.budget import affordable_decodes, forward_bytes, plan
 from turboserve.worker.engine.engine import Models
-from turboserve.worker.engine.errors import BudgetTooSmall, HostMemoryUnavailable, SlabsExhausted
+from turboserve.worker.engine.errors import (
+    BudgetTooSmallError,
+    HostMemoryUnavailableError,
+    SlabsExhaustedError,
+)
 from turboserve.worker.engine.events import ChunkReady
 from turboserve.worker.engine.hostpool import HostPool
 from turboserve.worker.engine.profile import LatencyProfile
@@ -151,10 +155,10 @@ def test_every_part_counts_on_a_cpu_too() -> None:
     assert engine.free_slots == 3
     for number in range(3):
         engine.admit(SessionSpec(str(number), "a red circle"), 0.0)
-    with pytest.raises(SlabsExhausted):
+    with pytest.raises(SlabsExhaustedError):
         engine.admit(SessionSpec("3", "a red circle"), 0.0)
     short = Settings(memory_bytes=budget.expected_bytes(1) - 1, host_memory_bytes=0)
-    with pytest.raises(BudgetTooSmall, match=f"{budget.expected_bytes(1)} bytes needed"):
+    with pytest.raises(BudgetTooSmallError, match=f"{budget.expected_bytes(1)} bytes needed"):
         make_engine(models, short)
 
 
@@ -200,10 +204,10 @@ def test_a_worker_says_when_its_host_memory_may_hold_no_session(capsys: pytest.C
     for host_bytes, states in ((0, 0), (one - 1, 0), (one, 1), (3 * one, 3)):
         engine = make_engine(toyworld, Settings(worker_max_sessions=1, host_memory_bytes=host_bytes))
         assert engine.host_states == states
-        said = "host memory may hold no session" in capsys.readouterr().out
+        said = "no host memory for sessions" in capsys.readouterr().out
         assert said == (states == 0)
     # What fits is what a session that arrives there asks for.
-    adoption.reserve(
+    session_import.reserve(
         make_engine(toyworld, Settings(worker_max_sessions=1, host_memory_bytes=one)), on_host=True
     )
 
@@ -281,7 +285,7 @@ def test_a_worker_whose_host_memory_went_to_others_takes_half_of_it(monkeypatch:
     def scarce(limit_bytes: int, pinned: bool) -> HostPool:
         asked.append(limit_bytes)
         if limit_bytes > most:
-            raise HostMemoryUnavailable(limit_bytes, "others have it")
+            raise HostMemoryUnavailableError(limit_bytes, "others have it")
         return HostPool(limit_bytes, pinned)
 
     monkeypatch.setattr(tensor_backend, "HostPool", scarce)
@@ -290,10 +294,10 @@ def test_a_worker_whose_host_memory_went_to_others_takes_half_of_it(monkeypatch:
     make_engine(toyworld, Settings(worker_max_sessions=1))
     assert asked == [3 * LEAST_BYTES, 3 * LEAST_BYTES // 2, LEAST_BYTES]
     most = 0
-    with pytest.raises(HostMemoryUnavailable):
+    with pytest.raises(HostMemoryUnavailableError):
         make_engine(toyworld, Settings(worker_max_sessions=1))
     # What a setting says is not changed.
     most, asked[:] = LEAST_BYTES, []
-    with pytest.raises(HostMemoryUnavailable):
+    with pytest.raises(HostMemoryUnavailableError):
         make_engine(toyworld, Settings(worker_max_sessions=1, host_memory_bytes=2 * LEAST_BYTES))
     assert asked == [2 * LEAST_BYTES]

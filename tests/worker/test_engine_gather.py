@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turboserve.worker.engine.budget import MemoryBudget
-from turboserve.worker.engine.errors import BudgetTooSmall, SlabsExhausted
+from turboserve.worker.engine.errors import BudgetTooSmallError, SlabsExhaustedError
 from turboserve.worker.engine.gather import GATHER_POLICIES, Candidate, GatherPolicy, LeastCreditFirst
 from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.profile import LatencyProfile
@@ -218,7 +218,7 @@ def test_budgets_never_promise_more_than_there_is(
 ) -> None:
     budget = MemoryBudget(total, model, workspace, slab, decode)
     if model + workspace + slab + decode > total:
-        with pytest.raises(BudgetTooSmall):
+        with pytest.raises(BudgetTooSmallError):
             budget.sessions()
         return
     count = budget.sessions()
@@ -232,7 +232,7 @@ def test_budgets_never_promise_more_than_there_is(
 def test_a_pool_hands_out_what_fits_and_no_more(capacity: int, takes: list[bool]) -> None:
     layout = SlabLayout(2, 3, 4, 2, 6, 5, 1, torch.float32)
     if capacity < layout.total_bytes:
-        with pytest.raises(BudgetTooSmall):
+        with pytest.raises(BudgetTooSmallError):
             SlabPool(layout, capacity, torch.device("cpu"))
         return
     pool = SlabPool(layout, capacity, torch.device("cpu"))
@@ -242,7 +242,7 @@ def test_a_pool_hands_out_what_fits_and_no_more(capacity: int, takes: list[bool]
         if take and len(held) < pool.slots:
             held.append(pool.acquire())
         elif take:
-            with pytest.raises(SlabsExhausted):
+            with pytest.raises(SlabsExhaustedError):
                 pool.acquire()
         elif held:
             pool.release(held.pop())

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turboserve.worker.engine.errors import HostMemoryUnavailable, HostPoolFull
+from turboserve.worker.engine.errors import HostMemoryUnavailableError, HostPoolFullError
 from turboserve.worker.engine.events import ChunkReady, Suspended, SuspendRefused
 from turboserve.worker.engine.hostpool import ALIGNMENT, Extent, HostPool, aligned, size_of
 from turboserve.worker.engine.spec import SessionSpec
@@ -36,7 +36,7 @@ def test_pieces_fit_do_not_overlap_and_come_back(limit: int, calls: list[tuple[b
         if not take and held:
             pool.give_back(held.pop(which % len(held)))
         elif take and aligned(max(size, 1)) > largest_gap(held, limit):
-            with pytest.raises(HostPoolFull):
+            with pytest.raises(HostPoolFullError):
                 pool.take(size)
         elif take:
             held.append(pool.take(size))
@@ -74,7 +74,7 @@ def test_tensors_in_a_piece_are_apart_and_exact() -> None:
 
 def test_memory_that_the_machine_does_not_give_is_a_typed_error() -> None:
     pool = HostPool(1 << 60, pinned=False)
-    with pytest.raises(HostMemoryUnavailable, match=f"{1 << 60} bytes could not be had"):
+    with pytest.raises(HostMemoryUnavailableError, match=f"{1 << 60} bytes could not be had"):
         pool.tensors(pool.take(1), {"a": torch.empty(1)})
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from moving_pages import FAR, SPEC, copy, equal, frozen, prints, stayed
 
-from turboserve.worker.engine import adoption
-from turboserve.worker.engine.events import ChunkReady, Frozen, Suspended
+from turboserve.worker.engine import session_import
+from turboserve.worker.engine.events import ChunkReady, SessionQuiesced, Suspended
 from turboserve.worker.engine.moving import DECODER, changed, digest_of
 from turboserve.worker.engine.spec import Control
 
@@ -26,21 +26,21 @@ def test_a_moved_session_goes_on_bit_for_bit(
     source, target = (make_driver(config=config, max_lead_s=FAR) for _ in range(2))
     source.engine.admit(SPEC, source.now)
     source.chunks("a", before)
-    landing = adoption.reserve(target.engine, on_host=False)
+    buffer = session_import.reserve(target.engine, on_host=False)
     # The bulk goes in the middle of a chunk, whose own slots are left out.
     source.run(lambda _: source.engine.table.sessions["a"].work is not None)
-    bulk = adoption.read(source.engine, "a")
-    copy(bulk, landing)
+    bulk = session_import.read(source.engine, "a")
+    copy(bulk, buffer)
     next_chunk = frozen(source)
-    header, pages = adoption.read_at_rest(source.engine, "a")
+    header, pages = session_import.read_quiesced(source.engine, "a")
     rest = changed(pages, {page.name: page.stamp for page in bulk})
     assert len(rest) < len(pages)
-    copy(rest, landing)
-    adoption.adopt(target.engine, landing, header, [page.name for page in pages], target.now)
+    copy(rest, buffer)
+    session_import.import_session(target.engine, buffer, header, [page.name for page in pages], target.now)
     assert header["next_chunk"] == next_chunk
-    here, there = (adoption.read_at_rest(driver.engine, "a") for driver in (source, target))
+    here, there = (session_import.read_quiesced(driver.engine, "a") for driver in (source, target))
     assert digest_of(here[0], prints(here[1])) == digest_of(there[0], prints(there[1]))
-    adoption.thaw(target.engine, "a")
+    session_import.unquiesce(target.engine, "a")
     made = target.chunks("a", before + 6 - next_chunk)
     assert equal(made, wanted[next_chunk:])
 
@@ -53,12 +53,12 @@ def test_what_did_not_change_is_told_from_what_did_after_any_number_of_chunks(
     driver.chunks("a", 4)
     frozen(driver)
     for chunks in (1, 2, 3, 5):
-        _, before = adoption.read_at_rest(driver.engine, "a")
+        _, before = session_import.read_quiesced(driver.engine, "a")
         old = prints(before)
-        adoption.thaw(driver.engine, "a")
+        session_import.unquiesce(driver.engine, "a")
         driver.chunks("a", chunks)
         frozen(driver)
-        _, after = adoption.read_at_rest(driver.engine, "a")
+        _, after = session_import.read_quiesced(driver.engine, "a")
         new = prints(after)
         resent = {page.name for page in changed(after, {page.name: page.stamp for page in before})}
         different = {name for name in new if old.get(name) != new[name]}
@@ -71,17 +71,17 @@ def test_what_was_sent_is_remembered_without_being_kept(make_driver: Callable[..
     driver = make_driver(max_lead_s=FAR)
     driver.engine.admit(SPEC, driver.now)
     driver.chunks("a", 2)
-    pages = [page for page in adoption.read(driver.engine, "a") if page.name.startswith(DECODER)]
+    pages = [page for page in session_import.read(driver.engine, "a") if page.name.startswith(DECODER)]
     cache = driver.engine.table.active("a").state.decoder_cache
     kept = [weakref.ref(tensor) for tensor in cache.values()]
     sent = {page.name: page.stamp for page in pages}
     assert len(sent) == len(kept) > 0
-    assert changed([p for p in adoption.read(driver.engine, "a") if p.name in sent], sent) == []
+    assert changed([p for p in session_import.read(driver.engine, "a") if p.name in sent], sent) == []
     del cache, pages
     driver.chunks("a", 1)
     gc.collect()
     assert [ref() for ref in kept] == [None] * len(kept)
-    now = [page for page in adoption.read(driver.engine, "a") if page.name in sent]
+    now = [page for page in session_import.read(driver.engine, "a") if page.name in sent]
     assert changed(now, sent) == now
 
 
@@ -90,14 +90,14 @@ def test_a_prompt_switch_changes_the_pages_that_it_rewrites(make_driver: Callabl
     driver.engine.admit(SPEC, driver.now)
     driver.chunks("a", 4)
     frozen(driver)
-    _, before = adoption.read_at_rest(driver.engine, "a")
+    _, before = session_import.read_quiesced(driver.engine, "a")
     old = prints(before)
     driver.engine.control("a", Control(1, prompt="a blue square"))
     assert not driver.engine.has_work(driver.now) or driver.run() == []
-    adoption.thaw(driver.engine, "a")
+    session_import.unquiesce(driver.engine, "a")
     driver.run(lambda _: driver.engine.table.sessions["a"].state.control_seq == 1)
     frozen(driver)
-    _, after = adoption.read_at_rest(driver.engine, "a")
+    _, after = session_import.read_quiesced(driver.engine, "a")
     new = prints(after)
     resent = {page.name for page in changed(after, {page.name: page.stamp for page in before})}
     assert {"text", "text_keys", "text_values"} <= resent
@@ -111,11 +111,11 @@ def test_a_frozen_session_makes_nothing_and_a_thawed_one_goes_on_as_if_nothing_h
     driver = make_driver(max_lead_s=FAR)
     driver.engine.admit(SPEC, driver.now)
     made = driver.chunks("a", 2)
-    adoption.freeze(driver.engine, "a", driver.now, 0.0, 0.0)
+    session_import.quiesce(driver.engine, "a", driver.now, 0.0, 0.0)
     made += [event for event in driver.run() if isinstance(event, ChunkReady)]
     assert not driver.engine.has_work(driver.now + 100)
     assert driver.engine.next_due(driver.now) is None
-    adoption.thaw(driver.engine, "a")
+    session_import.unquiesce(driver.engine, "a")
     made += driver.chunks("a", 5 - len(made))
     assert equal(made, wanted)
 
@@ -124,10 +124,10 @@ def test_it_stands_still_when_the_viewer_has_enough_and_not_before(make_driver: 
     driver = make_driver(max_lead_s=2.0)
     driver.engine.admit(SPEC, driver.now)
     driver.chunks("a", 1)
-    adoption.freeze(driver.engine, "a", driver.now, 0.3, 100.0)
+    session_import.quiesce(driver.engine, "a", driver.now, 0.3, 100.0)
     events = driver.run()
     made = [event.index for event in events if isinstance(event, ChunkReady)]
-    assert [event.next_chunk for event in events if isinstance(event, Frozen)] == [made[-1] + 1]
+    assert [event.next_chunk for event in events if isinstance(event, SessionQuiesced)] == [made[-1] + 1]
     assert driver.engine.config.media_start(made[-1] + 1) >= 2.0
 
 
@@ -136,11 +136,11 @@ def test_it_takes_the_best_moment_that_there_is_between_two_chunks(make_driver: 
     driver = make_driver(max_lead_s=2.0)
     driver.engine.admit(SPEC, driver.now)
     driver.run()
-    adoption.freeze(driver.engine, "a", driver.now, 1.2, 3.0)
+    session_import.quiesce(driver.engine, "a", driver.now, 1.2, 3.0)
     began, events = driver.now, []
     while not events and driver.now < began + 5:
         driver.engine.playhead("a", driver.now - began, now=driver.now)
-        events = [event for event in driver.run() if isinstance(event, Frozen)]
+        events = [event for event in driver.run() if isinstance(event, SessionQuiesced)]
         driver.now += 0.05
     start_s = driver.engine.config.media_start(events[0].next_chunk)
     assert start_s - 2.0 - (driver.now - began) >= 0.5
@@ -151,9 +151,9 @@ def test_a_session_that_is_never_ahead_stands_still_once_patience_ends(
 ) -> None:
     driver = make_driver(max_lead_s=FAR)
     driver.engine.admit(SPEC, driver.now)
-    adoption.freeze(driver.engine, "a", driver.now, 0.3, 0.05)
+    session_import.quiesce(driver.engine, "a", driver.now, 0.3, 0.05)
     events = driver.run()
-    assert isinstance(events[-1], Frozen)
+    assert isinstance(events[-1], SessionQuiesced)
     assert driver.now >= 100.05
 
 
@@ -165,11 +165,11 @@ def test_a_suspended_session_moves_from_host_to_host_and_wakes_there(make_driver
     source.engine.suspend("a")
     events = source.run(lambda events: any(isinstance(event, Suspended) for event in events))
     next_chunk = next(event.next_chunk for event in events if isinstance(event, Suspended))
-    header, pages = adoption.read_at_rest(source.engine, "a")
-    landing = adoption.reserve(target.engine, on_host=True)
-    copy(pages, landing)
+    header, pages = session_import.read_quiesced(source.engine, "a")
+    buffer = session_import.reserve(target.engine, on_host=True)
+    copy(pages, buffer)
     free = target.engine.free_slots
-    adoption.adopt(target.engine, landing, header, [page.name for page in pages], target.now)
+    session_import.import_session(target.engine, buffer, header, [page.name for page in pages], target.now)
     assert target.engine.free_slots == free
     assert target.engine.snapshot("a").digest() == source.engine.snapshot("a").digest()
     target.engine.resume("a", target.now)
@@ -183,9 +183,9 @@ def test_a_session_that_stood_still_can_be_suspended(make_driver: Callable[..., 
     driver = make_driver(max_lead_s=FAR)
     driver.engine.admit(SPEC, driver.now)
     made = driver.chunks("a", 2)
-    adoption.freeze(driver.engine, "a", driver.now, 0.0, 0.0)
+    session_import.quiesce(driver.engine, "a", driver.now, 0.0, 0.0)
     made += [event for event in driver.run() if isinstance(event, ChunkReady)]
-    adoption.thaw(driver.engine, "a")
+    session_import.unquiesce(driver.engine, "a")
     driver.engine.suspend("a")
     events = driver.run(lambda events: any(isinstance(event, Suspended) for event in events))
     assert not [event for event in events if isinstance(event, ChunkReady)]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.events import ChunkReady, SessionEnded, SessionFailed, Suspended, SuspendRefused
-from turboserve.worker.engine.lane import Bell, Lane
 from turboserve.worker.engine.spec import Control, SessionSpec
+from turboserve.worker.engine.stream_executor import StreamExecutor, Wakeup
 from turboserve.worker.engine.transfer import Transfer
 from turboserve.worker.model.config import ModelConfig
 
@@ -283,7 +283,7 @@ def test_calls_at_any_moment_leave_every_chunk_in_order_and_no_memory_behind(
 
     monkeypatch.setattr(decoder, "decode", slow)
     made, following = 0, dict[str, int]()
-    asleep: set[str] = set()
+    suspended: set[str] = set()
     for turn in range(400):
         name = chance.choice("abcd")
         call = chance.choice(("admit", "suspend", "resume", "evict", "control", "step", "step", "step"))
@@ -295,14 +295,14 @@ def test_calls_at_any_moment_leave_every_chunk_in_order_and_no_memory_behind(
             engine.suspend(name)
         elif call == "control" and here:
             engine.control(name, Control(turn, prompt=f"prompt {turn}"))
-        elif call == "resume" and name in asleep and engine.free_slots:
+        elif call == "resume" and name in suspended and engine.free_slots:
             engine.resume(name, driver.now)
-            asleep.discard(name)
+            suspended.discard(name)
         elif call == "evict" and name in following and chance.random() < 0.3:
             engine.evict(name)
             del following[name]
-            asleep.discard(name)
-        if turn % 50 == 49 and engine.lanes_busy:
+            suspended.discard(name)
+        if turn % 50 == 49 and engine.executors_busy:
             # On a busy machine the lanes' threads would get no turn, and nothing would be made.
             engine.wait(WAIT_S)
         for _ in range(chance.randrange(8)):
@@ -315,7 +315,7 @@ def test_calls_at_any_moment_leave_every_chunk_in_order_and_no_memory_behind(
                     made += 1
                 elif isinstance(event, Suspended):
                     assert event.next_chunk == following[event.session]
-                    asleep.add(event.session)
+                    suspended.add(event.session)
     # Of all sessions: those that are left may be new.
     assert made > 0
     for name in list(following):
@@ -323,7 +323,7 @@ def test_calls_at_any_moment_leave_every_chunk_in_order_and_no_memory_behind(
     driver.run()
     assert engine.free_slots == 3
     assert engine.table.host_bytes_used == 0
-    assert not engine.lanes_busy
+    assert not engine.executors_busy
 
 
 def test_a_lane_that_breaks_down_says_so() -> None:
@@ -331,7 +331,7 @@ def test_a_lane_that_breaks_down_says_so() -> None:
         def run(self) -> None:
             raise SystemExit(3)
 
-    lane: Lane[Broken] = Lane("broken", torch.device("cpu"), Bell(), threaded=True)
+    lane: StreamExecutor[Broken] = StreamExecutor("broken", torch.device("cpu"), Wakeup(), threaded=True)
     lane.submit(Broken())
     deadline = time.monotonic() + WAIT_S
     while not lane.finished and time.monotonic() < deadline:

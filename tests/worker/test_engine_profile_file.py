@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from turboserve.worker.engine.engine import Engine, Models
-from turboserve.worker.engine.profile_file import BadProfile, ProfileFile
+from turboserve.worker.engine.profile_file import InvalidProfileError, ProfileFile
 from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.engine.spec import EngineOptions
 from turboserve.worker.model.config import ModelConfig
@@ -39,15 +39,15 @@ def test_others_are_refused(tmp_path: Path, change: dict[str, Any], message: str
     path = tmp_path / "profile.json"
     ProfileFile("m", "cpu", STAGES).write(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(BadProfile, match=message):
+    with pytest.raises(InvalidProfileError, match=message):
         ProfileFile.read(path, model="m", device="cpu")
 
 
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadProfile):
+    with pytest.raises(InvalidProfileError):
         ProfileFile.read(tmp_path / "missing", model="m", device="cpu")
     (tmp_path / "text").write_text("[1")
-    with pytest.raises(BadProfile):
+    with pytest.raises(InvalidProfileError):
         ProfileFile.read(tmp_path / "text", model="m", device="cpu")
 
 

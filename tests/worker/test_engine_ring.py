@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from turboserve.worker.engine.errors import FramesExhausted
+from turboserve.worker.engine.errors import FramesExhaustedError
 from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.ring import KVRing
 from turboserve.worker.engine.slab import SlabLayout
@@ -163,7 +163,7 @@ def test_without_a_window_the_end_is_an_error_that_changes_nothing() -> None:
     ring = ring_of(config_of(window=-1, sink=0, chunk=3, frames=7))
     ring.place(0, 3)
     ring.place(3, 3)
-    with pytest.raises(FramesExhausted, match="9 wanted, the model's limit is 7"):
+    with pytest.raises(FramesExhaustedError, match="9 wanted, the model's limit is 7"):
         ring.place(6, 3)
     assert ring.slots == [0, 1, 2, 3, 4, 5]
 

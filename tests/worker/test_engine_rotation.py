@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from turboserve.worker.engine.errors import FramesExhausted
+from turboserve.worker.engine.errors import FramesExhaustedError
 from turboserve.worker.engine.events import ChunkReady, SessionEnded
 from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.ring import KVRing
@@ -48,7 +48,7 @@ def test_absolute_rotation_ends_a_session_before_the_table_does(
     assert ended == [SessionEnded("a", "frames: 1026 wanted, the model's limit is 1024")]
     ring = driver.engine.table.sessions["a"].state.ring
     before = list(ring.slots)
-    with pytest.raises(FramesExhausted, match="1026 wanted, the model's limit is 1024"):
+    with pytest.raises(FramesExhaustedError, match="1026 wanted, the model's limit is 1024"):
         ring.place(3 * LAST, 3)
     assert ring.slots == before
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from turboserve.worker.engine.errors import (
-    BadRebuild,
-    DuplicateSession,
-    SlabsExhausted,
-    SnapshotRejected,
-    UnknownSession,
+    DuplicateSessionError,
+    InvalidRebuildError,
+    SlabsExhaustedError,
+    SnapshotRejectedError,
+    UnknownSessionError,
 )
 from turboserve.worker.engine.events import (
     ChunkReady,
@@ -137,7 +137,7 @@ def test_suspend_and_resume_continue_bit_for_bit(make_driver: MakeDriver) -> Non
     # Another session uses and dirties the slab in between.
     driver.engine.admit(spec("b", seed=9), driver.now)
     driver.chunks("b", 4)
-    with pytest.raises(SlabsExhausted):
+    with pytest.raises(SlabsExhaustedError):
         driver.engine.resume("a", driver.now)
     driver.engine.evict("b")
 
@@ -199,7 +199,7 @@ def test_a_snapshot_of_another_model_is_refused_and_nothing_leaks(
     other = Snapshot({**snapshot.header, "model": "other"}, snapshot.tensors)
     cut = Snapshot(snapshot.header, {**snapshot.tensors, "keys": snapshot.tensors["keys"][:, :1]})
     for bad, field in ((other, "model"), (cut, "keys")):
-        with pytest.raises(SnapshotRejected, match=field):
+        with pytest.raises(SnapshotRejectedError, match=field):
             target.engine.admit(spec("a"), target.now, snapshot=bad)
         assert target.engine.free_slots == 1
 
@@ -261,7 +261,7 @@ def test_bad_rebuilds_are_refused(make_driver: MakeDriver) -> None:
         (Rebuild(0, good), "3 frames before chunk 0"),
         (Rebuild(1, good, torch.zeros(2, 16, 4, 4)), "sink: shape"),
     ):
-        with pytest.raises(BadRebuild, match=message):
+        with pytest.raises(InvalidRebuildError, match=message):
             driver.engine.admit(spec("a", rebuild=rebuild), driver.now)
     assert driver.engine.free_slots == 4
 
@@ -269,9 +269,9 @@ def test_bad_rebuilds_are_refused(make_driver: MakeDriver) -> None:
 def test_refusals_are_typed(make_driver: MakeDriver) -> None:
     driver = make_driver(slots=1)
     driver.engine.admit(spec("a"), driver.now)
-    with pytest.raises(DuplicateSession):
+    with pytest.raises(DuplicateSessionError):
         driver.engine.admit(spec("a"), driver.now)
-    with pytest.raises(SlabsExhausted, match="all 1 of"):
+    with pytest.raises(SlabsExhaustedError, match="all 1 of"):
         driver.engine.admit(spec("b"), driver.now)
     for call in (
         lambda: driver.engine.control("x", Control(1)),
@@ -281,7 +281,7 @@ def test_refusals_are_typed(make_driver: MakeDriver) -> None:
         lambda: driver.engine.evict("x"),
         lambda: driver.engine.snapshot("a"),
     ):
-        with pytest.raises(UnknownSession):
+        with pytest.raises(UnknownSessionError):
             call()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from turboserve.worker.engine.errors import AttentionUnavailable
+from turboserve.worker.engine.errors import AttentionUnavailableError
 from turboserve.worker.engine.golden import check_type
 from turboserve.worker.engine.spec import SessionSpec
 from turboserve.worker.engine.varlen import VarlenMemory, require_varlen
@@ -45,12 +45,12 @@ def test_rows_of_different_fill_and_slab_read_their_own_keys(
 def test_a_gpu_does_it_in_half_precision_alone() -> None:
     require_varlen(torch.device("cuda"), torch.bfloat16)
     require_varlen(torch.device("cpu"), torch.float32)
-    with pytest.raises(AttentionUnavailable, match=r"varlen: torch\.float32"):
+    with pytest.raises(AttentionUnavailableError, match=r"varlen: torch\.float32"):
         require_varlen(torch.device("cuda"), torch.float32)
 
 
 def test_what_a_device_lacks_is_refused_at_the_start(make_driver: Callable[..., Any]) -> None:
-    with pytest.raises(AttentionUnavailable, match=r"cudnn: torch\.float32 on cpu"):
+    with pytest.raises(AttentionUnavailableError, match=r"cudnn: torch\.float32 on cpu"):
         make_driver(attention="cudnn")
-    with pytest.raises(AttentionUnavailable, match="tree: is not one of rows, flash, cudnn, varlen"):
+    with pytest.raises(AttentionUnavailableError, match="tree: is not one of rows, flash, cudnn, varlen"):
         make_driver(attention="tree")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from turboserve.worker.media import EncoderSettings, FragmentEncoder, FrameFormatError, Packaged
+from turboserve.worker.media import EncodedChunk, EncoderSettings, FragmentEncoder, FrameFormatError
 from turboserve.worker.media.boxes import boxes, find
 from turboserve.worker.media.encoder import TIMESCALE
 
@@ -37,7 +37,7 @@ def moving(count: int, first: int, size: tuple[int, int] = (64, 64)) -> NDArray[
     return frames
 
 
-def session(chunks: int, fps: float = 16, size: tuple[int, int] = (64, 64)) -> list[Packaged]:
+def session(chunks: int, fps: float = 16, size: tuple[int, int] = (64, 64)) -> list[EncodedChunk]:
     """Chunks of 9, 12, 12, … frames, each by an encoder of its own."""
     packaged, first = [], 0
     for index in range(chunks):

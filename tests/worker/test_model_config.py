@@ -8,7 +8,7 @@ import torch
 
 from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.model.config import ModelConfig, ModelConfigError
-from turboserve.worker.model.presets import UnknownPreset, preset
+from turboserve.worker.model.presets import UnknownPresetError, preset
 
 
 def test_the_public_models_sizes_are_the_facts() -> None:
@@ -71,5 +71,5 @@ def test_unknown_and_missing_keys_are_named() -> None:
 
 
 def test_unknown_presets_are_refused() -> None:
-    with pytest.raises(UnknownPreset, match=r"'wan' is not one of self-forcing-1\.3b"):
+    with pytest.raises(UnknownPresetError, match=r"'wan' is not one of self-forcing-1\.3b"):
         preset("wan")

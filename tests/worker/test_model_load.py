@@ -10,7 +10,12 @@ from torch import Tensor
 
 from turboserve.worker.engine.engine import Models
 from turboserve.worker.model.config import ModelConfig
-from turboserve.worker.model.load import CheckpointError, UnreadableCheckpoint, load_state, read_checkpoint
+from turboserve.worker.model.load import (
+    CheckpointError,
+    UnreadableCheckpointError,
+    load_state,
+    read_checkpoint,
+)
 from turboserve.worker.model.transformer import CausalWanTransformer
 
 
@@ -43,7 +48,7 @@ def test_the_public_files_containers_and_prefixes(
         assert same(loaded(tiny_config, read_checkpoint(tmp_path / name)), weights)
     raw = read_checkpoint(tmp_path / "self_forcing.pt", "generator")
     assert torch.equal(raw["head.modulation"], weights["head.modulation"] + 1)
-    with pytest.raises(UnreadableCheckpoint, match="no critic, but generator"):
+    with pytest.raises(UnreadableCheckpointError, match="no critic, but generator"):
         read_checkpoint(tmp_path / "self_forcing.pt", "critic")
 
 
@@ -73,5 +78,5 @@ def test_files_that_hold_no_state_dict(tmp_path: Path) -> None:
     (tmp_path / "noise.pt").write_bytes(b"not a checkpoint")
     (tmp_path / "noise.safetensors").write_bytes(b"not a checkpoint")
     for name in ("list.pt", "numbers.pt", "noise.pt", "noise.safetensors"):
-        with pytest.raises(UnreadableCheckpoint, match=name):
+        with pytest.raises(UnreadableCheckpointError, match=name):
             read_checkpoint(tmp_path / name)

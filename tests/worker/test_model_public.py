@@ -22,11 +22,11 @@ from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.engine.spec import EngineOptions, SessionSpec
 from turboserve.worker.model import presets
 from turboserve.worker.model.config import ModelConfig, ModelConfigError
-from turboserve.worker.model.load import CheckpointError, UnreadableCheckpoint, read_checkpoint
+from turboserve.worker.model.load import CheckpointError, UnreadableCheckpointError, read_checkpoint
 from turboserve.worker.model.naming import DIFFUSERS_TRANSFORMER, renamed
-from turboserve.worker.model.presets import UnknownPreset
+from turboserve.worker.model.presets import UnknownPresetError
 from turboserve.worker.model.public import PublicFiles, load_public, load_transformer
-from turboserve.worker.service.models import MissingFile, load_models
+from turboserve.worker.service.models import MissingFileError, load_models
 from turboserve.worker.settings import Settings
 
 
@@ -155,12 +155,12 @@ def test_a_diffusers_folder_in_shards(
     assert caught.value.missing == ["absent"]
     assert caught.value.extra == [f"{names[0]} in one.safetensors"]
     index.write_text("{}")
-    with pytest.raises(UnreadableCheckpoint, match="weight_map"):
+    with pytest.raises(UnreadableCheckpointError, match="weight_map"):
         read_checkpoint(index)
     index.unlink()
-    with pytest.raises(UnreadableCheckpoint, match=r"2 files \*\.safetensors"):
+    with pytest.raises(UnreadableCheckpointError, match=r"2 files \*\.safetensors"):
         read_checkpoint(folder)
-    with pytest.raises(UnreadableCheckpoint, match=r"nowhere\.pt"):
+    with pytest.raises(UnreadableCheckpointError, match=r"nowhere\.pt"):
         read_checkpoint(tmp_path / "nowhere.pt")
 
 
@@ -180,7 +180,7 @@ def test_a_file_that_disagrees_is_listed_whole(files: PublicFiles) -> None:
 def test_parts_that_do_not_fit_together_are_refused(
     config: ModelConfig, files: PublicFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UnknownPreset):
+    with pytest.raises(UnknownPresetError):
         load_public("toyworld", files)
     wide = dataclasses.replace(config, text_dim=16)
     monkeypatch.setitem(presets._PUBLIC, "longlive-1.3b", wide)
@@ -206,5 +206,7 @@ def test_the_worker_loads_what_its_settings_name(files: PublicFiles) -> None:
     assert loaded.transformer.patch_embedding.weight.dtype is torch.bfloat16
     assert loaded.text.encode(["red"]).shape == (1, 8, 12)
     for name in ("checkpoint", "vae", "text_encoder"):
-        with pytest.raises(MissingFile, match=f"TURBOSERVE_{name.upper()}: model longlive-1.3b needs it"):
+        with pytest.raises(
+            MissingFileError, match=f"TURBOSERVE_{name.upper()}: model longlive-1.3b needs it"
+        ):
             load_models(Settings(**{**given, name: None}))

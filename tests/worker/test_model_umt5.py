@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
-from turboserve.worker.model.load import CheckpointError, UnreadableCheckpoint
+from turboserve.worker.model.load import CheckpointError, UnreadableCheckpointError
 from turboserve.worker.model.naming import WAN_T5, renamed
 from turboserve.worker.model.umt5 import clean_prompt, load_text_encoder
 
@@ -174,15 +174,15 @@ def test_a_missing_and_an_extra_tensor_are_listed(folders: dict[str, Path]) -> N
 
 
 def test_folders_that_hold_no_encoder(tmp_path: Path, folders: dict[str, Path]) -> None:
-    with pytest.raises(UnreadableCheckpoint, match="neither a folder nor in the hub's cache"):
+    with pytest.raises(UnreadableCheckpointError, match="neither a folder nor in the hub's cache"):
         load_text_encoder("nobody/no-such-model-here")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UnreadableCheckpoint, match="no checkpoint in it"):
+    with pytest.raises(UnreadableCheckpointError, match="no checkpoint in it"):
         load_text_encoder(tmp_path / "empty")
     for file in (folders["diffusers"] / "tokenizer").iterdir():
         file.unlink()
-    with pytest.raises(UnreadableCheckpoint, match="no tokenizer in"):
+    with pytest.raises(UnreadableCheckpointError, match="no tokenizer in"):
         load_text_encoder(folders["diffusers"])
     (folders["sharded"] / "config.json").write_text(json.dumps([]))
-    with pytest.raises(UnreadableCheckpoint, match=r"config\.json"):
+    with pytest.raises(UnreadableCheckpointError, match=r"config\.json"):
         load_text_encoder(folders["sharded"])

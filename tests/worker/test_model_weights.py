@@ -14,9 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from turboserve.worker.engine import adoption
+from turboserve.worker.engine import session_import
 from turboserve.worker.engine.engine import Engine, Models
-from turboserve.worker.engine.errors import SnapshotRejected
+from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.events import Suspended
 from turboserve.worker.engine.snapshot import state_fingerprint
 from turboserve.worker.engine.spec import EngineOptions
@@ -114,11 +114,13 @@ def two_checkpoints(make_driver: Callable[..., Any]) -> tuple[Any, Any]:
 def test_a_running_session_cannot_be_adopted_by_other_weights(two_checkpoints: tuple[Any, Any]) -> None:
     source, target = two_checkpoints
     frozen(source)
-    header, pages = adoption.read_at_rest(source.engine, "a")
-    landing = adoption.reserve(target.engine, on_host=False)
-    copy(pages, landing)
-    with pytest.raises(SnapshotRejected, match="snapshot model"):
-        adoption.adopt(target.engine, landing, header, [page.name for page in pages], target.now)
+    header, pages = session_import.read_quiesced(source.engine, "a")
+    buffer = session_import.reserve(target.engine, on_host=False)
+    copy(pages, buffer)
+    with pytest.raises(SnapshotRejectedError, match="snapshot model"):
+        session_import.import_session(
+            target.engine, buffer, header, [page.name for page in pages], target.now
+        )
     assert not target.engine.table.knows("a")
 
 
@@ -127,6 +129,6 @@ def test_a_suspended_session_cannot_be_adopted_by_other_weights(two_checkpoints:
     source.engine.suspend("a")
     source.run(lambda events: any(isinstance(event, Suspended) for event in events))
     snapshot = source.engine.snapshot("a")
-    with pytest.raises(SnapshotRejected, match="snapshot model"):
+    with pytest.raises(SnapshotRejectedError, match="snapshot model"):
         target.engine.admit(SPEC, target.now, snapshot)
     source.engine.resume("a", source.now)

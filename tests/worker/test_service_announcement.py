@@ -107,9 +107,9 @@ async def test_what_the_process_before_it_had_is_refused_as_long_as_rows_name_it
         {"id": "s1", "tenant": "t", "model": "toyworld", "prompt": "p", "seed": 7, "phase": Phase.ACTIVE}
         | {"version": 3, "epoch": 2, "worker": "loading-1", "created_at": 0, "updated_at": 0}
     )
-    asleep = row.model_copy(update={"id": "s2", "phase": Phase.SUSPENDED})
+    suspended = row.model_copy(update={"id": "s2", "phase": Phase.SUSPENDED})
     coming = row.model_copy(update={"id": "s3", "worker": "other", "target": "loading-1", "move": 5})
-    store.assigned, store.incoming = (row, asleep), (Incoming(record=coming),)
+    store.assigned, store.incoming = (row, suspended), (Incoming(record=coming),)
 
     async def until(refused: list[tuple[str, int]]) -> LoadReport:
         async with asyncio.timeout(60):

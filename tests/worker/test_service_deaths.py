@@ -158,7 +158,7 @@ async def test_a_worker_that_is_cut_off_has_stopped_before_its_sessions_are_take
     way.cut()
 
     await runs_on(scene, session, second)
-    lines = [line for line in log.read_text()[before:].splitlines() if "lease is over" in line]
+    lines = [line for line in log.read_text()[before:].splitlines() if "lease expired" in line]
     stopped = [json.loads(line)["timestamp"] for line in lines]
     assert stopped, "it has not stopped"
     assert datetime.fromisoformat(stopped[-1]).timestamp() < await recovered_at(scene, session)
@@ -196,11 +196,11 @@ async def test_a_sleeping_session_whose_holder_died_is_rebuilt_when_its_user_is_
         return first not in {record.id for record in page.workers}
 
     await scene.until(noticed, "its holder's death is noticed")
-    asleep = await scene.record(session)
-    assert (asleep.phase, asleep.epoch) == (Phase.SUSPENDED, 1)
+    suspended = await scene.record(session)
+    assert (suspended.phase, suspended.epoch) == (Phase.SUSPENDED, 1)
     await scene.ask(RESUME_SESSION, SessionRef(session=session))
     await runs_on(scene, session, second)
-    chunks = await scene.chunks(session, asleep.next_chunk + 4)
+    chunks = await scene.chunks(session, suspended.next_chunk + 4)
     assert [chunk.header.index for chunk in chunks] == list(range(len(chunks)))
     assert chunks[-1].header.worker == second
     assert scene.metric(second, TAKEOVERS) == before + 1
@@ -226,8 +226,8 @@ async def test_a_rolling_upgrade_of_the_weights_empties_the_old_worker(scene: Sc
 
     await scene.until(empty, "the old worker holds nothing")
     await runs_on(scene, runs, new)
-    asleep = await scene.record(sleeps)
-    assert (asleep.phase, asleep.worker, asleep.weights_digest) == (Phase.SUSPENDED, None, made_with)
+    suspended = await scene.record(sleeps)
+    assert (suspended.phase, suspended.worker, suspended.weights_digest) == (Phase.SUSPENDED, None, made_with)
     await scene.ask(RESUME_SESSION, SessionRef(session=sleeps))
     await runs_on(scene, sleeps, new)
     for session, kind in ((runs, "rebuild"), (sleeps, "resume")):

@@ -17,7 +17,7 @@ from turboserve.contracts.requests import Renew
 from turboserve.contracts.workers import LoadReport, Renewal
 from turboserve.subjects import Caller
 from turboserve.tasks import stop
-from turboserve.worker.service import inputs as told
+from turboserve.worker.service import events
 from turboserve.worker.service.heartbeat import Heartbeat
 
 
@@ -31,15 +31,15 @@ async def buses(nats_url: str, nats_server: NatsServer) -> AsyncIterator[tuple[B
     await store.close()
 
 
-async def first_told(bus: Bus, seconds: float) -> told.Input | None:
+async def first_told(bus: Bus, seconds: float) -> events.Input | None:
     """What the table is told first within `seconds`."""
-    inputs: asyncio.Queue[told.Input] = asyncio.Queue()
+    received: asyncio.Queue[events.Input] = asyncio.Queue()
     report = LoadReport(worker="heartbeat-1", model="toyworld", capacity=1)
-    heartbeat = Heartbeat(bus, SystemClock(), 0.1, lambda: report, inputs.put_nowait, lambda reason: None)
+    heartbeat = Heartbeat(bus, SystemClock(), 0.1, lambda: report, received.put_nowait, lambda reason: None)
     beating = asyncio.create_task(heartbeat.run())
     try:
         async with asyncio.timeout(seconds):
-            return await inputs.get()
+            return await received.get()
     except TimeoutError:
         return None
     finally:
@@ -47,7 +47,7 @@ async def first_told(bus: Bus, seconds: float) -> told.Input | None:
 
 
 async def test_nobody_there_keeps_the_lease(buses: tuple[Bus, Bus]) -> None:
-    assert isinstance(await first_told(buses[1], 60.0), told.NobodyRenews)
+    assert isinstance(await first_told(buses[1], 60.0), events.RenewalUnavailable)
 
 
 async def test_a_store_without_its_database_keeps_the_lease(buses: tuple[Bus, Bus]) -> None:
@@ -59,7 +59,7 @@ async def test_a_store_without_its_database_keeps_the_lease(buses: tuple[Bus, Bu
 
     await store.serve(subjects.RENEW, renew)
     await store.flush()
-    assert isinstance(await first_told(worker, 60.0), told.NobodyRenews)
+    assert isinstance(await first_told(worker, 60.0), events.RenewalUnavailable)
 
 
 async def test_silence_does_not_keep_the_lease(buses: tuple[Bus, Bus]) -> None:

@@ -227,10 +227,10 @@ async def test_a_host_without_room_refuses_a_suspended_session_which_stays_where
     assert report.reason is not None
     assert report.reason.startswith("host_pool_full: ")
     assert scene.metric(target, BROKEN) == 1
-    asleep = await abandon(scene, row)
+    suspended = await abandon(scene, row)
     await scene.ask(RESUME_SESSION, SessionRef(session=session))
     await scene.place(session, source, "resume")
-    assert (await scene.chunks(session, asleep.next_chunk + 2))[-1].header.worker == source
+    assert (await scene.chunks(session, suspended.next_chunk + 2))[-1].header.worker == source
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

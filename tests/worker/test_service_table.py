@@ -5,8 +5,7 @@ from __future__ import annotations
 from table_bench import Bench, row
 
 from turboserve.contracts.sessions import Phase
-from turboserve.worker.service import commands as do
-from turboserve.worker.service import inputs as told
+from turboserve.worker.service import commands, events
 
 
 def test_a_placed_session_starts_at_the_end_of_its_log() -> None:
@@ -21,9 +20,9 @@ def test_a_session_from_elsewhere_waits_for_its_latents() -> None:
 
 def test_where_the_log_is_gone_the_row_says_how_far_it_came() -> None:
     bench = Bench()
-    bench.tell(told.Assigned(row(next_chunk=40)))
-    bench.tell(told.LogEndRead("s1", bench.last(do.ReadLogEnd).query, 0, False))
-    assert bench.last(do.FetchLatents).next_chunk == 40
+    bench.handle(events.Assigned(row(next_chunk=40)))
+    bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 0, False))
+    assert bench.last(commands.FetchLatents).next_chunk == 40
 
 
 def test_where_the_log_is_lost_its_owner_goes_on_behind_what_viewers_have_seen() -> None:
@@ -32,59 +31,59 @@ def test_where_the_log_is_lost_its_owner_goes_on_behind_what_viewers_have_seen()
     run = bench.run_from(row()).run
     for index in range(3):
         bench.package("s1", run, index)
-        bench.outcome(bench.last(do.PublishChunk), told.Outcome.ACKED)
+        bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.ACKED)
     bench.package("s1", run, 3)
-    bench.outcome(bench.last(do.PublishChunk), told.Outcome.FENCED)
+    bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.FENCED)
     bench.renew(row(version=3, next_chunk=1, own_revision=1))
-    bench.tell(told.LogEndRead("s1", bench.last(do.ReadLogEnd).query, 0, False))
-    bench.none(do.Evict)
-    publish = bench.last(do.PublishChunk)
+    bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 0, False))
+    bench.none(commands.Evict)
+    publish = bench.last(commands.PublishChunk)
     assert (publish.index, publish.ownership) == (3, (1, 1))
     # Their latents stay those of its epoch for whoever comes after it.
-    assert bench.last(do.PublishLatents).epoch == 1
-    assert (bench.last(do.PublishLatents).began, bench.last(do.PublishLatents).before) == (0, 0)
+    assert bench.last(commands.PublishLatents).epoch == 1
+    assert (bench.last(commands.PublishLatents).began, bench.last(commands.PublishLatents).before) == (0, 0)
 
 
 def test_a_row_whose_fence_is_not_in_the_log_yet_waits() -> None:
     bench = Bench()
-    bench.tell(told.Assigned(row(own_revision=None)))
-    bench.none(do.ReadLogEnd)
-    bench.tell(told.Assigned(row(own_revision=12)))
-    bench.last(do.ReadLogEnd)
+    bench.handle(events.Assigned(row(own_revision=None)))
+    bench.none(commands.ReadLogEnd)
+    bench.handle(events.Assigned(row(own_revision=12)))
+    bench.last(commands.ReadLogEnd)
 
 
 def test_chunks_are_published_one_at_a_time_and_in_order() -> None:
     bench = Bench()
     run = bench.run_from(row()).run
     bench.package("s1", run, 0)
-    first = bench.last(do.PublishChunk)
-    assert bench.last(do.PublishLatents).index == 0
+    first = bench.last(commands.PublishChunk)
+    assert bench.last(commands.PublishLatents).index == 0
     bench.package("s1", run, 1)
-    bench.none(do.PublishChunk)
-    bench.outcome(first, told.Outcome.ACKED)
-    assert bench.last(do.ForgetChunk).index == 0
-    assert bench.last(do.PublishChunk).index == 1
+    bench.none(commands.PublishChunk)
+    bench.outcome(first, events.PublishOutcome.ACKED)
+    assert bench.last(commands.ForgetChunk).index == 0
+    assert bench.last(commands.PublishChunk).index == 1
 
 
 def test_an_unknown_outcome_is_repeated_with_back_off_until_it_is_known() -> None:
     bench = Bench()
     run = bench.run_from(row()).run
     bench.package("s1", run, 0)
-    publish = bench.last(do.PublishChunk)
+    publish = bench.last(commands.PublishChunk)
     waits = []
     for _ in range(8):
-        bench.outcome(publish, told.Outcome.UNKNOWN)
-        bench.none(do.PublishChunk)
+        bench.outcome(publish, events.PublishOutcome.UNKNOWN)
+        bench.none(commands.PublishChunk)
         started = bench.now
-        while not any(isinstance(command, do.PublishChunk) for command in bench.said):
-            bench.tell(told.Tick(), bench.now + 0.05)
-        assert bench.last(do.PublishChunk) == publish
-        bench.none(do.PublishLatents)
+        while not any(isinstance(command, commands.PublishChunk) for command in bench.said):
+            bench.handle(events.Tick(), bench.now + 0.05)
+        assert bench.last(commands.PublishChunk) == publish
+        bench.none(commands.PublishLatents)
         waits.append(bench.now - started)
     assert waits == sorted(waits)
     assert waits[0] < 0.2
     assert waits[-1] <= 2.1
-    bench.outcome(publish, told.Outcome.ACKED)
+    bench.outcome(publish, events.PublishOutcome.ACKED)
     assert bench.table.entries["s1"].next_publish == 1
 
 
@@ -94,35 +93,35 @@ def test_after_a_long_silence_the_log_is_read_before_the_chunk_is_appended_again
     run = bench.run_from(row()).run
     bench.package("s1", run, 0)
     bench.package("s1", run, 1)
-    publish = do.PublishChunk("s1", run, 0, (1, 10), 0)
-    bench.outcome(publish, told.Outcome.UNKNOWN)
-    bench.tell(told.Tick(), bench.now + 31)
-    query = bench.last(do.ReadLogEnd).query
-    bench.none(do.PublishChunk)
-    bench.tell(told.Tick(), bench.now + 31)
-    bench.none(do.PublishChunk)
-    bench.tell(told.LogEndRead("s1", query, 1, True))
-    assert bench.last(do.ForgetChunk).index == 0
-    assert bench.last(do.PublishChunk).index == 1
+    publish = commands.PublishChunk("s1", run, 0, (1, 10), 0)
+    bench.outcome(publish, events.PublishOutcome.UNKNOWN)
+    bench.handle(events.Tick(), bench.now + 31)
+    query = bench.last(commands.ReadLogEnd).query
+    bench.none(commands.PublishChunk)
+    bench.handle(events.Tick(), bench.now + 31)
+    bench.none(commands.PublishChunk)
+    bench.handle(events.LogEndRead("s1", query, 1, True))
+    assert bench.last(commands.ForgetChunk).index == 0
+    assert bench.last(commands.PublishChunk).index == 1
 
 
 def test_after_the_broker_refused_nothing_is_published_until_the_row_names_a_new_ownership() -> None:
     bench = Bench()
     run = bench.run_from(row()).run
     bench.package("s1", run, 0)
-    bench.outcome(bench.last(do.PublishChunk), told.Outcome.FENCED)
-    bench.last(do.Halt)
-    bench.last(do.Report)
+    bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.FENCED)
+    bench.last(commands.PauseGeneration)
+    bench.last(commands.Report)
     bench.renew(row())
-    bench.none(do.PublishChunk)
-    bench.tell(told.Tick(), bench.now + 60)
-    bench.none(do.PublishChunk)
+    bench.none(commands.PublishChunk)
+    bench.handle(events.Tick(), bench.now + 60)
+    bench.none(commands.PublishChunk)
 
     bench.renew(row(version=3, epoch=2, own_revision=20))
-    bench.none(do.PublishChunk)
-    bench.tell(told.LogEndRead("s1", bench.last(do.ReadLogEnd).query, 0, False))
-    bench.last(do.Unhalt)
-    publish = bench.last(do.PublishChunk)
+    bench.none(commands.PublishChunk)
+    bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 0, False))
+    bench.last(commands.ResumeGeneration)
+    publish = bench.last(commands.PublishChunk)
     assert (publish.index, publish.ownership) == (0, (2, 20))
 
 
@@ -130,12 +129,12 @@ def test_a_refused_worker_whose_session_went_elsewhere_lets_go_of_everything() -
     bench = Bench()
     run = bench.run_from(row()).run
     bench.package("s1", run, 0)
-    bench.outcome(bench.last(do.PublishChunk), told.Outcome.FENCED)
+    bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.FENCED)
     bench.renew(asked_at=bench.now + 1)
-    assert bench.last(do.Evict).run == run
+    assert bench.last(commands.Evict).run == run
     assert bench.table.entries == {}
     bench.package("s1", run, 1)
-    assert bench.last(do.ForgetChunk).index == 1
+    assert bench.last(commands.ForgetChunk).index == 1
 
 
 def test_a_state_that_someone_else_went_past_is_dropped_and_rebuilt() -> None:
@@ -143,40 +142,40 @@ def test_a_state_that_someone_else_went_past_is_dropped_and_rebuilt() -> None:
     bench = Bench()
     run = bench.run_from(row()).run
     bench.package("s1", run, 0)
-    bench.outcome(bench.last(do.PublishChunk), told.Outcome.ACKED)
-    bench.tell(told.Assigned(row(version=3, phase=Phase.SUSPENDED)))
-    bench.tell(told.MovedToHost("s1", run, 1))
+    bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.ACKED)
+    bench.handle(events.Assigned(row(version=3, phase=Phase.SUSPENDED)))
+    bench.handle(events.MovedToHost("s1", run, 1))
     bench.renew(row(version=9, epoch=3, own_revision=30))
-    bench.tell(told.LogEndRead("s1", bench.last(do.ReadLogEnd).query, 6, False, 2))
-    assert bench.last(do.Evict).run == run
-    fetch = bench.last(do.FetchLatents)
+    bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 6, False, 2))
+    assert bench.last(commands.Evict).run == run
+    fetch = bench.last(commands.FetchLatents)
     assert (fetch.next_chunk, fetch.epoch) == (6, 2)
-    bench.tell(told.LatentsFetched("s1", fetch.query))
-    assert bench.last(do.Admit).next_chunk == 6
+    bench.handle(events.LatentsFetched("s1", fetch.query))
+    assert bench.last(commands.Admit).next_chunk == 6
 
 
 def test_latents_say_where_their_epoch_began_and_which_was_before() -> None:
     """So that whoever goes on can tell those of the chunks in the log from those that the broker refused."""
     bench = Bench()
-    bench.tell(told.Assigned(row(epoch=4, own_revision=40)))
-    bench.tell(told.LogEndRead("s1", bench.last(do.ReadLogEnd).query, 6, False, 2))
-    bench.tell(told.LatentsFetched("s1", bench.last(do.FetchLatents).query))
-    run = bench.last(do.Admit).run
+    bench.handle(events.Assigned(row(epoch=4, own_revision=40)))
+    bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 6, False, 2))
+    bench.handle(events.LatentsFetched("s1", bench.last(commands.FetchLatents).query))
+    run = bench.last(commands.Admit).run
     for index in (6, 7):
         bench.package("s1", run, index)
-        sent = bench.last(do.PublishLatents)
+        sent = bench.last(commands.PublishLatents)
         assert (sent.index, sent.epoch, sent.began, sent.before) == (index, 4, 6, 2)
-        bench.outcome(bench.last(do.PublishChunk), told.Outcome.ACKED)
+        bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.ACKED)
     # The same worker under the next epoch.
-    bench.tell(told.Assigned(row(version=3, epoch=5, own_revision=50)))
-    bench.tell(told.LogEndRead("s1", bench.last(do.ReadLogEnd).query, 8, True, 4))
+    bench.handle(events.Assigned(row(version=3, epoch=5, own_revision=50)))
+    bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 8, True, 4))
     bench.package("s1", run, 8)
-    sent = bench.last(do.PublishLatents)
+    sent = bench.last(commands.PublishLatents)
     assert (sent.epoch, sent.began, sent.before) == (5, 8, 4)
     # An end that is read once more under one epoch says nothing new of where that began.
-    bench.outcome(bench.last(do.PublishChunk), told.Outcome.ACKED)
+    bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.ACKED)
     bench.table.entries["s1"].checked = None
-    bench.tell(told.Tick())
-    bench.tell(told.LogEndRead("s1", bench.last(do.ReadLogEnd).query, 9, True, 5))
+    bench.handle(events.Tick())
+    bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 9, True, 5))
     bench.package("s1", run, 9)
-    assert bench.last(do.PublishLatents).began == 8
+    assert bench.last(commands.PublishLatents).began == 8

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from table_bench import LEASE_S, ME, OTHER, row
 
 from turboserve.contracts.sessions import Phase, SessionRecord
-from turboserve.worker.service import commands as do
-from turboserve.worker.service import inputs as told
+from turboserve.worker.service import commands, events
 from turboserve.worker.service.table import Table
 
 
@@ -40,12 +39,12 @@ class World:
         self.now = 100.0
         self.revision = 0
         self.truths = {f"s{n}": Truth(row(f"s{n}", version=1, epoch=0, worker=None)) for n in range(sessions)}
-        self.mail: list[told.Input] = []
+        self.mail: list[events.Input] = []
         self.engine: dict[str, tuple[int, int, str]] = {}
         """session → (run, next chunk, slab | leaving | host)."""
-        self.halted: set[str] = set()
-        self.flying: dict[str, do.PublishChunk] = {}
-        self.refused: dict[str, told.Ownership] = {}
+        self.paused: set[str] = set()
+        self.flying: dict[str, commands.PublishChunk] = {}
+        self.refused: dict[str, events.Ownership] = {}
         self.generating = False
         self.calm = False
 
@@ -62,7 +61,7 @@ class World:
             changes |= {"epoch": record.epoch + 1, "own_revision": self.revision}
         truth.record = record.model_copy(update={"version": record.version + 1, **changes})
         if ME in (record.worker, truth.record.worker):
-            self.mail.append(told.Assigned(truth.record))
+            self.mail.append(events.Assigned(truth.record))
 
     def anything(self) -> None:
         session = self.random.choice(list(self.truths))
@@ -85,13 +84,13 @@ class World:
                 if self.random.random() < 0.2:
                     self.change(session, phase=Phase.TERMINATED, worker=None)
             case 7:
-                self.mail.append(told.PlayheadMoved(session, self.random.random() * 10))
+                self.mail.append(events.PlayheadMoved(session, self.random.random() * 10))
             case 8:
                 self.renew()
 
     def renew(self) -> None:
         rows = tuple(t.record for t in self.truths.values() if t.record.worker == ME)
-        self.mail.append(told.Renewed(self.now, tuple(r for r in rows if not r.phase.ended)))
+        self.mail.append(events.Renewed(self.now, tuple(r for r in rows if not r.phase.ended)))
 
     # The engine
 
@@ -102,48 +101,48 @@ class World:
             if place == "leaving" and self.random.random() < 0.5:
                 if self.random.random() < 0.2:
                     self.engine[session] = (run, index, "slab")
-                    self.mail.append(told.SuspendRefused(session, run, "host pool: full"))
+                    self.mail.append(events.SuspendFailed(session, run, "host pool: full"))
                 else:
                     self.engine[session] = (run, index, "host")
-                    self.mail.append(told.MovedToHost(session, run, index))
-            elif place in ("slab", "leaving") and session not in self.halted and self.random.random() < 0.5:
+                    self.mail.append(events.MovedToHost(session, run, index))
+            elif place in ("slab", "leaving") and session not in self.paused and self.random.random() < 0.5:
                 self.engine[session] = (run, index + 1, place)
-                self.mail.append(told.ChunkPackaged(session, run, index, 0))
+                self.mail.append(events.ChunkPackaged(session, run, index, 0))
 
     # Commands
 
-    def carry_out(self, command: do.Command) -> None:
+    def carry_out(self, command: commands.Command) -> None:
         match command:
-            case do.GenerateUntil() | do.StopGenerating():
-                self.generating = isinstance(command, do.GenerateUntil)
-            case do.ReadLogEnd(session=session, query=query):
+            case commands.GenerateUntil() | commands.StopGenerating():
+                self.generating = isinstance(command, commands.GenerateUntil)
+            case commands.ReadLogEnd(session=session, query=query):
                 log = self.truths[session].log
                 mine = bool(log) and log[-1][1] == ME
-                self.mail.append(told.LogEndRead(session, query, len(log), mine))
-            case do.FetchLatents(session=session, query=query):
-                self.mail.append(told.LatentsFetched(session, query))
-            case do.Admit(session=session, run=run, next_chunk=index):
+                self.mail.append(events.LogEndRead(session, query, len(log), mine))
+            case commands.FetchLatents(session=session, query=query):
+                self.mail.append(events.LatentsFetched(session, query))
+            case commands.Admit(session=session, run=run, next_chunk=index):
                 assert session not in self.engine
                 self.engine[session] = (run, index, "slab")
-                self.halted.discard(session)
-            case do.Evict(session=session, run=run):
+                self.paused.discard(session)
+            case commands.Evict(session=session, run=run):
                 if self.engine.get(session, (None,))[0] == run:
                     del self.engine[session]
-                    self.halted.discard(session)
-            case do.Suspend(session=session, run=run):
+                    self.paused.discard(session)
+            case commands.Suspend(session=session, run=run):
                 assert self.engine[session][0::2] == (run, "slab")
                 self.engine[session] = (*self.engine[session][:2], "leaving")
-            case do.Resume(session=session, run=run):
+            case commands.Resume(session=session, run=run):
                 assert self.engine[session][0::2] == (run, "host")
                 self.engine[session] = (*self.engine[session][:2], "slab")
-            case do.Halt(session=session):
-                self.halted.add(session)
-            case do.Unhalt(session=session):
-                self.halted.discard(session)
-            case do.PublishChunk():
+            case commands.PauseGeneration(session=session):
+                self.paused.add(session)
+            case commands.ResumeGeneration(session=session):
+                self.paused.discard(session)
+            case commands.PublishChunk():
                 self.publish(command)
 
-    def publish(self, command: do.PublishChunk) -> None:
+    def publish(self, command: commands.PublishChunk) -> None:
         session = command.session
         assert session not in self.flying, "two publications in flight"
         assert command.ownership != self.refused.get(session), "published after it was refused"
@@ -154,27 +153,27 @@ class World:
         truth = self.truths[session]
         fate = self.random.random()
         if not self.calm and fate < 0.15:
-            outcome = told.Outcome.UNKNOWN
+            outcome = events.PublishOutcome.UNKNOWN
         elif command.index < len(truth.log) and truth.log[command.index][1] != ME:
-            outcome = told.Outcome.FENCED
+            outcome = events.PublishOutcome.FENCED
         elif command.index < len(truth.log):
-            outcome = told.Outcome.ACKED
+            outcome = events.PublishOutcome.ACKED
         elif command.ownership[1] != truth.own:
-            outcome = told.Outcome.FENCED
+            outcome = events.PublishOutcome.FENCED
         else:
             assert command.index == len(truth.log), "a gap in the log"
             assert truth.record.worker == ME or truth.own == command.ownership[1]
             truth.log.append((command.ownership[0], ME))
-            outcome = told.Outcome.ACKED
+            outcome = events.PublishOutcome.ACKED
             if not self.calm and fate < 0.25:
-                outcome = told.Outcome.UNKNOWN
-        if outcome is told.Outcome.FENCED:
+                outcome = events.PublishOutcome.UNKNOWN
+        if outcome is events.PublishOutcome.FENCED:
             self.refused[session] = command.ownership
         # Each publication has exactly one outcome, told before the next one of the session.
-        self.give(told.Published(session, command.run, command.index, command.ownership, outcome))
+        self.give(events.Published(session, command.run, command.index, command.ownership, outcome))
 
-    LOSSY = (told.Assigned, told.PlayheadMoved, told.Renewed)
-    ORDERED = (told.ChunkPackaged, told.MovedToHost, told.SuspendRefused)
+    LOSSY = (events.Assigned, events.PlayheadMoved, events.Renewed)
+    ORDERED = (events.ChunkPackaged, events.MovedToHost, events.SuspendFailed)
 
     def deliver(self) -> None:
         """Hand over one message: any of those that may overtake, the first of those that may not."""
@@ -191,8 +190,8 @@ class World:
                 self.mail.append(message)
         self.give(message)
 
-    def give(self, message: told.Input) -> None:
-        for command in self.table.tell(message, self.now):
+    def give(self, message: events.Input) -> None:
+        for command in self.table.handle(message, self.now):
             self.carry_out(command)
         in_slabs = sum(place != "host" for _, _, place in self.engine.values())
         assert in_slabs <= self.capacity, "more sessions in slabs than there are"
@@ -206,7 +205,7 @@ class World:
                 self.compute()
             case 2:
                 self.now += self.random.random() * (0.3 if self.calm else 1.5)
-                self.give(told.Tick())
+                self.give(events.Tick())
             case 3:
                 if self.flying:
                     self.land(self.random.choice(list(self.flying)))
@@ -224,7 +223,7 @@ class World:
                 self.land(session)
             self.compute()
             self.now += 0.2
-            self.give(told.Tick())
+            self.give(events.Tick())
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 4])
@@ -245,14 +244,14 @@ def test_the_invariants_hold_in_any_history(capacity: int, seed: int) -> None:
     assert world.table.entries.keys() == wanted.keys()
     # What nobody wants here any more holds no memory.
     assert world.engine.keys() <= wanted.keys()
-    running = {s for s, (_, _, place) in world.engine.items() if place == "slab" and s not in world.halted}
+    running = {s for s, (_, _, place) in world.engine.items() if place == "slab" and s not in world.paused}
     active = {s for s, record in wanted.items() if record.phase is Phase.ACTIVE}
-    parked = sum(
+    paused_in_slab = sum(
         record.phase is Phase.SUSPENDED and world.engine.get(s, (0, 0, "host"))[2] != "host"
         for s, record in wanted.items()
     )
     assert running <= active
-    assert len(running) >= min(len(active), capacity - parked)
+    assert len(running) >= min(len(active), capacity - paused_in_slab)
     before = {session: len(world.truths[session].log) for session in running}
     world.settle()
     assert all(len(world.truths[session].log) > count for session, count in before.items())
@@ -278,13 +277,13 @@ def test_without_a_renewal_nothing_is_generated_for_longer_than_the_lease(seed: 
     world = World(seed)
     for _ in range(200):
         world.step()
-    world.mail = [message for message in world.mail if not isinstance(message, told.Renewed)]
+    world.mail = [message for message in world.mail if not isinstance(message, events.Renewed)]
     world.now += LEASE_S
-    world.give(told.Tick())
+    world.give(events.Tick())
     assert not world.generating
     for _ in range(100):
         world.compute()
         world.deliver()
         world.now += 0.1
-        world.give(told.Tick())
+        world.give(events.Tick())
         assert not world.generating

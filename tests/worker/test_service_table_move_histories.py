@@ -12,8 +12,7 @@ from table_moves import FROM, A, B, row
 
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Incoming, MoveStage
-from turboserve.worker.service import commands as do
-from turboserve.worker.service import inputs as told
+from turboserve.worker.service import commands, events
 from turboserve.worker.service.table import Table
 from turboserve.worker.transfer.errors import TransferError
 
@@ -25,16 +24,16 @@ class Held:
     run: int
     next: int
     place: str = "slab"
-    halted: bool = False
-    freezing: int | None = None
-    frozen: bool = False
+    paused: bool = False
+    quiesce_request: int | None = None
+    quiesced: bool = False
 
 
 @dataclasses.dataclass
 class Copy:
     """A transfer under way, from one worker to the other."""
 
-    fetch: do.Fetch
+    fetch: commands.FetchState
     source: str
     stage: str = "ask"
     state: int = 0
@@ -46,8 +45,8 @@ class World:
         self.now = 100.0
         self.tables = {name: Table(name, "toyworld", 2, LEASE_S) for name in (A, B)}
         self.engines: dict[str, dict[str, Held]] = {A: {}, B: {}}
-        self.mail: dict[str, list[told.Input]] = {A: [], B: []}
-        self.flying: dict[tuple[str, str], do.PublishChunk] = {}
+        self.mail: dict[str, list[events.Input]] = {A: [], B: []}
+        self.flying: dict[tuple[str, str], commands.PublishChunk] = {}
         self.generating = {A: False, B: False}
         self.rows = {f"s{n}": row(f"s{n}", version=1, epoch=0, worker=None) for n in range(3)}
         self.logs: dict[str, list[tuple[int, str]]] = {session: [] for session in self.rows}
@@ -77,7 +76,7 @@ class World:
         self.rows[session] = record
         for name in {old.worker, old.target, record.worker, record.target} - {None}:
             assert name is not None
-            self.mail[name].append(told.Assigned(record, self.incoming(record, name)))
+            self.mail[name].append(events.Assigned(record, self.incoming(record, name)))
 
     @staticmethod
     def incoming(record: SessionRecord, name: str) -> Incoming | None:
@@ -87,7 +86,7 @@ class World:
         rows = [r for r in self.rows.values() if not r.phase.ended]
         mine = tuple(r for r in rows if r.worker == name)
         coming = tuple(found for r in rows if (found := self.incoming(r, name)) is not None)
-        self.mail[name].append(told.Renewed(self.now, mine, incoming=coming))
+        self.mail[name].append(events.Renewed(self.now, mine, incoming=coming))
 
     def used(self, name: str) -> int:
         return sum(name in (r.worker, r.target) and r.phase.holds_slot for r in self.rows.values())
@@ -120,7 +119,7 @@ class World:
     def commit(self) -> None:
         """Commit what a target reports as verified."""
         for name, table in self.tables.items():
-            for report in table.arrivals.reports():
+            for report in table.incoming.reports():
                 record = self.rows[report.session]
                 verified = report.stage is MoveStage.VERIFIED and record.move == report.move
                 if not verified or record.target != name or self.random.random() < 0.5:
@@ -139,17 +138,19 @@ class World:
             for session, held in list(engine.items()):
                 if held.place == "leaving" and self.random.random() < 0.5:
                     held.place = "host"
-                    self.mail[name].append(told.MovedToHost(session, held.run, held.next))
-                elif held.freezing is not None and self.random.random() < 0.5:
-                    self.mail[name].append(told.Frozen(session, held.run, held.next, held.freezing))
-                    held.freezing, held.frozen = None, True
-                elif held.place == "slab" and not held.halted and not held.frozen:
+                    self.mail[name].append(events.MovedToHost(session, held.run, held.next))
+                elif held.quiesce_request is not None and self.random.random() < 0.5:
+                    self.mail[name].append(
+                        events.Quiesced(session, held.run, held.next, held.quiesce_request)
+                    )
+                    held.quiesce_request, held.quiesced = None, True
+                elif held.place == "slab" and not held.paused and not held.quiesced:
                     record = self.rows[session]
                     given = record.move is not None and self.sealed.get(session) == record.move
                     assert not given, "it generates what its target may own"
                     if self.random.random() < 0.5:
                         held.next += 1
-                        self.mail[name].append(told.ChunkPackaged(session, held.run, held.next - 1, 0))
+                        self.mail[name].append(events.ChunkPackaged(session, held.run, held.next - 1, 0))
 
     def wire(self) -> None:
         """One step of one transfer, or its end."""
@@ -174,35 +175,35 @@ class World:
             copy.stage = "bulk"
         elif copy.stage == "bulk":
             copy.stage = "rest"
-            self.give(copy.source, told.FreezeWanted(session, move))
+            self.give(copy.source, events.QuiesceRequested(session, move))
         elif copy.stage == "rest" and "rest" in words:
             held = engine.get(session)
-            if held is None or not (held.frozen or held.place == "host"):
+            if held is None or not (held.quiesced or held.place == "host"):
                 self.broken(key)
                 return
             copy.stage, copy.state = "seal", held.next
         elif copy.stage == "seal" and copy.state in words:
             entry = table.entries.get(session)
-            if entry is None or entry.gift is None or entry.gift.move != move:
+            if entry is None or entry.outgoing_migration is None or entry.outgoing_migration.move != move:
                 self.broken(key)
                 return
-            self.give(copy.source, told.GiftSealed(session, move))
+            self.give(copy.source, events.ManifestSent(session, move))
             self.sealed[session] = move
             copy.stage = "arrive"
         elif copy.stage == "arrive":
             del self.copies[key]
             place = "host" if copy.fetch.on_host else "slab"
             self.engines[target][session] = Held(
-                copy.fetch.run, copy.state, place, frozen=not copy.fetch.on_host
+                copy.fetch.run, copy.state, place, quiesced=not copy.fetch.on_host
             )
-            self.give(target, told.Arrived(session, copy.fetch.run, copy.state, 0, "d", 1, 0.1))
-            self.give(copy.source, told.GiftBroken(session, move))
+            self.give(target, events.StateReceived(session, copy.fetch.run, copy.state, 0, "d", 1, 0.1))
+            self.give(copy.source, events.TransferEnded(session, move))
 
     def broken(self, key: tuple[str, str]) -> None:
         """The connection breaks: the target tries again or gives up."""
         copy = self.copies[key]
         if copy.stage != "ask":
-            self.give(copy.source, told.GiftBroken(key[0], copy.fetch.move))
+            self.give(copy.source, events.TransferEnded(key[0], copy.fetch.move))
         if self.random.random() < 0.5:
             self.failed(key)
         elif key in self.copies:
@@ -211,61 +212,61 @@ class World:
     def failed(self, key: tuple[str, str]) -> None:
         copy = self.copies.pop(key, None)
         if copy is not None:
-            self.give(key[1], told.ArrivalFailed(key[0], copy.fetch.run, "broken"))
+            self.give(key[1], events.StateFetchFailed(key[0], copy.fetch.run, "broken"))
 
-    def carry_out(self, name: str, command: do.Command) -> None:
+    def carry_out(self, name: str, command: commands.Command) -> None:
         engine, mail = self.engines[name], self.mail[name]
         match command:
-            case do.GenerateUntil() | do.StopGenerating():
-                self.generating[name] = isinstance(command, do.GenerateUntil)
-            case do.ReadLogEnd(session=session, query=query):
+            case commands.GenerateUntil() | commands.StopGenerating():
+                self.generating[name] = isinstance(command, commands.GenerateUntil)
+            case commands.ReadLogEnd(session=session, query=query):
                 log = self.logs[session]
-                mail.append(told.LogEndRead(session, query, len(log), bool(log) and log[-1][1] == name))
-            case do.FetchLatents(session=session, query=query):
-                mail.append(told.LatentsFetched(session, query))
-            case do.Admit(session=session, run=run, next_chunk=index):
+                mail.append(events.LogEndRead(session, query, len(log), bool(log) and log[-1][1] == name))
+            case commands.FetchLatents(session=session, query=query):
+                mail.append(events.LatentsFetched(session, query))
+            case commands.Admit(session=session, run=run, next_chunk=index):
                 assert session not in engine
                 engine[session] = Held(run, index)
-            case do.Evict(session=session, run=run):
+            case commands.Evict(session=session, run=run):
                 if session in engine and engine[session].run == run:
                     del engine[session]
-            case do.Suspend(session=session, run=run):
+            case commands.Suspend(session=session, run=run):
                 assert (engine[session].run, engine[session].place) == (run, "slab")
-                assert not engine[session].frozen
+                assert not engine[session].quiesced
                 engine[session].place = "leaving"
-            case do.Resume(session=session, run=run):
+            case commands.Resume(session=session, run=run):
                 assert (engine[session].run, engine[session].place) == (run, "host")
                 engine[session].place = "slab"
-            case do.Halt(session=session):
-                engine[session].halted = True
-            case do.Unhalt(session=session):
-                engine[session].halted = False
-            case do.Freeze(session=session, number=number):
-                assert not engine[session].frozen
-                engine[session].freezing = number
-            case do.Thaw(session=session, run=run):
+            case commands.PauseGeneration(session=session):
+                engine[session].paused = True
+            case commands.ResumeGeneration(session=session):
+                engine[session].paused = False
+            case commands.Quiesce(session=session, number=number):
+                assert not engine[session].quiesced
+                engine[session].quiesce_request = number
+            case commands.Unquiesce(session=session, run=run):
                 assert engine[session].run == run
-                engine[session].freezing, engine[session].frozen = None, False
-            case do.GiveRest(session=session):
+                engine[session].quiesce_request, engine[session].quiesced = None, False
+            case commands.SendFinalDelta(session=session):
                 self.words.setdefault((name, session), set()).add("rest")
-            case do.GiveSeal(session=session, next_chunk=index):
+            case commands.SendManifest(session=session, next_chunk=index):
                 self.words.setdefault((name, session), set()).add(index)
-            case do.EndGift(session=session):
+            case commands.CancelTransfer(session=session):
                 for key, copy in list(self.copies.items()):
                     if key[0] == session and copy.source == name and copy.stage != "ask":
                         copy.stage = "ask"
-            case do.Fetch(session=session):
+            case commands.FetchState(session=session):
                 source = B if name == A else A
                 self.copies[session, name] = Copy(command, source)
-            case do.DropArrival(session=session, run=run):
+            case commands.CancelFetch(session=session, run=run):
                 copy = self.copies.get((session, name))
                 if copy is not None and copy.fetch.run == run:
                     del self.copies[session, name]
                     if copy.stage != "ask":
-                        self.mail[copy.source].append(told.GiftBroken(session, copy.fetch.move))
+                        self.mail[copy.source].append(events.TransferEnded(session, copy.fetch.move))
                 if session in engine and engine[session].run == run:
                     del engine[session]
-            case do.PublishChunk():
+            case commands.PublishChunk():
                 assert (name, command.session) not in self.flying, "two publications in flight"
                 self.flying[name, command.session] = command
 
@@ -274,20 +275,22 @@ class World:
         log, record = self.logs[session], self.rows[session]
         fate = 1.0 if self.calm else self.random.random()
         if fate < 0.15:
-            outcome = told.Outcome.UNKNOWN
+            outcome = events.PublishOutcome.UNKNOWN
         elif command.index < len(log):
-            outcome = told.Outcome.ACKED if log[command.index][1] == name else told.Outcome.FENCED
+            outcome = (
+                events.PublishOutcome.ACKED if log[command.index][1] == name else events.PublishOutcome.FENCED
+            )
         elif command.ownership[1] != record.own_revision:
-            outcome = told.Outcome.FENCED
+            outcome = events.PublishOutcome.FENCED
         else:
             assert command.index == len(log), "a gap in the log"
             assert record.worker == name
             log.append((record.epoch, name))
-            outcome = told.Outcome.ACKED if fate > 0.25 else told.Outcome.UNKNOWN
-        self.give(name, told.Published(session, command.run, command.index, command.ownership, outcome))
+            outcome = events.PublishOutcome.ACKED if fate > 0.25 else events.PublishOutcome.UNKNOWN
+        self.give(name, events.Published(session, command.run, command.index, command.ownership, outcome))
 
-    LOSSY = (told.Assigned, told.Renewed)
-    ORDERED = (told.ChunkPackaged, told.MovedToHost, told.Frozen)
+    LOSSY = (events.Assigned, events.Renewed)
+    ORDERED = (events.ChunkPackaged, events.MovedToHost, events.Quiesced)
 
     def deliver(self, name: str) -> None:
         mail = self.mail[name]
@@ -303,8 +306,8 @@ class World:
                 mail.append(message)
         self.give(name, message)
 
-    def give(self, name: str, message: told.Input) -> None:
-        for command in self.tables[name].tell(message, self.now):
+    def give(self, name: str, message: events.Input) -> None:
+        for command in self.tables[name].handle(message, self.now):
             self.carry_out(name, command)
         in_slabs = sum(held.place != "host" for held in self.engines[name].values())
         assert in_slabs <= 2, "more sessions in slabs than there are"
@@ -319,7 +322,7 @@ class World:
             case 2:
                 self.now += self.random.random()
                 for name in (A, B):
-                    self.give(name, told.Tick())
+                    self.give(name, events.Tick())
             case 3:
                 if self.flying:
                     self.land(self.random.choice(list(self.flying)))
@@ -350,7 +353,7 @@ class World:
             self.compute()
             self.now += 0.3
             for name in (A, B):
-                self.give(name, told.Tick())
+                self.give(name, events.Tick())
 
 
 @settings(max_examples=120, deadline=None)
@@ -366,7 +369,7 @@ def test_the_invariants_hold_in_any_history_of_moves(seed: int) -> None:
         for name, engine in world.engines.items():
             assert (session in engine) <= (record.worker == name), "memory that nobody wants"
     assert not world.copies
-    assert all(not list(table.arrivals) for table in world.tables.values())
+    assert all(not list(table.incoming) for table in world.tables.values())
     active = [session for session, record in world.rows.items() if record.phase is Phase.ACTIVE]
     before = {session: len(world.logs[session]) for session in active}
     world.settle()

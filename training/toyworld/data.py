@@ -99,7 +99,7 @@ def draw_clip(vae: ToyVae, rng: random.Random, pair: float) -> Clip:
         main = vae.encode_groups(moving.unflatten(1, (-1, TIME_STRIDE)))[0]
         if starts:
             main = torch.cat((sink, main))
-    fixed = starts or (switches and world.begins_anew(old, new))
+    fixed = starts or (switches and world.restarts(old, new))
     return Clip(sink_scene, new, starts, switches, fixed, sink.half(), main.half())
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from turboserve.scheduler.placement.demands import Candidate, Choice, Demand
 from turboserve.scheduler.placement.interface import Placement, why_not
-from turboserve.scheduler.placement.latency import Curve
+from turboserve.scheduler.placement.latency import LatencyCurve
 
 
 class _OneByOne(Placement):
@@ -68,7 +68,7 @@ class LoadAwareGreedy(_OneByOne):
     def _best(self, rooms: list[Candidate], loads: dict[str, int], demand: Demand) -> Candidate:
         def busy(candidate: Candidate) -> tuple[float, float, str]:
             load = loads[candidate.worker]
-            curve = Curve(candidate.chunk_latency_s, candidate.capacity)
+            curve = LatencyCurve(candidate.chunk_latency_s, candidate.capacity)
             return curve(load), load / candidate.capacity, candidate.worker
 
         return min(rooms, key=busy)

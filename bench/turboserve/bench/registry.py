@@ -29,7 +29,7 @@ class Bench:
         return importlib.import_module(self.module)
 
 
-class UnknownBench(LookupError):
+class UnknownBenchError(LookupError):
     """There is no benchmark of this name."""
 
     def __init__(self, name: str) -> None:
@@ -99,8 +99,8 @@ BENCHES: dict[str, Bench] = {
 
 
 def find(name: str) -> Bench:
-    """The benchmark `name`. Raises UnknownBench."""
+    """The benchmark `name`. Raises UnknownBenchError."""
     try:
         return BENCHES[name]
     except KeyError:
-        raise UnknownBench(name) from None
+        raise UnknownBenchError(name) from None

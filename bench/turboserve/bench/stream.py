@@ -22,7 +22,7 @@ from rich.table import Table
 
 from turboserve.bench.report import BenchError
 from turboserve.bench.streaming.broker import BrokerTap
-from turboserve.bench.streaming.measurement import Measurement, Watched
+from turboserve.bench.streaming.measurement import Measurement, SessionMeasurement
 from turboserve.bench.streaming.viewer import ProblemError, Viewer
 from turboserve.tasks import stop
 
@@ -140,12 +140,12 @@ def prompts(number: int) -> tuple[str, str]:
     )
 
 
-async def _watch(api: httpx.AsyncClient, number: int, seconds: float) -> Watched:
+async def _watch(api: httpx.AsyncClient, number: int, seconds: float) -> SessionMeasurement:
     first, second = prompts(number)
     asked_s = time.monotonic()
     viewer = await Viewer.create(api, first, seed=number)
     try:
-        one = Watched(viewer, asked_s)
+        one = SessionMeasurement(viewer, asked_s)
         async with viewer.watching():
             await viewer.until(
                 lambda: viewer.connections > 0 and viewer.last >= 0, FIRST_CHUNK_LIMIT_S, "chunk"
@@ -164,7 +164,7 @@ async def _watch(api: httpx.AsyncClient, number: int, seconds: float) -> Watched
         await viewer.delete()
 
 
-def _note_visible(one: Watched) -> None:
+def _note_visible(one: SessionMeasurement) -> None:
     player = one.viewer.player
     now_s = time.monotonic()
     player.tick(now_s)

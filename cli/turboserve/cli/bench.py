@@ -35,7 +35,7 @@ def bench(
     try:
         found = registry.find(name)
         module = found.load()
-    except (registry.UnknownBench, ImportError) as error:
+    except (registry.UnknownBenchError, ImportError) as error:
         raise failure(str(error)) from None
     app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
     app.command()(command(name, module.run, getattr(module, "table", None)))

@@ -15,7 +15,7 @@ from turboserve.worker.media.encoder import FragmentEncoder
 SESSION = "clip"
 
 
-class GenerationFailed(Exception):
+class GenerationError(Exception):
     """The engine gave the session up."""
 
 
@@ -26,7 +26,7 @@ def fragments(
 
     The prompts follow one another, each from its second in `starts` on, rising from 0; without `starts` they
     share the clip equally, to a chunk. A switch takes effect at the start of a chunk, as in a live session.
-    Raises GenerationFailed.
+    Raises GenerationError.
     """
     config = models.transformer.config
     total = chunks_for(seconds, config.media_start)
@@ -40,7 +40,7 @@ def fragments(
     while made < total:
         for event in engine.step(time.monotonic()):
             if isinstance(event, SessionFailed | SessionEnded):
-                raise GenerationFailed(event.error if isinstance(event, SessionFailed) else event.reason)
+                raise GenerationError(event.error if isinstance(event, SessionFailed) else event.reason)
             if not isinstance(event, ChunkReady):
                 continue
             made += 1

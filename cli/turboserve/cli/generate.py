@@ -39,8 +39,8 @@ def generate(
     if not output.parent.is_dir():
         raise failure(f"--output: the directory {output.parent} does not exist")
     # Torch takes seconds to import.
-    from turboserve.cli.clip import GenerationFailed, fragments
-    from turboserve.worker.model.load import CheckpointError, UnreadableCheckpoint
+    from turboserve.cli.clip import GenerationError, fragments
+    from turboserve.worker.model.load import CheckpointError, UnreadableCheckpointError
     from turboserve.worker.model.toyworld import load_toyworld
 
     # Elsewhere first: no half of a clip is left behind.
@@ -50,7 +50,7 @@ def generate(
             for part in fragments(load_toyworld(device), prompts, seconds, seed, starts):
                 file.write(part)
         unfinished.replace(output)
-    except (GenerationFailed, CheckpointError, UnreadableCheckpoint, RuntimeError, OSError) as error:
+    except (GenerationError, CheckpointError, UnreadableCheckpointError, RuntimeError, OSError) as error:
         raise failure(str(error)) from None
     finally:
         unfinished.unlink(missing_ok=True)

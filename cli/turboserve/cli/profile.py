@@ -45,14 +45,14 @@ def engine(
     """Measure the engine's stages by batch size: of the model, on the device, with the attention that a
     worker with these TURBOSERVE_… variables has; or of any sizes, with random weights."""
     # Torch takes seconds to import.
-    from turboserve.bench.engine.configured import ModelFailed, profile_configured
-    from turboserve.worker.model.presets import UnknownPreset, known
+    from turboserve.bench.engine.configured import ModelUnavailableError, profile_configured
+    from turboserve.worker.model.presets import UnknownPresetError, known
     from turboserve.worker.settings import Settings
 
     try:
         chosen: dict[str, Any] = {} if model is None else {"model": known(model)}
         found = profile_configured(Settings(**chosen), config, random, decoder.value, batch, repeats)
-    except (ModelFailed, UnknownPreset) as error:
+    except (ModelUnavailableError, UnknownPresetError) as error:
         raise failure(str(error)) from None
     try:
         found.write(out)

@@ -28,10 +28,10 @@ def up(
     log_format: Annotated[Literal["text", "json"], typer.Option(help="How logs are written.")] = "text",
 ) -> None:
     """Start NATS, Redis, Postgres and the five services; stop them all with Ctrl-C."""
-    from turboserve.cli.embedded import PortTaken
-    from turboserve.cli.embedded.binaries import BinaryMissing
-    from turboserve.cli.stack.options import External, InvalidOption, Options, Workers
-    from turboserve.cli.stack.run import AlreadyRunning, run
+    from turboserve.cli.embedded import PortTakenError
+    from turboserve.cli.embedded.binaries import BinaryMissingError
+    from turboserve.cli.stack.options import External, InvalidOptionError, Options, Workers
+    from turboserve.cli.stack.run import AlreadyRunningError, run
 
     try:
         options = Options(
@@ -40,7 +40,7 @@ def up(
         status = run(options)
     except ValidationError as error:
         raise failure(str(SettingsError.of(error))) from None
-    except (AlreadyRunning, PortTaken, InvalidOption, BinaryMissing, OSError) as error:
+    except (AlreadyRunningError, PortTakenError, InvalidOptionError, BinaryMissingError, OSError) as error:
         raise failure(str(error)) from None
     raise typer.Exit(status)
 
@@ -53,11 +53,11 @@ def status(
 ) -> None:
     """Show the running stack: its address and its processes."""
     from turboserve.cli.stack import record
-    from turboserve.cli.supervisor.room import room
+    from turboserve.cli.supervisor.disk_space import room
 
     try:
         stack = record.read(data)
-    except record.NoStack as error:
+    except record.StackNotRunningError as error:
         raise failure(str(error)) from None
     if as_json:
         typer.echo(json.dumps(vars(stack), indent=2))

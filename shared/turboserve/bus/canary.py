@@ -59,7 +59,7 @@ class CanaryMonitor:
         if not self._stalled(now):
             self._unsettled_since = None
 
-    def heard(self, stream: str, now: float) -> None:
+    def arrived(self, stream: str, now: float) -> None:
         """A canary of `stream` was handed over."""
         self.ran(now)
         at = now if self._unsettled_since is None else self._unsettled_since
@@ -87,7 +87,7 @@ async def subscribe_canaries(bus: Bus, monitor: CanaryMonitor, monotonic: Callab
             continue
 
         async def receive(raw: NatsMsg, stream: str = log.stream) -> None:
-            monitor.heard(stream, monotonic())
+            monitor.arrived(stream, monotonic())
             with contextlib.suppress(ValidationError):
                 monitor.space = Canary.from_bytes(raw.data).space
 

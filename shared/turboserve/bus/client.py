@@ -18,7 +18,7 @@ from opentelemetry import trace
 from pydantic import ValidationError
 
 from turboserve import logs
-from turboserve.bus.lives import Lives
+from turboserve.bus.incarnations import StreamIncarnations
 from turboserve.bus.port import BrokerClient, Connect
 from turboserve.config import Settings
 from turboserve.contracts.base import Contract
@@ -67,7 +67,7 @@ class Bus:
         self.closed = closed or asyncio.Event()
         """Set once the client has given up for good: it does so after some errors that a broker may send."""
         self.service = service
-        self.lives = Lives(self.jetstream)
+        self.incarnations = StreamIncarnations(self.jetstream)
         self._deadline_s = settings.request_deadline_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._jetstreams: dict[float, JetStreamContext] = {}
@@ -154,7 +154,7 @@ class Bus:
 
     async def close(self) -> None:
         """Finish what is being answered, then leave."""
-        self.lives.close()
+        self.incarnations.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=2.0)
         try:
@@ -193,7 +193,7 @@ class Bus:
                 meta = (raw.headers or {}).get(META_HEADER)
                 message = topic.message.from_bytes(meta.encode() if meta else raw.data)
                 if topic.author is not None and raw.subject != topic.of(str(getattr(message, topic.author))):
-                    log.warning("message of another author than its subject", subject=raw.subject)
+                    log.warning("message author does not match its subject", subject=raw.subject)
                     return
                 await handler(message, raw.data if meta else b"")
             except ValidationError as error:

@@ -26,7 +26,7 @@ RETRY_S = 0.5
 INACTIVE_S = 60.0
 
 
-class _Gap(Exception):
+class _GapError(Exception):
     """Messages were lost on the way to this reader: the log still has them."""
 
 
@@ -47,7 +47,7 @@ async def read_headers(
             info = await jetstream.stream_info(stream)
             last, before, born = info.state.last_seq, born, info.created
             if last < position or before not in (None, born):
-                log.warning("the log is another", stream=stream, length=last, position=position)
+                log.warning("log replaced", stream=stream, length=last, position=position)
                 position = 0
             async with contextlib.aclosing(
                 _batches(bus, jetstream, stream, subjects, position, batch)
@@ -55,8 +55,8 @@ async def read_headers(
                 async for entries in batches:
                     position = entries[-1].sequence
                     yield entries
-        except _Gap:
-            log.warning("messages lost on the way are read again", stream=stream, position=position)
+        except _GapError:
+            log.warning("lost messages are read again from the log", stream=stream, position=position)
         except (TimeoutError, nats.errors.Error, OSError) as error:
             log.warning("reader interrupted", stream=stream, position=position, error=repr(error))
             await asyncio.sleep(RETRY_S)
@@ -117,12 +117,12 @@ async def _batches(
             if entries:
                 yield entries
             if gap:
-                raise _Gap
+                raise _GapError
             if ended:
                 # Its time was up, its answer was lost, or a restart of the broker took the consumer away.
                 info = await jetstream.consumer_info(stream, name)
                 if info.delivered is not None and info.delivered.consumer_seq > delivered and arrived.empty():
-                    raise _Gap
+                    raise _GapError
                 asked_for = 0
     finally:
         with contextlib.suppress(nats.errors.Error, OSError):

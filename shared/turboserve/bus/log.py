@@ -18,7 +18,7 @@ from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableEr
 
 from turboserve import logs
 from turboserve.bus.client import Bus
-from turboserve.bus.lives import Place
+from turboserve.bus.incarnations import StreamPosition
 from turboserve.contracts.errors import (
     DeadlineError,
     FencedError,
@@ -195,7 +195,7 @@ async def follow(
         )
 
     subscription = await bus.client.subscribe(live, cb=receive)
-    place = Place(bus.lives, stream, after_sequence)
+    place = StreamPosition(bus.incarnations, stream, after_sequence)
     quiet_s = QUIET_S
     newest = subject
     """Subject of the message before."""
@@ -205,7 +205,7 @@ async def follow(
         caught_up = False
         while True:
             if place.lost():
-                log.warning("the stream is another: read from its beginning", stream=stream, subject=subject)
+                log.warning("stream replaced: reading from its beginning", stream=stream, subject=subject)
                 caught_up = False
                 while not queue.empty():
                     queue.get_nowait()

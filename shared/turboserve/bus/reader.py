@@ -18,7 +18,7 @@ from nats.aio.subscription import Subscription
 
 from turboserve import logs
 from turboserve.bus.client import Bus
-from turboserve.bus.lives import Place
+from turboserve.bus.incarnations import StreamPosition
 from turboserve.bus.log import QUIET_S, Entry
 from turboserve.bus.pages import read_page
 from turboserve.contracts.errors import UnavailableError
@@ -43,14 +43,14 @@ async def read(
     """
     [stream] = {source.stream for source in sources}
     live = _Live(BACKLOG)
-    place = Place(bus.lives, stream, after)
+    place = StreamPosition(bus.incarnations, stream, after)
     try:
         for source in sources:
             await live.listen(bus, source)
         caught_up = False
         while True:
             if place.lost():
-                log.warning("the stream is another: read from its beginning", stream=stream)
+                log.warning("stream replaced: reading from its beginning", stream=stream)
                 caught_up = False
                 live.clear()
             if not caught_up:

@@ -166,7 +166,7 @@ class ScalingStatus(Contract):
     """N_req as last heard."""
     rho_max: float | None = None
     feedback_age_s: float | None = None
-    """None: nothing was heard yet."""
+    """None: no load report yet."""
     stale: bool = True
     """Nothing was heard lately: the pool does not shrink."""
     refused: dict[Text, Number] = {}

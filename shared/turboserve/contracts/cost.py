@@ -16,7 +16,7 @@ class Rental(Contract):
     """autoscaler → state store, in every report: one worker for as long as its place is paid for."""
 
     worker: Id
-    slot: Id | None = None
+    member: Id | None = None
     kind: Text | None = Field(default=None, max_length=64)
     """What it runs on, as prices name it; None: the device that the worker itself will name."""
     gpus: float = Field(default=1.0, ge=0, le=1_024)

@@ -59,7 +59,7 @@ class StepDown(KeepLead):
     """scheduler → state store, at an orderly stop: the next one need not wait. Refused with `stale_term`."""
 
 
-class Led(Contract):
+class TermFenced(Contract):
     """Base of requests that only a leader makes.
 
     The store compares the term inside the transaction of the change, so from a new leader's first moment

@@ -37,7 +37,7 @@ class LoadFeedback(Contract):
     at: UnixSeconds = 0.0
 
 
-class SlotPhase(StrEnum):
+class PoolMemberPhase(StrEnum):
     """Where a slot of the pool is between empty and serving (the design, "Scheduling")."""
 
     VACANT = "vacant"
@@ -53,11 +53,11 @@ class SlotPhase(StrEnum):
     """It failed; it is tried again at `retry_in_s`."""
 
 
-class PoolSlot(Contract):
+class PoolMemberStatus(Contract):
     """One place in which a worker runs."""
 
-    slot: Id
-    phase: SlotPhase
+    member: Id
+    phase: PoolMemberPhase
     wanted: bool = True
     """Whether the pool's size asks for a worker here; a slot that is not wanted drains."""
     worker: Id | None = None
@@ -79,7 +79,7 @@ class PoolAction(Contract):
     """Something the autoscaler did, and why."""
 
     at: UnixSeconds
-    slot: Id | None = None
+    member: Id | None = None
     worker: Id | None = None
     action: Text
     """target, reserve, launch, adopt, ready, drain, extend, release, gone, fail."""
@@ -96,7 +96,7 @@ class PoolStatus(Contract):
     ready: Number = 0
     starting: Number = 0
     draining: Number = 0
-    slots: tuple[PoolSlot, ...] = ()
+    members: tuple[PoolMemberStatus, ...] = ()
     actions: tuple[PoolAction, ...] = ()
     """The last ones, newest last."""
     reason: Note | None = None

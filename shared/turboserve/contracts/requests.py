@@ -8,7 +8,7 @@ from pydantic import Field
 
 from turboserve.contracts.base import Contract, Count, Id, Note, Text
 from turboserve.contracts.chunks import ChunkIndex
-from turboserve.contracts.leading import Led
+from turboserve.contracts.leading import TermFenced
 from turboserve.contracts.sessions import (
     METADATA_KEYS_LIMIT,
     METADATA_VALUE_LIMIT,
@@ -77,7 +77,7 @@ class FailSession(Contract):
     reason: Note
 
 
-class PlaceSession(Led):
+class PlaceSession(TermFenced):
     """scheduler → state store: one compare-and-set that changes the owner and raises the epoch.
 
     Refused with `conflict` if the row's version is not `expected_version`, with `no_capacity` if the worker
@@ -94,7 +94,7 @@ class PlaceSession(Led):
     its latents, and may look different from there on."""
 
 
-class BeginMove(Led):
+class BeginMove(TermFenced):
     """scheduler → state store: the session is to move to `target`; a slot is counted there from now on.
 
     A running one becomes `migrating` and goes on where it is; a suspended one stays suspended, and needs no
@@ -109,7 +109,7 @@ class BeginMove(Led):
     decision: Decision
 
 
-class CommitMove(Led):
+class CommitMove(TermFenced):
     """scheduler → state store: the target has verified the state; it owns the session under the next epoch.
 
     Refused with `move_over` if `move` is not the one under way, `stale_state` if the log has a chunk that
@@ -126,7 +126,7 @@ class CommitMove(Led):
     """Kept with the decision: bytes moved, seconds."""
 
 
-class AbandonMove(Led):
+class AbandonMove(TermFenced):
     """scheduler → state store: the session stays where it is. Answered with the row if the move is over."""
 
     session: Id
@@ -155,7 +155,7 @@ class MoveAccepted(Contract):
     decision: Decision
 
 
-class ReleaseSession(Led):
+class ReleaseSession(TermFenced):
     """scheduler → state store: no worker owns the suspended session until it is placed again.
 
     For a worker that is to be emptied and whose state of the session no other worker can take. The session is
@@ -169,13 +169,13 @@ class ReleaseSession(Led):
     decision: Decision
 
 
-class NoteDecision(Led):
+class NoteDecision(TermFenced):
     """scheduler → state store: a decision that changes no row (to wait), kept beside those that do."""
 
     decision: Decision
 
 
-class SuspendIdle(Led):
+class SuspendIdle(TermFenced):
     """scheduler → state store: nobody has watched for `idle_after`; suspend if the row is unchanged."""
 
     session: Id

@@ -48,7 +48,7 @@ class HeldSession(Contract):
     control_seq: Count = 0
 
 
-class Refusal(Contract):
+class SessionRefusal(Contract):
     """A worker will not run a session it was given."""
 
     session: Id
@@ -103,7 +103,7 @@ class LoadReport(Contract):
     """None: not known yet, as while it loads."""
     phase: WorkerPhase = WorkerPhase.READY
     sessions: tuple[HeldSession, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[SessionRefusal, ...] = ()
     """Repeated in every report until the row names another owner."""
     moves: tuple[MoveReport, ...] = ()
     """Sessions that are moving here."""

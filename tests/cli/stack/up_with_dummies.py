@@ -10,7 +10,7 @@ import typer
 
 from turboserve import environment
 from turboserve.cli.stack import options, plan
-from turboserve.cli.supervisor import asking, probe
+from turboserve.cli.supervisor import health_checks, probe
 from turboserve.cli.up import up
 
 if __name__ == "__main__":
@@ -18,7 +18,7 @@ if __name__ == "__main__":
     options.MODULES.update(dict.fromkeys(options.MODULES, "dummy_service"))
     environment.SERVICE = (*environment.SERVICE, "DUMMY_*")
     if "DUMMY_IMPATIENCE" in os.environ:
-        asking.ASK_EVERY_S = probe.ANSWER_S = float(os.environ["DUMMY_IMPATIENCE"])
+        health_checks.ASK_EVERY_S = probe.ANSWER_S = float(os.environ["DUMMY_IMPATIENCE"])
     if "DUMMY_SERVER_IMPATIENCE" in os.environ:
         plan.SERVER_SILENT_LIMIT = 2
         plan.SERVER_ASK_EVERY_S = float(os.environ["DUMMY_SERVER_IMPATIENCE"])

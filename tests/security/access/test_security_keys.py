@@ -262,7 +262,7 @@ async def test_a_broken_file_leaves_the_keys_as_they_were_and_an_empty_one_lets_
     content = file.read_bytes()
 
     def complaints() -> int:
-        return str(pool.log("filed")).count("api keys stay as they were")
+        return str(pool.log("filed")).count("api keys unchanged")
 
     async def spoil(change: Callable[[], object]) -> None:
         before = complaints()

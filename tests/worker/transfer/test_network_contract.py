@@ -17,24 +17,24 @@ from torch import Tensor
 
 from turboserve.bench.runtime.device.network import FabricFaults, MemoryNetwork, TransferFabric
 from turboserve.bench.runtime.loop import VirtualLoop
-from turboserve.worker.engine.errors import SnapshotRejected
+from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.moving import Page
 from turboserve.worker.transfer.errors import (
-    Aborted,
     AuthenticationError,
-    DeadlinePassed,
-    DigestMismatch,
-    NoState,
-    NotOffered,
-    PeerLost,
+    DeadlineExceededError,
+    DigestMismatchError,
+    LayoutMismatchError,
+    MigrationNotOfferedError,
+    NoStateError,
+    PeerLostError,
+    TransferAbortedError,
     TransferError,
-    WrongLayout,
 )
 from turboserve.worker.transfer.interface import Interface
 from turboserve.worker.transfer.network import SocketNetwork, TransferNetwork
-from turboserve.worker.transfer.pace import Limits
+from turboserve.worker.transfer.pace import CopyLimits
 from turboserve.worker.transfer.source import Source
-from turboserve.worker.transfer.target import Fetched, Target
+from turboserve.worker.transfer.target import FetchedState, Target
 
 MODEL, SESSION, MOVE, TARGET = "0123456789abcdef", "ses_1", 7, "wrk_target"
 KEY = bytes(range(32))
@@ -51,9 +51,9 @@ def content(page: int, *, changed: bool = False) -> Tensor:
 
 @dataclass
 class Giver:
-    """See `source.Giver`. Its last page changes while the others are sent."""
+    """See `source.StateProvider`. Its last page changes while the others are sent."""
 
-    at_rest: bool = False
+    quiesced: bool = False
     harm: TransferError | None = None
     """Raised where the state is read."""
     rests: asyncio.Event = field(default_factory=asyncio.Event)
@@ -67,11 +67,11 @@ class Giver:
 
     def check(self, session: str, move: int, target: str) -> None:
         if target != TARGET:
-            raise NotOffered(f"not to {target}")
+            raise MigrationNotOfferedError(f"not to {target}")
 
     def offer(self, session: str, move: int, target: str) -> bool:
         self.said.append("offer")
-        return self.at_rest
+        return self.quiesced
 
     async def pages(self, session: str) -> Sequence[Page]:
         self.said.append("pages")
@@ -89,15 +89,15 @@ class Giver:
     async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
         assert next_chunk == 4
 
-    def sealing(self, session: str, move: int) -> None:
-        self.said.append("sealing")
+    def sending_manifest(self, session: str, move: int) -> None:
+        self.said.append("sending_manifest")
 
     def over(self, session: str, move: int) -> None:
         self.said.append("over")
 
 
 class Room:
-    """See `target.Room`."""
+    """See `target.ReceiveMemory`."""
 
     def __init__(self) -> None:
         self.pages: dict[str, Tensor] = {}
@@ -107,7 +107,7 @@ class Room:
 
     def place(self, name: str, size: int, dtype: str = "", shape: Sequence[int] = ()) -> tuple[Tensor, ...]:
         if size != SIZE:
-            raise SnapshotRejected("size", size, SIZE)
+            raise SnapshotRejectedError("size", size, SIZE)
         return (self.pages.setdefault(name, torch.zeros(size, dtype=torch.uint8)),)
 
     def check(self, header: Mapping[str, Any], names: Iterable[str]) -> object:
@@ -118,7 +118,7 @@ class Room:
 class Pair:
     """A source that listens, and a target on the same kind of network."""
 
-    giver: Giver
+    provider: Giver
     room: Room
     source: Source
     target: Target
@@ -126,17 +126,17 @@ class Pair:
     address: str
     fabric: TransferFabric | None
 
-    async def fetch(self, key: bytes = KEY, limit_s: float = LIMIT_S, move: int = MOVE) -> Fetched:
+    async def fetch(self, key: bytes = KEY, limit_s: float = LIMIT_S, move: int = MOVE) -> FetchedState:
         return await self.target.fetch(SESSION, move, key, (self.address,), self.room, limit_s)
 
     async def over(self) -> None:
-        await self.until(lambda: self.giver.said[-1:] == ["over"])
+        await self.until(lambda: self.provider.said[-1:] == ["over"])
 
     async def until(self, condition: Callable[[], bool]) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + LIMIT_S
         while not condition():
-            assert loop.time() < end, f"the source was asked for {self.giver.said}"
+            assert loop.time() < end, f"the source was asked for {self.provider.said}"
             await asyncio.sleep(0.01)
 
 
@@ -158,15 +158,15 @@ class Kind(ABC):
         model: str = MODEL,
         patience_s: float = LIMIT_S,
         worker: str = TARGET,
-        **giver: Any,
+        **provider: Any,
     ) -> None:
-        """Run a scenario. `model`: the target's. `giver`: fields of `Giver`."""
+        """Run a scenario. `model`: the target's. `provider`: fields of `Giver`."""
 
         async def played() -> None:
             now = asyncio.get_running_loop().time
             here, there = self.network("here", MODEL), self.network("there", model)
-            gives = Giver(**giver)
-            limits = Limits(least_s=LIMIT_S, most_s=LIMIT_S, still_s=LIMIT_S)
+            gives = Giver(**provider)
+            limits = CopyLimits(least_s=LIMIT_S, most_s=LIMIT_S, still_s=LIMIT_S)
             source = Source(gives, here.links, limits, now)
             address = await here.listen(source.serve)
             target = Target(worker, there.links, patience_s, there.connect, now)
@@ -233,7 +233,7 @@ def test_a_state_arrives_whole_and_only_what_changed_is_sent_twice(kind: Kind) -
         assert (fetched.next_chunk, fetched.rounds) == (4, 2)
         assert (fetched.bytes_moved, fetched.state_bytes) == ((PAGES + 1) * SIZE, PAGES * SIZE)
         await pair.over()
-        assert pair.giver.said.count("sealing") == 1
+        assert pair.provider.said.count("sending_manifest") == 1
 
     kind.play(scenario)
 
@@ -244,7 +244,7 @@ def test_a_state_at_rest_is_sent_once(kind: Kind) -> None:
         assert is_here(pair.room)
         assert (fetched.rounds, fetched.bytes_moved) == (1, PAGES * SIZE)
 
-    kind.play(scenario, at_rest=True)
+    kind.play(scenario, quiesced=True)
 
 
 def test_one_state_after_the_other(kind: Kind) -> None:
@@ -259,7 +259,7 @@ def test_nobody_listens(kind: Kind) -> None:
     async def scenario(pair: Pair) -> None:
         pair.networks[0].close()
         await asyncio.sleep(0.1)
-        with pytest.raises(PeerLost):
+        with pytest.raises(PeerLostError):
             await pair.fetch()
 
     kind.play(scenario, patience_s=SHORT_S)
@@ -271,14 +271,14 @@ def test_a_target_with_another_key_is_not_admitted(kind: Kind) -> None:
             await pair.fetch(key=bytes(32))
         with pytest.raises(AuthenticationError):
             await pair.fetch(move=MOVE + 1)
-        assert pair.giver.said == []
+        assert pair.provider.said == []
 
     kind.play(scenario, patience_s=SHORT_S)
 
 
 def test_a_target_that_the_row_does_not_name_is_refused(kind: Kind) -> None:
     async def scenario(pair: Pair) -> None:
-        with pytest.raises(NotOffered):
+        with pytest.raises(MigrationNotOfferedError):
             await pair.fetch()
 
     kind.play(scenario, worker="wrk_other", patience_s=SHORT_S)
@@ -286,7 +286,7 @@ def test_a_target_that_the_row_does_not_name_is_refused(kind: Kind) -> None:
 
 def test_another_model_is_refused(kind: Kind) -> None:
     async def scenario(pair: Pair) -> None:
-        with pytest.raises(WrongLayout):
+        with pytest.raises(LayoutMismatchError):
             await pair.fetch()
 
     kind.play(scenario, model="another")
@@ -294,19 +294,19 @@ def test_another_model_is_refused(kind: Kind) -> None:
 
 def test_the_source_s_reason_reaches_the_target(kind: Kind) -> None:
     async def scenario(pair: Pair) -> None:
-        with pytest.raises(NoState, match="gone a moment ago"):
+        with pytest.raises(NoStateError, match="gone a moment ago"):
             await pair.fetch()
         await pair.over()
 
-    kind.play(scenario, harm=NoState("gone a moment ago"))
+    kind.play(scenario, harm=NoStateError("gone a moment ago"))
 
 
 def test_a_source_that_does_not_come_to_rest_costs_the_deadline(kind: Kind) -> None:
     async def scenario(pair: Pair) -> None:
-        pair.giver.rests.clear()
+        pair.provider.rests.clear()
         loop = asyncio.get_running_loop()
         began = loop.time()
-        with pytest.raises(DeadlinePassed):
+        with pytest.raises(DeadlineExceededError):
             await pair.fetch(limit_s=3.0)
         assert loop.time() - began >= 3.0
         await pair.over()
@@ -316,10 +316,10 @@ def test_a_source_that_does_not_come_to_rest_costs_the_deadline(kind: Kind) -> N
 
 def test_a_source_that_gives_up_ends_the_transfer(kind: Kind) -> None:
     async def scenario(pair: Pair) -> None:
-        pair.giver.rests.clear()
+        pair.provider.rests.clear()
         fetching = asyncio.ensure_future(pair.fetch())
-        await pair.until(lambda: "rest" in pair.giver.said)
-        pair.giver.harm = NoState("over")
+        await pair.until(lambda: "rest" in pair.provider.said)
+        pair.provider.harm = NoStateError("over")
         pair.source.abort(SESSION)
         with pytest.raises(TransferError):
             await fetching
@@ -330,14 +330,14 @@ def test_a_source_that_gives_up_ends_the_transfer(kind: Kind) -> None:
 
 def test_a_target_that_is_cancelled_hangs_up(kind: Kind) -> None:
     async def scenario(pair: Pair) -> None:
-        pair.giver.rests.clear()
+        pair.provider.rests.clear()
         fetching = asyncio.ensure_future(pair.fetch())
-        await pair.until(lambda: "rest" in pair.giver.said)
+        await pair.until(lambda: "rest" in pair.provider.said)
         fetching.cancel()
         await asyncio.wait([fetching])
         assert fetching.cancelled()
         await pair.over()
-        pair.giver.rests.set()
+        pair.provider.rests.set()
         await pair.fetch()
         assert is_here(pair.room)
 
@@ -346,14 +346,14 @@ def test_a_target_that_is_cancelled_hangs_up(kind: Kind) -> None:
 
 def test_a_newer_target_takes_the_place_of_an_older(kind: Kind) -> None:
     async def scenario(pair: Pair) -> None:
-        pair.giver.rests.clear()
+        pair.provider.rests.clear()
         older = asyncio.ensure_future(pair.fetch(limit_s=5.0))
-        await pair.until(lambda: "rest" in pair.giver.said)
+        await pair.until(lambda: "rest" in pair.provider.said)
         room, pair.room = pair.room, Room()
         newer = asyncio.ensure_future(pair.fetch())
-        await pair.until(lambda: pair.giver.said.count("offer") >= 2)
+        await pair.until(lambda: pair.provider.said.count("offer") >= 2)
         older.cancel()
-        pair.giver.rests.set()
+        pair.provider.rests.set()
         await newer
         assert is_here(pair.room)
         assert not is_here(room)
@@ -378,7 +378,7 @@ def test_what_breaks_in_memory_is_an_error_or_a_whole_state(faults: FabricFaults
         try:
             await pair.fetch()
         except TransferError as error:
-            harms = (PeerLost, DeadlinePassed, DigestMismatch, Aborted)
+            harms = (PeerLostError, DeadlineExceededError, DigestMismatchError, TransferAbortedError)
             if not isinstance(error, harms):
                 raise
         else:
@@ -386,7 +386,7 @@ def test_what_breaks_in_memory_is_an_error_or_a_whole_state(faults: FabricFaults
         assert pair.fabric is not None
         pair.fabric.faults = FabricFaults()
         await asyncio.sleep(60.0)
-        assert pair.giver.said.count("offer") == pair.giver.said.count("over")
+        assert pair.provider.said.count("offer") == pair.provider.said.count("over")
         assert pair.fabric.wires == {}
         await pair.fetch()
         assert is_here(pair.room)

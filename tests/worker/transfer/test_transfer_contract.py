@@ -20,7 +20,7 @@ from turboserve.worker.transfer import nixl
 from turboserve.worker.transfer import source as source_role
 from turboserve.worker.transfer import target as target_role
 from turboserve.worker.transfer.links import available
-from turboserve.worker.transfer.target import Fetched
+from turboserve.worker.transfer.target import FetchedState
 
 # The tests are no package: what they share is found beside them.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -146,11 +146,11 @@ def fetch(target: Peer, address: str, session: str = SESSION, move: int = MOVE) 
     target.say(("fetch", session, move, address))
 
 
-def fetched(target: Peer) -> Fetched:
+def fetched(target: Peer) -> FetchedState:
     word = target.hear()
     assert word[0] == "fetched", word
     assert word[2], "what arrived is not what was sent"
-    found: Fetched = word[1]
+    found: FetchedState = word[1]
     return found
 
 
@@ -184,7 +184,7 @@ def test_links_are_kept_warm_and_nothing_else_is_kept(pair: Pair) -> None:
 
 
 def test_a_session_at_rest_goes_in_one_round(pair: Pair) -> None:
-    (_, address), target = pair.source(at_rest=True), pair.target()
+    (_, address), target = pair.source(quiesced=True), pair.target()
     fetch(target, address)
     found = fetched(target)
     assert (found.rounds, found.bytes_moved) == (1, found.state_bytes)
@@ -286,7 +286,10 @@ def test_a_session_stands_still_for_no_longer_than_it_may(pair: Pair) -> None:
 
 
 def test_a_session_at_rest_may_take_as_long_as_the_target_waits(pair: Pair) -> None:
-    (source, address), target = pair.source(stop_at="acknowledged", still_s=1e-3, at_rest=True), pair.target()
+    (source, address), target = (
+        pair.source(stop_at="acknowledged", still_s=1e-3, quiesced=True),
+        pair.target(),
+    )
     fetch(target, address)
     assert source.hear() == ("step", "acknowledged")
     source.say("go on")

@@ -12,7 +12,12 @@ import torch
 from turboserve.worker.transfer import pair, rendezvous
 from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline
-from turboserve.worker.transfer.errors import DeadlinePassed, PeerLost, ProtocolBroken, TransferError
+from turboserve.worker.transfer.errors import (
+    DeadlineExceededError,
+    PeerLostError,
+    TransferError,
+    TransferProtocolError,
+)
 from turboserve.worker.transfer.frames import Linked, Refuse, StoreEntry, Wait
 from turboserve.worker.transfer.link import Link
 from turboserve.worker.transfer.links import Links
@@ -20,7 +25,7 @@ from turboserve.worker.transfer.links import Links
 HOST = "127.0.0.1"
 PATIENCE_S = 60.0
 KEY = bytes(32)
-ENDS = pair.Ends(KEY, HOST, (HOST,))
+ENDS = pair.LinkEndpoints(KEY, HOST, (HOST,))
 
 
 @pytest.fixture
@@ -86,7 +91,7 @@ async def test_a_rendezvous_takes_no_more_entries_than_two_sides_have(
     forever: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
     for number in range(rendezvous.ENTRIES_LIMIT + 1):
         await other.send(StoreEntry(key=f"key/{number}", value="00"), PATIENCE_S)
-    with pytest.raises(ProtocolBroken):
+    with pytest.raises(TransferProtocolError):
         await rendezvous.exchange(one, rendezvous.new_store(1.0), forever, Deadline(PATIENCE_S))
 
 
@@ -100,7 +105,7 @@ async def test_a_peer_that_stands_still_while_a_link_is_made_costs_an_error_and_
             lambda: pair.GlooLink("link", store, pair.TARGET, ENDS, 0.5), 0.5, lambda late: late.close()
         )
     )
-    with pytest.raises((PeerLost, DeadlinePassed)):
+    with pytest.raises((PeerLostError, DeadlineExceededError)):
         await rendezvous.exchange(silent, store, making, Deadline(PATIENCE_S))
     await nobody_connects()
 
@@ -114,7 +119,7 @@ async def test_a_link_that_stands_on_one_side_alone_is_none(channels: tuple[Chan
     )
     assert await other.receive(PATIENCE_S) == Linked()
     await other.close()
-    with pytest.raises(PeerLost):
+    with pytest.raises(PeerLostError):
         await waiting
 
 
@@ -134,7 +139,7 @@ async def test_what_comes_too_late_is_given_up(links: Links) -> None:
 
 async def test_an_error_is_the_callers(links: Links) -> None:
     def fail() -> Link:
-        raise PeerLost("nobody")
+        raise PeerLostError("nobody")
 
-    with pytest.raises(PeerLost, match="nobody"):
+    with pytest.raises(PeerLostError, match="nobody"):
         await links.connecting(fail, 60.0, Link.close)

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from turboserve.worker.transfer.pace import HOSTS_KEPT, SLACK, Limits, Pace
+from turboserve.worker.transfer.pace import HOSTS_KEPT, SLACK, CopyLimits, CopyRate
 from turboserve.worker.transfer.target import host_of
 
-LIMITS = Limits(least_s=20.0, most_s=3_600.0, bytes_per_s=10e6)
+LIMITS = CopyLimits(least_s=20.0, most_s=3_600.0, bytes_per_s=10e6)
 GB = 1_000_000_000
 
 
 def test_a_state_has_the_longer_the_larger_it_is_between_two_bounds() -> None:
-    pace = Pace(LIMITS)
+    pace = CopyRate(LIMITS)
     assert pace.limit_s("a", 0) == 20.0
     assert pace.limit_s("a", GB) == 20.0 + SLACK * 100
     assert pace.limit_s("a", 20 * GB) == 3_600.0
 
 
 def test_twenty_gigabytes_have_time_for_a_gigabit_a_second_even_unmeasured() -> None:
-    assert Pace(LIMITS).limit_s("a", 20 * GB) > 20 * GB / 125e6
+    assert CopyRate(LIMITS).limit_s("a", 20 * GB) > 20 * GB / 125e6
 
 
 def test_what_was_measured_takes_the_place_of_what_was_assumed_and_the_slowest_counts() -> None:
-    pace = Pace(LIMITS)
+    pace = CopyRate(LIMITS)
     for seconds in (1.0, 4.0, 2.0):
         pace.took("near", GB, seconds)
     assert pace.limit_s("near", GB) == 20.0 + SLACK * 4
@@ -33,7 +33,7 @@ def test_what_was_measured_takes_the_place_of_what_was_assumed_and_the_slowest_c
 
 
 def test_after_a_failure_nobody_believes_that_the_way_is_fast_and_its_limit_never_falls() -> None:
-    pace = Pace(LIMITS)
+    pace = CopyRate(LIMITS)
     pace.took("fast", GB, 0.1)
     pace.took("slow", GB, 0.1)
     pace.took("slow", GB, 500.0)
@@ -45,7 +45,7 @@ def test_after_a_failure_nobody_believes_that_the_way_is_fast_and_its_limit_neve
 
 
 def test_nothing_is_learnt_from_nothing_and_hosts_that_went_are_forgotten() -> None:
-    pace = Pace(LIMITS)
+    pace = CopyRate(LIMITS)
     pace.took("a", 0, 1.0)
     pace.took("a", GB, 0.0)
     assert pace.limit_s("a", GB) == 20.0 + SLACK * 100

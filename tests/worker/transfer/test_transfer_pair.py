@@ -12,20 +12,20 @@ from torch import Tensor
 
 from turboserve.worker.transfer import pair, rendezvous
 from turboserve.worker.transfer.deadline import Deadline
-from turboserve.worker.transfer.errors import Aborted, AuthenticationError, PeerLost
+from turboserve.worker.transfer.errors import AuthenticationError, PeerLostError, TransferAbortedError
 from turboserve.worker.transfer.handshake import link_proof
-from turboserve.worker.transfer.link import PIECE_BYTES, Memory, Remote
+from turboserve.worker.transfer.link import PIECE_BYTES, LocalPages, RemotePages
 
 HOST = "127.0.0.1"
 PATIENCE_S = 60.0
 LATER_S = 0.3
 
 
-ENDS = pair.Ends(bytes(32), HOST, (HOST,))
+ENDS = pair.LinkEndpoints(bytes(32), HOST, (HOST,))
 
 
 def made(
-    threads: ThreadPoolExecutor, source_ends: pair.Ends, target_ends: pair.Ends
+    threads: ThreadPoolExecutor, source_ends: pair.LinkEndpoints, target_ends: pair.LinkEndpoints
 ) -> tuple[pair.GlooLink, pair.GlooLink]:
     store = rendezvous.new_store(PATIENCE_S)
     target = threads.submit(pair.GlooLink, "link", store, pair.TARGET, target_ends, PATIENCE_S)
@@ -49,7 +49,7 @@ def links(threads: ThreadPoolExecutor) -> tuple[pair.GlooLink, pair.GlooLink]:
 
 
 def send(link: pair.GlooLink, data: Tensor) -> int:
-    return link.transfer("ses_1", Memory([[data]]), Remote(), range(1), Deadline(PATIENCE_S))
+    return link.transfer("ses_1", LocalPages([[data]]), RemotePages(), range(1), Deadline(PATIENCE_S))
 
 
 def test_nobody_writes_to_the_memory_of_an_aborted_receive_while_its_error_is_held(
@@ -64,7 +64,9 @@ def test_nobody_writes_to_the_memory_of_an_aborted_receive_while_its_error_is_he
     memory = torch.zeros(2 * PIECE_BYTES, dtype=torch.uint8)
     sent = torch.ones(PIECE_BYTES, dtype=torch.uint8)
     deadline = Deadline(PATIENCE_S)
-    receiving = threads.submit(target.transfer, "ses_1", Remote(), Memory([[memory]]), range(1), deadline)
+    receiving = threads.submit(
+        target.transfer, "ses_1", RemotePages(), LocalPages([[memory]]), range(1), deadline
+    )
     end = time.monotonic() + PATIENCE_S
     while len(target._flights) < 2:
         assert time.monotonic() < end, f"{len(target._flights)} of its pieces are in flight"
@@ -72,9 +74,9 @@ def test_nobody_writes_to_the_memory_of_an_aborted_receive_while_its_error_is_he
     # It waits for the first.
     deadline.abort()
     assert send(source, sent) == PIECE_BYTES
-    with pytest.raises(Aborted) as held:
+    with pytest.raises(TransferAbortedError) as held:
         receiving.result(PATIENCE_S)
-    with pytest.raises(PeerLost):
+    with pytest.raises(PeerLostError):
         send(source, sent)
     time.sleep(LATER_S)
     assert not memory[PIECE_BYTES:].any()
@@ -84,7 +86,7 @@ def test_nobody_writes_to_the_memory_of_an_aborted_receive_while_its_error_is_he
 
 def test_an_end_with_another_key_is_not_the_peer(threads: ThreadPoolExecutor) -> None:
     """Who reached the library's listener first passed for the peer, and got the state."""
-    stranger = pair.Ends(b"1" * 32, HOST, (HOST,))
+    stranger = pair.LinkEndpoints(b"1" * 32, HOST, (HOST,))
     with pytest.raises(AuthenticationError):
         made(threads, ENDS, stranger)
 

@@ -16,13 +16,13 @@ from turboserve.worker.engine.moving import SOURCES_AT_ONCE, Page
 from turboserve.worker.transfer import handshake, shm
 from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline
-from turboserve.worker.transfer.errors import NotOffered, PeerLost
+from turboserve.worker.transfer.errors import MigrationNotOfferedError, PeerLostError
 from turboserve.worker.transfer.frames import Frame, Hello, Open, Taken, Welcome
-from turboserve.worker.transfer.gift import Gift
 from turboserve.worker.transfer.link import Link
 from turboserve.worker.transfer.links import Links
-from turboserve.worker.transfer.pace import Limits
+from turboserve.worker.transfer.pace import CopyLimits
 from turboserve.worker.transfer.source import Source, listen
+from turboserve.worker.transfer.transfer_attempt import TransferAttempt
 
 # The tests are no package: what they share is found beside them.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -63,7 +63,7 @@ class Giver:
     async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
         raise NotImplementedError
 
-    def sealing(self, session: str, move: int) -> None:
+    def sending_manifest(self, session: str, move: int) -> None:
         raise NotImplementedError
 
     def over(self, session: str, move: int) -> None:
@@ -74,15 +74,15 @@ Say = Callable[..., Awaitable[Channel]]
 
 
 @pytest.fixture
-async def giver() -> Giver:
+async def provider() -> Giver:
     return Giver()
 
 
 @pytest.fixture
-async def hello(giver: Giver) -> AsyncIterator[Say]:
+async def hello(provider: Giver) -> AsyncIterator[Say]:
     """Connects, is admitted, and says hello."""
     links = Links(["shm"], torch.device("cpu"), MODEL)
-    source = Source(giver, links, Limits(least_s=PATIENCE_S, most_s=PATIENCE_S))
+    source = Source(provider, links, CopyLimits(least_s=PATIENCE_S, most_s=PATIENCE_S))
     server, port = await listen(source.serve, "127.0.0.1", 0)
     channels: list[Channel] = []
 
@@ -106,28 +106,30 @@ async def heard(channel: Channel) -> Any:
     return await channel.receive(PATIENCE_S)
 
 
-async def until(giver: Giver, said: list[str]) -> None:
+async def until(provider: Giver, said: list[str]) -> None:
     end = asyncio.get_running_loop().time() + PATIENCE_S
-    while giver.said != said:
-        assert asyncio.get_running_loop().time() < end, giver.said
+    while provider.said != said:
+        assert asyncio.get_running_loop().time() < end, provider.said
         await asyncio.sleep(0.01)
 
 
-async def test_whoever_is_refused_takes_nothing_from_the_one_being_served(giver: Giver, hello: Say) -> None:
+async def test_whoever_is_refused_takes_nothing_from_the_one_being_served(
+    provider: Giver, hello: Say
+) -> None:
     await hello()
-    await until(giver, ["check", "offer", "pages"])
-    giver.harm = NotOffered("not this one")
+    await until(provider, ["check", "offer", "pages"])
+    provider.harm = MigrationNotOfferedError("not this one")
     assert (await heard(await hello())).code == "not_offered"
-    assert giver.said == ["check", "offer", "pages", "check"]
+    assert provider.said == ["check", "offer", "pages", "check"]
 
 
 async def test_a_newer_connection_takes_the_place_of_the_older_once_that_has_ended(
-    giver: Giver, hello: Say
+    provider: Giver, hello: Say
 ) -> None:
     await hello()
-    await until(giver, ["check", "offer", "pages"])
+    await until(provider, ["check", "offer", "pages"])
     await hello()
-    await until(giver, ["check", "offer", "pages", "check", "over", "offer", "pages"])
+    await until(provider, ["check", "offer", "pages", "check", "over", "offer", "pages"])
 
 
 async def test_a_source_that_is_not_ready_yet_says_that_it_is_there(hello: Say) -> None:
@@ -137,28 +139,28 @@ async def test_a_source_that_is_not_ready_yet_says_that_it_is_there(hello: Say) 
 
 
 async def test_no_more_than_the_budget_counts_send_while_their_sessions_generate(
-    giver: Giver, hello: Say
+    provider: Giver, hello: Say
 ) -> None:
     """Each keeps a second cache of the decoder. The next waits, saying so, until one of them has ended."""
     first, *_ = [await hello(f"s{n}") for n in range(SOURCES_AT_ONCE)]
     async with asyncio.timeout(PATIENCE_S):
-        while giver.said.count("pages") < SOURCES_AT_ONCE:
+        while provider.said.count("pages") < SOURCES_AT_ONCE:
             await asyncio.sleep(0.01)
     for hangs_up in (True, False):
         third = await hello("third")
         assert (await heard(third)).type == "welcome"
         assert [(await heard(third)).type for _ in range(2)] == ["wait", "wait"]
-        assert giver.said.count("pages") == SOURCES_AT_ONCE
+        assert provider.said.count("pages") == SOURCES_AT_ONCE
         if hangs_up:
             # One that gives up while it waits takes nobody's turn along.
-            over = giver.said.count("over")
+            over = provider.said.count("over")
             third.abort()
             async with asyncio.timeout(PATIENCE_S):
-                while giver.said.count("over") == over:
+                while provider.said.count("over") == over:
                     await asyncio.sleep(0.01)
     first.abort()
     async with asyncio.timeout(PATIENCE_S):
-        while giver.said.count("pages") == SOURCES_AT_ONCE:
+        while provider.said.count("pages") == SOURCES_AT_ONCE:
             await asyncio.sleep(0.01)
 
 
@@ -181,13 +183,13 @@ async def test_so_does_one_that_is_still_busy_when_all_has_been_taken() -> None:
         return "sent"
 
     channel = Taken3(cast(asyncio.StreamReader, None), cast(asyncio.StreamWriter, None))
-    gift = Gift(cast(Open, None), channel, cast(Link, None), Deadline(PATIENCE_S), rounds=3)
+    gift = TransferAttempt(cast(Open, None), channel, cast(Link, None), Deadline(PATIENCE_S), rounds=3)
     assert await gift.until_taken(send()) == "sent"
     assert said == ["wait", "wait"]
 
 
-async def test_what_nobody_thought_of_is_refused_too(giver: Giver, hello: Say) -> None:
-    giver.harm = RuntimeError("a bug")
+async def test_what_nobody_thought_of_is_refused_too(provider: Giver, hello: Say) -> None:
+    provider.harm = RuntimeError("a bug")
     answer = await heard(await hello())
     assert (answer.type, answer.code) == ("refuse", "transfer_error")
     assert "a bug" in answer.detail
@@ -197,7 +199,7 @@ async def test_a_warm_link_that_went_meanwhile_is_no_reason_to_give_the_move_up(
     """Others had pushed it out of the warm ones between the target's hello and the source's answer."""
     links = Links(["shm"], torch.device("cpu"), MODEL)
     welcome = Welcome(backend="shm", link="gone", warm=True)
-    with pytest.raises(PeerLost) as caught:
+    with pytest.raises(PeerLostError) as caught:
         await links.take(cast(Channel, None), welcome, "tcp://127.0.0.1:1", KEY, Deadline(PATIENCE_S))
     assert caught.value.retryable
     links.close()

@@ -18,20 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turboserve.worker.engine.errors import SnapshotRejected
+from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.moving import Page
 from turboserve.worker.transfer.deadline import Deadline
-from turboserve.worker.transfer.errors import NotOffered, TransferError
-from turboserve.worker.transfer.link import Link, Memory, Remote
+from turboserve.worker.transfer.errors import MigrationNotOfferedError, TransferError
+from turboserve.worker.transfer.link import Link, LocalPages, RemotePages
 from turboserve.worker.transfer.links import Links
-from turboserve.worker.transfer.pace import Limits
+from turboserve.worker.transfer.pace import CopyLimits
 from turboserve.worker.transfer.source import Source
 from turboserve.worker.transfer.target import Target
 
 MODEL = "0123456789abcdef"
 LAYERS, SLOTS, CHANGED = 3, 8, 2
 SESSION, MOVE, TARGET = "ses_1", 7, "wrk_target"
-STEPS = ("pages", "rest", "acknowledged", "sealing")
+STEPS = ("pages", "rest", "acknowledged", "sending_manifest")
 LONG_S = 1_000.0
 KEY = bytes(range(32))
 """The migration's."""
@@ -94,9 +94,9 @@ class HeldClock:
 class Giver:
     """The source's worker. `Giver` of `transfer.source`."""
 
-    def __init__(self, size: int, steps: Steps, *, at_rest: bool, restless: bool = False) -> None:
+    def __init__(self, size: int, steps: Steps, *, quiesced: bool, restless: bool = False) -> None:
         """`restless`: all of its state is written again before it is read again."""
-        self.state, self.steps, self.at_rest = State(size), steps, at_rest
+        self.state, self.steps, self.quiesced = State(size), steps, quiesced
         self._restless = restless
         self.overs = self._reads = 0
 
@@ -105,11 +105,11 @@ class Giver:
 
     def check(self, session: str, move: int, target: str) -> None:
         if (session, move, target) != (SESSION, MOVE, TARGET):
-            raise NotOffered(f"session {session}: no move {move} to {target} is known here")
+            raise MigrationNotOfferedError(f"session {session}: no move {move} to {target} is known here")
 
     def offer(self, session: str, move: int, target: str) -> bool:
         self.check(session, move, target)
-        return self.at_rest
+        return self.quiesced
 
     async def pages(self, session: str) -> Sequence[Page]:
         await self.steps.at("pages")
@@ -124,7 +124,7 @@ class Giver:
     async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
         await self.steps.at("acknowledged")
 
-    def sealing(self, session: str, move: int) -> None:
+    def sending_manifest(self, session: str, move: int) -> None:
         """Nothing stands in the way here: the step is the one before."""
 
     def over(self, session: str, move: int) -> None:
@@ -144,12 +144,12 @@ class Room:
 
     def place(self, name: str, size: int, dtype: str = "", shape: Sequence[int] = ()) -> tuple[Tensor, ...]:
         if name not in self.slots or size != LAYERS * self.size:
-            raise SnapshotRejected(name, size, LAYERS * self.size)
+            raise SnapshotRejectedError(name, size, LAYERS * self.size)
         return tuple(self.slots[name].unbind(0))
 
     def check(self, header: Mapping[str, Any], names: Iterable[str]) -> None:
         if header.get("next_chunk") != 4 or set(names) != set(self.slots):
-            raise SnapshotRejected("header", header, "that of the session")
+            raise SnapshotRejectedError("header", header, "that of the session")
 
     def holds(self, state: State) -> bool:
         """Whether it is the source's state, bit for bit."""
@@ -165,21 +165,25 @@ def harmed(link: Link, harm: str | None, clock: HeldClock) -> Link:
     move = link.transfer
 
     def transfer(
-        session: str, source: Memory | Remote, target: Memory | Remote, pages: range, deadline: Deadline
+        session: str,
+        source: LocalPages | RemotePages,
+        target: LocalPages | RemotePages,
+        pages: range,
+        deadline: Deadline,
     ) -> int:
-        if harm == "truncate" and isinstance(source, Memory):
-            source = Memory([[part[: part.numel() // 2] for part in page] for page in source.pages])
+        if harm == "truncate" and isinstance(source, LocalPages):
+            source = LocalPages([[part[: part.numel() // 2] for part in page] for page in source.pages])
         moved = move(session, source, target, pages, deadline)
-        if harm in ("flip", "flip once") and isinstance(target, Memory):
+        if harm in ("flip", "flip once") and isinstance(target, LocalPages):
             target.pages[0][0][5] ^= 4
             clock.advance(LONG_S if harm == "flip once" else 0.0)
         return moved
 
     offer = link.offer
 
-    def offered(memory: Memory, pages: range, deadline: Deadline) -> dict[str, Any]:
+    def offered(memory: LocalPages, pages: range, deadline: Deadline) -> dict[str, Any]:
         if harm == "truncate":
-            memory = Memory([[part[: part.numel() // 2] for part in page] for page in memory.pages])
+            memory = LocalPages([[part[: part.numel() // 2] for part in page] for page in memory.pages])
         return offer(memory, pages, deadline)
 
     if harm is not None:
@@ -216,7 +220,7 @@ async def _source(
     backend: str,
     size: int,
     stop_at: str | None = None,
-    at_rest: bool = False,
+    quiesced: bool = False,
     harm: str | None = None,
     model: str = MODEL,
     deadline_s: float = 90.0,
@@ -225,22 +229,22 @@ async def _source(
 ) -> None:
     links = HarmedLinks([backend], torch.device("cpu"), model)
     links.harm, links.clock = harm, HeldClock()
-    giver = Giver(size, Steps(pipe, stop_at), at_rest=at_rest, restless=restless)
-    source = Source(giver, links, Limits(most_s=deadline_s, still_s=still_s))
+    provider = Giver(size, Steps(pipe, stop_at), quiesced=quiesced, restless=restless)
+    source = Source(provider, links, CopyLimits(most_s=deadline_s, still_s=still_s))
     server = await asyncio.start_server(source.serve, "127.0.0.1", 0)
     pipe.send(("address", f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
     loop = asyncio.get_running_loop()
     while True:
         # While it stands at a step the word on the pipe is for that.
-        while not pipe.poll() or (giver.steps._stop_at is not None and source._open):
+        while not pipe.poll() or (provider.steps._stop_at is not None and source._open):
             await asyncio.sleep(0.01)
         match pipe.recv():
             case "facts":
-                pipe.send((giver.overs, facts(links)))
+                pipe.send((provider.overs, facts(links)))
             case "abort":
                 source.abort(SESSION)
             case "step nowhere":
-                giver.steps._stop_at = None
+                provider.steps._stop_at = None
             case "end":
                 server.close()
                 links.close()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from turboserve.autoscaler.control.events import Happening
+from turboserve.autoscaler.control.events import SessionChange
 from turboserve.bench.autoscale.fleet import MODEL, Fleet
 from turboserve.bench.autoscale.plant import Plant
-from turboserve.bench.autoscale.trace import Trace
+from turboserve.bench.autoscale.trace import WorkloadTrace
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
@@ -18,7 +18,7 @@ from turboserve.scheduler.messages import (
     Command,
     ListAll,
     Place,
-    Report,
+    SendFeedback,
     SessionChanged,
     Tick,
 )
@@ -42,7 +42,7 @@ class WholeScheduler:
         )  # fmt: skip
         self._carry_out(self.core.handle(Tick(), 0.0), 0.0)
 
-    def happened(self, session: str, kind: Happening, now: float) -> None:
+    def on_session_change(self, session: str, kind: SessionChange, now: float) -> None:
         """A session does something: its row changes, as the store's transitions have it."""
         row = self.rows.get(session)
         if row is None:
@@ -77,23 +77,23 @@ class WholeScheduler:
                     row = old.model_copy(update={"version": old.version + 1, **placed})
                     self.rows[command.session] = row
                     queue += self.core.handle(Answered(command.ticket, record=row), now)
-                case Report(feedback):
+                case SendFeedback(feedback):
                     self.feedback = feedback
                 case _:
                     pass
 
 
-def _change(row: SessionRecord, kind: Happening) -> dict[str, Any]:
+def _change(row: SessionRecord, kind: SessionChange) -> dict[str, Any]:
     match kind:
-        case Happening.DEPARTURE:
+        case SessionChange.DEPARTURE:
             return {"phase": Phase.TERMINATED, "worker": None}
-        case Happening.IDLING:
+        case SessionChange.IDLING:
             return {"phase": Phase.SUSPENDED, "activity": Activity.PAUSED}
         case _:
             return {"activity": Activity.WATCHING}
 
 
-def agreement(trace: Trace, workers: int, plant: Plant) -> dict[str, Any]:
+def agreement(trace: WorkloadTrace, workers: int, plant: Plant) -> dict[str, Any]:
     """The same trace through both, with a fixed pool that is large enough at times and too small at others.
 
     Compared after every step: who is where, and the feedback (ρ_max, N_req, waiting, capacity).
@@ -103,8 +103,8 @@ def agreement(trace: Trace, workers: int, plant: Plant) -> dict[str, Any]:
     fleet.resize(workers, 0.0, ready=True)
     steps = same_place = same_feedback = 0
     for step in trace.steps:
-        whole.happened(step.session, step.kind, step.at)
-        fleet.happened(step.session, step.kind, step.at)
+        whole.on_session_change(step.session, step.kind, step.at)
+        fleet.on_session_change(step.session, step.kind, step.at)
         fleet.place(step.at)
         steps += 1
         placed = {s.id: s.worker for s in fleet.cluster.sessions.values() if s.worker}

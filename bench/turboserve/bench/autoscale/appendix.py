@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from turboserve.autoscaler.control.events import Happening
+from turboserve.autoscaler.control.events import SessionChange
 from turboserve.bench.autoscale.shapes import from_counts, plateau, ramp
-from turboserve.bench.autoscale.trace import Step, Trace, checked
+from turboserve.bench.autoscale.trace import Step, WorkloadTrace, checked
 
 BURSTS = tuple(range(7, 44, 4))
 """Table 5: arrivals of the ten segments."""
@@ -33,7 +33,7 @@ FIRST_ACTIVE = 20
 """Active before the first window, which rises to 38 with a mean of 32: not given."""
 
 
-def segment(burst: int, seed: int) -> Trace:
+def segment(burst: int, seed: int) -> WorkloadTrace:
     """One segment of Table 5: `BASE_ACTIVE` sessions, and at a random instant a burst of more."""
     source = random.Random(f"segment {seed}")
     at = source.randrange(15, 30)
@@ -44,15 +44,15 @@ def segment(burst: int, seed: int) -> Trace:
     return from_counts(f"burst {burst}.{seed}", counts, source.randrange(1 << 30))
 
 
-def calm(sessions: int, seed: int) -> Trace:
+def calm(sessions: int, seed: int) -> WorkloadTrace:
     """Sessions come by themselves (Poisson) and stay as they like (exponential): about `sessions` at once."""
     source = random.Random(f"calm {sessions} {seed}")
-    steps = [Step(0.0, f"s{number:05d}", Happening.ARRIVAL) for number in range(sessions)]
+    steps = [Step(0.0, f"s{number:05d}", SessionChange.ARRIVAL) for number in range(sessions)]
     at, leaves = 0.0, [(source.expovariate(1 / STAY_S), step.session) for step in steps]
     while (at := at + source.expovariate(sessions / STAY_S)) < CALM_S:
-        steps.append(Step(at, f"s{len(steps):05d}", Happening.ARRIVAL))
+        steps.append(Step(at, f"s{len(steps):05d}", SessionChange.ARRIVAL))
         leaves.append((at + source.expovariate(1 / STAY_S), steps[-1].session))
-    steps += [Step(at, session, Happening.DEPARTURE) for at, session in leaves if at < CALM_S]
+    steps += [Step(at, session, SessionChange.DEPARTURE) for at, session in leaves if at < CALM_S]
     steps.sort(key=lambda step: (step.at, step.session))
     return checked(f"calm {sessions}.{seed}", steps, CALM_S)
 
@@ -60,7 +60,7 @@ def calm(sessions: int, seed: int) -> Trace:
 def ten_windows(
     windows: Sequence[tuple[int, int]] = WINDOWS, first: int = FIRST_ACTIVE, name: str = "ten windows",
     seed: int = 7,
-) -> Trace:  # fmt: skip
+) -> WorkloadTrace:  # fmt: skip
     """Windows of 30 s with exactly these sums and maxima of active sessions, sampled every second.
 
     A window that rises does so in a straight line from where the one before ended, as long as its mean says
@@ -77,7 +77,7 @@ def ten_windows(
     return from_counts(name, counts, seed)
 
 
-def other_windows(seed: int) -> Trace:
+def other_windows(seed: int) -> WorkloadTrace:
     """Ten windows that alternate between low, medium and high pressure as Table 7's do, drawn at random."""
     source = random.Random(f"windows {seed}")
     bands = {"low": (8, 24), "medium": (25, 50), "high": (55, 77)}

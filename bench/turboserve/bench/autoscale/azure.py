@@ -7,8 +7,8 @@ import gzip
 import random
 from importlib import resources
 
-from turboserve.autoscaler.control.events import Happening
-from turboserve.bench.autoscale.trace import Step, Trace, checked, since
+from turboserve.autoscaler.control.events import SessionChange
+from turboserve.bench.autoscale.trace import Step, WorkloadTrace, checked, since
 
 FILE = "data/azure_llm_conv_2023.csv.gz"
 """Azure Public Dataset, AzureLLMInferenceTrace_conv, CC BY 4.0."""
@@ -26,7 +26,7 @@ def arrivals() -> list[tuple[float, int]]:
     return [(float(row["time_s"]), int(row["generated_tokens"])) for row in rows]
 
 
-def azure(stretch: int, lasts_s: float = 3600.0) -> Trace:
+def azure(stretch: int, lasts_s: float = 3600.0) -> WorkloadTrace:
     """Its arrivals, `stretch` times slower, and every (16 / stretch)-th kept; the first `lasts_s` of it.
 
     A session stays in proportion to the request's generated tokens, times a log-normal factor (σ 1): heavy
@@ -41,10 +41,10 @@ def azure(stretch: int, lasts_s: float = 3600.0) -> Trace:
         begins_s = at * stretch - 2 * STAY_S
         stay_s = STAY_S * tokens / mean * source.lognormvariate(-0.5, 1.0)
         name = f"s{number:05d}"
-        steps.append(Step(begins_s, name, Happening.ARRIVAL))
+        steps.append(Step(begins_s, name, SessionChange.ARRIVAL))
         if stay_s > 60.0:
-            steps.append(Step(begins_s + 0.4 * stay_s, name, Happening.IDLING))
-            steps.append(Step(begins_s + 0.6 * stay_s, name, Happening.ACTIVATION))
-        steps.append(Step(begins_s + stay_s, name, Happening.DEPARTURE))
+            steps.append(Step(begins_s + 0.4 * stay_s, name, SessionChange.IDLING))
+            steps.append(Step(begins_s + 0.6 * stay_s, name, SessionChange.ACTIVATION))
+        steps.append(Step(begins_s + stay_s, name, SessionChange.DEPARTURE))
     steps.sort(key=lambda step: (step.at, step.session))
     return checked(f"azure x{stretch}", since(steps, 0.0, lasts_s), lasts_s)

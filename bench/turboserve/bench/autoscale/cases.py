@@ -15,9 +15,9 @@ from turboserve.bench.autoscale.appendix import (
     segment,
     ten_windows,
 )
-from turboserve.bench.autoscale.keeping import as_a_whole, keep_target, play
+from turboserve.bench.autoscale.keeping import as_a_whole, keep_target, replay
 from turboserve.bench.autoscale.oracles import WindowedOracle, windowed_oracle
-from turboserve.bench.autoscale.outcome import Outcome
+from turboserve.bench.autoscale.outcome import ScalingOutcome
 from turboserve.bench.autoscale.plant import Plant, policy_for
 from turboserve.bench.autoscale.profiling import RHO_GRID, Grid, build_table, cut, search, whole
 from turboserve.bench.autoscale.replay import Replays
@@ -84,12 +84,12 @@ def windows_case(start_up_s: float, training: int, say: Say) -> dict[str, Any]:
     table = as_a_whole(table, seen, plant, policy)
     kept = keep_target(table, seen, plant, policy)
     trace = ten_windows()
-    ours = play(trace, plant, policy, table)
+    ours = replay(trace, plant, policy, table)
     say(f"ten windows, start-up {start_up_s:g} s: {ours.cost_s:.0f} worker-s, {ours.late} late")
     oracle = windowed_oracle(trace, plant, policy, WINDOW_S)
     say(f"ten windows, start-up {start_up_s:g} s: oracle {oracle.outcome.cost_s if oracle else math.nan:.0f}")
     forecasting = windowed_oracle(trace, plant, policy, WINDOW_S, forecasts=(False, True))
-    keeping = play(trace, plant, policy, kept)
+    keeping = replay(trace, plant, policy, kept)
     return {
         "start_up_s": start_up_s,
         "table": _rows(table),
@@ -127,7 +127,7 @@ def unseen_traces(
     each = []
     for seed in UNSEEN:
         trace = other_windows(seed)
-        runs = {name: play(trace, plant, policy, table) for name, table in tables.items()}
+        runs = {name: replay(trace, plant, policy, table) for name, table in tables.items()}
         for name, run in runs.items():
             in_all[name]["late_chunks"] += run.late
             in_all[name]["cost_worker_s"] = round(in_all[name]["cost_worker_s"] + run.cost_s, 2)
@@ -147,11 +147,11 @@ def unseen_traces(
     return {"more_unseen": each, "unseen_in_all": in_all}
 
 
-def _gap(ours: Outcome, oracle: WindowedOracle | None) -> float | None:
+def _gap(ours: ScalingOutcome, oracle: WindowedOracle | None) -> float | None:
     """How much more than the oracle's ours cost."""
     return None if oracle is None else round(100 * (ours.cost_s / oracle.outcome.cost_s - 1), 2)
 
 
-def _by_window(run: Outcome) -> list[int]:
+def _by_window(run: ScalingOutcome) -> list[int]:
     """Cost of each of the ten windows, worker-seconds."""
     return [round(run.cost_between(WINDOW_S * window, WINDOW_S * (window + 1))) for window in range(10)]

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from turboserve.autoscaler.control.budget import budget
 from turboserve.autoscaler.control.forecast import Forecast
 from turboserve.bench.autoscale.forecasts import LAGS, Floats, kinds, learned
-from turboserve.bench.autoscale.outcome import Outcome
+from turboserve.bench.autoscale.outcome import ScalingOutcome
 from turboserve.bench.autoscale.plant import Plant, policy_for
 from turboserve.bench.autoscale.simulation import Simulation
 from turboserve.bench.autoscale.sizers import Controlled, flat_table
-from turboserve.bench.autoscale.trace import Trace
+from turboserve.bench.autoscale.trace import WorkloadTrace
 
 SHARE = 0.95
 """Of all instants, those at which no more came than was expected."""
@@ -28,7 +28,7 @@ MakeForecast = Callable[[float], Forecast]
 """A new forecast whose margin is a quantile of its errors."""
 
 
-class Still(Forecast):
+class NaiveForecast(Forecast):
     """Expects what is there now."""
 
     def ahead(self, demand: float) -> float:
@@ -38,7 +38,7 @@ class Still(Forecast):
         """There is nothing to learn."""
 
 
-class Learned(Forecast):
+class RidgeForecast(Forecast):
     """Ridge regression on the changes since LAGS steps ago, with weights from other traces."""
 
     def __init__(self, horizon_s: float, quantile: float, weights: Floats) -> None:
@@ -57,7 +57,7 @@ class Learned(Forecast):
 
 
 @dataclass(frozen=True)
-class Covered:
+class CoverageResult:
     """How a forecast fared on some traces. Sessions are means over all instants."""
 
     share: float
@@ -74,9 +74,9 @@ def coverage_case(kind: str) -> dict[str, dict[str, float]]:
     seen, unseen = kinds()[kind]
     weights = learned(seen, int(HORIZON_S))
     makers: dict[str, MakeForecast] = {
-        "none": lambda quantile: Still(HORIZON_S, quantile),
+        "none": lambda quantile: NaiveForecast(HORIZON_S, quantile),
         "product": lambda quantile: Forecast(HORIZON_S, quantile),
-        "learned": lambda quantile: Learned(HORIZON_S, quantile, weights),
+        "learned": lambda quantile: RidgeForecast(HORIZON_S, quantile, weights),
     }
     plant = Plant(most=MOST.get(kind, 64), start_up_s=HORIZON_S)
     found = {"reactive": _figures([controlled(trace, plant, None) for trace in unseen])}
@@ -94,7 +94,7 @@ def coverage_case(kind: str) -> dict[str, dict[str, float]]:
     return found
 
 
-def equal_share(make: MakeForecast, traces: Sequence[Trace], share: float = SHARE) -> float:
+def equal_share(make: MakeForecast, traces: Sequence[WorkloadTrace], share: float = SHARE) -> float:
     """The least quantile of its own errors with which a forecast covers `share` of the instants."""
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
@@ -103,7 +103,7 @@ def equal_share(make: MakeForecast, traces: Sequence[Trace], share: float = SHAR
     return high
 
 
-def coverage(make: MakeForecast, quantile: float, traces: Sequence[Trace]) -> Covered:
+def coverage(make: MakeForecast, quantile: float, traces: Sequence[WorkloadTrace]) -> CoverageResult:
     """Told the number of active sessions every second; judged where HORIZON_S later is still in the trace."""
     horizon, instants, hits, surplus, shortfall = int(HORIZON_S), 0, 0, 0.0, 0.0
     for trace in traces:
@@ -117,10 +117,10 @@ def coverage(make: MakeForecast, quantile: float, traces: Sequence[Trace]) -> Co
             missing = counts[now + horizon] - expected
             instants, hits = instants + 1, hits + (missing <= 1e-9)
             surplus, shortfall = surplus + max(-missing, 0.0), shortfall + max(missing, 0.0)
-    return Covered(hits / instants, surplus / instants, shortfall / instants)
+    return CoverageResult(hits / instants, surplus / instants, shortfall / instants)
 
 
-def controlled(trace: Trace, plant: Plant, forecast: Forecast | None) -> Outcome:
+def controlled(trace: WorkloadTrace, plant: Plant, forecast: Forecast | None) -> ScalingOutcome:
     """The product's controller at ρ̂ = TARGET over a trace, with this forecast as a lower bound, or none."""
     table = flat_table(TARGET, predictive=forecast is not None)
     size = budget(trace.active()[0], plant.capacity, table.levels[0], most=plant.most)
@@ -130,7 +130,7 @@ def controlled(trace: Trace, plant: Plant, forecast: Forecast | None) -> Outcome
     return Simulation(trace, plant, sizer).run()
 
 
-def _figures(runs: Sequence[Outcome]) -> dict[str, float]:
+def _figures(runs: Sequence[ScalingOutcome]) -> dict[str, float]:
     return {
         "cost_worker_s": round(math.fsum(run.cost_s for run in runs), 1),
         "late_chunks": sum(run.late for run in runs),

@@ -14,7 +14,7 @@ from turboserve.bench.autoscale.production import production
 from turboserve.bench.autoscale.profiling import Grid, build_table, cut
 from turboserve.bench.autoscale.simulation import Simulation
 from turboserve.bench.autoscale.sizers import Controlled, Fixed, Planned, Sizer, Utilization, flat_table
-from turboserve.bench.autoscale.trace import Trace
+from turboserve.bench.autoscale.trace import WorkloadTrace
 from turboserve.contracts.autoscale import ProfileTable, Provenance
 
 Say = Callable[[str], None]
@@ -29,7 +29,7 @@ SEEN_SCALES = (2, 8)
 """Time scales of the real arrivals that are profiled; 1, 4 and 16 are measured."""
 
 
-def profiled(traces: Sequence[Trace], plant: Plant, grid: Grid) -> ProfileTable:
+def profiled(traces: Sequence[WorkloadTrace], plant: Plant, grid: Grid) -> ProfileTable:
     """A table from other traces of the kind."""
     policy = policy_for(plant)
     pieces = [piece for trace in traces for piece in cut(trace, SEGMENT_S, policy)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from turboserve.autoscaler.control.events import Happening
-from turboserve.bench.autoscale.outcome import Outcome
+from turboserve.autoscaler.control.events import SessionChange
+from turboserve.bench.autoscale.outcome import ScalingOutcome
 from turboserve.bench.autoscale.plant import Plant
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.scheduler.placement.cluster import Cluster
@@ -29,7 +29,7 @@ class Fleet:
     def __init__(self, plant: Plant, rebalancer: Rebalancer | None = None) -> None:
         self.plant = plant
         self.cluster = Cluster()
-        self.outcome = Outcome()
+        self.outcome = ScalingOutcome()
         self.target = 0
         self._placement = MinMax()
         self._rebalancer: Rebalancer = rebalancer or MinMaxRebalancer()
@@ -84,15 +84,15 @@ class Fleet:
 
     # Sessions
 
-    def happened(self, session: str, kind: Happening, now: float) -> None:
+    def on_session_change(self, session: str, kind: SessionChange, now: float) -> None:
         """A session does something."""
         match kind:
-            case Happening.ARRIVAL | Happening.ACTIVATION:
+            case SessionChange.ARRIVAL | SessionChange.ACTIVATION:
                 self.outcome.placed += 1
                 self._waiting[session] = now
-                if kind is Happening.ARRIVAL:
+                if kind is SessionChange.ARRIVAL:
                     self.cluster.put_session(SessionState(session, MODEL, state_bytes=STATE_BYTES))
-            case Happening.IDLING:
+            case SessionChange.IDLING:
                 since = self._waiting.pop(session, None)
                 state = self.cluster.sessions[session]
                 if since is not None:
@@ -100,7 +100,7 @@ class Fleet:
                 self.cluster.put_session(
                     replace(state, suspended=state.worker is not None, target=None, reserved=None)
                 )
-            case Happening.DEPARTURE:
+            case SessionChange.DEPARTURE:
                 since = self._waiting.pop(session, None)
                 if since is not None:
                     self._gave_up(now - since)
@@ -207,7 +207,7 @@ class Fleet:
             del self._starting[worker]
             surplus -= 1
         entries = self.cluster.entries
-        least = sorted(self._wanted(), key=lambda w: (entries[w].held + len(entries[w].parked), w))
+        least = sorted(self._wanted(), key=lambda w: (entries[w].held + len(entries[w].suspended), w))
         for worker in least[:surplus]:
             self._serving[worker] = replace(self._serving[worker], draining=True)
             self.cluster.put_worker(self._serving[worker])
@@ -217,7 +217,7 @@ class Fleet:
         for worker, state in list(self._serving.items()):
             if state.draining:
                 entry = self.cluster.entries[worker]
-                if not (entry.here or entry.coming or entry.parked):
+                if not (entry.here or entry.coming or entry.suspended):
                     del self._serving[worker]
                     self.cluster.drop_worker(worker)
                     self._note(self._now)

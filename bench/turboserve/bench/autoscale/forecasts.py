@@ -12,7 +12,7 @@ from turboserve.autoscaler.control.forecast import Forecast
 from turboserve.bench.autoscale.appendix import other_windows
 from turboserve.bench.autoscale.azure import azure
 from turboserve.bench.autoscale.production import TRACES, production
-from turboserve.bench.autoscale.trace import Trace
+from turboserve.bench.autoscale.trace import WorkloadTrace
 
 LAGS = (1, 2, 3, 5, 10, 20)
 """Seconds: the learned forecast sees by how much the demand has changed since then."""
@@ -20,7 +20,7 @@ RIDGE = 10.0
 Floats = NDArray[np.float64]
 
 
-def kinds() -> dict[str, tuple[list[Trace], list[Trace]]]:
+def kinds() -> dict[str, tuple[list[WorkloadTrace], list[WorkloadTrace]]]:
     """Traces by kind: those to learn from, and others to measure on."""
     return {
         "windows": ([other_windows(seed) for seed in range(10)],
@@ -39,7 +39,9 @@ def forecast_case(horizons: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def errors_of(seen: Sequence[Trace], unseen: Sequence[Trace], horizon: int) -> dict[str, dict[str, float]]:
+def errors_of(
+    seen: Sequence[WorkloadTrace], unseen: Sequence[WorkloadTrace], horizon: int
+) -> dict[str, dict[str, float]]:
     """Of forecasts made `horizon` seconds before, on `unseen`; what is learned is learned on `seen`."""
     weights = learned(seen, horizon)
     inputs, changes = _examples(unseen, horizon)
@@ -56,7 +58,7 @@ def _figures(errors: Floats) -> dict[str, float]:
     return {"rms": round(root, 2), "p95": round(float(np.quantile(errors, 0.95)), 2)}
 
 
-def learned(traces: Sequence[Trace], horizon: int) -> Floats:
+def learned(traces: Sequence[WorkloadTrace], horizon: int) -> Floats:
     """Weights, (lags,), of a ridge regression of the change within the horizon on the changes since LAGS
     ago."""
     inputs, changes = _examples(traces, horizon)
@@ -64,7 +66,7 @@ def learned(traces: Sequence[Trace], horizon: int) -> Floats:
     return np.asarray(np.linalg.solve(square, inputs.T @ changes), dtype=np.float64)
 
 
-def _examples(traces: Sequence[Trace], horizon: int) -> tuple[Floats, Floats]:
+def _examples(traces: Sequence[WorkloadTrace], horizon: int) -> tuple[Floats, Floats]:
     """Changes since LAGS ago, (n, lags), and until the horizon, (n,)."""
     inputs: list[list[int]] = []
     changes: list[int] = []
@@ -76,7 +78,7 @@ def _examples(traces: Sequence[Trace], horizon: int) -> tuple[Floats, Floats]:
     return np.array(inputs, dtype=np.float64), np.array(changes, dtype=np.float64)
 
 
-def _product(trace: Trace, horizon: int) -> Floats:
+def _product(trace: WorkloadTrace, horizon: int) -> Floats:
     counts = trace.active()
     forecast = Forecast(float(horizon), 0.5)
     expected: list[float] = []

@@ -14,33 +14,33 @@ from itertools import pairwise
 from turboserve.autoscaler.control.budget import budget
 from turboserve.autoscaler.control.detector import WorkloadDetector
 from turboserve.autoscaler.control.policy import ControlPolicy
-from turboserve.bench.autoscale.outcome import Outcome
+from turboserve.bench.autoscale.outcome import ScalingOutcome
 from turboserve.bench.autoscale.plant import Plant
 from turboserve.bench.autoscale.profiling import RHO_GRID
 from turboserve.bench.autoscale.simulation import Simulation
 from turboserve.bench.autoscale.sizers import Controlled
-from turboserve.bench.autoscale.trace import Trace
+from turboserve.bench.autoscale.trace import WorkloadTrace
 from turboserve.contracts.autoscale import ProfileTable
 
 
-def play(trace: Trace, plant: Plant, policy: ControlPolicy, table: ProfileTable) -> Outcome:
+def replay(trace: WorkloadTrace, plant: Plant, policy: ControlPolicy, table: ProfileTable) -> ScalingOutcome:
     """The controller over a trace; the pool begins as the table wants it for who is there at 0."""
     size = budget(trace.active()[0], plant.capacity, table.levels[0], most=plant.most)
     return Simulation(trace, plant, Controlled(policy, table, min(max(size, 1), plant.most))).run()
 
 
 def as_a_whole(
-    table: ProfileTable, traces: Iterable[Trace], plant: Plant, policy: ControlPolicy
+    table: ProfileTable, traces: Iterable[WorkloadTrace], plant: Plant, policy: ControlPolicy
 ) -> ProfileTable:
     """The table, with what a replay of the traces with all of it had in its provenance."""
-    runs = [play(trace, plant, policy, table) for trace in traces]
+    runs = [replay(trace, plant, policy, table) for trace in traces]
     found = {"late": sum(run.late for run in runs), "activations": sum(run.placed for run in runs)}
     return table.model_copy(update={"provenance": table.provenance.model_copy(update=found)})
 
 
 def keep_target(
     table: ProfileTable,
-    traces: Sequence[Trace],
+    traces: Sequence[WorkloadTrace],
     plant: Plant,
     policy: ControlPolicy,
     grid: Sequence[float] = RHO_GRID,
@@ -57,9 +57,9 @@ def keep_target(
     playing = list(traces)
     while True:
         blamed: Counter[int] = Counter()
-        late_in: list[Trace] = []
+        late_in: list[WorkloadTrace] = []
         for trace in playing:
-            late = play(trace, plant, policy, table).late_since
+            late = replay(trace, plant, policy, table).late_since
             if late:
                 late_in.append(trace)
                 blamed.update(levels_at(trace, table, policy, [at - plant.start_up_s for at in late]))
@@ -74,7 +74,9 @@ def keep_target(
             playing = list(traces)
 
 
-def levels_at(trace: Trace, table: ProfileTable, policy: ControlPolicy, times: Iterable[float]) -> list[int]:
+def levels_at(
+    trace: WorkloadTrace, table: ProfileTable, policy: ControlPolicy, times: Iterable[float]
+) -> list[int]:
     """Which level is in force at each of the times; before the trace's beginning the first is."""
     detector = WorkloadDetector(policy.epoch_s, policy.window)
     # Who is there at 0 came before: no burst.

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from turboserve.autoscaler.control.events import TableReplaced
 from turboserve.autoscaler.control.policy import ControlPolicy
-from turboserve.bench.autoscale.outcome import Outcome
+from turboserve.bench.autoscale.outcome import ScalingOutcome
 from turboserve.bench.autoscale.plant import Plant
 from turboserve.bench.autoscale.profiling import RHO_GRID
 from turboserve.bench.autoscale.simulation import Simulation
 from turboserve.bench.autoscale.sizers import Controlled, flat_table
-from turboserve.bench.autoscale.trace import Trace, changes
+from turboserve.bench.autoscale.trace import WorkloadTrace, changes
 from turboserve.contracts.autoscale import ProfileTable
 
 
@@ -22,11 +22,11 @@ class WindowedOracle:
     """The cheapest ρ̂ for every window, and how it went; None: no choice kept every chunk in time."""
 
     targets: tuple[float, ...]
-    outcome: Outcome
+    outcome: ScalingOutcome
 
 
 def windowed_oracle(
-    trace: Trace,
+    trace: WorkloadTrace,
     plant: Plant,
     policy: ControlPolicy,
     window_s: float,
@@ -96,7 +96,7 @@ def _best(runs: Sequence[_Run], now: float) -> list[_Run]:
     return list(best.values())
 
 
-def slot_needs(trace: Trace, capacity: int, rho: float, slot_s: float, most: int) -> list[int]:
+def slot_needs(trace: WorkloadTrace, capacity: int, rho: float, slot_s: float, most: int) -> list[int]:
     """Workers that keep the utilisation at or below ρ̂ at every instant of each slot."""
     peaks = [0] * math.ceil(trace.ends_s / slot_s)
     count, last = 0, 0

@@ -8,8 +8,8 @@ from typing import Any
 
 from turboserve.autoscaler.control.default import default_table
 from turboserve.autoscaler.control.policy import ControlPolicy
-from turboserve.bench.autoscale.keeping import play
-from turboserve.bench.autoscale.outcome import Outcome
+from turboserve.bench.autoscale.keeping import replay
+from turboserve.bench.autoscale.outcome import ScalingOutcome
 from turboserve.bench.autoscale.plant import Plant, policy_for
 from turboserve.bench.autoscale.shapes import constant, square
 
@@ -30,7 +30,7 @@ def oscillation_case(say: Callable[[str], None]) -> dict[str, Any]:
     plant = Plant(most=64)
     policy, table = policy_for(plant), default_table()
     steady = {
-        str(sessions): len(play(constant(sessions, 3600), plant, policy, table).actions)
+        str(sessions): len(replay(constant(sessions, 3600), plant, policy, table).actions)
         for sessions in SESSIONS
     }
     waves = _waves(plant, policy)
@@ -49,7 +49,7 @@ def oscillation_case(say: Callable[[str], None]) -> dict[str, Any]:
 def _waves(plant: Plant, policy: ControlPolicy) -> dict[str, dict[str, Any]]:
     found = {}
     for period_s in PERIODS_S:
-        run = play(square(LOW, HIGH, period_s, LASTS_S), plant, policy, default_table())
+        run = replay(square(LOW, HIGH, period_s, LASTS_S), plant, policy, default_table())
         found[str(period_s)] = {
             "actions": len(run.actions),
             "undone": undone(run, policy),
@@ -59,7 +59,7 @@ def _waves(plant: Plant, policy: ControlPolicy) -> dict[str, dict[str, Any]]:
     return found
 
 
-def undone(run: Outcome, policy: ControlPolicy) -> int:
+def undone(run: ScalingOutcome, policy: ControlPolicy) -> int:
     """Scale-outs taken back within the scale-in cool-down, and scale-ins within the scale-out cool-down."""
     count = 0
     for (t0, a0, b0), (t1, a1, b1) in pairwise(run.actions):

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass
-class Outcome:
+class ScalingOutcome:
     """Costs and latencies of one run. Times in seconds, cost in worker-seconds from launch to release."""
 
     cost_s: float = 0.0

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turboserve.autoscaler.control.events import Happening
-from turboserve.bench.autoscale.trace import Step, Trace, checked
+from turboserve.autoscaler.control.events import SessionChange
+from turboserve.bench.autoscale.trace import Step, WorkloadTrace, checked
 from turboserve.bench.report import BenchError
 
 WINDOW_S = 300.0
@@ -55,7 +55,7 @@ TRACES: dict[str, tuple[Window, ...]] = {
 }
 
 
-def production(name: str, seed: int = 0) -> Trace:
+def production(name: str, seed: int = 0) -> WorkloadTrace:
     """A trace with the table's arrivals, departures and mean active sessions within 3 % in every window.
 
     Arrivals and departures come at uniform instants of their windows. Who departs is the session that
@@ -76,15 +76,15 @@ def production(name: str, seed: int = 0) -> Trace:
     raise BenchError(f"{name}: no draw of {DRAWS} came within {TOLERANCE:.0%} of the table's means")
 
 
-def active_means(trace: Trace) -> list[float]:
+def active_means(trace: WorkloadTrace) -> list[float]:
     """Mean active sessions by window, sampled every second."""
     counts, size = trace.active(), int(WINDOW_S)
     return [sum(counts[i : i + size]) / size for i in range(0, len(counts), size)]
 
 
-def _draw(name: str, windows: Sequence[Window], aims: Sequence[float], seed: str) -> Trace:
+def _draw(name: str, windows: Sequence[Window], aims: Sequence[float], seed: str) -> WorkloadTrace:
     source = random.Random(seed)
-    crowd = _Crowd(source)
+    crowd = _ActiveSessions(source)
     due = sorted(
         [(at, 0) for at in _instants(source, [window.arrivals for window in windows])]
         + [(at, 1) for at in _instants(source, [window.departures for window in windows])],
@@ -132,7 +132,7 @@ def _aim(aims: Sequence[float], second: float) -> float:
     return aims[low] + (aims[high] - aims[low]) * (at - low)
 
 
-class _Crowd:
+class _ActiveSessions:
     """The sessions while a trace is drawn."""
 
     def __init__(self, source: random.Random) -> None:
@@ -149,7 +149,7 @@ class _Crowd:
         self._born += 1
         self._all.append(session)
         self._active[session] = at + self._period()
-        self.steps.append(Step(at, session, Happening.ARRIVAL))
+        self.steps.append(Step(at, session, SessionChange.ARRIVAL))
 
     def depart(self, at: float) -> None:
         if not self._all:
@@ -160,7 +160,7 @@ class _Crowd:
         self._active.pop(session, None)
         if session in self._idle:
             self._idle.remove(session)
-        self.steps.append(Step(at, session, Happening.DEPARTURE))
+        self.steps.append(Step(at, session, SessionChange.DEPARTURE))
 
     @property
     def active(self) -> int:
@@ -179,14 +179,14 @@ class _Crowd:
             if rate > 0 and self._idle:
                 session = self._idle.pop(self._source.randrange(len(self._idle)))
                 self._active[session] = at + self._period()
-                self.steps.append(Step(at, session, Happening.ACTIVATION))
+                self.steps.append(Step(at, session, SessionChange.ACTIVATION))
             elif rate < 0 and self._active:
                 self._idles(min(self._active, key=lambda s: (self._active[s], s)), at)
 
     def _idles(self, session: str, at: float) -> None:
         del self._active[session]
         self._idle.append(session)
-        self.steps.append(Step(at, session, Happening.IDLING))
+        self.steps.append(Step(at, session, SessionChange.IDLING))
 
     def _period(self) -> float:
         return PERIOD_S * self._source.lognormvariate(-0.5, 1.0)

@@ -11,7 +11,7 @@ from turboserve.autoscaler.control.detector import WorkloadDetector
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.bench.autoscale.plant import Plant
 from turboserve.bench.autoscale.replay import Parameters, Replays
-from turboserve.bench.autoscale.trace import Trace, changes
+from turboserve.bench.autoscale.trace import WorkloadTrace, changes
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
 from turboserve.contracts.errors import InvalidInputError
 
@@ -27,7 +27,7 @@ class Segment:
     cut off from what was before would need more headroom than the live system does.
     """
 
-    trace: Trace
+    trace: WorkloadTrace
     volatility: float
     piece: int = 0
     length_s: float = math.inf
@@ -49,7 +49,7 @@ class Profiled:
     late: int = 0
 
 
-def cut(trace: Trace, length_s: float, policy: ControlPolicy) -> list[Segment]:
+def cut(trace: WorkloadTrace, length_s: float, policy: ControlPolicy) -> list[Segment]:
     """Pieces of `length_s`, one after the other; a remainder shorter than half of it is left out."""
     pieces = max(math.ceil(trace.ends_s / length_s - 0.5), 1)
     bounds = [(piece * length_s, min((piece + 1) * length_s, trace.ends_s)) for piece in range(pieces)]
@@ -59,12 +59,14 @@ def cut(trace: Trace, length_s: float, policy: ControlPolicy) -> list[Segment]:
     ]
 
 
-def whole(trace: Trace, policy: ControlPolicy) -> Segment:
+def whole(trace: WorkloadTrace, policy: ControlPolicy) -> Segment:
     """The trace as one segment."""
     return Segment(trace, volatility(trace, policy))
 
 
-def volatility(trace: Trace, policy: ControlPolicy, begins_s: float = 0.0, ends_s: float = math.inf) -> float:
+def volatility(
+    trace: WorkloadTrace, policy: ControlPolicy, begins_s: float = 0.0, ends_s: float = math.inf
+) -> float:
     """The highest volatility from `begins_s` until `ends_s`. Who is there at 0 came before."""
     detector = WorkloadDetector(policy.epoch_s, policy.window)
     highest = 0.0
@@ -96,7 +98,8 @@ def search(segments: Sequence[Segment], replays: Replays, grid: Grid | None = No
 
     If none passes: those with most segments without a late chunk, then with the fewest late chunks. So the
     forecast is on only where it beats the reactive controller: cheaper where both keep the target, or fewer
-    late chunks where neither does. Ties go to the reactive one, then to the smaller λ, then to the smaller ρ̂.
+    late chunks where neither does. Ties go to the reactive one, then to the smaller λ, then to the smaller
+    ρ̂.
     """
     best: Profiled | None = None
     # The most volatile first: that is where one fails.

@@ -10,7 +10,7 @@ from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.bench.autoscale.plant import Plant
 from turboserve.bench.autoscale.simulation import Simulation
 from turboserve.bench.autoscale.sizers import Controlled, flat_table
-from turboserve.bench.autoscale.trace import Trace
+from turboserve.bench.autoscale.trace import WorkloadTrace
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Replays:
     def __init__(self, plant: Plant, policy: ControlPolicy) -> None:
         self._plant, self._policy = plant, policy
         self._made: dict[tuple[int, float, Parameters], list[Share]] = {}
-        self._traces: dict[int, Trace] = {}
+        self._traces: dict[int, WorkloadTrace] = {}
         """Holds on to them: the key is their identity."""
 
-    def share(self, trace: Trace, length_s: float, piece: int, parameters: Parameters) -> Share:
+    def share(self, trace: WorkloadTrace, length_s: float, piece: int, parameters: Parameters) -> Share:
         """What the piece from `piece` × `length_s` on cost; who still waits at its end is the next one's."""
         key = (id(trace), length_s, parameters)
         if key not in self._made:
@@ -54,7 +54,7 @@ class Replays:
             self._made[key] = self._replay(trace, length_s, parameters)
         return self._made[key][piece]
 
-    def _replay(self, trace: Trace, length_s: float, parameters: Parameters) -> list[Share]:
+    def _replay(self, trace: WorkloadTrace, length_s: float, parameters: Parameters) -> list[Share]:
         plant, policy = self._plant, self._policy
         table = flat_table(parameters.rho, parameters.weight, parameters.predictive)
         size = budget(trace.active()[0], plant.capacity, table.levels[0], most=plant.most)

@@ -6,11 +6,11 @@ import math
 import random
 from collections.abc import Sequence
 
-from turboserve.autoscaler.control.events import Happening
-from turboserve.bench.autoscale.trace import Step, Trace, checked
+from turboserve.autoscaler.control.events import SessionChange
+from turboserve.bench.autoscale.trace import Step, WorkloadTrace, checked
 
 
-def from_counts(name: str, counts: Sequence[int], seed: int) -> Trace:
+def from_counts(name: str, counts: Sequence[int], seed: int) -> WorkloadTrace:
     """Sessions arrive and depart so that `counts[i]` are active at second i, and no more than that.
 
     Within a second, changes come at random instants just before it; those of second 0 at 0. Who departs is
@@ -28,10 +28,10 @@ def from_counts(name: str, counts: Sequence[int], seed: int) -> Trace:
                 name_of = f"s{born:05d}"
                 born += 1
                 active.append(name_of)
-                steps.append(Step(at, name_of, Happening.ARRIVAL))
+                steps.append(Step(at, name_of, SessionChange.ARRIVAL))
             else:
                 leaver = active.pop(source.randrange(len(active)))
-                steps.append(Step(at, leaver, Happening.DEPARTURE))
+                steps.append(Step(at, leaver, SessionChange.DEPARTURE))
     return checked(name, steps, float(len(counts)))
 
 
@@ -71,13 +71,13 @@ def _mend(counts: list[int], top: int, total: int) -> list[int]:
     return counts
 
 
-def constant(sessions: int, seconds: int) -> Trace:
+def constant(sessions: int, seconds: int) -> WorkloadTrace:
     """The same sessions from the first second to the last."""
-    steps = [Step(0.0, f"s{number:05d}", Happening.ARRIVAL) for number in range(sessions)]
+    steps = [Step(0.0, f"s{number:05d}", SessionChange.ARRIVAL) for number in range(sessions)]
     return checked(f"constant {sessions}", steps, float(seconds))
 
 
-def square(low: int, high: int, period_s: int, seconds: int, seed: int = 0) -> Trace:
+def square(low: int, high: int, period_s: int, seconds: int, seed: int = 0) -> WorkloadTrace:
     """`high` sessions for half of the period, `low` for the other half."""
     counts = [low if second % period_s < period_s / 2 else high for second in range(seconds)]
     return from_counts(f"square {low}-{high}/{period_s} s", counts, seed)

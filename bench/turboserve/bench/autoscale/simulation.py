@@ -12,12 +12,12 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from turboserve.autoscaler.control.events import Happening
+from turboserve.autoscaler.control.events import SessionChange
 from turboserve.bench.autoscale.fleet import Fleet
-from turboserve.bench.autoscale.outcome import Outcome
+from turboserve.bench.autoscale.outcome import ScalingOutcome
 from turboserve.bench.autoscale.plant import Plant
 from turboserve.bench.autoscale.sizers import Sizer
-from turboserve.bench.autoscale.trace import Step, Trace
+from turboserve.bench.autoscale.trace import Step, WorkloadTrace
 from turboserve.scheduler.placement.moves import Move, Rebalancer
 
 TICK_S = 1.0
@@ -27,7 +27,7 @@ class Simulation:
     """State of one run."""
 
     def __init__(
-        self, trace: Trace, plant: Plant, sizer: Sizer, rebalancer: Rebalancer | None = None
+        self, trace: WorkloadTrace, plant: Plant, sizer: Sizer, rebalancer: Rebalancer | None = None
     ) -> None:
         self.trace, self.plant, self.sizer = trace, plant, sizer
         self.fleet = Fleet(plant, rebalancer)
@@ -40,10 +40,10 @@ class Simulation:
         self._at(TICK_S, self._tick)
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ScalingOutcome:
         return self.fleet.outcome
 
-    def run(self) -> Outcome:
+    def run(self) -> ScalingOutcome:
         """Play the trace to its end."""
         self.advance(self.trace.ends_s)
         self.fleet.finish(self.trace.ends_s)
@@ -75,8 +75,8 @@ class Simulation:
         for step in steps:
             if self.now > 0:
                 # Who is there at 0 came before: no burst.
-                self.sizer.happened(step.kind, self.now)
-            self.fleet.happened(step.session, step.kind, self.now)
+                self.sizer.on_session_change(step.kind, self.now)
+            self.fleet.on_session_change(step.session, step.kind, self.now)
 
     def _tick(self) -> None:
         # Nothing has happened since the last decision: only the report is repeated.
@@ -99,7 +99,7 @@ class Simulation:
 
     def _report(self) -> None:
         fleet = self.fleet
-        self.sizer.heard(fleet.feedback(self.now), fleet.starting, self.now)
+        self.sizer.on_feedback(fleet.feedback(self.now), fleet.starting, self.now)
         if self.sizer.target == fleet.target:
             return
         self.outcome.actions.append((self.now, fleet.target, self.sizer.target))
@@ -119,6 +119,6 @@ class Simulation:
 
 def _instants(steps: Iterable[Step]) -> Iterator[tuple[float, tuple[Step, ...]]]:
     """Steps that happen at the same instant, together: departures make room first."""
-    leaving = (Happening.DEPARTURE, Happening.IDLING)
+    leaving = (SessionChange.DEPARTURE, SessionChange.IDLING)
     for at, group in itertools.groupby(steps, key=lambda step: step.at):
         yield at, tuple(sorted(group, key=lambda step: step.kind not in leaving))

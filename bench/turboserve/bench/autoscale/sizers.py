@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from turboserve.autoscaler.control.controller import Controller
-from turboserve.autoscaler.control.events import Happened, Happening, Heard, PoolSeen, Tick
+from turboserve.autoscaler.control.events import (
+    ControlTick,
+    FeedbackReceived,
+    PoolObserved,
+    SessionChange,
+    SessionChanged,
+)
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
 from turboserve.contracts.pool import LoadFeedback
@@ -20,9 +26,9 @@ class Sizer(Protocol):
     @property
     def target(self) -> int: ...
 
-    def happened(self, kind: Happening, now: float) -> None: ...
+    def on_session_change(self, kind: SessionChange, now: float) -> None: ...
 
-    def heard(self, feedback: LoadFeedback, starting: int, now: float) -> None: ...
+    def on_feedback(self, feedback: LoadFeedback, starting: int, now: float) -> None: ...
 
     def tick(self, now: float) -> None: ...
 
@@ -37,15 +43,15 @@ class Controlled:
     def target(self) -> int:
         return self.controller.target
 
-    def happened(self, kind: Happening, now: float) -> None:
-        self.controller.handle(Happened(kind), now)
+    def on_session_change(self, kind: SessionChange, now: float) -> None:
+        self.controller.handle(SessionChanged(kind), now)
 
-    def heard(self, feedback: LoadFeedback, starting: int, now: float) -> None:
-        self.controller.handle(PoolSeen(feedback.workers, starting), now)
-        self.controller.handle(Heard(feedback), now)
+    def on_feedback(self, feedback: LoadFeedback, starting: int, now: float) -> None:
+        self.controller.handle(PoolObserved(feedback.workers, starting), now)
+        self.controller.handle(FeedbackReceived(feedback), now)
 
     def tick(self, now: float) -> None:
-        self.controller.handle(Tick(), now)
+        self.controller.handle(ControlTick(), now)
 
 
 class Fixed:
@@ -54,10 +60,10 @@ class Fixed:
     def __init__(self, target: int) -> None:
         self.target = target
 
-    def happened(self, kind: Happening, now: float) -> None:
+    def on_session_change(self, kind: SessionChange, now: float) -> None:
         pass
 
-    def heard(self, feedback: LoadFeedback, starting: int, now: float) -> None:
+    def on_feedback(self, feedback: LoadFeedback, starting: int, now: float) -> None:
         pass
 
     def tick(self, now: float) -> None:
@@ -72,7 +78,7 @@ class Planned(Fixed):
         super().__init__(0)
         self.tick(0.0)
 
-    def happened(self, kind: Happening, now: float) -> None:
+    def on_session_change(self, kind: SessionChange, now: float) -> None:
         self.tick(now)
 
     def tick(self, now: float) -> None:
@@ -98,7 +104,7 @@ class Utilization(Fixed):
         self._synced_at = 0.0
         self._advised: deque[tuple[float, int]] = deque()
 
-    def heard(self, feedback: LoadFeedback, starting: int, now: float) -> None:
+    def on_feedback(self, feedback: LoadFeedback, starting: int, now: float) -> None:
         self._feedback = feedback
 
     def tick(self, now: float) -> None:

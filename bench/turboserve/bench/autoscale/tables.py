@@ -11,7 +11,7 @@ from turboserve.bench.autoscale.appendix import BURSTS, CALM, calm, segment
 from turboserve.bench.autoscale.keeping import as_a_whole, keep_target
 from turboserve.bench.autoscale.plant import Plant, linear, policy_for
 from turboserve.bench.autoscale.profiling import build_table, cut, whole
-from turboserve.bench.autoscale.trace import Trace, read
+from turboserve.bench.autoscale.trace import WorkloadTrace, read
 from turboserve.contracts.autoscale import ProfileTable, Provenance
 from turboserve.contracts.errors import InvalidInputError
 
@@ -67,7 +67,7 @@ def profile_traces(
     return as_a_whole(table, traces, plant, policy)
 
 
-def family() -> list[Trace]:
+def family() -> list[WorkloadTrace]:
     """What is profiled where no traces are given."""
     bursts = [segment(burst, seed) for burst in BURSTS for seed in range(FAMILY_SEEDS)]
     return bursts + [calm(sessions, seed) for sessions in CALM for seed in range(FAMILY_SEEDS)]

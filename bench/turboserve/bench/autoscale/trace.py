@@ -9,19 +9,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from turboserve.autoscaler.control.events import Happening
+from turboserve.autoscaler.control.events import SessionChange
 from turboserve.contracts.base import is_id
 from turboserve.contracts.errors import InvalidInputError
 
 COLUMNS = ("time_s", "session", "event")
 LONGEST_S = 7 * 86_400.0
 """A replay takes a step a second: times of a clock instead of a trace's own would never come to an end."""
-MAY_FOLLOW: Mapping[Happening | None, frozenset[Happening]] = {
-    None: frozenset({Happening.ARRIVAL}),
-    Happening.ARRIVAL: frozenset({Happening.IDLING, Happening.DEPARTURE}),
-    Happening.ACTIVATION: frozenset({Happening.IDLING, Happening.DEPARTURE}),
-    Happening.IDLING: frozenset({Happening.ACTIVATION, Happening.DEPARTURE}),
-    Happening.DEPARTURE: frozenset(),
+MAY_FOLLOW: Mapping[SessionChange | None, frozenset[SessionChange]] = {
+    None: frozenset({SessionChange.ARRIVAL}),
+    SessionChange.ARRIVAL: frozenset({SessionChange.IDLING, SessionChange.DEPARTURE}),
+    SessionChange.ACTIVATION: frozenset({SessionChange.IDLING, SessionChange.DEPARTURE}),
+    SessionChange.IDLING: frozenset({SessionChange.ACTIVATION, SessionChange.DEPARTURE}),
+    SessionChange.DEPARTURE: frozenset(),
 }
 """What a session may do after what."""
 
@@ -32,11 +32,11 @@ class Step:
 
     at: float
     session: str
-    kind: Happening
+    kind: SessionChange
 
 
 @dataclass(frozen=True)
-class Trace:
+class WorkloadTrace:
     """Steps in order of time, until `ends_s`."""
 
     name: str
@@ -59,7 +59,7 @@ class Trace:
             count += by
         return [*counts, *[count] * (math.ceil(self.ends_s / step_s) - len(counts))]
 
-    def count(self, kind: Happening, since: float = 0.0, until: float = math.inf) -> int:
+    def count(self, kind: SessionChange, since: float = 0.0, until: float = math.inf) -> int:
         """How often it happened at `since` ≤ t < `until`."""
         return sum(s.kind is kind and since <= s.at < until for s in self.steps)
 
@@ -77,7 +77,7 @@ def changes(steps: Iterable[Step]) -> Iterator[tuple[Step, int]]:
     """Every step, and by how much it changes the number of active sessions."""
     active: set[str] = set()
     for step in steps:
-        if step.kind in (Happening.ARRIVAL, Happening.ACTIVATION):
+        if step.kind in (SessionChange.ARRIVAL, SessionChange.ACTIVATION):
             active.add(step.session)
             yield step, 1
         else:
@@ -99,26 +99,26 @@ def since(steps: Iterable[Step], begins_s: float, ends_s: float) -> list[Step]:
         if step.at <= begins_s:
             active.pop(step.session, None)
             idle.discard(step.session)
-            if step.kind is Happening.IDLING:
+            if step.kind is SessionChange.IDLING:
                 idle.add(step.session)
-            elif step.kind is not Happening.DEPARTURE:
+            elif step.kind is not SessionChange.DEPARTURE:
                 active[step.session] = None
         elif step.session not in idle:
             after.append(Step(step.at - begins_s, step.session, step.kind))
         else:
             idle.discard(step.session)
-            if step.kind is Happening.ACTIVATION:
-                after.append(Step(step.at - begins_s, step.session, Happening.ARRIVAL))
-    return [Step(0.0, session, Happening.ARRIVAL) for session in active] + after
+            if step.kind is SessionChange.ACTIVATION:
+                after.append(Step(step.at - begins_s, step.session, SessionChange.ARRIVAL))
+    return [Step(0.0, session, SessionChange.ARRIVAL) for session in active] + after
 
 
-def checked(name: str, steps: Iterable[Step], ends_s: float, where: str = "trace") -> Trace:
+def checked(name: str, steps: Iterable[Step], ends_s: float, where: str = "trace") -> WorkloadTrace:
     """A trace of `steps`.
 
     Raises InvalidInputError that names the row and field: times that fall, are negative, not finite or a
     week from the beginning, and sessions that do what cannot follow.
     """
-    state: dict[str, Happening] = {}
+    state: dict[str, SessionChange] = {}
     given: list[Step] = []
     last = 0.0
     for number, step in enumerate(steps):
@@ -138,10 +138,10 @@ def checked(name: str, steps: Iterable[Step], ends_s: float, where: str = "trace
         last = step.at
     if not last <= ends_s <= LONGEST_S or ends_s == 0:
         raise InvalidInputError(f"it ends at {ends_s}", field=f"{where}.ends_s", limit=last)
-    return Trace(name, tuple(given), ends_s)
+    return WorkloadTrace(name, tuple(given), ends_s)
 
 
-def read(path: Path) -> Trace:
+def read(path: Path) -> WorkloadTrace:
     """A trace from a CSV file; it ends with its last step. Raises InvalidInputError that names the row."""
     try:
         rows = list(csv.DictReader(path.read_text().splitlines()))
@@ -165,13 +165,13 @@ def _step(row: Mapping[str, str | None], field: str) -> Step:
     if not is_id(session):
         raise InvalidInputError(f"{session!r} cannot be a session", field=f"{field}.session")
     try:
-        return Step(at, session, Happening(event))
+        return Step(at, session, SessionChange(event))
     except ValueError:
-        limit = ", ".join(Happening)
+        limit = ", ".join(SessionChange)
         raise InvalidInputError(f"{event!r} is no event", field=f"{field}.event", limit=limit) from None
 
 
-def write(trace: Trace, path: Path) -> None:
+def write(trace: WorkloadTrace, path: Path) -> None:
     """As a CSV file that `read` takes; the end of a quiet tail is not kept."""
     lines = [f"{step.at:.6f},{step.session},{step.kind}" for step in trace.steps]
     path.write_text("\n".join([",".join(COLUMNS), *lines]) + "\n")

@@ -9,7 +9,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from turboserve.bench.batching.simulation import Scene, capacity, poisson, simulate
+from turboserve.bench.batching.simulation import BatchingScenario, capacity, poisson, simulate
 from turboserve.bench.report import percentile
 from turboserve.worker.engine.gather import GATHER_POLICIES
 from turboserve.worker.engine.profile import LatencyProfile
@@ -62,7 +62,7 @@ def compare(profile: LatencyProfile, chunks: int, slots: int, seed: int) -> dict
     slack_s = SLACK_CHUNKS * FORWARDS * profile(1)
     for load in LOADS:
         due_s = poisson(chunks, load * capacity(profile, FORWARDS, slots), seed)
-        scene = Scene(due_s, FORWARDS, slack_s, slots)
+        scene = BatchingScenario(due_s, FORWARDS, slack_s, slots)
         found[f"{load:g}"] = {
             name: figures(simulate(scene, GATHER_POLICIES.make(name), profile), slack_s) for name in POLICIES
         }

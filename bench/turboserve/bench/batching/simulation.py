@@ -21,7 +21,7 @@ FRAMES = 3
 
 
 @dataclass(frozen=True)
-class Scene:
+class BatchingScenario:
     """What happens to every policy that is compared."""
 
     due_s: tuple[float, ...]
@@ -56,7 +56,7 @@ def capacity(profile: LatencyProfile, forwards: int, limit: int) -> float:
     return max(size / (forwards * profile(size)) for size in range(1, limit + 1))
 
 
-def simulate(scene: Scene, policy: GatherPolicy, profile: LatencyProfile) -> list[float]:
+def simulate(scene: BatchingScenario, policy: GatherPolicy, profile: LatencyProfile) -> list[float]:
     """Run a policy over a scene until every chunk is done; returns latencies in order of completion."""
     latencies: list[float] = []
     inside: dict[str, _Chunk] = {}
@@ -80,7 +80,7 @@ def simulate(scene: Scene, policy: GatherPolicy, profile: LatencyProfile) -> lis
     return latencies
 
 
-def _candidate(chunk: _Chunk, scene: Scene, now: float, alone: float) -> Candidate:
+def _candidate(chunk: _Chunk, scene: BatchingScenario, now: float, alone: float) -> Candidate:
     """As the engine's pacing makes them: credit is slack less what is left of a chunk in work, less one
     more."""
     left = scene.forwards - chunk.step

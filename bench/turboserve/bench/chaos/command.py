@@ -15,11 +15,11 @@ from rich.text import Text
 
 from turboserve.bench.chaos.invariants import INVARIANTS
 from turboserve.bench.chaos.plan import FaultGroup, plan
-from turboserve.bench.chaos.play import play
+from turboserve.bench.chaos.run import run_scenario
 from turboserve.bench.chaos.small_disk import SmallDiskError
 from turboserve.bench.chaos.surroundings import left_out, prepared
 from turboserve.bench.report import BenchError
-from turboserve.cli.stack.background import DidNotStart
+from turboserve.cli.stack.background import StackStartError
 
 
 async def run(
@@ -54,10 +54,10 @@ async def run(
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
             with prepared(groups, Path(folder), place) as surroundings:
-                found = await play(planned, seconds, surroundings, workers, schedulers, sessions)
+                found = await run_scenario(planned, seconds, surroundings, workers, schedulers, sessions)
         except SmallDiskError as error:
             raise BenchError(str(error)) from None
-        except DidNotStart as error:
+        except StackStartError as error:
             raise BenchError(f"the stack did not start: {error}") from None
         except TimeoutError as error:
             raise BenchError(f"no video before the first fault: {error}") from None

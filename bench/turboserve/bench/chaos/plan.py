@@ -17,7 +17,7 @@ LONGEST_WORKER_STOP_S = 20.0
 """Longer than the worker's time-out: it wakes up to find its sessions gone."""
 
 
-class Blow(StrEnum):
+class FaultKind(StrEnum):
     """How a process is hit."""
 
     KILL = "kill"
@@ -41,10 +41,10 @@ class FaultGroup(StrEnum):
 
     PROCESS = "process"
     """Processes are killed, stopped and restarted."""
-    DISK_FULL = Blow.DISK_FULL.value
-    DESCRIPTORS = Blow.DESCRIPTORS.value
-    CLOCK_STEP = Blow.CLOCK_STEP.value
-    BROKER_FROZEN = Blow.BROKER_FROZEN.value
+    DISK_FULL = FaultKind.DISK_FULL.value
+    DESCRIPTORS = FaultKind.DESCRIPTORS.value
+    CLOCK_STEP = FaultKind.CLOCK_STEP.value
+    BROKER_FROZEN = FaultKind.BROKER_FROZEN.value
 
 
 TARGETS = {
@@ -74,7 +74,7 @@ class Fault:
     at_s: float
     target: str
     """A process of the stack, or `worker`."""
-    blow: Blow
+    kind: FaultKind
     seconds: float = 0.0
     """How long a stop lasts, or the fault of a group of its own."""
     which: int = 0
@@ -85,38 +85,38 @@ class Fault:
     @property
     def lasts(self) -> bool:
         """Whether it has an end of its own, from which recovery counts."""
-        return self.blow not in (Blow.KILL, Blow.STOP, Blow.RESTART)
+        return self.kind not in (FaultKind.KILL, FaultKind.STOP, FaultKind.RESTART)
 
     def describe(self) -> str:
-        lasting = f" for {self.seconds:.1f} s" if self.lasts or self.blow is Blow.STOP else ""
+        lasting = f" for {self.seconds:.1f} s" if self.lasts or self.kind is FaultKind.STOP else ""
         if self.step_s:
             lasting = f" by {self.step_s:+.0f} s{lasting}"
-        return f"{self.at_s:.1f} s: {self.blow.value} {self.target}{lasting}"
+        return f"{self.at_s:.1f} s: {self.kind.value} {self.target}{lasting}"
 
 
-class Act(StrEnum):
+class UserActionKind(StrEnum):
     """What somebody does to a session."""
 
     PROMPT = "prompt"
     PAUSE = "pause"
-    """And resume after `Deed.seconds`."""
+    """And resume after `UserAction.seconds`."""
     MOVE = "move"
     CUT = "cut"
     """The viewer's connection breaks."""
 
 
 @dataclass(frozen=True)
-class Deed:
+class UserAction:
     at_s: float
     session: int
-    act: Act
+    kind: UserActionKind
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Plan:
     faults: tuple[Fault, ...]
-    deeds: tuple[Deed, ...]
+    actions: tuple[UserAction, ...]
 
 
 def plan(
@@ -150,30 +150,38 @@ def plan(
         else:
             fault = _fault(chance, round(at, 2), chance.choice(targets))
         faults.append(fault)
-    deeds = [deed for session in range(sessions) for deed in _deeds(chance, session, seconds)]
-    return Plan(tuple(faults), tuple(sorted(deeds, key=lambda deed: (deed.at_s, deed.session))))
+    actions = [action for session in range(sessions) for action in _actions(chance, session, seconds)]
+    return Plan(tuple(faults), tuple(sorted(actions, key=lambda action: (action.at_s, action.session))))
 
 
 def _lasting(chance: random.Random, at_s: float, group: FaultGroup) -> Fault:
     step_s = chance.choice((CLOCK_STEP_S, -CLOCK_STEP_S)) if group is FaultGroup.CLOCK_STEP else 0.0
     seconds = round(chance.uniform(*LASTING_S[group]), 2)
-    return Fault(at_s, TARGETS[group], Blow(group.value), seconds, step_s=step_s)
+    return Fault(at_s, TARGETS[group], FaultKind(group.value), seconds, step_s=step_s)
 
 
 def _fault(chance: random.Random, at_s: float, target: str) -> Fault:
-    blows = (Blow.KILL, Blow.STOP, Blow.RESTART) if target in SERVERS else (Blow.KILL, Blow.STOP)
+    process_faults = (
+        (FaultKind.KILL, FaultKind.STOP, FaultKind.RESTART)
+        if target in SERVERS
+        else (FaultKind.KILL, FaultKind.STOP)
+    )
     longest = LONGEST_WORKER_STOP_S if target == WORKER else LONGEST_STOP_S
     return Fault(
-        at_s, target, chance.choice(blows), round(chance.uniform(0.5, longest), 2), chance.randrange(1_000)
+        at_s,
+        target,
+        chance.choice(process_faults),
+        round(chance.uniform(0.5, longest), 2),
+        chance.randrange(1_000),
     )
 
 
-def _deeds(chance: random.Random, session: int, seconds: float) -> list[Deed]:
-    deeds: list[Deed] = []
+def _actions(chance: random.Random, session: int, seconds: float) -> list[UserAction]:
+    actions: list[UserAction] = []
     at = 1.0
     while (at := at + chance.uniform(4.0, 12.0)) < seconds:
-        act = chance.choices(list(Act), weights=(4, 2, 2, 1))[0]
-        pause_s = round(chance.uniform(1.0, 5.0), 2) if act is Act.PAUSE else 0.0
-        deeds.append(Deed(round(at, 2), session, act, pause_s))
+        kind = chance.choices(list(UserActionKind), weights=(4, 2, 2, 1))[0]
+        pause_s = round(chance.uniform(1.0, 5.0), 2) if kind is UserActionKind.PAUSE else 0.0
+        actions.append(UserAction(round(at, 2), session, kind, pause_s))
         at += pause_s
-    return deeds
+    return actions

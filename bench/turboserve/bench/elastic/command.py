@@ -20,7 +20,7 @@ from turboserve.bench.elastic.watch import PoolWatch
 from turboserve.bench.elastic.windows import ScaleIn, Windows
 from turboserve.bench.report import BenchError, percentile
 from turboserve.bench.streaming.viewer import ProblemError, request
-from turboserve.cli.stack.background import BackgroundStack, DidNotStart
+from turboserve.cli.stack.background import BackgroundStack, StackStartError
 from turboserve.tasks import stop
 
 SETTLE_LIMIT_S = 300.0
@@ -60,7 +60,7 @@ def run(
             with stack:
                 found = asyncio.run(_measure(stack.url, sessions, most, step_s, hold_s, tail_s))
                 return {"windows": scale_in.figures(), **found}
-        except DidNotStart as error:
+        except StackStartError as error:
             raise BenchError(f"the stack did not start:\n{error}") from None
         except (httpx.HTTPError, ProblemError, TimeoutError, OSError) as error:
             raise BenchError(f"{str(error) or type(error).__name__}\n{stack.output[-2000:]}") from error

@@ -39,7 +39,7 @@ def run(
     from turboserve.bench.engine.memory import peak_and_expected
     from turboserve.bench.engine.models import PROMPT, toyworld
     from turboserve.bench.engine.overlap import compare, one_core
-    from turboserve.bench.engine.traffic import Watched
+    from turboserve.bench.engine.traffic import WatchedEngine
 
     try:
         loads = [int(load) for load in sessions.split(",")]
@@ -51,7 +51,7 @@ def run(
     policies: dict[str, Any] = {name: {} for name in POLICIES}
     for name in POLICIES:
         for load in loads:
-            watched = Watched(models, load, name, repeat(PROMPT))
+            watched = WatchedEngine(models, load, name, repeat(PROMPT))
             watched.run(2)
             found = watched.run(chunks)
             policies[name][str(load)] = {

@@ -10,7 +10,7 @@ import torch
 from turboserve.bench.engine.models import PUBLIC_DECODERS, random_models
 from turboserve.bench.engine.stages import profile_stages
 from turboserve.worker.engine.engine import COMPILER, Models
-from turboserve.worker.engine.errors import AttentionUnavailable
+from turboserve.worker.engine.errors import AttentionUnavailableError
 from turboserve.worker.engine.profile_file import ProfileFile
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.presets import preset
@@ -18,7 +18,7 @@ from turboserve.worker.service.models import choose_device, choose_dtype, load_m
 from turboserve.worker.settings import Settings
 
 
-class ModelFailed(Exception):
+class ModelUnavailableError(Exception):
     """The model to be measured cannot be had: says why."""
 
 
@@ -26,13 +26,13 @@ def profile_configured(
     settings: Settings, config_file: Path | None, random: bool, decoder: str, largest: int, repeats: int
 ) -> ProfileFile:
     """L(b) of every stage. `config_file`: a `ModelConfig` as JSON, measured with random weights like a preset
-    with `random`; `decoder`: which public one such a model gets. Raises `ModelFailed`."""
+    with `random`; `decoder`: which public one such a model gets. Raises `ModelUnavailableError`."""
     try:
         models = _models(settings, config_file, random, decoder)
         compiler = COMPILER if settings.compile else None
         return profile_stages(models, largest, repeats, settings.attention, compiler)
-    except (ValueError, OSError, RuntimeError, AssertionError, AttentionUnavailable) as error:
-        raise ModelFailed(f"{type(error).__name__}: {error}") from error
+    except (ValueError, OSError, RuntimeError, AssertionError, AttentionUnavailableError) as error:
+        raise ModelUnavailableError(f"{type(error).__name__}: {error}") from error
 
 
 def _models(settings: Settings, config_file: Path | None, random: bool, decoder: str) -> Models:

@@ -74,7 +74,7 @@ class Sessions:
         compiler: str | None = None,
     ) -> None:
         """`text`: prompt embeddings [1, L, text_dim]; `attention`: one of `attention.KINDS`; `compiler`: see
-        `RowsForward`. Raises `AttentionUnavailable`."""
+        `RowsForward`. Raises `AttentionUnavailableError`."""
         self._config = model.config
         self._schedule = Schedule(model.config)
         weight = model.patch_embedding.weight

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from turboserve.worker.engine import adoption
+from turboserve.worker.engine import session_import
 from turboserve.worker.engine.budget import MemoryBudget, plan
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.events import ChunkReady, SessionFailed
@@ -65,7 +65,7 @@ def peak_and_expected(
 ) -> tuple[int, int, MemoryBudget]:
     """Bytes at the peak, bytes that the budget expects, and the budget, of an engine on a CPU.
 
-    All sessions run abreast for `chunks` chunks and change their prompts in between; so many are decoded at
+    All sessions run at once for `chunks` chunks and change their prompts in between; so many are decoded at
     once where they wait together. As many as may be are being sent to another worker meanwhile, each round
     for two chunks. Suspended sessions are not in it: the host pool has a size of its own.
     """
@@ -97,7 +97,7 @@ def peak_and_expected(
                 engine.control(str(number), Control(turn, prompt=prompt))
             if turn % 2 == 0:
                 # A round of a migration keeps what it has read until it is sent.
-                sent = [adoption.read(engine, str(n)) for n in range(min(sessions, SOURCES_AT_ONCE))]
+                sent = [session_import.read(engine, str(n)) for n in range(min(sessions, SOURCES_AT_ONCE))]
         del sent
     return models.weight_bytes + peak.peak_bytes, budget.expected_bytes(sessions), budget
 

@@ -17,7 +17,7 @@ PROMPT = "a red circle moving left on black"
 WAIT_S = 1.0
 
 
-class OverlapFailed(RuntimeError):
+class OverlapError(RuntimeError):
     """A session failed while it was measured."""
 
 
@@ -52,7 +52,7 @@ def compare(models: Models, sessions: int, chunks: int, rounds: int) -> Compared
 def seconds_per_chunk(
     models: Models, sessions: int, chunks: int, overlap: bool, decode_s: Mapping[int, float] | None = None
 ) -> float:
-    """Seconds of the wall for a chunk of every session, after two that warm up. Raises `OverlapFailed`.
+    """Seconds of the wall for a chunk of every session, after two that warm up. Raises `OverlapError`.
 
     `decode_s`: what decoding takes by number of sessions, which says how many are decoded at once; None: one.
     """
@@ -94,7 +94,7 @@ def _make(engine: Engine, chunks: int) -> None:
     while made < chunks:
         for event in engine.step(time.monotonic()):
             if isinstance(event, SessionFailed):
-                raise OverlapFailed(f"session {event.session}: {event.error}")
+                raise OverlapError(f"session {event.session}: {event.error}")
             made += isinstance(event, ChunkReady)
         if not engine.has_work(time.monotonic()):
             engine.wait(WAIT_S)

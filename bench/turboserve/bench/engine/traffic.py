@@ -19,12 +19,12 @@ TICK_S = 0.005
 """The clock moves by this where nothing is due."""
 
 
-class EngineFailed(RuntimeError):
+class EngineSessionError(RuntimeError):
     """A session failed while it was measured."""
 
 
 @dataclass
-class Viewer:
+class EngineViewer:
     """Plays a session from its first chunk on, and stalls where no chunk is ready."""
 
     begun: bool = False
@@ -56,7 +56,7 @@ class Traffic:
     busy_s: float = 0.0
 
 
-class Watched:
+class WatchedEngine:
     """An engine, its viewers and their clock."""
 
     def __init__(self, models: Models, sessions: int, policy: str, prompts: Iterable[str]) -> None:
@@ -67,10 +67,10 @@ class Watched:
         self._timer = Timer(weight.device)
         self._now = 0.0
         self._step_began: float | None = None
-        self._viewers: dict[str, Viewer] = {}
+        self._viewers: dict[str, EngineViewer] = {}
         for number, prompt in zip(range(sessions), prompts, strict=False):
             self.engine.admit(SessionSpec(str(number), prompt, seed=number), 0.0)
-            self._viewers[str(number)] = Viewer()
+            self._viewers[str(number)] = EngineViewer()
 
     def now(self) -> float:
         """The engine's clock: it goes on within a step."""
@@ -78,7 +78,7 @@ class Watched:
         return self._now + running
 
     def run(self, chunks: int) -> Traffic:
-        """Until every session has made `chunks` more chunks. Raises `EngineFailed`."""
+        """Until every session has made `chunks` more chunks. Raises `EngineSessionError`."""
         traffic, made = Traffic(), dict.fromkeys(self._viewers, 0)
         before = sum(viewer.stalls for viewer in self._viewers.values())
         begun = self._now
@@ -106,7 +106,7 @@ class Watched:
 
     def _take(self, event: Event, traffic: Traffic, made: dict[str, int]) -> None:
         if isinstance(event, SessionFailed):
-            raise EngineFailed(f"session {event.session}: {event.error}")
+            raise EngineSessionError(f"session {event.session}: {event.error}")
         if isinstance(event, ChunkReady):
             viewer = self._viewers[event.session]
             made[event.session] += 1

@@ -19,7 +19,7 @@ WAIT_S = 1.0
 LIMIT_S = 300.0
 
 
-class WholeFailed(RuntimeError):
+class PipelineError(RuntimeError):
     """A session failed, was refused, or took too long while it was measured."""
 
 
@@ -79,10 +79,10 @@ def _story(models: Models, chunks: int, overlap: bool) -> tuple[dict[str, Any], 
         deadline = time.monotonic() + LIMIT_S
         while len(found) < count:
             if time.monotonic() > deadline:
-                raise WholeFailed(f"no {kind.__name__} of session {session} in {LIMIT_S:g} s")
+                raise PipelineError(f"no {kind.__name__} of session {session} in {LIMIT_S:g} s")
             for event in engine.step(time.monotonic()):
                 if isinstance(event, SessionFailed | SuspendRefused):
-                    raise WholeFailed(str(event))
+                    raise PipelineError(str(event))
                 if isinstance(event, ChunkReady) and event.session == "moved":
                     video.append(event.frames)
                 if isinstance(event, kind) and event.session == session:

@@ -25,8 +25,8 @@ from rich import box
 from rich.table import Table
 
 from turboserve.bench.migration.padded_worker import PAD_VARIABLE
-from turboserve.bench.migration.play import SETTLED, Play, keeps_up, stalls
-from turboserve.bench.migration.stage import WORKERS, Processes, Stage, connected, processes
+from turboserve.bench.migration.stack import WORKERS, MigrationStack, Processes, connected, processes
+from turboserve.bench.migration.watched_session import SETTLED, WatchedSession, keeps_up, stalls
 from turboserve.bench.report import BenchError, percentile
 
 MAX_LEAD_S = 3.0
@@ -114,8 +114,8 @@ async def _on(started: Processes, moves: int) -> dict[str, Any]:
         return await _moved(on, moves)
 
 
-async def _moved(on: Stage, moves: int) -> dict[str, Any]:
-    play = Play(on)
+async def _moved(on: MigrationStack, moves: int) -> dict[str, Any]:
+    play = WatchedSession(on)
     await play.begin(WORKERS[0], SEED)
     reports = []
     await play.until(SETTLED + PAUSE_CHUNKS)
@@ -125,7 +125,7 @@ async def _moved(on: Stage, moves: int) -> dict[str, Any]:
         await play.until(max(len(play.chunks), report.next_chunk) + PAUSE_CHUNKS)
     count = len(play.chunks)
     await play.end()
-    stayed = Play(on)
+    stayed = WatchedSession(on)
     await stayed.begin(WORKERS[0], SEED)
     await stayed.until(count)
     await stayed.end()

@@ -32,7 +32,7 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PlacementOutcome:
     """What a controller made of an instance."""
 
     latency_s: float
@@ -64,7 +64,7 @@ def instance(seed: int) -> Instance:
 
 def decide(
     given: Instance, assigner: Assigner, rebalancer: Rebalancer, links: Links
-) -> tuple[Outcome, Cluster]:
+) -> tuple[PlacementOutcome, Cluster]:
     """Assign who came, then move until nothing is proposed. Raises RuntimeError if it never ends."""
     cluster = Cluster(given.workers, given.sessions)
     demands = [Demand(s.id, s.model, "place") for s in given.arriving]
@@ -75,7 +75,7 @@ def decide(
     for _ in range(100):
         moves = rebalancer.propose(cluster, 0.0)
         if not moves:
-            return Outcome(cluster.pool(MODEL).bottleneck_s, cost_s, made), cluster
+            return PlacementOutcome(cluster.pool(MODEL).bottleneck_s, cost_s, made), cluster
         for move in moves:
             session = cluster.sessions[move.session]
             source, target = cluster.entries[move.source], cluster.entries[move.target]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from turboserve.scheduler.placement import Links, SessionState, WorkerState
-from turboserve.scheduler.placement.latency import Curve, slots
+from turboserve.scheduler.placement.latency import LatencyCurve, slots
 from turboserve.scheduler.placement.links import kind_between
 
 
@@ -35,7 +35,7 @@ def optimum(
     everything are only placed in one order.
     """
     taking = [w for w in workers if w.ready and not w.draining]
-    curves = [Curve(w.chunk_latency_s, w.capacity) for w in taking]
+    curves = [LatencyCurve(w.chunk_latency_s, w.capacity) for w in taking]
     limits = [slots(c, w.capacity, target_chunk_s) for c, w in zip(curves, taking, strict=True)]
     host_of = {w.id: w.host for w in workers}
     ordered = sorted(sessions, key=lambda s: (s.worker or "", s.state_bytes, s.id))
@@ -78,7 +78,7 @@ def optimum(
     return Optimum(best_s, {s.id: taking[j].id for s, j in zip(ordered, best, strict=True)})
 
 
-def _least_s(curves: Sequence[Curve], limits: Sequence[int], sessions: int) -> float:
+def _least_s(curves: Sequence[LatencyCurve], limits: Sequence[int], sessions: int) -> float:
     """The least L of so many sessions if moves are free: of all slots, the fastest ones."""
     levels = sorted(
         curve(n) for curve, limit in zip(curves, limits, strict=True) for n in range(1, limit + 1)

@@ -151,7 +151,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         process.ready.clear()
         self._doomed.append(process)
         if self._running is None:
-            self._bury()
+            self._discard_process()
 
     def close(self) -> None:
         """End the world: every process is killed."""
@@ -199,7 +199,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             finally:
                 self._running = None
                 if self._doomed:
-                    self._bury()
+                    self._discard_process()
 
     def _next_process(self) -> Process | None:
         """Drawn from those with a ready callback; one that is frozen waits for its time."""
@@ -269,7 +269,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """One more than the one before."""
         return next(self._order)
 
-    def _bury(self) -> None:
+    def _discard_process(self) -> None:
         """Unwind the coroutines of killed processes, with their ports closed.
 
         Python would unwind them whenever it collects them, and print what they raise then.

@@ -21,7 +21,7 @@ from turboserve.bench.runtime.broker import Network
 from turboserve.bench.runtime.device.profile import DeviceProfile
 from turboserve.bench.simulate.faults import CALM
 from turboserve.bench.simulate.names import INVARIANTS
-from turboserve.bench.simulate.quiet import quiet
+from turboserve.bench.simulate.null_logging import quiet
 from turboserve.bench.simulate.settings import Scale
 from turboserve.bench.simulate.users import Clients
 from turboserve.bench.simulate.world import World
@@ -50,7 +50,7 @@ PROMPT_EVERY_S = 30.0
 
 
 @dataclass(frozen=True)
-class Arrival:
+class SessionArrival:
     """One session."""
 
     arrives_s: float
@@ -104,7 +104,7 @@ class CalmScale(Scale):
 class CalmUsers(Clients):
     """Each session is created at its time, watched and prompted, and ended when it has played."""
 
-    def __init__(self, world: World, arrivals: list[Arrival]) -> None:
+    def __init__(self, world: World, arrivals: list[SessionArrival]) -> None:
         super().__init__(world)
         self.first_chunk_s: list[float] = []
         """From the request for a session to its first chunk."""
@@ -112,7 +112,7 @@ class CalmUsers(Clients):
         for number, arrival in enumerate(arrivals, 1):
             self._spawn(self._plays(number, arrival))
 
-    async def _plays(self, seed: int, arrival: Arrival) -> None:
+    async def _plays(self, seed: int, arrival: SessionArrival) -> None:
         world, loop = self._world, self._world.loop
         await asyncio.sleep(arrival.arrives_s)
         began = loop.time()
@@ -135,10 +135,12 @@ class CalmUsers(Clients):
         self.forget(viewer)
 
 
-def read_arrivals(path: Path) -> list[Arrival]:
+def read_arrivals(path: Path) -> list[SessionArrival]:
     """Rows of `arrives_s,plays_s`. Raises ValueError for what is no number."""
     with path.open(newline="") as file:
-        return [Arrival(float(row["arrives_s"]), float(row["plays_s"])) for row in csv.DictReader(file)]
+        return [
+            SessionArrival(float(row["arrives_s"]), float(row["plays_s"])) for row in csv.DictReader(file)
+        ]
 
 
 def run_calm(
@@ -167,7 +169,7 @@ def run_calm(
     world.postgres.behavior.statement_s = STATEMENT_S
     if arrivals is None:
         chance = world.random
-        coming = [Arrival(chance.uniform(0.0, ARRIVE_WITHIN_S), seconds) for _ in range(sessions)]
+        coming = [SessionArrival(chance.uniform(0.0, ARRIVE_WITHIN_S), seconds) for _ in range(sessions)]
     else:
         coming = read_arrivals(arrivals)
     began, began_cpu = time.monotonic(), time.process_time()

@@ -19,7 +19,7 @@ from rich.text import Text
 from turboserve.bench.report import BenchError, percentile
 from turboserve.bench.simulate.calm import calm_table, run_calm
 from turboserve.bench.simulate.names import INVARIANTS
-from turboserve.bench.simulate.scenario import SETTLE_S, Outcome, run_scenario, scale_of
+from turboserve.bench.simulate.scenario import SETTLE_S, ScenarioOutcome, run_scenario, scale_of
 from turboserve.policies import UnknownPolicyError
 from turboserve.scheduler.placement import PLACEMENTS
 from turboserve.worker.engine.gather import GATHER_POLICIES
@@ -30,7 +30,7 @@ SHOWN = 20
 """Failing seeds that are listed."""
 
 
-class Mode(StrEnum):
+class SimulationMode(StrEnum):
     """What is simulated."""
 
     FAULTS = "faults"
@@ -45,7 +45,9 @@ def run(
     seed: Annotated[int | None, typer.Option(min=0, help="Only this one.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Print every line of the run.")] = False,
     seconds: Annotated[float, typer.Option(min=1.0, help="Virtual seconds under faults.")] = 25.0,
-    mode: Annotated[Mode, typer.Option(help="Many seeds with faults, or one calm deployment.")] = Mode.FAULTS,
+    mode: Annotated[
+        SimulationMode, typer.Option(help="Many seeds with faults, or one calm deployment.")
+    ] = SimulationMode.FAULTS,
     workers: Annotated[int, typer.Option(min=1, help="Calm: workers at least.")] = 8,
     sessions: Annotated[int, typer.Option(min=1, help="Calm: sessions that play at once.")] = 50,
     slots: Annotated[int, typer.Option(min=1, help="Calm: sessions on one worker.")] = 8,
@@ -67,7 +69,7 @@ def run(
         GATHER_POLICIES.check(gather)
     except UnknownPolicyError as error:
         raise BenchError(str(error)) from error
-    if mode is Mode.CALM:
+    if mode is SimulationMode.CALM:
         file = None if arrivals is None else Path(arrivals)
         return run_calm(
             seed or first,
@@ -83,7 +85,7 @@ def run(
         )
     chosen = range(first, first + seeds) if seed is None else range(seed, seed + 1)
     began, began_cpu = time.monotonic(), time.process_time()
-    outcomes: list[Outcome] = []
+    outcomes: list[ScenarioOutcome] = []
     unequal: list[int] = []
     for each in chosen:
         scale = replace(scale_of(each), placement=placement, gather=gather)
@@ -106,7 +108,7 @@ def run(
 
 
 def summary(
-    outcomes: list[Outcome],
+    outcomes: list[ScenarioOutcome],
     unequal: list[int],
     seconds: float,
     wall_s: float,
@@ -128,7 +130,7 @@ def summary(
     events_with_repeats = events + sum(outcome.events for outcome in twice)
     settled = [outcome.settled_s for outcome in outcomes if outcome.settled_s is not None]
     return {
-        "mode": Mode.FAULTS.value,
+        "mode": SimulationMode.FAULTS.value,
         "seeds": len(outcomes),
         "violations": dict(violations),
         "failing": _failing(outcomes, unequal, f"--seconds {seconds:g}{options}"),
@@ -151,7 +153,7 @@ def summary(
     }
 
 
-def _failing(outcomes: Iterable[Outcome], unequal: list[int], options: str) -> list[dict[str, Any]]:
+def _failing(outcomes: Iterable[ScenarioOutcome], unequal: list[int], options: str) -> list[dict[str, Any]]:
     found = [
         {
             "seed": outcome.seed,
@@ -167,7 +169,7 @@ def _failing(outcomes: Iterable[Outcome], unequal: list[int], options: str) -> l
 
 def table(result: Mapping[str, Any]) -> RenderableType:
     """Violations by invariant, then how to replay what failed."""
-    if result["mode"] == Mode.CALM.value:
+    if result["mode"] == SimulationMode.CALM.value:
         return calm_table(result)
     shown = Table("invariant", "violations", "what it says", box=box.SIMPLE)
     for name, count in result["violations"].items():

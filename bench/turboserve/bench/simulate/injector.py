@@ -49,7 +49,7 @@ class FaultInjector:
         """Nothing breaks any more; servers and connections are mended, what is frozen goes on in its time."""
         self._stopped = True
         self._world.loop.before_callback = None
-        self._world.mend()
+        self._world.repair()
 
     def _later(self, seconds: float, action: Action) -> None:
         self._world.later(seconds, action)
@@ -123,7 +123,7 @@ class FaultInjector:
         self._perhaps(faults.broker_down, during("broker stops", broker.stop, broker.start, 4.0))
         self._perhaps(
             faults.fresh_streams,
-            during("broker loses its disk", broker.stop, world.start_broker_anew, 4.0),
+            during("broker loses its disk", broker.stop, world.restart_broker, 4.0),
         )
         self._perhaps(faults.broker_freeze, frozen("broker freezes", broker.freeze))
         slow_s = world.fault_random.uniform(0.1, 1.0) if faults.broker_slow else 0.0

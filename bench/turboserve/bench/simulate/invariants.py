@@ -10,12 +10,12 @@ from turboserve.autoscaler.messages import Command as PoolCommand
 from turboserve.autoscaler.messages import Drain, Launch, Release
 from turboserve.bench.simulate.log_checks import LogChecks
 from turboserve.bench.simulate.names import INVARIANTS, brief
-from turboserve.bench.simulate.viewer import Viewer
+from turboserve.bench.simulate.viewer import SimulatedViewer
 from turboserve.contracts.events import Event, WorkerJoined, WorkerLeft
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.scheduler.core import Scheduler
-from turboserve.scheduler.messages import BeginMove, Place, Report
+from turboserve.scheduler.messages import BeginMove, Place, SendFeedback
 from turboserve.scheduler.messages import Command as SchedulerCommand
 from turboserve.subjects import EVENT, WORKER_EVENT
 
@@ -198,12 +198,12 @@ class Checker:
 
     # Commands
 
-    def scheduler_says(self, name: str, core: Scheduler, commands: list[SchedulerCommand]) -> None:
+    def scheduler_report(self, name: str, core: Scheduler, commands: list[SchedulerCommand]) -> None:
         leaders = self._world.leaders()
         if len(leaders) > 1:
             self.fail("one_leader", f"{leaders} lead at once")
         for command in commands:
-            if not isinstance(command, Report):
+            if not isinstance(command, SendFeedback):
                 self.note(name, brief(command))
             if isinstance(command, Place | BeginMove):
                 worker = core.view.workers[command.worker]
@@ -212,11 +212,11 @@ class Checker:
                         "capacity", f"the scheduler gives {worker.id} {worker.load} of {worker.capacity}"
                     )
 
-    def pool_says(self, pool: Pool, commands: list[PoolCommand]) -> None:
+    def pool_report(self, pool: Pool, commands: list[PoolCommand]) -> None:
         for command in commands:
             if not isinstance(command, Launch | Drain | Release):
                 continue
-            self.note("autoscaler", type(command).__name__, command.slot, command.worker)
+            self.note("autoscaler", type(command).__name__, command.member, command.worker)
             if isinstance(command, Release) and command.worker is not None:
                 self._released(command.worker, command.reason)
             if isinstance(command, Drain):
@@ -242,12 +242,12 @@ class Checker:
 
     def _shrinks(self, pool: Pool, name: str) -> None:
         """A drain is right only as far as the pool has more workers than it is asked to have."""
-        wanted = sum(slot.wanted for slot in pool.slots.values())
-        draining = next((slot for slot in pool.slots.values() if slot.worker == name), None)
+        wanted = sum(slot.wanted for slot in pool.members.values())
+        draining = next((slot for slot in pool.members.values() if slot.worker == name), None)
         if wanted < pool.target or (draining is not None and draining.wanted):
             self.fail("stale_metrics_never_shrink", f"{name} is drained, {wanted} of {pool.target} stay")
 
-    def delivered(self, viewer: Viewer, index: int, fragment: bytes) -> None:
+    def delivered(self, viewer: SimulatedViewer, index: int, fragment: bytes) -> None:
         """A viewer got a chunk."""
         self.log.delivered(viewer, index, fragment)
 

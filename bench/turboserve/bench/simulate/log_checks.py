@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from turboserve.bench.runtime.broker.stream import Stored, Stream
 from turboserve.bench.runtime.device.contents import LOST, ChunkContents, begin, link
-from turboserve.bench.simulate.viewer import Viewer
+from turboserve.bench.simulate.viewer import SimulatedViewer
 from turboserve.contracts.chunks import ChunkHeader, Ownership
 from turboserve.contracts.events import event_from_bytes
 from turboserve.subjects import CANARY_EVENTS, CHUNK, EVENTS, OWN
@@ -137,7 +137,7 @@ class LogChecks:
         """Of the chunk whose fragment it is; -1: the log never accepted it."""
         return self.of(session).indices.get(fragment, -1)
 
-    def delivered(self, viewer: Viewer, index: int, fragment: bytes) -> None:
+    def delivered(self, viewer: SimulatedViewer, index: int, fragment: bytes) -> None:
         """A viewer got a chunk."""
         accepted = self.of(viewer.session).chunks.get(index)
         stands = accepted is not None and accepted.contents.to_bytes() == fragment

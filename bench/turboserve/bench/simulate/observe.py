@@ -22,7 +22,7 @@ def scheduler(core: Scheduler, name: str, checker: Checker) -> Scheduler:
     def observed(event: Event, now: float) -> list[Command]:
         commands = handle(event, now)
         if commands:
-            checker.scheduler_says(name, core, commands)
+            checker.scheduler_report(name, core, commands)
         return commands
 
     core.handle = observed  # type: ignore[method-assign]
@@ -37,12 +37,12 @@ def autoscaler(shell: Shell, checker: Checker) -> None:
     def observed(event: PoolEvent, now: float) -> list[PoolCommand]:
         control = shell.control
         if isinstance(event, SizeWanted) and control is not None and control.orders is not None:
-            hearing = control.controller.advisor.hearing
+            hearing = control.controller.advisor.feedback_monitor
             stale_s = control.controller.policy.stale_s
             checker.resized(pool, event.size, event.reason, hearing.heard_at, stale_s)
         commands = handle(event, now)
         if commands:
-            checker.pool_says(pool, commands)
+            checker.pool_report(pool, commands)
         return commands
 
     pool.handle = observed  # type: ignore[method-assign]

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from turboserve.autoscaler.providers.base import (
     Health,
     LaunchError,
-    Member,
     OnExit,
     PoolProvider,
     ProviderError,
+    ProviderWorker,
 )
 from turboserve.bench.simulate.service import ServiceProcess
 
@@ -28,7 +28,7 @@ POLL_S = 0.1
 class Machine:
     """A worker's process in its slot."""
 
-    slot: str
+    member: str
     worker: ServiceProcess
 
 
@@ -36,16 +36,16 @@ class Machines:
     """Everything that providers have launched."""
 
     def __init__(self, launch: Callable[[str, str], ServiceProcess]) -> None:
-        """`launch(slot, worker)` makes the process and starts it."""
+        """`launch(member, worker)` makes the process and starts it."""
         self.by_worker: dict[str, Machine] = {}
         self._launch = launch
         self._watchers: list[tuple[OnExit, Context, float]] = []
 
-    def launch(self, slot: str, worker: str) -> None:
+    def launch(self, member: str, worker: str) -> None:
         """Start a worker. Raises `LaunchError` where one lives in the slot."""
-        if any(machine.slot == slot for machine in self.living()):
-            raise LaunchError(f"{slot} is occupied")
-        self.by_worker[worker] = Machine(slot, self._launch(slot, worker))
+        if any(machine.member == member for machine in self.living()):
+            raise LaunchError(f"{member} is occupied")
+        self.by_worker[worker] = Machine(member, self._launch(member, worker))
 
     def living(self) -> list[Machine]:
         return [machine for machine in self.by_worker.values() if machine.worker.alive]
@@ -71,18 +71,18 @@ class SimulatedProvider(PoolProvider):
     def watch(self, on_exit: OnExit) -> None:
         self._world.machines.watch(on_exit, self._world.faults.delay_s)
 
-    async def adopt(self) -> list[Member]:
+    async def adopt(self) -> list[ProviderWorker]:
         await self._work()
         living = self._world.machines.living()
-        return [Member(machine.slot, machine.worker.name, 1) for machine in living]
+        return [ProviderWorker(machine.member, machine.worker.name, 1) for machine in living]
 
-    async def reserve(self, slot: str) -> None:
+    async def reserve(self, member: str) -> None:
         await self._work()
 
-    async def launch(self, slot: str, worker: str) -> Member:
+    async def launch(self, member: str, worker: str) -> ProviderWorker:
         await self._work()
-        self._world.machines.launch(slot, worker)
-        return Member(slot, worker, 1)
+        self._world.machines.launch(member, worker)
+        return ProviderWorker(member, worker, 1)
 
     async def ready(self, worker: str) -> bool:
         machine = self._world.machines.by_worker.get(worker)
@@ -92,7 +92,7 @@ class SimulatedProvider(PoolProvider):
     async def drain(self, worker: str) -> None:
         await self._work()
 
-    async def release(self, slot: str, worker: str | None, grace_s: float) -> None:
+    async def release(self, member: str, worker: str | None, grace_s: float) -> None:
         await self._work()
         machine = self._world.machines.by_worker.get(worker or "")
         if machine is None or not machine.worker.alive:

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from turboserve.bench.simulate.faults import Faults, draw
-from turboserve.bench.simulate.quiet import quiet
+from turboserve.bench.simulate.null_logging import quiet
 from turboserve.bench.simulate.settings import Scale
 from turboserve.bench.simulate.settled import held_memory, unsettled
 from turboserve.bench.simulate.users import Users
@@ -32,7 +32,7 @@ STORES = (1, 1, 2)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScenarioOutcome:
     """What one seed showed."""
 
     seed: int
@@ -68,7 +68,7 @@ def run_scenario(
     faults: Faults | None = None,
     scale: Scale | None = None,
     keep_lines: bool = False,
-) -> Outcome:
+) -> ScenarioOutcome:
     """Run `seconds` of virtual time under faults, then wait until all is well, then end every session."""
     climate = draw(random.Random(f"climate {seed}")) if faults is None else faults
     world = World(seed, climate, scale or scale_of(seed), keep_lines)
@@ -83,7 +83,7 @@ def run_scenario(
         if seed % WATCH_EVERY == 0:
             _watch(world)
         end(world, users)
-        outcome = Outcome(
+        outcome = ScenarioOutcome(
             seed,
             dict(world.checker.violations),
             tuple(world.checker.messages),

@@ -55,13 +55,13 @@ class Servers:
         self.hot.crash()
         self.hot.start(empty=True)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """All of them, and the network, are as they should be."""
         self.fabric.faults = FabricFaults()
         if isinstance(self.network, FaultyNetwork):
-            self.network.mend()
+            self.network.repair()
             self.network.rates = Rates(delay_s=CALM.delay_s, lag_s=CALM.lag_s)
-        self.broker.mend()
+        self.broker.repair()
         self.postgres.disk_full = False
         self.postgres.behavior.in_doubt = 0.0
         self.postgres.freeze(0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from turboserve.bench.simulate.users import Users
-from turboserve.contracts.pool import SlotPhase
+from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def unsettled(world: World, users: Users) -> str | None:
     if world.autoscaler is None:
         return "there is no autoscaler"
     pool = world.autoscaler.pool
-    ready = sum(slot.phase is SlotPhase.READY for slot in pool.slots.values())
+    ready = sum(slot.phase is PoolMemberPhase.READY for slot in pool.members.values())
     if ready != pool.target or not pool.adopted:
         return f"{ready} of {pool.target} workers are ready"
     return None

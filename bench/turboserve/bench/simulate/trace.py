@@ -7,7 +7,7 @@ import hashlib
 from turboserve.bench.runtime.loop import VirtualLoop
 
 
-class Trace:
+class EventTrace:
     """What took place, line by line."""
 
     def __init__(self, loop: VirtualLoop, keep_lines: bool = False) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from turboserve.bench.simulate.service import ConnectionLostError, ServiceProcess
-from turboserve.bench.simulate.viewer import ENDED, GONE, Viewer, ViewerConnection
+from turboserve.bench.simulate.viewer import ENDED, GONE, SimulatedViewer, ViewerConnection
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import Activity, SessionRecord
 from turboserve.gateway.auth.service import DEFAULT_TENANT as TENANT
@@ -29,7 +29,7 @@ class Clients:
     """What any client can do: requests to some gateway, and viewers that stay connected."""
 
     def __init__(self, world: World) -> None:
-        self.viewers: list[Viewer] = []
+        self.viewers: list[SimulatedViewer] = []
         self.seeds: dict[str, int] = {}
         """Session → the seed of its video, of those whose creation was answered."""
         self._world = world
@@ -42,22 +42,22 @@ class Clients:
         """Chunks that viewers got."""
         return self._viewed + sum(viewer.seen for viewer in self.viewers)
 
-    def forget(self, viewer: Viewer) -> None:
+    def forget(self, viewer: SimulatedViewer) -> None:
         """The viewer never comes back."""
         self._viewed += viewer.seen
         self.viewers.remove(viewer)
 
-    def connected(self, viewer: Viewer) -> bool:
+    def connected(self, viewer: SimulatedViewer) -> bool:
         return viewer.name in self._connections
 
-    def watch(self, session: str, *, socket: bool = True, from_start: bool = False) -> Viewer:
+    def watch(self, session: str, *, socket: bool = True, from_start: bool = False) -> SimulatedViewer:
         """A new viewer of the session, from its playhead on or `from_start`."""
-        viewer = Viewer(f"view_{self.number()}", session, socket, 0 if from_start else None)
+        viewer = SimulatedViewer(f"view_{self.number()}", session, socket, 0 if from_start else None)
         self.viewers.append(viewer)
         self._join(viewer)
         return viewer
 
-    def leave(self, viewer: Viewer) -> None:
+    def leave(self, viewer: SimulatedViewer) -> None:
         viewer.watching = False
         connection = self._connections.get(viewer.name)
         if connection is not None:
@@ -112,7 +112,7 @@ class Clients:
                 if viewer.watching and not viewer.over and not self.connected(viewer):
                     self._join(viewer)
 
-    def _join(self, viewer: Viewer) -> None:
+    def _join(self, viewer: SimulatedViewer) -> None:
         found = self._some_gateway()
         if found is None:
             return
@@ -135,7 +135,7 @@ class Clients:
             # A player of plain HTTP is not told why its video ends: it asks.
             self._spawn(self._look(viewer))
 
-    async def _look(self, viewer: Viewer) -> None:
+    async def _look(self, viewer: SimulatedViewer) -> None:
         record = await self.ask(lambda gateway: gateway.sessions.get(TENANT, viewer.session), 1)
         viewer.over = record is not None and record.phase.ended
 

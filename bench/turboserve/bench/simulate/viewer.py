@@ -29,7 +29,7 @@ GONE = 4410
 
 
 @dataclass
-class Viewer:
+class SimulatedViewer:
     """Someone who watches one session, now or again later."""
 
     name: str
@@ -57,7 +57,7 @@ class ViewerConnection:
     def __init__(
         self,
         world: World,
-        viewer: Viewer,
+        viewer: SimulatedViewer,
         service: ServiceProcess,
         closed: Callable[[ViewerConnection], None],
     ) -> None:

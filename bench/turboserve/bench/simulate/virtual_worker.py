@@ -106,7 +106,7 @@ class VirtualWorker:
         if self._platform is not None:
             self._platform.faults.lost = True
 
-    def mend_device(self) -> None:
+    def repair_device(self) -> None:
         """One that has been given nothing since it was lost works again."""
         if self._platform is not None and (self.worker is None or self.worker.alive):
             self._platform.faults.lost = False

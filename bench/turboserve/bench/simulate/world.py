@@ -23,7 +23,7 @@ from turboserve.bench.simulate.provider import Machines, SimulatedProvider
 from turboserve.bench.simulate.servers import Servers
 from turboserve.bench.simulate.service import ServiceProcess
 from turboserve.bench.simulate.settings import Scale
-from turboserve.bench.simulate.trace import Trace
+from turboserve.bench.simulate.trace import EventTrace
 from turboserve.bench.simulate.virtual_worker import VirtualWorker
 from turboserve.bus import Bus
 from turboserve.contracts.workers import WorkerPhase
@@ -60,7 +60,7 @@ class World(Servers):
         self.random = random.Random(f"world {seed}")
         """Of users, processes and the provider."""
         self.fault_random = random.Random(f"faults {seed}")
-        self.trace = Trace(self.loop, keep_lines)
+        self.trace = EventTrace(self.loop, keep_lines)
         self.checker = Checker(self)
         self.broker.jetstream.on_append = self.checker.log.appended
         self.postgres.on_commit = self.checker.committed
@@ -83,7 +83,7 @@ class World(Servers):
         self.made_when_calm: dict[str, int] = {}
         """Session → chunks in the log when the faults stopped."""
         self._clients: dict[ServiceProcess, MemoryClient] = {}
-        self._lives: dict[str, int] = {}
+        self._incarnations: dict[str, int] = {}
         """Processes that each service has had."""
         self.injector = FaultInjector(self)
 
@@ -120,7 +120,7 @@ class World(Servers):
             "gateway": self._gateway,
         }
         settings = getattr(self.scale, "store" if kind == "state-store" else kind)()
-        life = self._lives[name] = self._lives.get(name, 0) + 1
+        life = self._incarnations[name] = self._incarnations.get(name, 0) + 1
         service = ServiceProcess(self, name, kind, settings, starts[kind], self._skew(), life)
         self._services[name] = service
         self._begin(service)
@@ -218,19 +218,19 @@ class World(Servers):
         self.weights += 1
         self.trace.note("checkpoint", self.weights)
 
-    def start_broker_anew(self) -> None:
+    def restart_broker(self) -> None:
         """The broker comes back on another disk: its streams are gone."""
         self.trace.note("streams are lost")
         self.checker.log.streams_lost()
         self.broker.start(lost_streams=True)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Servers and network are as they should be; processes that are frozen wake up in their time."""
         self.trace.note("faults stop")
         self.faults = CALM
         for worker in self.workers.values():
-            worker.mend_device()
-        super().mend()
+            worker.repair_device()
+        super().repair()
 
     # Looking
 

@@ -11,7 +11,7 @@ from turboserve.bench.streaming.viewer import Received, Switch, Viewer
 
 
 @dataclass
-class Watched:
+class SessionMeasurement:
     """One session of the run and what was noted about it. Times are monotonic seconds."""
 
     viewer: Viewer
@@ -28,7 +28,7 @@ class Measurement:
     """Everything that one run noted."""
 
     seconds: float
-    watched: list[Watched] = field(default_factory=list)
+    watched: list[SessionMeasurement] = field(default_factory=list)
     broker_at: dict[tuple[str, int], float] | None = None
     """(session, chunk index) → wall time at which it came from the broker itself."""
 
@@ -79,7 +79,7 @@ class Measurement:
             "baseline": self._baseline(),
         }
 
-    def _live(self) -> list[tuple[Watched, Received]]:
+    def _live(self) -> list[tuple[SessionMeasurement, Received]]:
         """Chunks that were made while their viewer was connected: what came before waited for the viewer."""
         return [
             (one, chunk)

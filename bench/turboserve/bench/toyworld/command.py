@@ -17,11 +17,11 @@ def run(
 ) -> dict[str, Any]:
     """How often the shipped model draws what its prompt says, before and after a switch of prompts."""
     from turboserve.bench.toyworld import quality
-    from turboserve.worker.model.load import UnreadableCheckpoint
+    from turboserve.worker.model.load import UnreadableCheckpointError
 
     try:
         return quality.run(full, seed)
-    except UnreadableCheckpoint as error:
+    except UnreadableCheckpointError as error:
         raise BenchError(str(error)) from error
 
 

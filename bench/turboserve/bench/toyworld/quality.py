@@ -43,7 +43,7 @@ TIMED_CHUNKS = 16
 Clip = NDArray[np.uint8]
 
 
-class GenerationFailed(RuntimeError):
+class GenerationError(RuntimeError):
     """The engine gave up a session of the benchmark."""
 
 
@@ -80,7 +80,7 @@ def held_out_jobs(count: int, seed: int) -> list[Job]:
     return jobs
 
 
-def play(models: Models, jobs: Sequence[Job], chunks: int, concurrent: int = CONCURRENT) -> list[Played]:
+def generate(models: Models, jobs: Sequence[Job], chunks: int, concurrent: int = CONCURRENT) -> list[Played]:
     """Runs the jobs through one engine, `concurrent` sessions at a time, `chunks` chunks each."""
     config = models.transformer.config
     slab = SlabLayout.of(config, models.transformer.patch_embedding.weight.dtype).total_bytes
@@ -95,7 +95,7 @@ def play(models: Models, jobs: Sequence[Job], chunks: int, concurrent: int = CON
             running += 1
         for event in engine.step(time.monotonic()):
             if isinstance(event, SessionFailed):
-                raise GenerationFailed(f"session {event.session}: {event.error}")
+                raise GenerationError(f"session {event.session}: {event.error}")
             if isinstance(event, ControlApplied):
                 played[int(event.session)].applied = event.chunk
             if not isinstance(event, ChunkReady):
@@ -135,7 +135,7 @@ def run(full: bool, seed: int = 0, world: ToyWorld | None = None) -> dict[str, A
     models = Models(world.transformer, world.text, ToyDecoder(world.vae, world.config))
     begun = time.monotonic()
     jobs = held_out_jobs(FULL_PROMPTS if full else SAMPLE_PROMPTS, seed)
-    played = play(models, jobs, CHUNKS_BEFORE + CHUNKS_AFTER)
+    played = generate(models, jobs, CHUNKS_BEFORE + CHUNKS_AFTER)
     before = [judge(np.concatenate(p.chunks[1:CHUNKS_BEFORE])) for p in played]
     after = [judge(np.concatenate(p.chunks[CHUNKS_BEFORE + 1 :])) for p in played]
     switched = [_switched(job, p) for job, p in zip(jobs, played, strict=True)]
@@ -170,7 +170,7 @@ def run(full: bool, seed: int = 0, world: ToyWorld | None = None) -> dict[str, A
 def long_sessions(models: Models, seed: int) -> dict[str, Any]:
     """Does a session still show its prompt after LONG_CHUNKS chunks? Accuracies over its last two chunks."""
     jobs = [Job(job.scene, job.prompt, job.seed) for job in held_out_jobs(LONG_SESSIONS, seed + 1)]
-    played = play(models, jobs, LONG_CHUNKS)
+    played = generate(models, jobs, LONG_CHUNKS)
     verdicts = [judge(np.concatenate(p.chunks[-2:])) for p in played]
     return {
         "sessions": len(jobs),

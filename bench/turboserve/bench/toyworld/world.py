@@ -109,7 +109,7 @@ def switch(old: Scene, new: Scene, bodies: Sequence[Body]) -> tuple[Body, ...]:
     else is a new scene, which begins at the start: a video does not say which of two figures was first. One
     that begins to circle starts at phase 0, one that goes on circling keeps its phase.
     """
-    if begins_anew(old, new):
+    if restarts(old, new):
         return start(new)
     kept = []
     for place, now in enumerate(new.figures):
@@ -119,7 +119,7 @@ def switch(old: Scene, new: Scene, bodies: Sequence[Body]) -> tuple[Body, ...]:
     return tuple(kept)
 
 
-def begins_anew(old: Scene, new: Scene) -> bool:
+def restarts(old: Scene, new: Scene) -> bool:
     """True if `new` does not go on where `old` stopped but starts, as a new session does."""
     alone = len(old.figures) == len(new.figures) == 1
     return not alone and sorted(_colours(old)) != sorted(_colours(new))

@@ -2,29 +2,29 @@
 
 from turboserve.cli.embedded.layout import Layout
 from turboserve.cli.embedded.nats import NatsServer
-from turboserve.cli.embedded.ports import Ports, PortTaken
+from turboserve.cli.embedded.ports import Ports, PortTakenError
 from turboserve.cli.embedded.postgres import PostgresServer
 from turboserve.cli.embedded.redis import RedisServer
 from turboserve.cli.embedded.server import (
     EmbeddedServer,
-    NotReady,
-    RefusesError,
-    ServerFailed,
-    SilentError,
-    UnhealthyError,
+    NotReadyError,
+    ServerFullError,
+    ServerSetupError,
+    ServerUnhealthyError,
+    ServerUnresponsiveError,
 )
 
 __all__ = [
     "EmbeddedServer",
     "Layout",
     "NatsServer",
-    "NotReady",
-    "PortTaken",
+    "NotReadyError",
+    "PortTakenError",
     "Ports",
     "PostgresServer",
     "RedisServer",
-    "RefusesError",
-    "ServerFailed",
-    "SilentError",
-    "UnhealthyError",
+    "ServerFullError",
+    "ServerSetupError",
+    "ServerUnhealthyError",
+    "ServerUnresponsiveError",
 ]

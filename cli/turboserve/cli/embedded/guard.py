@@ -32,7 +32,7 @@ PR_SET_NO_NEW_PRIVS = 38
 CAPABILITY_VERSION_3 = 0x20080522
 FOLDER_FD = 100
 UMASK = 0o077
-LOCK_PATIENCE_S = 5.0
+LOCK_TIMEOUT_S = 5.0
 LOCK_LIMIT_S = 15.0
 STATUS_BUSY = 75
 PID_DIGITS = 10
@@ -76,7 +76,7 @@ def take_lock(path: str, pid_file: str | None, program: str) -> int:
             return fd
         except BlockingIOError:
             waited = time.monotonic() - started
-        if waited > LOCK_PATIENCE_S and not killed and pid_file:
+        if waited > LOCK_TIMEOUT_S and not killed and pid_file:
             killed = True
             kill_leftover(pid_file, program)
         if waited > LOCK_LIMIT_S:

@@ -22,10 +22,10 @@ from turboserve.cli.embedded import binaries
 from turboserve.cli.embedded.ports import HOST
 from turboserve.cli.embedded.server import (
     EmbeddedServer,
-    NotReady,
-    RefusesError,
-    SilentError,
-    UnhealthyError,
+    NotReadyError,
+    ServerFullError,
+    ServerUnhealthyError,
+    ServerUnresponsiveError,
 )
 from turboserve.subjects import ADMIN
 
@@ -114,7 +114,7 @@ class NatsServer(EmbeddedServer):
         await append(self.url())
 
     async def healthz(self, *, js_enabled_only: bool = False) -> None:
-        """Ask for the server's health on a connection of its own; raises NotReady with the reason."""
+        """Ask for the server's health on a connection of its own; raises NotReadyError with the reason."""
         await server_health(
             self.address, self._health_password, {"js-enabled-only": True} if js_enabled_only else {}
         )
@@ -167,8 +167,8 @@ accounts {{
 async def server_health(url: str, password: str, options: Mapping[str, Any]) -> None:
     """Ask the broker at `url` for its health as the health user.
 
-    Raises UnhealthyError with the reason that it answers, SilentError if it does not answer, NotReady if
-    there is no connection.
+    Raises ServerUnhealthyError with the reason that it answers, ServerUnresponsiveError if it does not
+    answer, NotReadyError if there is no connection.
 
     `options` are those of nats-server's `/healthz`, such as `{"js-enabled-only": True}`.
     """
@@ -193,12 +193,12 @@ async def server_health(url: str, password: str, options: Mapping[str, Any]) -> 
             await client.close()
         health = json.loads(answer.data)
     except (TimeoutError, nats.errors.TimeoutError) as error:
-        raise SilentError(f"nats: {error!r}") from error
+        raise ServerUnresponsiveError(f"nats: {error!r}") from error
     except (OSError, nats.errors.Error, ValueError) as error:
-        raise NotReady(f"nats: {error!r}") from error
+        raise NotReadyError(f"nats: {error!r}") from error
     data = health.get("data", {})
     if data.get("status") != "ok":
-        raise UnhealthyError(f"nats: {data.get('error') or health.get('error') or data.get('status')}")
+        raise ServerUnhealthyError(f"nats: {data.get('error') or health.get('error') or data.get('status')}")
 
 
 async def _request(client: Client, subject: str, data: bytes) -> Msg:
@@ -218,8 +218,8 @@ async def _request(client: Client, subject: str, data: bytes) -> Msg:
 async def append(url: str) -> None:
     """Append to the supervisor's stream at the broker `url`, with a user who may make that stream.
 
-    Raises UnhealthyError if the append is not acknowledged, RefusesError if the broker refuses it, NotReady
-    if the broker does not answer at all.
+    Raises ServerUnhealthyError if the append is not acknowledged, ServerFullError if the broker refuses it,
+    NotReadyError if the broker does not answer at all.
     """
 
     async def ignore(_: Exception) -> None:
@@ -230,7 +230,7 @@ async def append(url: str) -> None:
             url, name="supervisor", allow_reconnect=False, connect_timeout=APPEND_ANSWER_S, error_cb=ignore
         )
     except (OSError, TimeoutError, nats.errors.Error) as error:
-        raise NotReady(f"nats: {error!r}") from error
+        raise NotReadyError(f"nats: {error!r}") from error
     try:
         jetstream = client.jetstream(timeout=APPEND_ANSWER_S)
         subject = PROBE_STREAM.subjects[0] if PROBE_STREAM.subjects else ""
@@ -240,10 +240,12 @@ async def append(url: str) -> None:
             await jetstream.add_stream(PROBE_STREAM)
             await jetstream.publish(subject)
     except APIError as error:
-        raise RefusesError(f"nats: it refuses to append: {error.description}") from error
+        raise ServerFullError(f"nats: it refuses to append: {error.description}") from error
     except (TimeoutError, nats.errors.TimeoutError) as error:
-        raise UnhealthyError(f"nats: an append was not acknowledged in {APPEND_ANSWER_S:.0f} s") from error
+        raise ServerUnhealthyError(
+            f"nats: an append was not acknowledged in {APPEND_ANSWER_S:.0f} s"
+        ) from error
     except (OSError, nats.errors.Error) as error:
-        raise NotReady(f"nats: {error!r}") from error
+        raise NotReadyError(f"nats: {error!r}") from error
     finally:
         await client.close()

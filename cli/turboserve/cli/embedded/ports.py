@@ -11,7 +11,7 @@ from turboserve.free_ports import HIGHEST, LOWEST, is_free
 HOST = "127.0.0.1"
 
 
-class PortTaken(Exception):
+class PortTakenError(Exception):
     """Another program listens on the port that was asked for."""
 
     def __init__(self, port: int) -> None:
@@ -20,11 +20,11 @@ class PortTaken(Exception):
 
 
 def next_free(port: int, attempts: int = 100) -> int:
-    """`port`, or the next free one after it; raises PortTaken when there is none among `attempts`."""
+    """`port`, or the next free one after it; raises PortTakenError when there is none among `attempts`."""
     for candidate in range(port, min(port + attempts, 65_536)):
         if is_free(candidate):
             return candidate
-    raise PortTaken(port)
+    raise PortTakenError(port)
 
 
 class Ports:
@@ -56,4 +56,4 @@ class Ports:
             port = generator.randrange(LOWEST, HIGHEST)
             if port not in taken and is_free(port):
                 return port
-        raise PortTaken(LOWEST)
+        raise PortTakenError(LOWEST)

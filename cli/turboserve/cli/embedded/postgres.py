@@ -16,10 +16,10 @@ from turboserve.cli.embedded import binaries
 from turboserve.cli.embedded.ports import HOST
 from turboserve.cli.embedded.server import (
     EmbeddedServer,
-    NotReady,
-    ServerFailed,
-    SilentError,
-    UnhealthyError,
+    NotReadyError,
+    ServerSetupError,
+    ServerUnhealthyError,
+    ServerUnresponsiveError,
 )
 from turboserve.environment import SYSTEM, child
 
@@ -173,29 +173,31 @@ class PostgresServer(EmbeddedServer):
         )
         output, _ = await process.communicate()
         if process.returncode != 0:
-            raise ServerFailed(f"postgres: initdb ended with status {process.returncode}: {output.decode()}")
+            raise ServerSetupError(
+                f"postgres: initdb ended with status {process.returncode}: {output.decode()}"
+            )
 
     async def probe(self) -> None:
         """Connects as the services do; makes their role and database if they are not there yet."""
         # Asked first, since every connection refused during recovery would be logged as FATAL.
         if self._status() != "ready":
-            raise NotReady("postgres: still starting")
+            raise NotReadyError("postgres: still starting")
         if not self._provisioned:
             await self.provision()
             self._provisioned = True
         try:
             connection = await asyncpg.connect(self.url(), timeout=5.0)
         except TimeoutError as error:
-            raise SilentError("postgres: it does not answer") from error
+            raise ServerUnresponsiveError("postgres: it does not answer") from error
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise NotReady(f"postgres: {error}") from error
+            raise NotReadyError(f"postgres: {error}") from error
         # Without a goodbye to the server, whose answer would be waited for.
         connection.terminate()
 
     async def provision(self) -> None:
         """Make the services' role and database, and give them what earlier versions made as superuser.
 
-        May be repeated. Raises NotReady while nobody answers.
+        May be repeated. Raises NotReadyError while nobody answers.
         """
         async with self.superuser() as connection:
             password = await connection.fetchval("select quote_literal($1)", self.password)
@@ -205,7 +207,7 @@ class PostgresServer(EmbeddedServer):
             await connection.execute(ADOPT_OBJECTS)
 
     async def ensure_database(self, database: str) -> None:
-        """Make `database` unless it exists, owned by the services' role; raises NotReady."""
+        """Make `database` unless it exists, owned by the services' role; raises NotReadyError."""
         async with self.superuser() as connection:
             owner = await connection.fetchval(
                 "select pg_get_userbyid(datdba) from pg_database where datname = $1", database
@@ -217,7 +219,7 @@ class PostgresServer(EmbeddedServer):
 
     @asynccontextmanager
     async def superuser(self, database: str = "postgres") -> AsyncIterator[asyncpg.Connection]:
-        """A connection as superuser, over the socket file. Raises NotReady while nobody answers."""
+        """A connection as superuser, over the socket file. Raises NotReadyError while nobody answers."""
         # By a descriptor of the folder: the path of a socket file is limited to 107 bytes.
         folder = os.open(self.directory, os.O_PATH | os.O_DIRECTORY)
         try:
@@ -230,9 +232,9 @@ class PostgresServer(EmbeddedServer):
                 timeout=5.0,
             )
         except TimeoutError as error:
-            raise SilentError("postgres: it does not answer") from error
+            raise ServerUnresponsiveError("postgres: it does not answer") from error
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise NotReady(f"postgres: {error}") from error
+            raise NotReadyError(f"postgres: {error}") from error
         finally:
             os.close(folder)
         try:
@@ -250,17 +252,17 @@ class PostgresServer(EmbeddedServer):
                     # Else to leave would wait for an answer once more.
                     connection.terminate()
                     raise
-        except NotReady as error:
+        except NotReadyError as error:
             if isinstance(error.__cause__, asyncpg.CannotConnectNowError):
                 # It recovers from the crash of one of its processes, which takes as long as it takes.
                 return
             if isinstance(error.__cause__, asyncpg.PostgresError):
-                raise UnhealthyError(str(error)) from error
+                raise ServerUnhealthyError(str(error)) from error
             raise
         except asyncpg.PostgresError as error:
-            raise UnhealthyError(f"postgres: {error}") from error
+            raise ServerUnhealthyError(f"postgres: {error}") from error
         except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
-            raise NotReady(f"postgres: {error!r}") from error
+            raise NotReadyError(f"postgres: {error!r}") from error
 
     def _status(self) -> str:
         try:

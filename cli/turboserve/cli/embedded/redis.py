@@ -9,7 +9,12 @@ import redis.exceptions
 
 from turboserve.cli.embedded import binaries
 from turboserve.cli.embedded.ports import HOST
-from turboserve.cli.embedded.server import EmbeddedServer, NotReady, SilentError, UnhealthyError
+from turboserve.cli.embedded.server import (
+    EmbeddedServer,
+    NotReadyError,
+    ServerUnhealthyError,
+    ServerUnresponsiveError,
+)
 
 CONFIG_FILE = "redis.conf"
 MAX_MEMORY_BYTES = 2**30
@@ -73,11 +78,11 @@ maxmemory-policy volatile-ttl
         except redis.exceptions.ResponseError as error:
             # A restart would lose what it holds and could not write, and makes no room on the disk.
             if not str(error).startswith(DISK_ERROR):
-                raise NotReady(f"redis: {error}") from error
+                raise NotReadyError(f"redis: {error}") from error
         except redis.exceptions.TimeoutError as error:
-            raise SilentError(f"redis: {error}") from error
+            raise ServerUnresponsiveError(f"redis: {error}") from error
         except (redis.exceptions.RedisError, OSError) as error:
-            raise NotReady(f"redis: {error}") from error
+            raise NotReadyError(f"redis: {error}") from error
         finally:
             await client.aclose()
 
@@ -87,9 +92,9 @@ maxmemory-policy volatile-ttl
         try:
             await client.set(PROBE_KEY, 1, ex=PROBE_TTL_S)
         except redis.exceptions.ResponseError as error:
-            raise UnhealthyError(f"redis: {error}") from error
+            raise ServerUnhealthyError(f"redis: {error}") from error
         except (redis.exceptions.RedisError, OSError) as error:
-            raise NotReady(f"redis: {error}") from error
+            raise NotReadyError(f"redis: {error}") from error
         finally:
             await client.aclose()
 

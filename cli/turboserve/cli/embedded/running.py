@@ -22,7 +22,7 @@ def running(servers: Sequence[EmbeddedServer], log: Path) -> Iterator[None]:
     """Start `servers`, wait until all are ready, stop them at the end; their output goes to the file `log`.
 
     They end with this process even when it is killed. Call it from the main thread, outside any event loop.
-    Raises NotReady with the end of the log when a server does not start.
+    Raises NotReadyError with the end of the log when a server does not start.
     """
     lifeline_read, lifeline_write = os.pipe()
     lifeline = {FD_VARIABLE: str(lifeline_read), PARENT_VARIABLE: str(os.getpid())}

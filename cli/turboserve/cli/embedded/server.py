@@ -19,23 +19,23 @@ UNPRIVILEGED = "nobody"
 """Whom servers run as under root. This user exists on every Linux, so none has to be made."""
 
 
-class NotReady(Exception):
+class NotReadyError(Exception):
     """The server does not answer yet."""
 
 
-class SilentError(NotReady):
+class ServerUnresponsiveError(NotReadyError):
     """The server accepts connections and does not answer: it stands still, or it is overloaded."""
 
 
-class UnhealthyError(NotReady):
+class ServerUnhealthyError(NotReadyError):
     """The server answers that it cannot do its work; a restart may help."""
 
 
-class RefusesError(UnhealthyError):
+class ServerFullError(ServerUnhealthyError):
     """The server is well and has no room for what it is given by its own limits: a restart does not help."""
 
 
-class ServerFailed(Exception):
+class ServerSetupError(Exception):
     """A server's files could not be prepared; the message carries what its tool said."""
 
 
@@ -43,8 +43,8 @@ class EmbeddedServer(abc.ABC):
     """One server: how to prepare its files, start it under a guard, and ask whether it serves.
 
     `prepare` is repeated before every start and leaves existing data alone. `command` is the whole command
-    line, guard included. `probe` makes a real connection and raises NotReady until the server does its work.
-    `alive` is for as long as the server runs after that.
+    line, guard included. `probe` makes a real connection and raises NotReadyError until the server does its
+    work. `alive` is for as long as the server runs after that.
     """
 
     name: str
@@ -65,7 +65,7 @@ class EmbeddedServer(abc.ABC):
 
     @abc.abstractmethod
     async def prepare(self) -> None:
-        """Write configuration and, the first time, data. Raises ServerFailed."""
+        """Write configuration and, the first time, data. Raises ServerSetupError."""
 
     @abc.abstractmethod
     def program(self) -> list[str]:
@@ -73,14 +73,14 @@ class EmbeddedServer(abc.ABC):
 
     @abc.abstractmethod
     async def probe(self) -> None:
-        """Connect and ask for something real; raises NotReady."""
+        """Connect and ask for something real; raises NotReadyError."""
 
     @abc.abstractmethod
     async def alive(self) -> None:
         """Write something and see it acknowledged.
 
-        Raises NotReady if the server does not answer, UnhealthyError if it answers that it cannot write,
-        RefusesError if it is full by its own limits.
+        Raises NotReadyError if the server does not answer, ServerUnhealthyError if it answers that it cannot
+        write, ServerFullError if it is full by its own limits.
         """
 
     def stale_files(self) -> Sequence[Path]:
@@ -144,13 +144,13 @@ class EmbeddedServer(abc.ABC):
 
 
 async def wait_ready(server: EmbeddedServer, limit_s: float) -> None:
-    """Probe until the server serves; raises NotReady with the last reason after `limit_s` seconds."""
+    """Probe until the server serves; raises NotReadyError with the last reason after `limit_s` seconds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + limit_s
     while True:
         try:
             return await server.probe()
-        except NotReady:
+        except NotReadyError:
             if loop.time() > deadline:
                 raise
         await asyncio.sleep(0.03)

@@ -14,7 +14,7 @@ from types import TracebackType
 import psutil
 
 from turboserve.cli.stack import record
-from turboserve.cli.stack.record import NoStack, StackRecord
+from turboserve.cli.stack.record import StackNotRunningError, StackRecord
 from turboserve.free_ports import any_free
 
 START_LIMIT_S = 180.0
@@ -22,7 +22,7 @@ STOP_LIMIT_S = 60.0
 UP = (sys.executable, "-m", "turboserve.cli.main", "up")
 
 
-class DidNotStart(Exception):
+class StackStartError(Exception):
     """`turboserve up` ended or hung; the message carries the end of its output."""
 
 
@@ -72,7 +72,7 @@ class BackgroundStack:
         return self._process
 
     def start(self) -> None:
-        """Start, and wait until everything is ready; raises DidNotStart."""
+        """Start, and wait until everything is ready; raises StackStartError."""
         # Not the default one: several may be started at the same moment, and would all find it free.
         port = [] if "--port" in self._command else ["--port", str(any_free())]
         with self.log.open("ab") as output:
@@ -87,7 +87,7 @@ class BackgroundStack:
             self.wait(self._is_ready, START_LIMIT_S)
         except TimeoutError:
             self.stop()
-            raise DidNotStart(self.output[-4000:]) from None
+            raise StackStartError(self.output[-4000:]) from None
 
     def stop(self) -> int:
         """Ask it to stop, as Ctrl-C does, and return its exit status."""
@@ -129,8 +129,8 @@ class BackgroundStack:
 
     def _is_ready(self) -> bool:
         if self.process.poll() is not None:
-            raise DidNotStart(self.output[-4000:])
+            raise StackStartError(self.output[-4000:])
         try:
             return self.record.ready
-        except NoStack:
+        except StackNotRunningError:
             return False

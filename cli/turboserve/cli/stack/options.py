@@ -24,7 +24,7 @@ PREFIXES: dict[str, list[str]] = {}
 MOST_WORKERS = 256
 
 
-class InvalidOption(ValueError):
+class InvalidOptionError(ValueError):
     """An option that cannot be used; the message names it and the limit."""
 
 
@@ -47,14 +47,14 @@ class Workers:
 
     @classmethod
     def parse(cls, text: str) -> Workers:
-        """`3` or `1..4`. Raises InvalidOption."""
+        """`3` or `1..4`. Raises InvalidOptionError."""
         match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text.strip())
         if match is None:
-            raise InvalidOption(f"--workers: {text!r} is neither a number nor a range such as 1..4")
+            raise InvalidOptionError(f"--workers: {text!r} is neither a number nor a range such as 1..4")
         low = int(match[1])
         high = int(match[2]) if match[2] else low
         if not 0 <= low <= high <= MOST_WORKERS:
-            raise InvalidOption(f"--workers: {text!r} must go up, within 0 to {MOST_WORKERS}")
+            raise InvalidOptionError(f"--workers: {text!r} must go up, within 0 to {MOST_WORKERS}")
         return cls(low, high)
 
     def __str__(self) -> str:

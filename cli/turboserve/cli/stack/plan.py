@@ -15,7 +15,7 @@ from turboserve.cli.embedded import (
     Layout,
     NatsServer,
     Ports,
-    PortTaken,
+    PortTakenError,
     PostgresServer,
     RedisServer,
 )
@@ -50,12 +50,12 @@ class Plan:
 
     @cached_property
     def port(self) -> int:
-        """The gateway's. Raises PortTaken when the one asked for is in use."""
+        """The gateway's. Raises PortTakenError when the one asked for is in use."""
         wanted = self.options.port
         if wanted is None:
             return next_free(DEFAULT_PORT)
         if not is_free(wanted):
-            raise PortTaken(wanted)
+            raise PortTakenError(wanted)
         return wanted
 
     @property

@@ -21,7 +21,7 @@ SPARE_BYTES = 1024
 """Blanks at the end of the record at least: a later one fits into its place when the disk is full."""
 
 
-class NoStack(Exception):
+class StackNotRunningError(Exception):
     """No stack runs on this data directory."""
 
     def __init__(self, data: Path) -> None:
@@ -94,11 +94,12 @@ def write(plan: Plan, processes: dict[str, dict[str, Any]], ready: bool) -> None
 
 
 def read(data: Path) -> StackRecord:
-    """The record of the stack running on `data`. Raises NoStack, also for what a killed stack left behind."""
+    """The record of the stack running on `data`. Raises StackNotRunningError, also for what a killed stack
+    left behind."""
     layout = Layout(data)
     value = _load(layout)
     if value.pop("version", None) != VERSION or not psutil.pid_exists(value["supervisor_pid"]):
-        raise NoStack(layout.data)
+        raise StackNotRunningError(layout.data)
     return StackRecord(**value)
 
 
@@ -112,4 +113,4 @@ def _load(layout: Layout) -> dict[str, Any]:
         except json.JSONDecodeError:
             # On a full disk it is overwritten in place: another look sees it whole.
             time.sleep(pause_s)
-    raise NoStack(layout.data)
+    raise StackNotRunningError(layout.data)

@@ -27,12 +27,12 @@ OWN_VARIABLES = ("TURBOSERVE_DATA", lifeline.FD_VARIABLE, lifeline.PARENT_VARIAB
 """Read by the command itself."""
 
 
-class AlreadyRunning(Exception):
+class AlreadyRunningError(Exception):
     """Another `turboserve up` uses this data directory."""
 
     def __init__(self, layout: Layout, pid: str) -> None:
         where = ""
-        with suppress(record.NoStack):
+        with suppress(record.StackNotRunningError):
             where = f" at {record.read(layout.data).url}"
         who = f" (process {pid})" if pid else ""
         super().__init__(
@@ -42,8 +42,8 @@ class AlreadyRunning(Exception):
 
 
 def run(options: Options, policy: Policy | None = None) -> int:
-    """Returns the exit status. Raises AlreadyRunning, PortTaken, BinaryMissing, OSError, and ValidationError
-    for settings that the gateway would refuse, before any start."""
+    """Returns the exit status. Raises AlreadyRunningError, PortTakenError, BinaryMissingError, OSError, and
+    ValidationError for settings that the gateway would refuse, before any start."""
     # Inherited by every process of the stack: nobody but the owner and the group gets at what they write.
     os.umask(UMASK)
     gateway = GatewaySettings(gateway_host=HOST)
@@ -112,7 +112,7 @@ def _only_one(layout: Layout) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AlreadyRunning(layout, os.read(descriptor, 32).decode().strip()) from None
+            raise AlreadyRunningError(layout, os.read(descriptor, 32).decode().strip()) from None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         yield

@@ -25,13 +25,13 @@ __all__ = [
     "Alarm",
     "AlarmOver",
     "AllReady",
-    "Answer",
     "Command",
     "Crashed",
     "Done",
     "Failing",
     "GaveUp",
     "Hangs",
+    "HealthAnswer",
     "Kill",
     "Launch",
     "Member",
@@ -93,7 +93,7 @@ class State(enum.Enum):
     STOPPED = "stopped"
 
 
-class Answer(enum.Enum):
+class HealthAnswer(enum.Enum):
     """What came of asking a process whether it serves."""
 
     SERVES = "serves"
@@ -104,7 +104,7 @@ class Answer(enum.Enum):
 
 
 @dataclass
-class _Life:
+class _ProcessState:
     member: Member
     state: State = State.WAITING
     ever_ready: bool = False
@@ -132,69 +132,81 @@ class Supervision:
 
     def __init__(self, members: Iterable[Member], policy: Policy | None = None) -> None:
         self.policy = policy or Policy()
-        self._lives = {member.name: _Life(member) for member in members}
+        self._process_states = {member.name: _ProcessState(member) for member in members}
         self._stopping = False
-        self._said_ready = False
-        self._said_done = False
+        self._ready_announced = False
+        self._done_announced = False
 
     @property
     def stopping(self) -> bool:
         return self._stopping
 
     def state(self, name: str) -> State:
-        return self._lives[name].state
+        return self._process_states[name].state
 
     def restarts(self, name: str) -> int:
         """How often `name` was started again."""
-        return self._lives[name].restarts
+        return self._process_states[name].restarts
 
     def alarm(self, name: str) -> str | None:
         """Why `name` does not serve, while restarting it does not help; None: no alarm."""
-        return self._lives[name].alarm
+        return self._process_states[name].alarm
 
     def watches_room(self, name: str) -> bool:
         """Whether `room_checked` matters for `name` now."""
-        life = self._lives[name]
-        starting = life.ever_ready and life.state in (State.STARTING, State.BACKOFF)
-        return starting or life.alarm is not None
+        process_state = self._process_states[name]
+        starting = process_state.ever_ready and process_state.state in (State.STARTING, State.BACKOFF)
+        return starting or process_state.alarm is not None
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do, if nothing else happens before."""
-        return min((life.due_s for life in self._lives.values() if life.due_s is not None), default=None)
+        return min(
+            (
+                process_state.due_s
+                for process_state in self._process_states.values()
+                if process_state.due_s is not None
+            ),
+            default=None,
+        )
 
     def start(self, now_s: float) -> list[Command]:
         return self._start_wave(now_s)
 
     def ready(self, name: str, now_s: float) -> list[Command]:
         """`name` answered that it serves. Late answers of a process that has ended change nothing."""
-        life = self._lives[name]
-        if life.state is not State.STARTING:
+        process_state = self._process_states[name]
+        if process_state.state is not State.STARTING:
             return []
-        self._enter(life, State.READY, now_s)
-        life.ever_ready = True
+        self._enter(process_state, State.READY, now_s)
+        process_state.ever_ready = True
         return self._start_wave(now_s)
 
     def exited(self, name: str, now_s: float, refused: bool = False) -> list[Command]:
         """The process of `name` has ended, for whatever reason; `refused`: because of its settings."""
-        life = self._lives[name]
-        if life.state not in (State.STARTING, State.READY, State.ENDING, State.STOPPING):
+        process_state = self._process_states[name]
+        if process_state.state not in (State.STARTING, State.READY, State.ENDING, State.STOPPING):
             return []
         if self._stopping:
             # Also what ends by itself before its turn comes.
-            self._enter(life, State.STOPPED, now_s)
+            self._enter(process_state, State.STOPPED, now_s)
             return self._stop_rank(now_s)
-        if life.state is State.READY and now_s - life.since_s >= self.policy.settled_after_s:
-            life.crashes = 0
-        life.crashes += 1
-        if not life.ever_ready and (refused or life.crashes >= self.policy.attempts_to_start):
-            self._enter(life, State.STOPPED, now_s)
-            return [GaveUp(name, life.crashes, refused), *self.stop(now_s)]
-        delay_s = self._delay(life.crashes)
-        self._enter(life, State.BACKOFF, now_s, now_s + delay_s)
+        if (
+            process_state.state is State.READY
+            and now_s - process_state.since_s >= self.policy.settled_after_s
+        ):
+            process_state.crashes = 0
+        process_state.crashes += 1
+        if not process_state.ever_ready and (
+            refused or process_state.crashes >= self.policy.attempts_to_start
+        ):
+            self._enter(process_state, State.STOPPED, now_s)
+            return [GaveUp(name, process_state.crashes, refused), *self.stop(now_s)]
+        delay_s = self._delay(process_state.crashes)
+        self._enter(process_state, State.BACKOFF, now_s, now_s + delay_s)
         return [Crashed(name, delay_s)]
 
     def asked(
-        self, name: str, answer: Answer, now_s: float, *, reason: str = "", room: bool = True
+        self, name: str, answer: HealthAnswer, now_s: float, *, reason: str = "", room: bool = True
     ) -> list[Command]:
         """`name` was asked whether it serves, or while it starts whether it does by now.
 
@@ -204,142 +216,154 @@ class Supervision:
         `reason` is what a failing answer said; `room` is whether its disk has room, without which a restart
         does not help.
         """
-        life = self._lives[name]
-        if life.state not in (State.STARTING, State.READY):
+        process_state = self._process_states[name]
+        if process_state.state not in (State.STARTING, State.READY):
             return []
         # One that is silent while it starts for the first time may still be at work on its files.
-        if life.state is State.STARTING and not (life.ever_ready and answer is Answer.SILENT):
-            life.unanswered = 0
+        if process_state.state is State.STARTING and not (
+            process_state.ever_ready and answer is HealthAnswer.SILENT
+        ):
+            process_state.unanswered = 0
             return []
-        if answer is Answer.SILENT:
-            life.unanswered += 1
-            if not 0 < life.member.silent_limit <= life.unanswered:
+        if answer is HealthAnswer.SILENT:
+            process_state.unanswered += 1
+            if not 0 < process_state.member.silent_limit <= process_state.unanswered:
                 return []
-            unanswered, life.unanswered = life.unanswered, 0
+            unanswered, process_state.unanswered = process_state.unanswered, 0
             return [Hangs(name, unanswered), Kill(name)]
-        life.unanswered = 0
-        if answer is Answer.FAILS:
-            return self._failed(life, now_s, reason, room)
-        life.failures = 0
-        if now_s - life.since_s >= self.policy.settled_after_s:
-            life.repairs, life.repair_due_s = 0, now_s
-        if life.alarm is None:
+        process_state.unanswered = 0
+        if answer is HealthAnswer.FAILS:
+            return self._failed(process_state, now_s, reason, room)
+        process_state.failures = 0
+        if now_s - process_state.since_s >= self.policy.settled_after_s:
+            process_state.repairs, process_state.repair_due_s = 0, now_s
+        if process_state.alarm is None:
             return []
-        life.alarm = None
+        process_state.alarm = None
         return [AlarmOver(name)]
 
     def room_checked(self, name: str, room: bool, now_s: float) -> list[Command]:
         """The disk of `name` was looked at. What could not start without room starts once there is room."""
-        life = self._lives[name]
-        before, life.room = life.room, room
-        if self._stopping or life.state not in (State.STARTING, State.BACKOFF):
+        process_state = self._process_states[name]
+        before, process_state.room = process_state.room, room
+        if self._stopping or process_state.state not in (State.STARTING, State.BACKOFF):
             return []
         if not room:
-            return self._raise_alarm(life, "its disk is full")
+            return self._raise_alarm(process_state, "its disk is full")
         if not before:
             # What failed so far failed because of the disk.
-            life.crashes = 0
-            limit_s = now_s if life.state is State.BACKOFF else now_s + self.policy.start_with_room_s
-            life.due_s = limit_s if life.due_s is None else min(life.due_s, limit_s)
+            process_state.crashes = 0
+            limit_s = now_s if process_state.state is State.BACKOFF else now_s + self.policy.start_with_room_s
+            process_state.due_s = (
+                limit_s if process_state.due_s is None else min(process_state.due_s, limit_s)
+            )
         return []
 
-    def _failed(self, life: _Life, now_s: float, reason: str, room: bool) -> list[Command]:
-        life.room = room
-        name, limit = life.member.name, life.member.failing_limit
+    def _failed(self, process_state: _ProcessState, now_s: float, reason: str, room: bool) -> list[Command]:
+        process_state.room = room
+        name, limit = process_state.member.name, process_state.member.failing_limit
         if not room:
             # A restart may help once there is room, whatever earlier ones did.
-            life.failures, life.repairs, life.repair_due_s = 0, 0, now_s
-            return self._raise_alarm(life, reason)
-        life.failures += 1
-        if not 0 < limit <= life.failures:
+            process_state.failures, process_state.repairs, process_state.repair_due_s = 0, 0, now_s
+            return self._raise_alarm(process_state, reason)
+        process_state.failures += 1
+        if not 0 < limit <= process_state.failures:
             return []
-        if now_s < life.repair_due_s:
-            return self._raise_alarm(life, reason)
-        failures = life.failures
-        delay_s = self.policy.first_repair_delay_s * self.policy.factor ** min(life.repairs, 32)
-        life.repair_due_s = now_s + min(delay_s, self.policy.longest_repair_delay_s)
-        life.repairs += 1
-        self._enter(life, State.ENDING, now_s, now_s + life.member.grace_s)
+        if now_s < process_state.repair_due_s:
+            return self._raise_alarm(process_state, reason)
+        failures = process_state.failures
+        delay_s = self.policy.first_repair_delay_s * self.policy.factor ** min(process_state.repairs, 32)
+        process_state.repair_due_s = now_s + min(delay_s, self.policy.longest_repair_delay_s)
+        process_state.repairs += 1
+        self._enter(process_state, State.ENDING, now_s, now_s + process_state.member.grace_s)
         return [Failing(name, failures, reason), Terminate(name)]
 
     @staticmethod
-    def _raise_alarm(life: _Life, reason: str) -> list[Command]:
-        raised, life.alarm = life.alarm is None, reason
-        return [Alarm(life.member.name, reason)] if raised else []
+    def _raise_alarm(process_state: _ProcessState, reason: str) -> list[Command]:
+        raised, process_state.alarm = process_state.alarm is None, reason
+        return [Alarm(process_state.member.name, reason)] if raised else []
 
     def tick(self, now_s: float) -> list[Command]:
         """Do what is due."""
         commands: list[Command] = []
-        for life in self._lives.values():
-            if life.due_s is None or life.due_s > now_s:
+        for process_state in self._process_states.values():
+            if process_state.due_s is None or process_state.due_s > now_s:
                 continue
-            if life.state is State.BACKOFF:
-                life.restarts += 1
-                commands.append(self._launch(life, now_s))
-            elif life.state is State.STARTING:
-                life.due_s = None
-                commands.append(Kill(life.member.name))
-            elif life.state in (State.STOPPING, State.ENDING):
+            if process_state.state is State.BACKOFF:
+                process_state.restarts += 1
+                commands.append(self._launch(process_state, now_s))
+            elif process_state.state is State.STARTING:
+                process_state.due_s = None
+                commands.append(Kill(process_state.member.name))
+            elif process_state.state in (State.STOPPING, State.ENDING):
                 # Again and again: whoever may have started meanwhile below it is killed too.
-                life.due_s = now_s + 1.0
-                commands.append(Kill(life.member.name))
+                process_state.due_s = now_s + 1.0
+                commands.append(Kill(process_state.member.name))
         return commands
 
     def stop(self, now_s: float) -> list[Command]:
         """End everything, rank by rank. A second call ends all that is left at once, with little grace."""
         if not self._stopping:
             self._stopping = True
-            for life in self._lives.values():
-                if life.state is State.BACKOFF or (life.state is State.WAITING and life.member.launched):
-                    self._enter(life, State.STOPPED, now_s)
+            for process_state in self._process_states.values():
+                if process_state.state is State.BACKOFF or (
+                    process_state.state is State.WAITING and process_state.member.launched
+                ):
+                    self._enter(process_state, State.STOPPED, now_s)
             return self._stop_rank(now_s)
         commands: list[Command] = []
-        for life in self._lives.values():
-            if life.state is State.STOPPED:
+        for process_state in self._process_states.values():
+            if process_state.state is State.STOPPED:
                 continue
-            if life.state is not State.STOPPING:
-                commands.append(Terminate(life.member.name))
-            self._enter(life, State.STOPPING, now_s, now_s + min(life.member.grace_s, 1.0))
+            if process_state.state is not State.STOPPING:
+                commands.append(Terminate(process_state.member.name))
+            self._enter(process_state, State.STOPPING, now_s, now_s + min(process_state.member.grace_s, 1.0))
         return commands
 
     def _start_wave(self, now_s: float) -> list[Command]:
         if self._stopping:
             return []
         commands: list[Command] = []
-        launched = [life for life in self._lives.values() if life.member.launched]
-        open_waves = {life.member.wave for life in launched if not life.ever_ready}
-        for life in launched:
-            if life.state is State.WAITING and life.member.wave == min(open_waves):
-                commands.append(self._launch(life, now_s))
-        if not open_waves and not self._said_ready:
-            self._said_ready = True
+        launched = [
+            process_state for process_state in self._process_states.values() if process_state.member.launched
+        ]
+        open_waves = {process_state.member.wave for process_state in launched if not process_state.ever_ready}
+        for process_state in launched:
+            if process_state.state is State.WAITING and process_state.member.wave == min(open_waves):
+                commands.append(self._launch(process_state, now_s))
+        if not open_waves and not self._ready_announced:
+            self._ready_announced = True
             commands.append(AllReady())
         return commands
 
     def _stop_rank(self, now_s: float) -> list[Command]:
-        alive = [life for life in self._lives.values() if life.state is not State.STOPPED]
+        alive = [
+            process_state
+            for process_state in self._process_states.values()
+            if process_state.state is not State.STOPPED
+        ]
         if not alive:
-            if self._said_done:
+            if self._done_announced:
                 return []
-            self._said_done = True
+            self._done_announced = True
             return [Done()]
-        rank = min(life.member.rank for life in alive)
+        rank = min(process_state.member.rank for process_state in alive)
         commands: list[Command] = []
-        for life in alive:
-            if life.member.rank == rank and life.state is not State.STOPPING:
-                self._enter(life, State.STOPPING, now_s, now_s + life.member.grace_s)
-                commands.append(Terminate(life.member.name))
+        for process_state in alive:
+            if process_state.member.rank == rank and process_state.state is not State.STOPPING:
+                self._enter(process_state, State.STOPPING, now_s, now_s + process_state.member.grace_s)
+                commands.append(Terminate(process_state.member.name))
         return commands
 
-    def _launch(self, life: _Life, now_s: float) -> Command:
-        self._enter(life, State.STARTING, now_s, now_s + life.member.start_limit_s)
-        return Launch(life.member.name)
+    def _launch(self, process_state: _ProcessState, now_s: float) -> Command:
+        self._enter(process_state, State.STARTING, now_s, now_s + process_state.member.start_limit_s)
+        return Launch(process_state.member.name)
 
     def _delay(self, crashes: int) -> float:
         exponent = min(crashes - 1, 32)
         return min(self.policy.first_delay_s * self.policy.factor**exponent, self.policy.longest_delay_s)
 
     @staticmethod
-    def _enter(life: _Life, state: State, now_s: float, due_s: float | None = None) -> None:
-        life.state, life.since_s, life.due_s = state, now_s, due_s
-        life.unanswered = life.failures = 0
+    def _enter(process_state: _ProcessState, state: State, now_s: float, due_s: float | None = None) -> None:
+        process_state.state, process_state.since_s, process_state.due_s = state, now_s, due_s
+        process_state.unanswered = process_state.failures = 0

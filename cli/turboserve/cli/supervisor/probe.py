@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from turboserve.cli.embedded.ports import HOST
-from turboserve.cli.supervisor.spec import NotReady, SilentError
+from turboserve.cli.supervisor.spec import NotReadyError, ServerUnresponsiveError
 
 ANSWER_S = 5.0
 
@@ -31,10 +31,10 @@ def _answers(port: int, path: str) -> Callable[[], Awaitable[None]]:
             finally:
                 writer.close()
         except TimeoutError as error:
-            raise SilentError(f"no answer on port {port} within {ANSWER_S:.0f} s") from error
+            raise ServerUnresponsiveError(f"no answer on port {port} within {ANSWER_S:.0f} s") from error
         except OSError as error:
-            raise NotReady(str(error)) from error
+            raise NotReadyError(str(error)) from error
         if status.split(b" ")[1:2] != [b"200"]:
-            raise NotReady(status.decode("latin-1").strip())
+            raise NotReadyError(status.decode("latin-1").strip())
 
     return probe

@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 
 from turboserve.cli.supervisor import core, kernel
-from turboserve.cli.supervisor.asking import Questions
+from turboserve.cli.supervisor.health_checks import HealthChecks
 from turboserve.cli.supervisor.logs import LogHub
 from turboserve.cli.supervisor.process import Process
-from turboserve.cli.supervisor.spec import NotReady, ProcessSpec, SilentError
+from turboserve.cli.supervisor.spec import NotReadyError, ProcessSpec, ServerUnresponsiveError
 from turboserve.cli.supervisor.workers import count_ready
 from turboserve.lifeline import FD_VARIABLE, PARENT_VARIABLE
 from turboserve.service import EXIT_SETTINGS
@@ -60,13 +60,13 @@ class Supervisor:
         self._timer: asyncio.TimerHandle | None = None
         self._reaper = kernel.Reaper()
         self._status = 0
-        self._said_ready = False
+        self._ready_announced = False
         self._lifeline = (-1, -1)
 
     @property
     def ready(self) -> bool:
         """Whether everything has been ready once."""
-        return self._said_ready
+        return self._ready_announced
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Every process: pid, kind, port, state, restarts; for servers also the guard's pid."""
@@ -80,7 +80,7 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._loop.add_signal_handler(number, self.stop)
         self._loop.add_signal_handler(signal.SIGCHLD, self._look_for_exits)
-        questions = Questions(self._specs.values(), self._core, self._hub, self._processes.get, self._obey)
+        questions = HealthChecks(self._specs.values(), self._core, self._hub, self._processes.get, self._obey)
         watching = [asyncio.create_task(self._look_around()), asyncio.create_task(questions.run())]
         self._obey(self._core.start(self._loop.time()))
         await self._finished.wait()
@@ -174,11 +174,11 @@ class Supervisor:
     async def _serves(self, spec: ProcessSpec) -> bool:
         try:
             await spec.probe()
-        except SilentError:
-            self._obey(self._core.asked(spec.name, core.Answer.SILENT, self._loop.time()))
+        except ServerUnresponsiveError:
+            self._obey(self._core.asked(spec.name, core.HealthAnswer.SILENT, self._loop.time()))
             return False
-        except NotReady:
-            self._obey(self._core.asked(spec.name, core.Answer.FAILS, self._loop.time()))
+        except NotReadyError:
+            self._obey(self._core.asked(spec.name, core.HealthAnswer.FAILS, self._loop.time()))
             return False
         except Exception as error:
             self._hub.say("probe failed", "error", process=spec.name, error=repr(error))
@@ -228,7 +228,7 @@ class Supervisor:
             if self._loop.time() > deadline_s:
                 break
             await asyncio.sleep(0.2)
-        self._said_ready = True
+        self._ready_announced = True
         self._on_change()
         self._on_ready(ready)
 

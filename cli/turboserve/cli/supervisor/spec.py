@@ -6,10 +6,21 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turboserve.cli.embedded import NotReady, RefusesError, SilentError, UnhealthyError
+from turboserve.cli.embedded import (
+    NotReadyError,
+    ServerFullError,
+    ServerUnhealthyError,
+    ServerUnresponsiveError,
+)
 from turboserve.cli.supervisor.core import Member
 
-__all__ = ["NotReady", "ProcessSpec", "RefusesError", "SilentError", "UnhealthyError"]
+__all__ = [
+    "NotReadyError",
+    "ProcessSpec",
+    "ServerFullError",
+    "ServerUnhealthyError",
+    "ServerUnresponsiveError",
+]
 
 
 @dataclass(frozen=True)
@@ -21,11 +32,11 @@ class ProcessSpec:
     """`server` or `service`."""
     command: Sequence[str]
     probe: Callable[[], Awaitable[None]]
-    """Raises NotReady until the process does its work; SilentError if it accepts a connection and does not
-    answer."""
+    """Raises NotReadyError until the process does its work; ServerUnresponsiveError if it accepts a
+    connection and does not answer."""
     alive: Callable[[], Awaitable[None]] | None = None
-    """Asked while it is ready. Raises NotReady if nobody answers, UnhealthyError if the answer is that the
-    process cannot do its work. None: not asked."""
+    """Asked while it is ready. Raises NotReadyError if nobody answers, ServerUnhealthyError if the answer is
+    that the process cannot do its work. None: not asked."""
     ask_every_s: float | None = None
     """Between an answer and the next question; None: as `asking.ASK_EVERY_S`."""
     answer_s: float = 10.0

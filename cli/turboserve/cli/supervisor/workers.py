@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import psutil
 
 from turboserve.cli.supervisor.probe import readyz
-from turboserve.cli.supervisor.spec import NotReady
+from turboserve.cli.supervisor.spec import NotReadyError
 
 WORKER_VARIABLE = "TURBOSERVE_WORKER_ID"
 HEALTH_VARIABLE = "TURBOSERVE_HEALTH_PORT"
@@ -23,7 +23,7 @@ async def count_ready(processes: Iterable[psutil.Process]) -> int:
 async def _serves(port: int) -> bool:
     try:
         await readyz(port)()
-    except NotReady:
+    except NotReadyError:
         return False
     return True
 

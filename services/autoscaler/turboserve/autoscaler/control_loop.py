@@ -10,8 +10,8 @@ from turboserve import logs
 from turboserve.autoscaler.control import events
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.detector import WorkloadDetector
-from turboserve.autoscaler.control.events import Happening
-from turboserve.autoscaler.slots import STARTING, Slot
+from turboserve.autoscaler.control.events import SessionChange
+from turboserve.autoscaler.pool_members import STARTING, PoolMember
 from turboserve.contracts.autoscale import ProfileTable
 from turboserve.contracts.events import (
     SessionCreated,
@@ -20,15 +20,15 @@ from turboserve.contracts.events import (
     SessionSuspended,
     event_from_bytes,
 )
-from turboserve.contracts.pool import LoadFeedback, PoolOrders, SlotPhase
+from turboserve.contracts.pool import LoadFeedback, PoolMemberPhase, PoolOrders
 
 log = logs.get("autoscaler")
 
 _HAPPENINGS = {
-    SessionCreated: Happening.ARRIVAL,
-    SessionEnded: Happening.DEPARTURE,
-    SessionResumeRequested: Happening.ACTIVATION,
-    SessionSuspended: Happening.IDLING,
+    SessionCreated: SessionChange.ARRIVAL,
+    SessionEnded: SessionChange.DEPARTURE,
+    SessionResumeRequested: SessionChange.ACTIVATION,
+    SessionSuspended: SessionChange.IDLING,
 }
 
 
@@ -51,7 +51,7 @@ class ControlLoop:
         self._resize = resize
         self.orders: PoolOrders | None = None
         """In force; None: not known yet."""
-        self._told = controller.target
+        self._last_target = controller.target
 
     @property
     def maximum(self) -> int:
@@ -63,45 +63,45 @@ class ControlLoop:
             return 0
         return policy.most
 
-    def tick(self, slots: Iterable[Slot], now: float) -> None:
+    def tick(self, members: Iterable[PoolMember], now: float) -> None:
         """Once a second: the pool as it is, and time."""
-        slots = list(slots)
-        phases = [slot.phase for slot in slots if slot.wanted]
-        seen = events.PoolSeen(
-            ready=phases.count(SlotPhase.READY),
+        members = list(members)
+        phases = [member.phase for member in members if member.wanted]
+        seen = events.PoolObserved(
+            ready=phases.count(PoolMemberPhase.READY),
             starting=sum(phase in STARTING for phase in phases),
-            suspended=sum(slot.suspended for slot in slots),
+            suspended=sum(member.suspended for member in members),
         )
         self._handle(seen, now)
-        self._handle(events.Tick(), now)
+        self._handle(events.ControlTick(), now)
 
-    def told(self, body: bytes, now: float) -> None:
+    def on_orders(self, body: bytes, now: float) -> None:
         """The scheduler's word about this pool's model, as it was published."""
         try:
             feedback = LoadFeedback.from_bytes(body)
         except ValidationError as error:
             # A load that is not a number is none in its contract either: it never becomes a message.
-            self.controller.advisor.hearing.refuse("unreadable_feedback", now)
+            self.controller.advisor.feedback_monitor.refuse("unreadable_feedback", now)
             log.warning("unreadable load feedback", error=str(error))
             return
-        self.heard(feedback, now)
+        self.on_feedback(feedback, now)
 
-    def heard(self, feedback: LoadFeedback, now: float) -> None:
+    def on_feedback(self, feedback: LoadFeedback, now: float) -> None:
         """The scheduler's word about some model."""
         if feedback.model == self.model:
-            self._handle(events.Heard(feedback), now)
+            self._handle(events.FeedbackReceived(feedback), now)
 
-    def happened(self, body: bytes, now: float) -> None:
+    def on_event(self, body: bytes, now: float) -> None:
         """An event of some session, as it was published."""
         try:
             event = event_from_bytes(body)
         except ValidationError as error:
-            self.controller.advisor.hearing.refused["unreadable_event"] += 1
+            self.controller.advisor.feedback_monitor.refused["unreadable_event"] += 1
             log.warning("unreadable event", error=str(error))
             return
         kind = _HAPPENINGS.get(type(event))
         if kind is not None and event.record.model == self.model:  # type: ignore[union-attr]
-            self._handle(events.Happened(kind), now)
+            self._handle(events.SessionChanged(kind), now)
 
     def ordered(self, orders: PoolOrders, now: float) -> None:
         """What the state store says is ordered. Called again and again; what is in force stays."""
@@ -114,7 +114,7 @@ class ControlLoop:
         if override is not None:
             override = min(max(override, control.policy.least), control.policy.most)
         self._handle(
-            events.Ordered(override, "an operator" if orders.override is not None else "settings"), now
+            events.SizeOverridden(override, "an operator" if orders.override is not None else "settings"), now
         )
         self._handle(events.DryRunSet(self._dry_run if orders.dry_run is None else orders.dry_run), now)
         table = orders.table or self._shipped
@@ -132,6 +132,6 @@ class ControlLoop:
         decision = self.controller.handle(event, now)
         if decision is not None:
             log.info("scaling", action=decision.action.value, target=decision.target, reason=decision.reason)
-        if self.controller.target != self._told:
-            self._told = self.controller.target
-            self._resize(self._told, decision.reason if decision is not None else "the controller")
+        if self.controller.target != self._last_target:
+            self._last_target = self.controller.target
+            self._resize(self._last_target, decision.reason if decision is not None else "the controller")

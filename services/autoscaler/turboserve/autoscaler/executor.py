@@ -15,15 +15,15 @@ from turboserve.autoscaler.messages import (
     Event,
     Failed,
     Launch,
-    Listed,
-    ListMembers,
+    ListProviderWorkers,
     ListWorkers,
-    Living,
+    ProviderWorkersListed,
     Release,
     Reserve,
+    RunningWorker,
     WorkersListed,
 )
-from turboserve.autoscaler.providers.base import LaunchError, Member, PoolProvider, ProviderError
+from turboserve.autoscaler.providers.base import LaunchError, PoolProvider, ProviderError, ProviderWorker
 from turboserve.bus import Bus
 from turboserve.contracts import requests
 from turboserve.contracts.base import is_id
@@ -63,30 +63,33 @@ class Executor:
     async def _run(self, command: Command) -> Event:
         provider, call = self._provider, self._bus.call
         match command:
-            case Reserve(ticket, slot):
-                await provider.reserve(slot)
-            case Launch(ticket, slot, worker):
-                member = await provider.launch(slot, worker)
-                return Done(ticket, member.pid)
+            case Reserve(ticket, member):
+                await provider.reserve(member)
+            case Launch(ticket, member, worker):
+                provider_worker = await provider.launch(member, worker)
+                return Done(ticket, provider_worker.pid)
             case Drain(ticket, _, worker):
                 await call(subjects.DRAIN_WORKER, requests.DrainWorker(worker=worker))
                 await provider.drain(worker)
-            case Release(ticket, slot, release_worker):
-                await provider.release(slot, release_worker, self._grace_s)
+            case Release(ticket, member, release_worker):
+                await provider.release(member, release_worker, self._grace_s)
             case DeclareGone(ticket, worker, reason):
                 await call(subjects.WORKER_GONE, requests.WorkerGone(worker=worker, reason=reason))
-            case ListMembers(ticket):
-                return Listed(ticket, _living(await provider.adopt()))
+            case ListProviderWorkers(ticket):
+                return ProviderWorkersListed(ticket, _living(await provider.adopt()))
             case ListWorkers(ticket):
                 page = await call(subjects.LIST_WORKERS, requests.ListWorkers())
                 return WorkersListed(ticket, page.workers)
         return Done(ticket)
 
 
-def _living(members: list[Member]) -> tuple[Living, ...]:
+def _living(provider_workers: list[ProviderWorker]) -> tuple[RunningWorker, ...]:
     """Raises ProviderError if a member cannot be one: then nothing of the list is believed."""
-    for member in members:
-        for field, name in (("slot", member.slot), ("worker", member.worker)):
+    for provider_worker in provider_workers:
+        for field, name in (("slot", provider_worker.member), ("worker", provider_worker.worker)):
             if not is_id(name):
                 raise ProviderError(f"its list has a {field} that cannot be one: {name!r}", field=field)
-    return tuple(Living(member.slot, member.worker, member.pid) for member in members)
+    return tuple(
+        RunningWorker(provider_worker.member, provider_worker.worker, provider_worker.pid)
+        for provider_worker in provider_workers
+    )

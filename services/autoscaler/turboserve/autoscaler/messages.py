@@ -23,20 +23,20 @@ class SizeWanted:
 
 
 @dataclass(frozen=True)
-class Living:
+class RunningWorker:
     """One worker of this pool that the provider says is there."""
 
-    slot: str
+    member: str
     worker: str
     pid: int | None = None
 
 
 @dataclass(frozen=True)
-class Listed:
-    """All workers of this pool that the provider knew some time after `ListMembers(ticket)`."""
+class ProviderWorkersListed:
+    """All workers of this pool that the provider knew some time after `ListProviderWorkers(ticket)`."""
 
     ticket: int
-    members: tuple[Living, ...]
+    provider_workers: tuple[RunningWorker, ...]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Failed:
     missing: bool = False
 
 
-Event = Tick | SizeWanted | Listed | WorkersListed | LoadReported | Exited | Done | Failed
+Event = Tick | SizeWanted | ProviderWorkersListed | WorkersListed | LoadReported | Exited | Done | Failed
 
 # Commands; each is answered once: Done or Failed, or what it asked for.
 
@@ -89,7 +89,7 @@ class Reserve:
     """provider: set aside what a worker needs."""
 
     ticket: int
-    slot: str
+    member: str
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Launch:
     """provider: start a worker under this id in the reserved slot."""
 
     ticket: int
-    slot: str
+    member: str
     worker: str
 
 
@@ -106,7 +106,7 @@ class Drain:
     """store and provider: nothing new for this worker."""
 
     ticket: int
-    slot: str
+    member: str
     worker: str
 
 
@@ -115,7 +115,7 @@ class Release:
     """provider: end the worker, if one is there, and give the slot's resources back."""
 
     ticket: int
-    slot: str
+    member: str
     worker: str | None
     reason: str
 
@@ -130,7 +130,7 @@ class DeclareGone:
 
 
 @dataclass(frozen=True)
-class ListMembers:
+class ListProviderWorkers:
     """provider: what lives?"""
 
     ticket: int
@@ -143,4 +143,4 @@ class ListWorkers:
     ticket: int
 
 
-Command = Reserve | Launch | Drain | Release | DeclareGone | ListMembers | ListWorkers
+Command = Reserve | Launch | Drain | Release | DeclareGone | ListProviderWorkers | ListWorkers

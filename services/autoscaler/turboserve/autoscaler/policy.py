@@ -20,7 +20,7 @@ class Policy:
     list_s: float = 2.0
     """The store and the provider are asked this often."""
     retry_s: float = 1.0
-    spoke_s: float = 5.0
+    report_timeout_s: float = 5.0
     """A worker that has spoken within this time lives, whatever the provider's list leaves out."""
 
     def backoff(self, failures: int) -> float:

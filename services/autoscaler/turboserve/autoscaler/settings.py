@@ -31,7 +31,7 @@ class AutoscalerSettings(Settings):
     ray_resources: dict[str, Annotated[float, Field(gt=0)]] = {}
     """What else of a node it takes, as a JSON object of Ray's custom resources."""
     pool_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,32}$")] = "local"
-    """First part of the slots' names. Two autoscalers on one broker need two names."""
+    """First part of the members' names. Two autoscalers on one broker need two names."""
     pool_size: int = Field(default=1, ge=0, le=LARGEST)
     """Workers to begin with, where none are found running."""
     pool_min: int | None = Field(default=None, ge=0, le=LARGEST)
@@ -150,5 +150,5 @@ class AutoscalerSettings(Settings):
             ready_timeout_s=self.pool_ready_timeout_s,
             drain_deadline_s=self.pool_drain_deadline_s,
             # Workers speak once a heartbeat, and one word may be lost.
-            spoke_s=max(Policy.spoke_s, 3 * self.heartbeat_s),
+            report_timeout_s=max(Policy.report_timeout_s, 3 * self.heartbeat_s),
         )

@@ -8,12 +8,12 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from turboserve import logs, subjects
+from turboserve.autoscaler.command_tracker import ActionRecord
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.default import default_table
 from turboserve.autoscaler.control.status import scaling_status
 from turboserve.autoscaler.control_loop import ControlLoop
 from turboserve.autoscaler.core import Pool
-from turboserve.autoscaler.desk import Action
 from turboserve.autoscaler.executor import Executor
 from turboserve.autoscaler.messages import (
     Command,
@@ -24,12 +24,12 @@ from turboserve.autoscaler.messages import (
     Tick,
 )
 from turboserve.autoscaler.providers.base import PoolProvider
-from turboserve.autoscaler.rents import Rents
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.autoscaler.status import pool_status
 from turboserve.autoscaler.store_link import StoreLink
+from turboserve.autoscaler.worker_usage import WorkerUsage
 from turboserve.contracts import requests
-from turboserve.contracts.pool import PoolStatus, SlotPhase
+from turboserve.contracts.pool import PoolMemberPhase, PoolStatus
 from turboserve.contracts.workers import LoadReport
 from turboserve.service import Runtime
 from turboserve.telemetry import meter
@@ -45,7 +45,7 @@ CONTROL_S = 1.0
 HEALTH_S = 5.0
 PROVIDER_S = 30.0
 """A provider that has not answered a question by then is asked again."""
-FAREWELL_S = 0.5
+FINAL_REPORT_TIMEOUT_S = 0.5
 _LOUD = frozenset({"gone", "fail", "extend"})
 
 
@@ -58,11 +58,11 @@ class Shell:
         self.pool, self.provider = pool, provider
         self._runtime, self._settings = runtime, settings
         self._executor = Executor(runtime.bus, provider, settings.pool_release_grace_s)
-        self._rents = Rents(settings.pool_worker_kind, settings.pool_worker_gpus)
+        self._usage = WorkerUsage(settings.pool_worker_kind, settings.pool_worker_gpus)
         self._control: ControlLoop | None = None
         self._link: StoreLink | None = None
         self._provider_error: str | None = None
-        self._said: Action | None = None
+        self._said: ActionRecord | None = None
         self._begun = self._stopped = False
         self._changed = asyncio.Event()
 
@@ -93,7 +93,7 @@ class Shell:
             await bus.client.subscribe(subjects.FEEDBACK.of(self._control.model), cb=self._on_feedback)
             # The present is enough: what happened before the window says nothing about volatility.
             await bus.client.subscribe(subjects.EVENT.live("*"), cb=self._on_event)
-            self._link = StoreLink(bus, self._runtime.clock, self.pool, self._rents, self._control)
+            self._link = StoreLink(bus, self._runtime.clock, self.pool, self._usage, self._control)
             self._runtime.spawn(self._link.run(), "store")
             self._runtime.spawn(self._control_ticks(self._control), "control")
             self._runtime.spawn(self._watch_provider(), "provider")
@@ -108,7 +108,7 @@ class Shell:
             except Exception as error:
                 # It may be anybody's code: whatever it raises, the pool stays and says why.
                 self._provider_error = str(error) or type(error).__name__
-                log.warning("the provider does not say what runs", error=repr(error))
+                log.warning("provider listing failed", error=repr(error))
                 await asyncio.sleep(1.0)
         self._provider_error = None
         least, most = self._settings.limits
@@ -137,8 +137,8 @@ class Shell:
             self._stopped = True
             self._runtime.spawn(_fail(error), "core")
             return
-        self._rents.look(self.pool.slots.values(), now)
-        self._tell()
+        self._usage.look(self.pool.members.values(), now)
+        self._publish_status()
         for command in commands:
             self._runtime.spawn(self._execute(command), type(command).__name__)
 
@@ -153,8 +153,8 @@ class Shell:
                 "scaling": scaling_status(control.controller, now, wall),
                 "orders": None if control.orders is None else control.orders.version,
                 "provider_error": self._provider_error or self.pool.doubt,
-                "reason": status.reason or (self._link.trouble if self._link is not None else None),
-                "start_up_s": self._rents.start_up_s,
+                "reason": status.reason or (self._link.problem if self._link is not None else None),
+                "start_up_s": self._usage.start_up_s,
             }
         )
 
@@ -162,18 +162,18 @@ class Shell:
         """Decide nothing any more; with `end_workers`, end the pool's workers and tell the store."""
         self._stopped = True
         if end_workers:
-            held = [slot for slot in self.pool.slots.values() if slot.worker is not None]
-            await asyncio.gather(*(self._end(slot.name, slot.worker or "", grace_s) for slot in held))
+            held = [member for member in self.pool.members.values() if member.worker is not None]
+            await asyncio.gather(*(self._end(member.name, member.worker or "", grace_s) for member in held))
         await self.provider.close()
 
-    async def _end(self, slot: str, worker: str, grace_s: float) -> None:
+    async def _end(self, member: str, worker: str, grace_s: float) -> None:
         try:
-            await self.provider.release(slot, worker, grace_s)
+            await self.provider.release(member, worker, grace_s)
             notice = requests.WorkerGone(worker=worker, reason="stopped with the pool")
-            await self._runtime.bus.call(subjects.WORKER_GONE, notice, deadline_s=FAREWELL_S)
+            await self._runtime.bus.call(subjects.WORKER_GONE, notice, deadline_s=FINAL_REPORT_TIMEOUT_S)
         except Exception as error:
             # The next start finds what is there and what is not, and tells the store then.
-            log.info("farewell not heard", worker=worker, error=str(error))
+            log.info("final report not acknowledged", worker=worker, error=str(error))
 
     async def _execute(self, command: Command) -> None:
         self.feed(await self._executor.run(command))
@@ -188,16 +188,16 @@ class Shell:
 
     async def _control_ticks(self, control: ControlLoop) -> None:
         while True:
-            control.tick(self.pool.slots.values(), self._runtime.clock.monotonic())
+            control.tick(self.pool.members.values(), self._runtime.clock.monotonic())
             await asyncio.sleep(CONTROL_S)
 
     async def _on_feedback(self, message: Msg) -> None:
         if self._control is not None:
-            self._control.told(message.data, self._runtime.clock.monotonic())
+            self._control.on_orders(message.data, self._runtime.clock.monotonic())
 
     async def _on_event(self, message: Msg) -> None:
         if self._control is not None:
-            self._control.happened(message.data, self._runtime.clock.monotonic())
+            self._control.on_event(message.data, self._runtime.clock.monotonic())
 
     async def _watch_provider(self) -> None:
         while True:
@@ -207,7 +207,7 @@ class Shell:
                 self._provider_error = None if health.ok else health.reason or "not well"
             except Exception as error:
                 self._provider_error = str(error) or f"no answer ({type(error).__name__})"
-                log.info("the provider does not say how it is", error=repr(error))
+                log.info("provider health unknown", error=repr(error))
             await asyncio.sleep(HEALTH_S)
 
     async def _publish(self) -> None:
@@ -223,9 +223,9 @@ class Shell:
                 continue
             self._changed.clear()
 
-    def _tell(self) -> None:
+    def _publish_status(self) -> None:
         """Log and count the actions since the last time."""
-        new: list[Action] = []
+        new: list[ActionRecord] = []
         for action in reversed(self.pool.actions):
             if action is self._said:
                 break
@@ -233,7 +233,7 @@ class Shell:
         for action in reversed(new):
             _actions.add(1, {"action": action.action})
             say = log.warning if action.action in _LOUD else log.info
-            say(f"pool {action.action}", slot=action.slot, worker=action.worker, reason=action.reason)
+            say(f"pool {action.action}", member=action.member, worker=action.worker, reason=action.reason)
             self._said = action
             self._changed.set()
 
@@ -249,5 +249,7 @@ def is_ready(pool: Pool, managed: bool) -> bool:
     """
     if not pool.adopted:
         return False
-    wanted = [slot for slot in pool.slots.values() if slot.wanted]
-    return not managed or all(slot.phase is SlotPhase.READY or slot.failures > 0 for slot in wanted)
+    wanted = [member for member in pool.members.values() if member.wanted]
+    return not managed or all(
+        member.phase is PoolMemberPhase.READY or member.failures > 0 for member in wanted
+    )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from turboserve.autoscaler.core import Pool
-from turboserve.autoscaler.slots import STARTING, Slot
-from turboserve.contracts.pool import PoolAction, PoolSlot, PoolStatus, SlotPhase
+from turboserve.autoscaler.pool_members import STARTING, PoolMember
+from turboserve.contracts.pool import PoolAction, PoolMemberPhase, PoolMemberStatus, PoolStatus
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 
 _PHASES = {
-    WorkerPhase.STARTING: SlotPhase.LOADING,
-    WorkerPhase.READY: SlotPhase.READY,
-    WorkerPhase.DRAINING: SlotPhase.DRAINING,
-    WorkerPhase.GONE: SlotPhase.VACANT,
+    WorkerPhase.STARTING: PoolMemberPhase.LOADING,
+    WorkerPhase.READY: PoolMemberPhase.READY,
+    WorkerPhase.DRAINING: PoolMemberPhase.DRAINING,
+    WorkerPhase.GONE: PoolMemberPhase.VACANT,
 }
 
 
@@ -20,52 +20,55 @@ def pool_status(pool: Pool, provider: str, managed: bool, now: float, wall: floa
 
     Workers that this pool did not start are listed after its own, and counted only if it has none by design.
     """
-    slots = [_slot(slot, now, wall) for slot in sorted(pool.slots.values(), key=lambda s: (s.index, s.name))]
-    ours = {slot.worker for slot in slots}
+    members = [
+        _member(member, now, wall)
+        for member in sorted(pool.members.values(), key=lambda s: (s.index, s.name))
+    ]
+    ours = {member.worker for member in members}
     others = [_row(row) for row in sorted(pool.rows.values(), key=lambda r: r.id) if row.id not in ours]
-    phases = [slot.phase for slot in (slots if managed else others)]
+    phases = [member.phase for member in (members if managed else others)]
     return PoolStatus(
         provider=provider,
         pool=pool.name,
         target=pool.target if managed else None,
-        ready=phases.count(SlotPhase.READY),
+        ready=phases.count(PoolMemberPhase.READY),
         starting=sum(phase in STARTING for phase in phases),
-        draining=phases.count(SlotPhase.DRAINING),
-        slots=(*slots, *others),
+        draining=phases.count(PoolMemberPhase.DRAINING),
+        members=(*members, *others),
         actions=tuple(
             PoolAction(
                 at=wall - (now - action.at),
-                slot=action.slot,
+                member=action.member,
                 worker=action.worker,
                 action=action.action,
                 reason=action.reason,
             )
             for action in pool.actions
         ),
-        reason=_trouble(pool) if managed else None,
+        reason=_problem(pool) if managed else None,
         at=wall,
     )
 
 
-def _slot(slot: Slot, now: float, wall: float) -> PoolSlot:
-    return PoolSlot(
-        slot=slot.name[:64],
-        phase=slot.phase,
-        wanted=slot.wanted,
-        worker=slot.worker,
-        pid=slot.pid,
-        since=max(wall - (now - slot.since), 0.0),
-        sessions=slot.sessions,
-        suspended=slot.suspended,
-        failures=slot.failures,
-        retry_in_s=max(slot.retry_at - now, 0.0) if slot.phase is SlotPhase.BACKING_OFF else None,
-        reason=slot.reason,
+def _member(member: PoolMember, now: float, wall: float) -> PoolMemberStatus:
+    return PoolMemberStatus(
+        member=member.name[:64],
+        phase=member.phase,
+        wanted=member.wanted,
+        worker=member.worker,
+        pid=member.pid,
+        since=max(wall - (now - member.since), 0.0),
+        sessions=member.sessions,
+        suspended=member.suspended,
+        failures=member.failures,
+        retry_in_s=max(member.retry_at - now, 0.0) if member.phase is PoolMemberPhase.BACKING_OFF else None,
+        reason=member.reason,
     )
 
 
-def _row(row: WorkerRecord) -> PoolSlot:
-    return PoolSlot(
-        slot=row.pool_slot or row.id,
+def _row(row: WorkerRecord) -> PoolMemberStatus:
+    return PoolMemberStatus(
+        member=row.pool_slot or row.id,
         phase=_PHASES[row.phase],
         worker=row.id,
         pid=row.pid,
@@ -76,13 +79,13 @@ def _row(row: WorkerRecord) -> PoolSlot:
     )
 
 
-def _trouble(pool: Pool) -> str | None:
+def _problem(pool: Pool) -> str | None:
     if not pool.adopted:
         return "the provider has not said yet what is running"
-    wanted = [slot for slot in pool.slots.values() if slot.wanted]
-    missing = [slot for slot in wanted if slot.phase is not SlotPhase.READY]
+    wanted = [member for member in pool.members.values() if member.wanted]
+    missing = [member for member in wanted if member.phase is not PoolMemberPhase.READY]
     if not missing:
         silent = pool.store_doubt
         return None if silent is None else f"the state store does not say which workers are there: {silent}"
-    worst = max(missing, key=lambda slot: (slot.failures, -slot.index))
+    worst = max(missing, key=lambda member: (member.failures, -member.index))
     return f"{len(missing)} of {len(wanted)} workers are not ready; {worst.name}: {worst.reason}"

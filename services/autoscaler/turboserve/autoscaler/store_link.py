@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from turboserve import logs, subjects
 from turboserve.autoscaler.control_loop import ControlLoop
 from turboserve.autoscaler.core import Pool
-from turboserve.autoscaler.rents import Rents
+from turboserve.autoscaler.worker_usage import WorkerUsage
 from turboserve.bus import Bus
 from turboserve.clock import Clock
 from turboserve.contracts.errors import TurboServeError
@@ -24,12 +24,12 @@ log = logs.get("autoscaler")
 class StoreLink:
     """Losing a report costs a second: the next one says all of it again."""
 
-    def __init__(self, bus: Bus, clock: Clock, pool: Pool, rents: Rents, loop: ControlLoop) -> None:
+    def __init__(self, bus: Bus, clock: Clock, pool: Pool, usage: WorkerUsage, loop: ControlLoop) -> None:
         self._bus, self._clock = bus, clock
-        self._pool, self._rents, self._loop = pool, rents, loop
+        self._pool, self._usage, self._loop = pool, usage, loop
         self._process = new_id("asc")
         """The ages of rentals are by the clock of this process."""
-        self.trouble: str | None = None
+        self.problem: str | None = None
         """Why the pool's orders are not known as of now; None: they are."""
 
     async def run(self) -> None:
@@ -41,7 +41,7 @@ class StoreLink:
     async def report(self) -> None:
         """Tell and hear once."""
         # Before the provider has said what lives, who is not listed here might well be there.
-        rentals = self._rents.rentals(self._clock.monotonic()) if self._pool.adopted else None
+        rentals = self._usage.rentals(self._clock.monotonic()) if self._pool.adopted else None
         report = PoolReport(
             pool=self._pool.name,
             model=self._loop.model,
@@ -53,12 +53,12 @@ class StoreLink:
             orders = await self._bus.call(subjects.REPORT_POOL, report)
         except (TurboServeError, ValidationError) as error:
             # Orders that cannot be read change nothing: those in force stay.
-            if self.trouble is None:
-                log.warning("the state store does not say what is ordered", error=str(error))
-            self.trouble = f"the state store does not say what is ordered: {_brief(error)}"
+            if self.problem is None:
+                log.warning("stored pool orders not available", error=str(error))
+            self.problem = f"stored pool orders not available: {_brief(error)}"
             return
-        self.trouble = None
-        self._rents.acknowledged(rentals or ())
+        self.problem = None
+        self._usage.acknowledged(rentals or ())
         self._loop.ordered(orders, self._clock.monotonic())
 
 

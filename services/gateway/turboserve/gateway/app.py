@@ -16,7 +16,7 @@ from turboserve.gateway.auth.middleware import Authenticate, without_query_key
 from turboserve.gateway.auth.service import Keys
 from turboserve.gateway.context import Gateway
 from turboserve.gateway.events.endpoints import router as events
-from turboserve.gateway.head import Head
+from turboserve.gateway.head import HeadAsGet
 from turboserve.gateway.health.endpoints import router as health
 from turboserve.gateway.limits import BodyLimit
 from turboserve.gateway.media_type import JsonOnly
@@ -27,7 +27,7 @@ from turboserve.gateway.pool.endpoints import router as pool
 from turboserve.gateway.problems import handlers
 from turboserve.gateway.problems.schemas import Problem, problems
 from turboserve.gateway.scaling.endpoints import router as scaling
-from turboserve.gateway.scaling.heard import Pools
+from turboserve.gateway.scaling.pool_snapshots import PoolSnapshots
 from turboserve.gateway.sessions.endpoints import router as sessions
 from turboserve.gateway.sessions.service import Sessions
 from turboserve.gateway.settings import Settings
@@ -63,7 +63,7 @@ def create_gateway(
         timeline=TimelineService(bus, clock, settings.playhead_interval_s, settings.report_timeout_s),
         # Without keys everyone is one tenant.
         streams=Streams(settings.stream_limit, settings.tenant_streams if keys else 0),
-        pools=Pools(bus, clock),
+        pools=PoolSnapshots(bus, clock),
     )
 
 
@@ -114,7 +114,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         origins=OriginRules(gateway.settings.cors_origins),
     )
     app.add_middleware(_BrowserHeaders, embeddable=bool(gateway.settings.cors_origins))
-    app.add_middleware(Head)
+    app.add_middleware(HeadAsGet)
     _true_openapi(app, keys_needed=bool(gateway.keys))
     return app
 

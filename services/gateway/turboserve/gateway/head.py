@@ -12,7 +12,7 @@ def takes_head(path: str) -> bool:
     return not path.endswith(_LASTING)
 
 
-class Head:
+class HeadAsGet:
     """ASGI middleware: HEAD is answered as GET is; the server leaves the body out."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -11,12 +11,11 @@ from collections import Counter
 
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerRecord
-from turboserve.scheduler import asked, deciding, liveness
-from turboserve.scheduler.asked import Operators
+from turboserve.scheduler import deciding, liveness, operator_requests
+from turboserve.scheduler.cluster_projection import ClusterProjection
 from turboserve.scheduler.fairness import Share, in_fair_order, share_of
 from turboserve.scheduler.feedback import Feedback
 from turboserve.scheduler.handover import hand_over
-from turboserve.scheduler.known import SessionView
 from turboserve.scheduler.messages import (
     AllListed,
     Answered,
@@ -28,27 +27,28 @@ from turboserve.scheduler.messages import (
     ListWorkers,
     LoadReported,
     MoveAsked,
-    Note,
     OfSession,
     Place,
     ReadSession,
+    RecordDecision,
     Reply,
-    Report,
+    SendFeedback,
     SessionChanged,
     SuspendIdle,
     Tick,
-    Watched,
+    ViewersReported,
     WorkerChanged,
     WorkersListed,
 )
 from turboserve.scheduler.moves import Moves
+from turboserve.scheduler.operator_requests import OperatorRequests
 from turboserve.scheduler.outcomes import settle_declaration, settle_session
-from turboserve.scheduler.picture import Picture
+from turboserve.scheduler.pending_query import PendingQuery
 from turboserve.scheduler.placement import Cluster, Links, NeverMoves, Placement, Rebalancer
 from turboserve.scheduler.policy import Policy
-from turboserve.scheduler.questions import Question
 from turboserve.scheduler.refusals import note_refusals
 from turboserve.scheduler.view import View
+from turboserve.scheduler.view_models import SessionView
 
 
 class Scheduler:
@@ -67,17 +67,17 @@ class Scheduler:
         self.placement = placement
         self.moves = Moves(rebalancer or NeverMoves(), links, self.policy)
         self.view = View()
-        self.picture = Picture(self.view, self.policy.worker_timeout_s, self.policy.target_chunk_s)
+        self.picture = ClusterProjection(self.view, self.policy.worker_timeout_s, self.policy.target_chunk_s)
         self.listening = liveness.ListeningTime()
         self.decisions = 0
         self.synced = False
         """Whether the view has been filled from the store once; nothing is decided before."""
         self._commands: list[Command] = []
         self._under_way: dict[int, Command] = {}
-        self._operators = Operators()
-        self._listing = Question(self.policy.resync_least_s)
+        self._operators = OperatorRequests()
+        self._listing = PendingQuery(self.policy.resync_least_s)
         self._listing.wanted = True
-        self._look = Question(0.0)
+        self._look = PendingQuery(0.0)
         self._served: dict[Share, int] = {}
         """Which decision gave a tenant its last slot of a model."""
         self._feedback = Feedback(self.policy.feedback_s)
@@ -100,7 +100,7 @@ class Scheduler:
                 self._row_of_worker(record)
             case LoadReported(report):
                 self._load_reported(report, now)
-            case Watched(session, viewers):
+            case ViewersReported(session, viewers):
                 if viewers > 0 and session in self.view.sessions:
                     self.view.sessions[session].watched_at = self.listening.now
             case WorkersListed(ticket, workers):
@@ -110,7 +110,7 @@ class Scheduler:
                 if (asked_at := self._answer(self._listing, ticket)) is not None:
                     self._all_listed(event, asked_at)
             case MoveAsked() if not self.synced:
-                self._send(Reply(event.request, error=asked.not_ready()))
+                self._send(Reply(event.request, error=operator_requests.not_ready()))
             case MoveAsked():
                 there = self._cluster(now).candidates()
                 for answer in self._operators.ask(event, self.view, self.placement, there, now, self._take):
@@ -120,7 +120,7 @@ class Scheduler:
         if self._listing.due(now):
             self._send(ListAll(self._ask(self._listing, now)))
         if self.synced:
-            calm = isinstance(event, Tick | Watched)
+            calm = isinstance(event, Tick | ViewersReported)
             self.moves.wanted = self.moves.wanted or not calm
             for step in self.moves.drive(self.view, now, self.listening.now, self._take):
                 self._send(step)
@@ -128,7 +128,7 @@ class Scheduler:
             waiting = self.waiting > 0
             for begin in self.moves.propose(self.view, lambda: self._cluster(now), now, waiting, self._take):
                 self._begin(begin)
-            quiet = not self._commands and isinstance(event, Tick | LoadReported | Watched)
+            quiet = not self._commands and isinstance(event, Tick | LoadReported | ViewersReported)
             self._commands += self._feedback.reports(
                 self.view, self._cluster(now).slots, self.decisions, now, quiet
             )
@@ -292,7 +292,7 @@ class Scheduler:
                 self._send(Place(self._take(session), session.record.version, decision, other_weights))
             elif session.noted != choice.reason:
                 session.noted = choice.reason
-                self._commands.append(Note(decision))
+                self._commands.append(RecordDecision(decision))
 
     def _in_order(self, ripe: list[SessionView]) -> list[SessionView]:
         """The sessions in the order in which they get slots: first those whose video was interrupted."""
@@ -305,7 +305,7 @@ class Scheduler:
 
     # Commands under way
 
-    def _begin(self, command: BeginMove | Reply | Note) -> None:
+    def _begin(self, command: BeginMove | Reply | RecordDecision) -> None:
         self.decisions += isinstance(command, BeginMove)
         self._send(command)
 
@@ -313,16 +313,16 @@ class Scheduler:
         session.ticket = self.view.stamp()
         return session.ticket
 
-    def _ask(self, question: Question, now: float) -> int:
+    def _ask(self, question: PendingQuery, now: float) -> int:
         ticket = self.view.stamp()
         question.ask(ticket, now, self.listening.now)
         return ticket
 
-    def _answer(self, question: Question, ticket: int) -> float | None:
+    def _answer(self, question: PendingQuery, ticket: int) -> float | None:
         self._under_way.pop(ticket, None)
         return question.answered(ticket)
 
     def _send(self, command: Command) -> None:
-        if not isinstance(command, Note | Report | Reply):
+        if not isinstance(command, RecordDecision | SendFeedback | Reply):
             self._under_way[command.ticket] = command
         self._commands.append(command)

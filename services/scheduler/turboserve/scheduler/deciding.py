@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from turboserve.contracts.sessions import Decision, Phase
-from turboserve.scheduler.known import SessionView
 from turboserve.scheduler.placement import Choice, Demand
+from turboserve.scheduler.view_models import SessionView
 
 
 def weights_needed(

@@ -26,7 +26,7 @@ from turboserve.contracts.errors import (
     UnavailableError,
     WorkerGoneError,
 )
-from turboserve.contracts.leading import Led
+from turboserve.contracts.leading import TermFenced
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.scheduler.messages import (
@@ -40,12 +40,12 @@ from turboserve.scheduler.messages import (
     Event,
     ListAll,
     ListWorkers,
-    Note,
     Place,
     ReadSession,
+    RecordDecision,
     Refused,
     Release,
-    Report,
+    SendFeedback,
     SuspendIdle,
     WorkersListed,
 )
@@ -63,11 +63,12 @@ class Executor:
     """One command in, one event out. Raises nothing that the broker or the store can cause."""
 
     def __init__(
-        self, bus: Bus, clock: Clock, term: int = 0, deposed: Callable[[], None] = lambda: None
+        self, bus: Bus, clock: Clock, term: int = 0, on_leadership_lost: Callable[[], None] = lambda: None
     ) -> None:
-        """Every command carries `term`; `deposed` is called when the store says that it is over."""
+        """Every command carries `term`; `on_leadership_lost` is called when the store says that it is
+        over."""
         self._bus, self._clock = bus, clock
-        self._term, self._deposed = term, deposed
+        self._term, self._on_leadership_lost = term, on_leadership_lost
 
     async def run(self, command: Command) -> Event | None:
         """The event that answers `command`; None for those that are not answered."""
@@ -76,7 +77,7 @@ class Executor:
             return await self._run(command)
         except TurboServeError as error:
             if isinstance(error, StaleTermError):
-                self._deposed()
+                self._on_leadership_lost()
             refused = refusal(error, command)
             if refused is Refused.UNKNOWN and not isinstance(error, UnavailableError):
                 log.error("command failed", command=command, code=error.code, error=error.detail)
@@ -148,17 +149,17 @@ class Executor:
                 # Sessions first: whoever owns one of them and is not among the workers afterwards is gone.
                 sessions = await self._sessions()
                 return AllListed(ticket, await self._workers(), sessions)
-            case Note(decision):
+            case RecordDecision(decision):
                 stamped = decision.model_copy(update={"at": self._clock.wall()})
                 await call(subjects.NOTE_DECISION, requests.NoteDecision(decision=stamped))
-            case Report(feedback):
+            case SendFeedback(feedback):
                 stamped_feedback = feedback.model_copy(update={"at": self._clock.wall()})
                 await self._bus.publish(subjects.FEEDBACK, feedback.model, stamped_feedback)
         return None
 
     async def _call(self, endpoint: subjects.Endpoint[Req, Resp], request: Req) -> Resp:
         """Ask the store, in this scheduler's term where the request is a leader's."""
-        if isinstance(request, Led):
+        if isinstance(request, TermFenced):
             request = request.model_copy(update={"term": self._term})
         return await self._bus.call(endpoint, request)
 

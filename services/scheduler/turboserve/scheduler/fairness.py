@@ -6,7 +6,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from turboserve.scheduler.known import SessionView
+from turboserve.scheduler.view_models import SessionView
 
 Share = tuple[str, str]
 """Model and tenant: tenants share the slots of one model."""

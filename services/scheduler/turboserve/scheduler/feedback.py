@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from turboserve.contracts.pool import LoadFeedback
-from turboserve.scheduler.messages import Report
+from turboserve.scheduler.messages import SendFeedback
 from turboserve.scheduler.view import View
 
 
@@ -20,7 +20,7 @@ class Feedback:
 
     def reports(
         self, view: View, slots: Callable[[str], int], decisions: int, now: float, quiet: bool
-    ) -> list[Report]:
+    ) -> list[SendFeedback]:
         """What to tell now: the load, if it has changed or was not told for `every_s`.
 
         `slots`: K of a worker. `quiet`: nothing was decided, so that it need not even be computed before its
@@ -33,7 +33,7 @@ class Feedback:
         if not due and load == self._told:
             return []
         self._told_at, self._told = now, load
-        return [Report(one) for one in load]
+        return [SendFeedback(one) for one in load]
 
 
 def load_feedback(view: View, slots: Callable[[str], int], decisions: int) -> list[LoadFeedback]:

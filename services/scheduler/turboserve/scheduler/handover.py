@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from turboserve.contracts.sessions import Activity, Decision
-from turboserve.scheduler.known import SessionView, WorkerView
 from turboserve.scheduler.messages import Release
 from turboserve.scheduler.moves import Take
 from turboserve.scheduler.view import View
+from turboserve.scheduler.view_models import SessionView, WorkerView
 
 
 def hand_over(view: View, now: float, at_once: int, take: Take) -> Iterator[Release]:

@@ -14,14 +14,14 @@ from turboserve.contracts import leading
 from turboserve.contracts.errors import StaleTermError, TurboServeError
 from turboserve.ids import new_id
 from turboserve.scheduler.core import Scheduler
-from turboserve.scheduler.leadership import Ask, Keep, Leadership, Lease, Look, Run
+from turboserve.scheduler.leadership import Ask, Leadership, Lease, ReadLeader, RenewLead, TakeLead
 from turboserve.scheduler.shell import Shell
 from turboserve.service import Runtime
 from turboserve.telemetry import Gauge, meter
 
 NAME = "scheduler"
 STEP_S = 0.05
-FAREWELL_S = 3.0
+FINAL_REPORT_TIMEOUT_S = 3.0
 """For the answer of a busy store: without it, the next leader waits for the time-out."""
 
 log = logs.get("scheduler")
@@ -70,7 +70,7 @@ class Lead:
             return
         request = leading.StepDown(name=NAME, holder=self.leadership.me, term=term)
         try:
-            await self._runtime.bus.call(subjects.STEP_DOWN, request, deadline_s=FAREWELL_S)
+            await self._runtime.bus.call(subjects.STEP_DOWN, request, deadline_s=FINAL_REPORT_TIMEOUT_S)
         except TurboServeError as error:
             log.info("the lead was not given back", error=error.detail)
 
@@ -81,16 +81,16 @@ class Lead:
         deadline_s = leadership.lease.lease_s / 3
         try:
             match ask:
-                case Look():
+                case ReadLeader():
                     record = await call(
                         subjects.GET_LEADER, leading.GetLeader(name=NAME), deadline_s=deadline_s
                     )
                     leadership.answered(record, self._now())
-                case Run(term, beat):
+                case TakeLead(term, beat):
                     campaign = leading.Campaign(name=NAME, holder=me, term=term, beat=beat)
                     result = await call(subjects.CAMPAIGN, campaign, deadline_s=deadline_s)
                     leadership.answered(result.record, self._now(), granted=result.granted)
-                case Keep(term):
+                case RenewLead(term):
                     keep = leading.KeepLead(name=NAME, holder=me, term=term)
                     kept = await call(subjects.KEEP_LEAD, keep, deadline_s=deadline_s)
                     leadership.answered(kept, self._now())
@@ -112,7 +112,12 @@ class Lead:
             log.info("leads", term=term, instance=self.leadership.me)
             _taken.add(1)
             self.shell = Shell(
-                self._runtime, self._make_core(), self._tick_s, term, self._leads_in(term), self._deposed
+                self._runtime,
+                self._make_core(),
+                self._tick_s,
+                term,
+                self._leads_in(term),
+                self._on_leadership_lost,
             )
             await self.shell.start()
 
@@ -122,8 +127,8 @@ class Lead:
     def _leads_in(self, term: int) -> Callable[[], bool]:
         return lambda: self.leadership.term == term and self._leads()
 
-    def _deposed(self) -> None:
-        self.leadership.deposed(self._now())
+    def _on_leadership_lost(self) -> None:
+        self.leadership.on_leadership_lost(self._now())
 
     def _now(self) -> float:
         return self._runtime.clock.monotonic()

@@ -35,12 +35,12 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Look:
+class ReadLeader:
     """Read the row."""
 
 
 @dataclass(frozen=True)
-class Run:
+class TakeLead:
     """Take the lead if the row still has this term and beat, or no holder."""
 
     term: int
@@ -48,13 +48,13 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Keep:
+class RenewLead:
     """Renew in this term."""
 
     term: int
 
 
-Ask = Look | Run | Keep
+Ask = ReadLeader | TakeLead | RenewLead
 
 
 class Leadership:
@@ -92,15 +92,15 @@ class Leadership:
         return ask
 
     def answered(self, record: LeaderRecord, now: float, *, granted: bool = False) -> None:
-        """The row; `granted` for a `Run` that this very request won."""
+        """The row; `granted` for a `TakeLead` that this very request won."""
         asked = self._end()
         if asked is None:
             return
         ask, asked_at = asked
         self._note(record, now)
-        if isinstance(ask, Keep) and ask.term == self.term and self.leads(now):
+        if isinstance(ask, RenewLead) and ask.term == self.term and self.leads(now):
             self._until = asked_at + self.lease.lease_s
-        elif isinstance(ask, Run) and granted:
+        elif isinstance(ask, TakeLead) and granted:
             self.term, self._until, self.followed = record.term, asked_at + self.lease.lease_s, False
         elif self.term is None and self._may_run(now):
             # Its own row, of a request whose answer was lost, or a row that nobody holds: no need to wait.
@@ -109,23 +109,23 @@ class Leadership:
     def refused(self, now: float) -> None:
         """The question was answered with a stale term: another one leads."""
         self._end()
-        self.deposed(now)
+        self.on_leadership_lost(now)
 
     def failed(self, now: float) -> None:
         """The question was not answered: whether the store took it is not known."""
         self._end()
 
-    def deposed(self, now: float) -> None:
+    def on_leadership_lost(self, now: float) -> None:
         """The store refused something because of the term."""
         if self.term is not None:
             self._lose(now)
 
     def _question(self, now: float) -> Ask:
         if self.term is not None:
-            return Keep(self.term)
+            return RenewLead(self.term)
         if self.seen is not None and self._may_run(now):
-            return Run(self.seen.term, self.seen.beat)
-        return Look()
+            return TakeLead(self.seen.term, self.seen.beat)
+        return ReadLeader()
 
     def _may_run(self, now: float) -> bool:
         seen = self.seen

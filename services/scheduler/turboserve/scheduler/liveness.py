@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from turboserve.scheduler.known import WorkerView
+from turboserve.scheduler.view_models import WorkerView
 
 LONGEST_GAP_S = 1.0
 """Two events further apart than this: the scheduler itself was held up, and may have missed as much."""

@@ -42,7 +42,7 @@ class LoadReported:
 
 
 @dataclass(frozen=True)
-class Watched:
+class ViewersReported:
     """A gateway says how many viewers of a session it has; others may have more. May be lost."""
 
     session: str
@@ -108,7 +108,7 @@ Event = (
     | SessionChanged
     | WorkerChanged
     | LoadReported
-    | Watched
+    | ViewersReported
     | MoveAsked
     | WorkersListed
     | AllListed
@@ -226,14 +226,14 @@ class ListAll:
 
 
 @dataclass(frozen=True)
-class Note:
+class RecordDecision:
     """Keep a decision that changes no row. Not answered."""
 
     decision: Decision
 
 
 @dataclass(frozen=True)
-class Report:
+class SendFeedback:
     """Tell the autoscaler. Not answered."""
 
     feedback: LoadFeedback
@@ -251,4 +251,4 @@ class Reply:
 
 OfSession = Place | BeginMove | CommitMove | AbandonMove | Release | SuspendIdle | ReadSession
 """At most one of these is under way per session."""
-Command = OfSession | DeclareGone | ListWorkers | ListAll | Note | Report | Reply
+Command = OfSession | DeclareGone | ListWorkers | ListAll | RecordDecision | SendFeedback | Reply

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
 from turboserve.contracts.workers import NO_STATE, MoveReport, MoveStage
-from turboserve.scheduler.known import SessionView
 from turboserve.scheduler.messages import AbandonMove, BeginMove, CommitMove
 from turboserve.scheduler.placement import Cluster, Links, Move, MoveKind, Rebalancer
 from turboserve.scheduler.placement.links import kind_between
 from turboserve.scheduler.policy import Policy
 from turboserve.scheduler.view import View
+from turboserve.scheduler.view_models import SessionView
 
 Take = Callable[[SessionView], int]
 """Gives the ticket of a session's next command."""

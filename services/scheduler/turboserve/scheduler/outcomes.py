@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from turboserve.scheduler.known import SessionView
 from turboserve.scheduler.messages import (
     Answered,
     BeginMove,
@@ -15,6 +14,7 @@ from turboserve.scheduler.messages import (
 )
 from turboserve.scheduler.policy import Policy
 from turboserve.scheduler.view import View
+from turboserve.scheduler.view_models import SessionView
 
 
 def settle_declaration(view: View, policy: Policy, command: DeclareGone, event: Answered, now: float) -> None:

@@ -21,7 +21,6 @@ from turboserve.contracts.events import WorkerJoined, WorkerLeft, event_from_byt
 from turboserve.contracts.requests import MoveAccepted, MoveSession
 from turboserve.contracts.workers import LoadReport, Playhead
 from turboserve.scheduler.core import Scheduler
-from turboserve.scheduler.desk import Desk
 from turboserve.scheduler.executor import Executor
 from turboserve.scheduler.messages import (
     AbandonMove,
@@ -34,15 +33,16 @@ from turboserve.scheduler.messages import (
     Event,
     ListAll,
     LoadReported,
-    Note,
     Place,
+    RecordDecision,
     Reply,
     SessionChanged,
     SuspendIdle,
     Tick,
-    Watched,
+    ViewersReported,
     WorkerChanged,
 )
+from turboserve.scheduler.operator_endpoint import OperatorEndpoint
 from turboserve.service import Runtime
 from turboserve.subjects import Caller
 from turboserve.tasks import stop
@@ -78,17 +78,18 @@ class Shell:
         tick_s: float,
         term: int = 0,
         leads: Callable[[], bool] = lambda: True,
-        deposed: Callable[[], None] = lambda: None,
+        on_leadership_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """`leads`: whether it may still decide; `deposed` is told when the store says that `term` is over."""
+        """`leads`: whether it may still decide; `on_leadership_lost` is told when the store says that `term`
+        is over."""
         self.core = core
         self.term = term
         self._leads = leads
         self._runtime = runtime
         self._bus = runtime.bus
         self._tick_s = tick_s
-        self._executor = Executor(runtime.bus, runtime.clock, term, deposed)
-        self._desk = Desk(runtime.bus, self.feed, leads)
+        self._executor = Executor(runtime.bus, runtime.clock, term, on_leadership_lost)
+        self._operator_endpoint = OperatorEndpoint(runtime.bus, self.feed, leads)
         self._room = asyncio.Semaphore(IN_FLIGHT)
         self._synced = asyncio.Event()
         self._subscriptions: list[Subscription] = []
@@ -137,7 +138,7 @@ class Shell:
             if isinstance(command, Reply):
                 if command.error is not None:
                     _refused.add(1, {"reason": command.error.code})
-                self._desk.answer(command)
+                self._operator_endpoint.answer(command)
                 continue
             self._note(command)
             # If one raises, the process ends: an unanswered ticket would hold its session for ever.
@@ -169,13 +170,13 @@ class Shell:
             await asyncio.sleep(self._tick_s)
 
     async def _on_move(self, request: MoveSession, _caller: Caller) -> MoveAccepted | None:
-        return await self._desk.move(request) if self._leads() else None
+        return await self._operator_endpoint.move(request) if self._leads() else None
 
     async def _on_load(self, report: LoadReport, _body: bytes) -> None:
         self.feed(LoadReported(report))
 
     async def _on_playhead(self, playhead: Playhead, _body: bytes) -> None:
-        self.feed(Watched(playhead.session, playhead.viewers))
+        self.feed(ViewersReported(playhead.session, playhead.viewers))
 
     async def _events(self) -> None:
         """What has been committed since the first listing; later listings make up for what this misses."""
@@ -201,7 +202,7 @@ class Shell:
 
     @staticmethod
     def _note(command: Command) -> None:
-        if isinstance(command, Place | BeginMove | Note):
+        if isinstance(command, Place | BeginMove | RecordDecision):
             decision = command.decision
             _decided.add(1, {"kind": decision.kind})
             log.info(

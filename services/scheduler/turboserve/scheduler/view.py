@@ -9,7 +9,7 @@ from functools import partial
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
 from turboserve.scheduler.fairness import Share, share_of
-from turboserve.scheduler.known import SessionView, WorkerView
+from turboserve.scheduler.view_models import SessionView, WorkerView
 
 REMEMBERED = 10_000
 """Ended sessions and gone workers that are remembered, so that a late message does not bring them back."""
@@ -82,7 +82,7 @@ class View:
                     self._count(session.record)
         self._drains(worker, record.phase, record.started_at)
         worker.phase, worker.capacity = record.phase, record.capacity
-        worker.host, worker.gives_state = record.host, bool(record.transfer)
+        worker.host, worker.provides_state = record.host, bool(record.transfer)
         worker.weights_digest = record.weights_digest
         worker.measured(record.chunk_latency_s)
         return worker
@@ -95,7 +95,7 @@ class View:
         worker.heard_at = heard_at
         self._drains(worker, report.phase, report.started_at)
         worker.phase, worker.capacity = report.phase, report.capacity
-        worker.host, worker.gives_state = report.host, bool(report.transfer)
+        worker.host, worker.provides_state = report.host, bool(report.transfer)
         # A late word of when it was loading takes away nothing.
         worker.weights_digest = report.weights_digest or worker.weights_digest
         worker.arrivals = {move.session: move for move in report.moves}

@@ -16,7 +16,7 @@ from turboserve.state_store import metrics
 from turboserve.state_store.core.sessions import applied
 from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.ports.database import Database
-from turboserve.state_store.ports.records import Reached
+from turboserve.state_store.ports.records import LogProgress
 from turboserve.subjects import ANY_CHUNK, CHUNK, CHUNKS, OWN
 
 CURSOR = "accounting"
@@ -33,7 +33,7 @@ T = TypeVar("T")
 log = logs.get("accounting")
 
 
-class Overtaken(Exception):
+class AlreadyCountedError(Exception):
     """Another instance has counted these chunks."""
 
 
@@ -60,13 +60,13 @@ class Accounting:
     async def run(self) -> None:
         """Count for ever; returns when another instance has taken over."""
         self._applied.clear()
-        position = await self._patiently(self._position)
+        position = await self._with_retry(self._position)
         async with aclosing(read_headers(self._bus, CHUNKS, [ANY_CHUNK, OWN.every], position)) as batches:
             async for entries in batches:
                 before, position = position, entries[-1].sequence
                 try:
-                    await self._patiently(lambda: self.count(entries, before))  # noqa: B023
-                except Overtaken:
+                    await self._with_retry(lambda: self.count(entries, before))  # noqa: B023
+                except AlreadyCountedError:
                     log.warning("overtaken", position=before)
                     return
                 if len(entries) < MANY:
@@ -85,14 +85,14 @@ class Accounting:
             index, control_seq = newest.get(chunk.session, (0, 0))
             newest[chunk.session] = max(index, chunk.index), max(control_seq, chunk.control_seq)
         reached = [
-            Reached(session, index + 1, control_seq, self._playheads.known(session))
+            LogProgress(session, index + 1, control_seq, self._playheads.known(session))
             for session, (index, control_seq) in newest.items()
         ]
         now = self._clock.wall()
         told = 0
         async with self._database.transaction(durable=False) as db:
             if not await db.progress.move(CURSOR, position, entries[-1].sequence):
-                raise Overtaken
+                raise AlreadyCountedError
             rows = await db.progress.count(reached)
             for chunk in fresh:
                 if chunk.session not in rows:
@@ -123,7 +123,7 @@ class Accounting:
         async with self._database.transaction() as db:
             return await db.progress.position(CURSOR)
 
-    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def _with_retry(self, work: Callable[[], Awaitable[T]]) -> T:
         while True:
             try:
                 return await work()

@@ -14,7 +14,7 @@ PING_S = 1.0
 log = logs.get("postgres")
 
 
-async def migrate_patiently(database: Database) -> None:
+async def migrate_with_retry(database: Database) -> None:
     """Bring the schema up to date, waiting for Postgres as long as it takes."""
     while True:
         try:

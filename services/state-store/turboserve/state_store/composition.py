@@ -12,10 +12,10 @@ from turboserve.bus import Owners
 from turboserve.service import Runtime
 from turboserve.state_store import metrics
 from turboserve.state_store.accounting import Accounting
-from turboserve.state_store.availability import migrate_patiently, watch
+from turboserve.state_store.availability import migrate_with_retry, watch
 from turboserve.state_store.core.leases import Leases
 from turboserve.state_store.endpoints import serve
-from turboserve.state_store.hot.guard import Hot
+from turboserve.state_store.hot.guard import HotStoreGuard
 from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import TTL_S, Playheads
 from turboserve.state_store.leader import lead
@@ -30,10 +30,10 @@ from turboserve.state_store.publish.canaries import Canaries
 from turboserve.state_store.publish.fence import Fence
 from turboserve.state_store.publish.outbox import Outbox
 from turboserve.state_store.retention import Retention
-from turboserve.state_store.service.aftermath import Aftermath
 from turboserve.state_store.service.leaders import Leaders
 from turboserve.state_store.service.moves import Moves
 from turboserve.state_store.service.pools import Pools
+from turboserve.state_store.service.post_commit import PostCommit
 from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.service.workers import Workers
 from turboserve.state_store.settings import Settings
@@ -48,27 +48,27 @@ QUEUE = "state-store"
 async def compose(runtime: Runtime, settings: Settings, database: Database, hot_store: HotStore) -> None:
     """Build the service on these ports and start it. Returns once every endpoint is answered."""
     bus, clock = runtime.bus, runtime.clock
-    hot = Hot(hot_store, clock)
+    hot = HotStoreGuard(hot_store, clock)
     runtime.on_stop(database.close)
     runtime.on_stop(hot.close)
     streams = Streams(bus, clock, settings)
     runtime.check("postgres", lambda: database.reachable)
     runtime.check("streams", lambda: streams.ready)
 
-    await streams.ensure_patiently()
+    await streams.ensure_with_retry()
     runtime.spawn(streams.keep(), "streams")
     # Before the database: the log works without it, and so does the video.
     canaries = Canaries(bus, clock, settings)
     await canaries.append_all()
     runtime.spawn(canaries.run(), "canary appends")
-    await migrate_patiently(database)
+    await migrate_with_retry(database)
 
     playheads = Playheads(hot, clock, TTL_S + math.ceil(settings.abandoned_after_s))
     latents = Latents(hot, kept=settings.latents_kept, ttl_s=settings.latents_ttl_s)
     assignments = Assignments(bus, database, playheads)
     outbox = Outbox(database, bus, clock, settings)
     fence = Fence(database, bus, assignments)
-    aftermath = Aftermath(outbox, fence, assignments, playheads)
+    post_commit = PostCommit(outbox, fence, assignments, playheads)
     owners = Owners(bus, lambda: metrics.foreign_chunks.add(1))
     accounting = Accounting(database, bus, owners, playheads, clock, outbox.wake)
 
@@ -87,7 +87,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     runtime.warn("log_space", space.warning)
     runtime.spawn(space.run(), "log space")
     status = LogStatus(canaries, settings)
-    sessions = Sessions(database, aftermath, playheads, latents, status, clock, settings)
+    sessions = Sessions(database, post_commit, playheads, latents, status, clock, settings)
     runtime.spawn(Retention(database, sessions, bus, clock, settings).run(), "retention")
     pools = Pools(database, clock, settings)
     runtime.spawn(lead(database, COST_LOCK, pools.accrue_forever), "cost")
@@ -99,7 +99,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
         bus,
         clock,
         sessions,
-        Moves(database, aftermath, clock, settings),
-        Workers(database, aftermath, playheads, clock, leases, lambda: bus.connection, settings.poison),
+        Moves(database, post_commit, clock, settings),
+        Workers(database, post_commit, playheads, clock, leases, lambda: bus.connection, settings.poison),
         Leaders(database),
     )

@@ -87,7 +87,7 @@ class Streams:
             await self._apply(jetstream, bounded)
         self.ready = True
 
-    async def ensure_patiently(self) -> None:
+    async def ensure_with_retry(self) -> None:
         """Until it is done, as long as that takes."""
         while True:
             try:

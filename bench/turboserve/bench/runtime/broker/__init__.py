@@ -14,7 +14,7 @@ one connection and direction keep their order, as in TCP.
 
 Faults of the broker are methods of `MemoryBroker`: `stop` and `start` (also on an empty disk), `freeze`,
 `slow_s`, `cut_off` (a client or all clients of a process), `disconnect_client`, `set_storage` (`Storage.FULL`
-refuses appends, `SILENT` does not answer them, `OFF` is a broker without JetStream) and `mend`, which ends
+refuses appends, `SILENT` does not answer them, `OFF` is a broker without JetStream) and `repair`, which ends
 all of them. `broker.jetstream.on_append` is called with each accepted message, `broker.jetstream.streams` has
 what is stored.
 
@@ -25,19 +25,26 @@ acknowledgements, mirrors and sources, key-value and object stores.
 from turboserve.bench.runtime.broker.client import MemoryClient
 from turboserve.bench.runtime.broker.jetstream import Storage
 from turboserve.bench.runtime.broker.messages import Kind, Message
-from turboserve.bench.runtime.broker.network import DOUBLED, LOST, Fate, FaultyNetwork, Network, Rates
+from turboserve.bench.runtime.broker.network import (
+    DOUBLED,
+    LOST,
+    FaultyNetwork,
+    MessageOutcome,
+    Network,
+    Rates,
+)
 from turboserve.bench.runtime.broker.server import MemoryBroker
 from turboserve.bench.runtime.broker.stream import Stored, Stream
 
 __all__ = [
     "DOUBLED",
     "LOST",
-    "Fate",
     "FaultyNetwork",
     "Kind",
     "MemoryBroker",
     "MemoryClient",
     "Message",
+    "MessageOutcome",
     "Network",
     "Rates",
     "Storage",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Fate:
+class MessageOutcome:
     """What happens to one message in one direction."""
 
     copies: int = 1
@@ -22,8 +22,8 @@ class Fate:
     """It arrives this much later, behind messages that were sent after it; None: in its turn."""
 
 
-LOST = Fate(copies=0)
-DOUBLED = Fate(copies=2)
+LOST = MessageOutcome(copies=0)
+DOUBLED = MessageOutcome(copies=2)
 
 
 class Network:
@@ -42,7 +42,9 @@ class Network:
         """Seconds for one direction. Messages of one connection and direction arrive in their order."""
         return self.latency_s
 
-    def fate(self, client: MemoryClient, kind: Kind, message: Message, to_broker: bool) -> Fate | None:
+    def fate(
+        self, client: MemoryClient, kind: Kind, message: Message, to_broker: bool
+    ) -> MessageOutcome | None:
         """What happens to the message in one direction; None: nothing. Connections' pings have no fate."""
         return None
 
@@ -88,7 +90,7 @@ class FaultyNetwork(Network):
         """The client's appends arrive and their acknowledgements do not, until this time of the loop."""
         self._muted[client] = until
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """No fault but delay from now on."""
         self._muted.clear()
         self.rates = Rates(delay_s=self.rates.delay_s, lag_s=self.rates.lag_s)
@@ -97,7 +99,9 @@ class FaultyNetwork(Network):
         mean_s = self.rates.lag_s if kind is Kind.ENTRY else self.rates.delay_s
         return self._random.expovariate(1.0 / mean_s) if mean_s > 0.0 else 0.0
 
-    def fate(self, client: MemoryClient, kind: Kind, message: Message, to_broker: bool) -> Fate | None:
+    def fate(
+        self, client: MemoryClient, kind: Kind, message: Message, to_broker: bool
+    ) -> MessageOutcome | None:
         # Each message is drawn for in one of its directions.
         rates = self.rates
         if to_broker:
@@ -105,7 +109,7 @@ class FaultyNetwork(Network):
                 if self._happens(rates.lost_request):
                     return LOST
                 if self._happens(rates.late_request):
-                    return Fate(late_s=rates.late_s * self._random.uniform(0.5, 2.5))
+                    return MessageOutcome(late_s=rates.late_s * self._random.uniform(0.5, 2.5))
             elif kind is Kind.ANSWER and self._happens(rates.lost_answer):
                 return LOST
             return None
@@ -119,7 +123,7 @@ class FaultyNetwork(Network):
             if self._happens(rates.doubled_hint):
                 return DOUBLED
             if self._happens(rates.late_hint):
-                return Fate(late_s=self._random.expovariate(1.0 / max(rates.delay_s, 1e-6)))
+                return MessageOutcome(late_s=self._random.expovariate(1.0 / max(rates.delay_s, 1e-6)))
         return None
 
     def _happens(self, probability: float) -> bool:

@@ -231,7 +231,7 @@ class MemoryBroker:
         """What happens to appends; core messages go on."""
         self.jetstream.storage = storage
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """No fault of the broker from now on: it runs, it reaches everyone, and it stores."""
         self._frozen_until = min(self._frozen_until, self.loop.time())
         self._cut_until.clear()

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from turboserve.bench.runtime.device.clock import DeviceClock, VirtualLane
+from turboserve.bench.runtime.device.clock import DeviceClock, VirtualStreamExecutor
 from turboserve.bench.runtime.device.contents import LOST, Embedding, Latents, VirtualState, begin, link
 from turboserve.bench.runtime.device.faults import DeviceFaults
 from turboserve.bench.runtime.device.pages import (
@@ -22,9 +22,8 @@ from turboserve.bench.runtime.device.pages import (
 )
 from turboserve.bench.runtime.device.profile import DeviceProfile
 from turboserve.worker.engine.decoding import Decoded, Decoding
-from turboserve.worker.engine.errors import HostPoolFull
+from turboserve.worker.engine.errors import HostPoolFullError
 from turboserve.worker.engine.hostpool import Extent, HostPool
-from turboserve.worker.engine.lane import Bell
 from turboserve.worker.engine.moving import Page
 from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.profile import LatencyProfile
@@ -35,8 +34,9 @@ from turboserve.worker.engine.slab import Slab, SlabLayout
 from turboserve.worker.engine.snapshot import Snapshot, header_of, state_fingerprint
 from turboserve.worker.engine.spec import EngineOptions, Rebuild, SessionSpec
 from turboserve.worker.engine.state import SessionState
+from turboserve.worker.engine.stream_executor import Wakeup
 from turboserve.worker.engine.streams import DEVICE_LOST
-from turboserve.worker.engine.transfer import Transfer, Way
+from turboserve.worker.engine.transfer import Transfer, TransferDirection
 from turboserve.worker.engine.work import ChunkWork, Work
 
 DTYPE = torch.float32
@@ -115,7 +115,7 @@ class VirtualTransfer(Transfer):
     def __init__(
         self,
         session: str,
-        way: Way,
+        way: TransferDirection,
         snapshot: Snapshot,
         extent: Extent | None,
         seconds: float,
@@ -155,7 +155,7 @@ class VirtualBackend:
         loop: asyncio.AbstractEventLoop,
         faults: DeviceFaults,
     ) -> None:
-        """Raises `BudgetTooSmall`."""
+        """Raises `BudgetTooSmallError`."""
         self.config, self.fingerprint = profile.config, _fingerprint(profile.config, profile.weights)
         self.device = torch.device("cpu")
         self.text = _Text(self, LatencyProfile(profile.text_s))
@@ -174,9 +174,9 @@ class VirtualBackend:
             raise DEVICE_LOST[0]("the virtual device is lost")
         self._clock.advance(seconds * self._faults.slowdown)
 
-    def lane(self, name: str, bell: Bell) -> VirtualLane[Any]:
-        """See `Backend.lane`."""
-        return VirtualLane(self._clock, self._loop, bell)
+    def executor(self, name: str, wakeup: Wakeup) -> VirtualStreamExecutor[Any]:
+        """See `Backend.executor`."""
+        return VirtualStreamExecutor(self._clock, self._loop, wakeup)
 
     # States
 
@@ -210,16 +210,18 @@ class VirtualBackend:
         state = _virtual(session.state)
         size = self.state_host_bytes
         if self._faults.host_full():
-            raise HostPoolFull(size, 0, self.host.limit_bytes, 0)
+            raise HostPoolFullError(size, 0, self.host.limit_bytes, 0)
         extent = self.host.take(size)
         snapshot = Snapshot(header_of(state, self.fingerprint), tensors_of(state, self._profile))
-        return VirtualTransfer(session.name, Way.LEAVING, snapshot, extent, self._copy_s, self._clock)
+        return VirtualTransfer(
+            session.name, TransferDirection.LEAVING, snapshot, extent, self._copy_s, self._clock
+        )
 
     def arrive(self, snapshot: Snapshot, slab: Slab, extent: Extent | None) -> tuple[SessionState, Transfer]:
         """See `Backend.arrive`."""
         state = restore(snapshot.header, snapshot.tensors["numbers"], slab)
         return state, VirtualTransfer(
-            snapshot.session, Way.ARRIVING, snapshot, extent, self._copy_s, self._clock
+            snapshot.session, TransferDirection.ARRIVING, snapshot, extent, self._copy_s, self._clock
         )
 
     # A session's forwards
@@ -280,8 +282,8 @@ class VirtualBackend:
         state = _virtual(session.state)
         return pages_of_tensors(tensors_of(state, self._profile), (state.number, state.next_chunk))
 
-    def pages_at_rest(self, session: Session) -> tuple[dict[str, Any], list[Page]]:
-        """See `Backend.pages_at_rest`."""
+    def pages_quiesced(self, session: Session) -> tuple[dict[str, Any], list[Page]]:
+        """See `Backend.pages_quiesced`."""
         return header_of(_virtual(session.state), self.fingerprint), self.pages_in_use(session)
 
     def pages_of(self, snapshot: Snapshot) -> tuple[dict[str, Any], list[Page]]:
@@ -294,7 +296,7 @@ class VirtualBackend:
             return VirtualBuffer(self.pool.acquire(), None, self.fingerprint, self._profile)
         size = self.state_host_bytes
         if self._faults.host_full():
-            raise HostPoolFull(size, 0, self.host.limit_bytes, 0)
+            raise HostPoolFullError(size, 0, self.host.limit_bytes, 0)
         return VirtualBuffer(None, self.host.take(size), self.fingerprint, self._profile)
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Generic, TypeVar
 
 from turboserve.clock import Clock
-from turboserve.worker.engine.lane import Bell, Job
+from turboserve.worker.engine.stream_executor import Job, Wakeup
 
 J = TypeVar("J", bound=Job)
 
@@ -42,13 +42,13 @@ class DeviceClock:
         self.now = max(self.now, self._clock.monotonic())
 
 
-class VirtualLane(Generic[J]):
+class VirtualStreamExecutor(Generic[J]):
     """A lane (`backend.JobExecutor`) whose jobs say by the clock how long they take."""
 
     threaded = True
 
-    def __init__(self, clock: DeviceClock, loop: asyncio.AbstractEventLoop, bell: Bell) -> None:
-        self._clock, self._loop, self._bell = clock, loop, bell
+    def __init__(self, clock: DeviceClock, loop: asyncio.AbstractEventLoop, wakeup: Wakeup) -> None:
+        self._clock, self._loop, self._wakeup = clock, loop, wakeup
         self._free_at = 0.0
         self._jobs: deque[tuple[float, J]] = deque()
         """When each is done."""
@@ -75,9 +75,9 @@ class VirtualLane(Generic[J]):
         self._free_at, self._clock.now = self._clock.now, began
         self._jobs.append((self._free_at, job))
         if self._free_at > self._loop.time():
-            self._loop.call_at(self._free_at, self._bell.ring)
+            self._loop.call_at(self._free_at, self._wakeup.notify_done)
         else:
-            self._bell.ring()
+            self._wakeup.notify_done()
 
     def collect(self) -> list[J]:
         """See `JobExecutor.collect`."""

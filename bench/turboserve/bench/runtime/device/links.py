@@ -13,9 +13,15 @@ import torch
 from turboserve.bench.runtime.process import Process, current
 from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline
-from turboserve.worker.transfer.errors import Aborted, NoBackend, PeerLost, ProtocolBroken, Truncated
+from turboserve.worker.transfer.errors import (
+    NoCommonBackendError,
+    PeerLostError,
+    TransferAbortedError,
+    TransferProtocolError,
+    TruncatedStateError,
+)
 from turboserve.worker.transfer.frames import Hello, Welcome
-from turboserve.worker.transfer.link import PROGRESS_S, Link, Memory, Remote
+from turboserve.worker.transfer.link import PROGRESS_S, Link, LocalPages, RemotePages
 
 if TYPE_CHECKING:
     from turboserve.bench.runtime.device.network import TransferFabric
@@ -48,15 +54,15 @@ class MemoryLink(Link):
     def transfer(
         self,
         session: str,
-        source: Memory | Remote,
-        target: Memory | Remote,
+        source: LocalPages | RemotePages,
+        target: LocalPages | RemotePages,
         page_range: range,
         deadline: Deadline,
     ) -> int:
         """See `Link.transfer`."""
-        if isinstance(source, Memory):
+        if isinstance(source, LocalPages):
             return self._send(source.parts(page_range))
-        assert isinstance(target, Memory)
+        assert isinstance(target, LocalPages)
         return self._take(target, page_range)
 
     async def before(self, deadline: Deadline) -> None:
@@ -106,20 +112,20 @@ class MemoryLink(Link):
         self._wire.arrived.set()
         return size
 
-    def _take(self, target: Memory, page_range: range) -> int:
+    def _take(self, target: LocalPages, page_range: range) -> int:
         _, pages = self._wire.rounds.pop(0)
         parts = target.parts(page_range)
         if [len(page) for page in pages] != [part.numel() for part in parts]:
             self.close()
-            raise Truncated("memory: what came is not what was announced")
+            raise TruncatedStateError("memory: what came is not what was announced")
         for part, page in zip(parts, pages, strict=True):
             part.copy_(torch.frombuffer(bytearray(page), dtype=torch.uint8))
         return sum(map(len, pages))
 
-    def _lost(self, deadline: Deadline) -> PeerLost:
+    def _lost(self, deadline: Deadline) -> PeerLostError:
         self.close()
         deadline.left()
-        return PeerLost(f"memory: nothing has moved for {PROGRESS_S:g} s")
+        return PeerLostError(f"memory: nothing has moved for {PROGRESS_S:g} s")
 
 
 class MemoryLinks:
@@ -135,11 +141,11 @@ class MemoryLinks:
         return Hello(model=self.model, backends=self.backends, limit_s=limit_s)
 
     async def give(
-        self, channel: Channel, hello: Hello, peer: str, key: bytes, at_rest: bool, deadline: Deadline
+        self, channel: Channel, hello: Hello, peer: str, key: bytes, quiesced: bool, deadline: Deadline
     ) -> Link:
         """See `LinkTable.give`."""
         if BACKEND not in hello.backends:
-            raise NoBackend(f"backends: {list(self.backends)} here, {list(hello.backends)} there")
+            raise NoCommonBackendError(f"backends: {list(self.backends)} here, {list(hello.backends)} there")
         name, fabric = self._fabric.new_link(), self._fabric
         wire = fabric.wires[name] = Wire(current() or fabric.loop.world)
         link = MemoryLink(fabric, name, wire, giving=True)
@@ -155,7 +161,7 @@ class MemoryLinks:
     ) -> Link:
         """See `LinkTable.take`."""
         if welcome.backend != BACKEND:
-            raise ProtocolBroken(f"backend: {welcome.backend} was not on offer")
+            raise TransferProtocolError(f"backend: {welcome.backend} was not on offer")
         fabric, name = self._fabric, welcome.link
         # Where the source has given up meanwhile nothing comes over the link, and the channel says why.
         wire = fabric.wires.get(name) or Wire(fabric.loop.world)
@@ -172,7 +178,7 @@ class MemoryLinks:
             if memory is None:
                 return call()
             if memory.closed:
-                raise Aborted("the link is closed")
+                raise TransferAbortedError("the link is closed")
             await memory.before(deadline)
             result = call()
             await memory.after(deadline)

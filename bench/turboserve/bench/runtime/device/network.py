@@ -93,11 +93,11 @@ class MemoryNetwork:
             raise ConnectionResetError(f"{host}:{port} hung up")
         to_server, to_client = (Pipe(fabric, asyncio.StreamReader(loop=fabric.loop)) for _ in range(2))
 
-        def cut() -> None:
+        def shutdown_connections() -> None:
             to_server.reset()
             to_client.reset()
 
-        to_server.cut = to_client.cut = cut
+        to_server.shutdown_connections = to_client.shutdown_connections = shutdown_connections
         served = PipeWriter(to_client, to_server, there.process, self._host)
         fabric.loop.spawn(there.process, _served(there.serve(to_server.reader, served)), "transfer")
         return to_client.reader, PipeWriter(to_server, to_client, process, host)

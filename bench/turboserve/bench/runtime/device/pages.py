@@ -12,9 +12,9 @@ from torch import Tensor
 
 from turboserve.bench.runtime.device.contents import Embedding, Latents, VirtualState
 from turboserve.bench.runtime.device.profile import DeviceProfile
-from turboserve.worker.engine.errors import SnapshotRejected
+from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.hostpool import Extent, aligned
-from turboserve.worker.engine.moving import Page, Same
+from turboserve.worker.engine.moving import IdentityStamp, Page
 from turboserve.worker.engine.ring import KVRing
 from turboserve.worker.engine.slab import Slab
 from turboserve.worker.engine.snapshot import VERSION, Snapshot
@@ -44,7 +44,7 @@ def tensors_of(state: VirtualState, profile: DeviceProfile) -> dict[str, Tensor]
 def pages_of_tensors(tensors: Mapping[str, Tensor], stamp: object) -> list[Page]:
     """`stamp`: equal for equal numbers."""
     numbers, window = tensors["numbers"], tensors["window"]
-    return [Page("numbers", (numbers,), stamp), Page("window", (window,), Same(window))]
+    return [Page("numbers", (numbers,), stamp), Page("window", (window,), IdentityStamp(window))]
 
 
 def restore(header: Mapping[str, Any], numbers: Tensor, slab: Slab) -> VirtualState:
@@ -96,7 +96,7 @@ class VirtualBuffer:
     def place(self, name: str, size: int, dtype: str = "", shape: Sequence[int] = ()) -> tuple[Tensor, ...]:
         """See `ReceiveBuffer.place`."""
         if self._sizes.get(name) != size:
-            raise SnapshotRejected(f"{name[:64]} bytes", size, self._sizes.get(name))
+            raise SnapshotRejectedError(f"{name[:64]} bytes", size, self._sizes.get(name))
         if name not in self._pages:
             self._pages[name] = torch.empty(size, dtype=torch.uint8)
         return (self._pages[name],)
@@ -105,9 +105,9 @@ class VirtualBuffer:
         """See `ReceiveBuffer.check`."""
         for field, wanted in (("version", VERSION), ("model", self._model)):
             if header.get(field) != wanted:
-                raise SnapshotRejected(field, header.get(field), wanted)
+                raise SnapshotRejectedError(field, header.get(field), wanted)
         if set(names) != self._sizes.keys() or self._pages.keys() != self._sizes.keys():
-            raise SnapshotRejected("pages", sorted(self._pages), sorted(self._sizes))
+            raise SnapshotRejectedError("pages", sorted(self._pages), sorted(self._sizes))
 
     def state(self, header: Mapping[str, Any], names: Iterable[str]) -> VirtualState:
         """See `ReceiveBuffer.state`."""

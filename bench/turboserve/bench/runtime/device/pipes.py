@@ -20,7 +20,7 @@ class Pipe:
 
     def __init__(self, fabric: TransferFabric, reader: asyncio.StreamReader) -> None:
         self.fabric, self.reader = fabric, reader
-        self.cut: Callable[[], None] = lambda: None
+        self.shutdown_connections: Callable[[], None] = lambda: None
         """Breaks both directions."""
         self.silent = False
         self._closed = self._unread = False
@@ -32,7 +32,7 @@ class Pipe:
             if fabric.chance(fabric.faults.silent):
                 self.silent = True
             else:
-                self.cut()
+                self.shutdown_connections()
         if not self.silent and not self._closed:
             self._later(lambda: self.reader.feed_data(data))
 

@@ -17,10 +17,10 @@ from turboserve.clock import Clock
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.engine.spec import EngineOptions
-from turboserve.worker.service.machine import PACKAGER_LIMIT
+from turboserve.worker.service.host_platform import PACKAGER_LIMIT
+from turboserve.worker.service.packaged_chunks import ToLoop
 from turboserve.worker.service.packager import ChunkPackager
 from turboserve.worker.service.ports import Device, Loaded
-from turboserve.worker.service.stamped import ToLoop
 from turboserve.worker.settings import Settings
 
 

@@ -14,12 +14,12 @@ from turboserve.bench.runtime.device.contents import INIT, ChunkContents, Latent
 from turboserve.bench.runtime.device.faults import DeviceFaults
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.events import ChunkReady, Event
-from turboserve.worker.media import Packaged
+from turboserve.worker.media import EncodedChunk
 from turboserve.worker.model.config import ModelConfig
-from turboserve.worker.service import commands as do
-from turboserve.worker.service.engine_driver import IDLE_S, Call, EngineCommand, EngineDriver
+from turboserve.worker.service import commands
+from turboserve.worker.service.engine_driver import IDLE_S, EngineCall, EngineCommand, EngineDriver
+from turboserve.worker.service.packaged_chunks import FromEngine, GeneratedChunk, ToLoop
 from turboserve.worker.service.packager import ChunkPackager
-from turboserve.worker.service.stamped import FromEngine, Made, ToLoop
 
 JUST_AFTER_S = 1e-4
 
@@ -35,11 +35,11 @@ class VirtualEncoder:
     def __init__(self, config: ModelConfig, seconds: float, clock: DeviceClock) -> None:
         self._config, self._seconds, self._clock = config, seconds, clock
 
-    def encode(self, ready: ChunkReady, first_frame: int, fps: int) -> Packaged:
+    def encode(self, ready: ChunkReady, first_frame: int, fps: int) -> EncodedChunk:
         """See `ChunkEncoder.encode`."""
         self._clock.advance(self._seconds)
         latents = _latents(ready)
-        return Packaged(
+        return EncodedChunk(
             init=INIT,
             fragment=ChunkContents(latents.parent, latents.number).to_bytes(),
             codec="avc1.virtual",
@@ -84,7 +84,7 @@ class VirtualPackager:
     def put(self, item: FromEngine) -> None:
         """Take over what the engine says, in its order."""
         self._free_at = max(self._free_at, self._loop.time())
-        if isinstance(item, Made):
+        if isinstance(item, GeneratedChunk):
             self._free_at += self._seconds
         self._queue.append((self._free_at, item))
         self._empty.clear()
@@ -161,7 +161,7 @@ class VirtualEngineRunner:
 
     def submit(self, command: EngineCommand) -> None:
         """See `EngineRunner.submit`."""
-        if isinstance(command, do.SetPlayhead) and self._rests and not self._commands:
+        if isinstance(command, commands.SetPlayhead) and self._rests and not self._commands:
             self._move_playhead(command)
             return
         self._commands.append(command)
@@ -170,7 +170,7 @@ class VirtualEngineRunner:
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
         """See `EngineRunner.call`."""
         future: Future[T] = Future()
-        self.submit(Call(function, future))
+        self.submit(EngineCall(function, future))
         return future
 
     def adopt(self, session: str, run: int, adopt: Callable[[Engine], None]) -> Future[None]:
@@ -255,7 +255,7 @@ class VirtualEngineRunner:
         # What is due at a time is due just after it.
         self._next = self._loop.call_at(when + JUST_AFTER_S, self._turn)
 
-    def _move_playhead(self, command: do.SetPlayhead) -> None:
+    def _move_playhead(self, command: commands.SetPlayhead) -> None:
         """What comes most often, and concerns one session: a whole round for it would find nothing else."""
         self._clock.catch_up()
         self.turns += 1

@@ -6,8 +6,8 @@ from turboserve.bench.runtime.rows.session import Session
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.state_store.core.tenants import TenantUse
-from turboserve.state_store.core.workers import Room
-from turboserve.state_store.ports.records import Census
+from turboserve.state_store.core.workers import ModelCapacity
+from turboserve.state_store.ports.records import AdmissionCounts
 
 _LOCK = ("advisory", "admission")
 
@@ -29,10 +29,10 @@ class MemoryAdmission:
 
     async def census(
         self, session: str, model: str, tenant: str, *, renewed_after: float, known_after: float
-    ) -> Census:
+    ) -> AdmissionCounts:
         db, tables = self._db, self._db.tables
 
-        def run() -> Census:
+        def run() -> AdmissionCounts:
             workers = [entry.record for _, entry in db.find(tables.workers, "model", model)]
             takes = [
                 worker
@@ -55,7 +55,9 @@ class MemoryAdmission:
             else:
                 live = sum(len(keys) for keys in tables.sessions.values("live").values())
             taken = db.get(tables.sessions, session) is not None
-            return Census(taken, live, Room(model, known, places, demand), self._use(tenant, model))
+            return AdmissionCounts(
+                taken, live, ModelCapacity(model, known, places, demand), self._use(tenant, model)
+            )
 
         return await db.execute(run)
 

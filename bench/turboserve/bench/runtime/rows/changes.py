@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from turboserve.bench.runtime.rows.deployment import insert_events
-from turboserve.bench.runtime.rows.locks import Mode
+from turboserve.bench.runtime.rows.locks import LockMode
 from turboserve.bench.runtime.rows.session import Session
 from turboserve.bench.runtime.rows.tables import DecisionEntry, SessionEntry, Table
 from turboserve.contracts.errors import ConflictError
@@ -57,7 +57,7 @@ class MemoryChanges:
         record = change.record
 
         def run() -> None:
-            before = self._db.lock(self._rows, record.id, Mode.NO_KEY_UPDATE)
+            before = self._db.lock(self._rows, record.id, LockMode.NO_KEY_UPDATE)
             if before is not None:
                 _check(record)
                 self._db.update(
@@ -143,7 +143,7 @@ class MemoryFence:
         entry = self._db.get(self._rows, session)
         if entry is None or entry.record.epoch != epoch:
             return None
-        entry = self._db.lock(self._rows, session, Mode.NO_KEY_UPDATE)
+        entry = self._db.lock(self._rows, session, LockMode.NO_KEY_UPDATE)
         return entry if entry is not None and entry.record.epoch == epoch else None
 
 
@@ -155,5 +155,5 @@ def _check(record: SessionRecord) -> None:
 
 def lock_all(db: Session, ids: Iterable[str]) -> list[tuple[str, SessionEntry]]:
     """The rows that are there, locked one after the other before any is written."""
-    rows = ((session, db.lock(db.tables.sessions, session, Mode.NO_KEY_UPDATE)) for session in ids)
+    rows = ((session, db.lock(db.tables.sessions, session, LockMode.NO_KEY_UPDATE)) for session in ids)
     return [(session, entry) for session, entry in rows if entry is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from turboserve.bench.runtime.rows.changes import insert_decision
-from turboserve.bench.runtime.rows.locks import Mode
+from turboserve.bench.runtime.rows.locks import LockMode
 from turboserve.bench.runtime.rows.session import Session
 from turboserve.bench.runtime.rows.tables import ControlEntry, DecisionEntry
 from turboserve.contracts.sessions import Decision, PromptReceipt, SessionRecord
@@ -42,7 +42,7 @@ class MemoryControls:
             for key, _ in self._db.find(self._controls, "unapplied", session):
                 if key[1] > control_seq:
                     continue
-                entry = self._db.lock(self._controls, key, Mode.NO_KEY_UPDATE)
+                entry = self._db.lock(self._controls, key, LockMode.NO_KEY_UPDATE)
                 if entry is not None and entry.applied_at is None:
                     due.append((key, entry))
             for key, entry in due:
@@ -85,7 +85,7 @@ class MemoryControls:
                 after = before.model_copy(update={"numbers": decision.numbers, "at": decision.at})
 
                 def update() -> None:
-                    if self._db.lock(self._decisions, number, Mode.NO_KEY_UPDATE) is not None:
+                    if self._db.lock(self._decisions, number, LockMode.NO_KEY_UPDATE) is not None:
                         self._db.update(self._decisions, number, DecisionEntry(after, None))
 
                 await self._db.execute(update)

@@ -6,18 +6,18 @@ from collections.abc import Collection, Hashable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from turboserve.bench.runtime.rows.locks import Mode
+from turboserve.bench.runtime.rows.locks import LockMode
 from turboserve.bench.runtime.rows.session import Session
 from turboserve.bench.runtime.rows.tables import CorrectionEntry
 from turboserve.contracts.cost import Correction, Cost, PoolCost, SessionCost
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
-from turboserve.state_store.core.rentals import Row
+from turboserve.state_store.core.rentals import RentalRow
 
 _LOCK = ("advisory", "cost")
 _NOTHING = Cost(gpu_seconds=0.0, money=0.0)
 
 
-def _money(row: Row) -> float:
+def _money(row: RentalRow) -> float:
     return row.gpu_seconds * row.price_hour / 3_600.0
 
 
@@ -37,8 +37,8 @@ class MemoryRentals:
     async def lock(self) -> None:
         await self._db.execute(lambda: self._db.take(_LOCK))
 
-    async def of_pool(self, pool: str, named: Collection[str]) -> dict[str, Row]:
-        def run() -> dict[str, Row]:
+    async def of_pool(self, pool: str, named: Collection[str]) -> dict[str, RentalRow]:
+        def run() -> dict[str, RentalRow]:
             return {
                 worker: row
                 for worker, row in self._db.all(self._rows)
@@ -47,8 +47,8 @@ class MemoryRentals:
 
         return await self._db.execute(run)
 
-    async def beside_workers(self) -> list[tuple[Row | None, WorkerRecord]]:
-        def run() -> list[tuple[Row | None, WorkerRecord]]:
+    async def beside_workers(self) -> list[tuple[RentalRow | None, WorkerRecord]]:
+        def run() -> list[tuple[RentalRow | None, WorkerRecord]]:
             found = []
             for worker, entry in self._db.all(self._db.tables.workers):
                 row = self._db.get(self._rows, worker)
@@ -58,13 +58,13 @@ class MemoryRentals:
 
         return await self._db.execute(run)
 
-    async def put(self, rows: Iterable[Row]) -> None:
+    async def put(self, rows: Iterable[RentalRow]) -> None:
         wanted = list(rows)
 
         def run() -> None:
             for row in wanted:
                 if not self._db.insert_if_absent(self._rows, row.worker, row):
-                    before = self._db.lock(self._rows, row.worker, Mode.NO_KEY_UPDATE)
+                    before = self._db.lock(self._rows, row.worker, LockMode.NO_KEY_UPDATE)
                     assert before is not None
                     self._db.update(self._rows, row.worker, replace(row, accrued_s=before.accrued_s))
 
@@ -75,10 +75,10 @@ class MemoryRentals:
         sessions, costs = self._db.tables.sessions, self._db.tables.session_costs
 
         def run() -> None:
-            due: list[Row] = []
+            due: list[RentalRow] = []
             for worker, row in self._db.all(self._rows):
                 if row.accrued_s < row.paid_s:
-                    locked = self._db.lock(self._rows, worker, Mode.UPDATE)
+                    locked = self._db.lock(self._rows, worker, LockMode.UPDATE)
                     if locked is not None and locked.accrued_s < locked.paid_s:
                         due.append(locked)
             shares: list[tuple[str, Cost]] = []
@@ -92,7 +92,7 @@ class MemoryRentals:
                     share = (row.paid_s - row.accrued_s) * row.gpus / len(here)
                     money = share * row.price_hour / 3_600.0
                     shares.append((session, Cost(gpu_seconds=share, money=money)))
-                    if self._db.lock(costs, session, Mode.NO_KEY_UPDATE) is None:
+                    if self._db.lock(costs, session, LockMode.NO_KEY_UPDATE) is None:
                         self._db.insert_if_absent(costs, session, _NOTHING)
             for session, given in shares:
                 before = self._db.get(costs, session)
@@ -136,8 +136,8 @@ class MemoryRentals:
 
         return await self._db.execute(run)
 
-    def _grouped(self, column: str) -> dict[Any, list[Row]]:
-        groups: dict[Hashable, list[Row]] = {}
+    def _grouped(self, column: str) -> dict[Any, list[RentalRow]]:
+        groups: dict[Hashable, list[RentalRow]] = {}
         for _, row in self._db.all(self._rows):
             groups.setdefault(getattr(row, column), []).append(row)
         return groups

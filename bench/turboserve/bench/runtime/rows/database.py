@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 
 from turboserve.bench.runtime.process import current
-from turboserve.bench.runtime.rows.locks import Mode
+from turboserve.bench.runtime.rows.locks import LockMode
 from turboserve.bench.runtime.rows.server import MemoryPostgres
 from turboserve.bench.runtime.rows.session import Session
 from turboserve.bench.runtime.rows.unit import MemoryUnitOfWork
@@ -154,7 +154,7 @@ class MemorySessionLock:
         session, name = self._session, self._name
 
         def run() -> bool:
-            taken = session.server.locks.take(session, name, Mode.UPDATE)
+            taken = session.server.locks.take(session, name, LockMode.UPDATE)
             if taken:
                 session.kept.add(name)
             return taken

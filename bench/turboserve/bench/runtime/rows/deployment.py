@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from turboserve.bench.runtime.rows.locks import Mode
+from turboserve.bench.runtime.rows.locks import LockMode
 from turboserve.bench.runtime.rows.session import Session
 from turboserve.bench.runtime.rows.tables import PoolEntry
 from turboserve.contracts.events import Event
@@ -69,7 +69,7 @@ class MemoryLeaders:
         return await self._db.execute(lambda: self._db.get(self._rows, name) or LeaderRecord(name=name))
 
     async def share(self, name: str) -> LeaderRecord:
-        return await self._locked(name, Mode.KEY_SHARE)
+        return await self._locked(name, LockMode.KEY_SHARE)
 
     async def lock(self, name: str, *, new_term: bool) -> LeaderRecord:
         def make() -> None:
@@ -77,16 +77,16 @@ class MemoryLeaders:
 
         if await self._db.execute(lambda: self._db.get(self._rows, name)) is None:
             await self._db.execute(make)
-        return await self._locked(name, Mode.UPDATE if new_term else Mode.NO_KEY_UPDATE)
+        return await self._locked(name, LockMode.UPDATE if new_term else LockMode.NO_KEY_UPDATE)
 
     async def write(self, record: LeaderRecord) -> None:
         def run() -> None:
-            if self._db.lock(self._rows, record.name, Mode.NO_KEY_UPDATE) is not None:
+            if self._db.lock(self._rows, record.name, LockMode.NO_KEY_UPDATE) is not None:
                 self._db.update(self._rows, record.name, record)
 
         await self._db.execute(run)
 
-    async def _locked(self, name: str, mode: Mode) -> LeaderRecord:
+    async def _locked(self, name: str, mode: LockMode) -> LeaderRecord:
         return await self._db.execute(
             lambda: self._db.lock(self._rows, name, mode) or LeaderRecord(name=name)
         )
@@ -104,7 +104,7 @@ class MemoryPools:
         def run() -> PoolOrders:
             if self._db.insert_if_absent(self._rows, report.pool, entry):
                 return _orders(report.pool, entry)
-            before = self._db.lock(self._rows, report.pool, Mode.NO_KEY_UPDATE)
+            before = self._db.lock(self._rows, report.pool, LockMode.NO_KEY_UPDATE)
             assert before is not None
             after = replace(before, model=report.model, maximum=report.maximum, reported_at=now)
             self._db.update(self._rows, report.pool, after)
@@ -114,14 +114,14 @@ class MemoryPools:
 
     async def processes(self, pool: str) -> tuple[str | None, tuple[str, ...]]:
         def run() -> tuple[str | None, tuple[str, ...]]:
-            entry = self._db.lock(self._rows, pool, Mode.UPDATE)
+            entry = self._db.lock(self._rows, pool, LockMode.UPDATE)
             return (None, ()) if entry is None else (entry.process, entry.former)
 
         return await self._db.execute(run)
 
     async def replaced(self, pool: str, process: str, former: tuple[str, ...]) -> None:
         def run() -> None:
-            entry = self._db.lock(self._rows, pool, Mode.NO_KEY_UPDATE)
+            entry = self._db.lock(self._rows, pool, LockMode.NO_KEY_UPDATE)
             if entry is not None:
                 self._db.update(self._rows, pool, replace(entry, process=process, former=former))
 
@@ -138,7 +138,7 @@ class MemoryPools:
         values: Mapping[str, Any] = orders.model_dump(mode="json", include={*changed, "version"})
 
         def run() -> None:
-            entry = self._db.lock(self._rows, orders.pool, Mode.NO_KEY_UPDATE)
+            entry = self._db.lock(self._rows, orders.pool, LockMode.NO_KEY_UPDATE)
             if entry is not None:
                 after = replace(entry, orders={**entry.orders, **values})
                 self._db.update(self._rows, orders.pool, after)
@@ -159,12 +159,12 @@ class MemoryClocks:
         self._db, self._rows = session, session.tables.clocks
 
     async def get(self, name: str) -> Aging | None:
-        return await self._db.execute(lambda: self._db.lock(self._rows, name, Mode.UPDATE))
+        return await self._db.execute(lambda: self._db.lock(self._rows, name, LockMode.UPDATE))
 
     async def put(self, name: str, aging: Aging) -> None:
         def run() -> None:
             if not self._db.insert_if_absent(self._rows, name, aging):
-                self._db.lock(self._rows, name, Mode.NO_KEY_UPDATE)
+                self._db.lock(self._rows, name, LockMode.NO_KEY_UPDATE)
                 self._db.update(self._rows, name, aging)
 
         await self._db.execute(run)

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Protocol
 
 
-class Mode(IntEnum):
+class LockMode(IntEnum):
     """Strength of a lock, as Postgres's row locks. A stronger one includes the weaker ones."""
 
     KEY_SHARE = 1
@@ -18,9 +18,9 @@ class Mode(IntEnum):
     """`for update`, `delete`, `insert` and advisory locks."""
 
 
-def _conflict(one: Mode, other: Mode) -> bool:
-    if Mode.KEY_SHARE in (one, other):
-        return Mode.UPDATE in (one, other)
+def _conflict(one: LockMode, other: LockMode) -> bool:
+    if LockMode.KEY_SHARE in (one, other):
+        return LockMode.UPDATE in (one, other)
     return True
 
 
@@ -28,7 +28,7 @@ class Owner(Protocol):
     """Who holds locks: one session of the server."""
 
     @property
-    def locks(self) -> dict[Hashable, Mode]: ...
+    def locks(self) -> dict[Hashable, LockMode]: ...
 
 
 class Waiter:
@@ -36,7 +36,7 @@ class Waiter:
 
     __slots__ = ("granted", "key", "mode", "owner")
 
-    def __init__(self, owner: Owner, key: Hashable, mode: Mode, granted: Callable[[], None]) -> None:
+    def __init__(self, owner: Owner, key: Hashable, mode: LockMode, granted: Callable[[], None]) -> None:
         self.owner, self.key, self.mode = owner, key, mode
         self.granted = granted
 
@@ -49,7 +49,7 @@ class LockTable:
         self._queues: dict[Hashable, list[Waiter]] = {}
         self._waiting: dict[Owner, Waiter] = {}
 
-    def take(self, owner: Owner, key: Hashable, mode: Mode) -> bool:
+    def take(self, owner: Owner, key: Hashable, mode: LockMode) -> bool:
         """Take the lock if no other owner holds it in a mode that conflicts; whether `owner` has it now."""
         held = owner.locks.get(key)
         if held is not None and held >= mode:

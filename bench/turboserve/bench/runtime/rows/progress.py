@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from turboserve.bench.runtime.rows.changes import lock_all
-from turboserve.bench.runtime.rows.locks import Mode
+from turboserve.bench.runtime.rows.locks import LockMode
 from turboserve.bench.runtime.rows.session import Session
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.core.tenants import created_bytes, text_bytes
-from turboserve.state_store.ports.records import Reached
+from turboserve.state_store.ports.records import LogProgress
 
 
 class MemoryProgress:
@@ -35,14 +35,14 @@ class MemoryProgress:
         def run() -> bool:
             if self._db.get(cursors, cursor) != before:
                 return False
-            if self._db.lock(cursors, cursor, Mode.NO_KEY_UPDATE) != before:
+            if self._db.lock(cursors, cursor, LockMode.NO_KEY_UPDATE) != before:
                 return False
             self._db.update(cursors, cursor, after)
             return True
 
         return await self._db.execute(run)
 
-    async def count(self, reached: Sequence[Reached]) -> dict[str, SessionRecord]:
+    async def count(self, reached: Sequence[LogProgress]) -> dict[str, SessionRecord]:
         if not reached:
             return {}
         news = {item.session: item for item in reached}
@@ -112,7 +112,7 @@ class MemoryProgress:
                 for number, _ in self._db.find(tables.decisions, "session", session):
                     self._db.delete(tables.decisions, number)
             for name in sorted(freed):
-                tenant = self._db.lock(tables.tenants, name, Mode.NO_KEY_UPDATE)
+                tenant = self._db.lock(tables.tenants, name, LockMode.NO_KEY_UPDATE)
                 if tenant is not None:
                     left = max(tenant.stored_bytes - freed[name], 0)
                     self._db.update(tables.tenants, name, replace(tenant, stored_bytes=left))

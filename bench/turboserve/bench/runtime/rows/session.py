@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from turboserve.bench.runtime.process import Process
-from turboserve.bench.runtime.rows.locks import Mode
+from turboserve.bench.runtime.rows.locks import LockMode
 from turboserve.bench.runtime.rows.tables import Table, Tables
 from turboserve.contracts.errors import ConflictError
 from turboserve.state_store.ports.database import unavailable
@@ -23,7 +23,7 @@ V = TypeVar("V")
 class BlockedError(Exception):
     """The statement has to wait for a lock. It runs again from its beginning once it has the lock."""
 
-    def __init__(self, key: Hashable, mode: Mode) -> None:
+    def __init__(self, key: Hashable, mode: LockMode) -> None:
         super().__init__(key, mode)
         self.key, self.mode = key, mode
 
@@ -50,7 +50,7 @@ class Session:
         self.tables: Tables = server.tables
         self.deadline, self.idle_limit_s, self.lock_limit_s = deadline, idle_limit_s, lock_limit_s
         self.autocommit, self.durable = autocommit, durable
-        self.locks: dict[Hashable, Mode] = {}
+        self.locks: dict[Hashable, LockMode] = {}
         self.writes: dict[Table[Any, Any], dict[Any, Any]] = {}
         """By table and key: the row after this transaction, None if deleted."""
         self.journal: list[tuple[dict[Any, Any], Any, bool, Any]] = []
@@ -139,7 +139,7 @@ class Session:
         found = [(key, row) for key, row in table.rows.items() if key not in written]
         return found + [(key, row) for key, row in written.items() if row is not None]
 
-    def lock(self, table: Table[K, V], key: K, mode: Mode = Mode.UPDATE) -> V | None:
+    def lock(self, table: Table[K, V], key: K, mode: LockMode = LockMode.UPDATE) -> V | None:
         """Lock the row and read it again; None, and no lock, if it is not there."""
         row = self.get(table, key)
         if row is None:
@@ -147,14 +147,14 @@ class Session:
         self.take((table.name, key), mode)
         return self.get(table, key)
 
-    def take(self, key: Hashable, mode: Mode = Mode.UPDATE) -> None:
+    def take(self, key: Hashable, mode: LockMode = LockMode.UPDATE) -> None:
         """Take a lock by its name, or wait for it."""
         if not self.server.locks.take(self, key, mode):
             raise BlockedError(key, mode)
 
     def update(self, table: Table[K, V], key: K, row: V) -> None:
         """Replace a row that is there."""
-        self.take((table.name, key), Mode.NO_KEY_UPDATE)
+        self.take((table.name, key), LockMode.NO_KEY_UPDATE)
         self.server.check_disk(inserts=False)
         self._write(table, key, row)
 
@@ -203,5 +203,5 @@ class Session:
 
     def refer(self, table: Table[K, V], key: K) -> None:
         """A foreign key to a row. Raises ConflictError if it is not there."""
-        if self.lock(table, key, Mode.KEY_SHARE) is None:
+        if self.lock(table, key, LockMode.KEY_SHARE) is None:
             raise ConflictError(f"another request did this first: {table.name} has no {key}")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Hashable
 
 from pydantic import SecretStr
 
-from turboserve.bench.runtime.rows.locks import Mode
+from turboserve.bench.runtime.rows.locks import LockMode
 from turboserve.bench.runtime.rows.session import Session
 from turboserve.bench.runtime.rows.tables import SessionEntry
 from turboserve.contracts.requests import CreateSession, ListSessions
@@ -36,7 +36,7 @@ class MemorySessions:
     async def get_row(self, session: str, *, lock: bool = False) -> SessionRow | None:
         def run() -> SessionRow | None:
             if lock:
-                entry = self._db.lock(self._rows, session, Mode.UPDATE)
+                entry = self._db.lock(self._rows, session, LockMode.UPDATE)
             else:
                 entry = self._db.get(self._rows, session)
             return None if entry is None else SessionRow(entry.record, entry.fence_revision)

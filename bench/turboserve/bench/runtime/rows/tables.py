@@ -11,7 +11,7 @@ from turboserve.contracts.leading import LeaderRecord
 from turboserve.contracts.sessions import Decision, Phase, PromptReceipt, SessionRecord
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.state_store.core.aging import Aging
-from turboserve.state_store.core.rentals import Row as RentalRow
+from turboserve.state_store.core.rentals import RentalRow
 from turboserve.state_store.core.tenants import Tenant
 from turboserve.state_store.ports.records import PendingEvent
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from turboserve.bench.runtime.rows.locks import Mode
+from turboserve.bench.runtime.rows.locks import LockMode
 from turboserve.bench.runtime.rows.session import Session
 from turboserve.state_store.core.tenants import Tenant
 
@@ -15,7 +15,7 @@ class MemoryTenants:
 
     async def lock(self, tenant: str) -> Tenant:
         def lock() -> Tenant | None:
-            return self._db.lock(self._rows, tenant, Mode.UPDATE)
+            return self._db.lock(self._rows, tenant, LockMode.UPDATE)
 
         def insert() -> None:
             self._db.insert_if_absent(self._rows, tenant, Tenant(tenant))
@@ -29,7 +29,7 @@ class MemoryTenants:
 
     async def write(self, tenant: Tenant) -> None:
         def run() -> None:
-            if self._db.lock(self._rows, tenant.id, Mode.NO_KEY_UPDATE) is not None:
+            if self._db.lock(self._rows, tenant.id, LockMode.NO_KEY_UPDATE) is not None:
                 self._db.update(self._rows, tenant.id, tenant)
 
         await self._db.execute(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 
-from turboserve.bench.runtime.rows.locks import Mode
+from turboserve.bench.runtime.rows.locks import LockMode
 from turboserve.bench.runtime.rows.session import Session
 from turboserve.bench.runtime.rows.tables import WorkerEntry
 from turboserve.contracts.sessions import Phase
@@ -31,7 +31,7 @@ class MemoryWorkers:
     async def get(self, worker: str, *, lock: bool = False) -> WorkerRecord | None:
         def run() -> WorkerRecord | None:
             if lock:
-                entry = self._db.lock(self._rows, worker, Mode.UPDATE)
+                entry = self._db.lock(self._rows, worker, LockMode.UPDATE)
             else:
                 entry = self._db.get(self._rows, worker)
             return None if entry is None else entry.record
@@ -46,7 +46,7 @@ class MemoryWorkers:
         entry = WorkerEntry(_stored(record), gone_at)
 
         def run() -> None:
-            if self._db.lock(self._rows, record.id, Mode.NO_KEY_UPDATE) is not None:
+            if self._db.lock(self._rows, record.id, LockMode.NO_KEY_UPDATE) is not None:
                 self._db.update(self._rows, record.id, entry)
 
         await self._db.execute(run)

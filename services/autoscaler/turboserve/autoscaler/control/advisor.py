@@ -23,12 +23,12 @@ from turboserve.autoscaler.control.budget import (
     fullest,
     would_hold,
 )
-from turboserve.autoscaler.control.events import Action, PoolSeen
+from turboserve.autoscaler.control.events import PoolObserved, ScalingAction
+from turboserve.autoscaler.control.feedback_monitor import FeedbackMonitor
 from turboserve.autoscaler.control.forecast import Forecast
-from turboserve.autoscaler.control.hearing import Hearing
-from turboserve.autoscaler.control.patience import FARTHEST, Patience
 from turboserve.autoscaler.control.peak import Peak
 from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.autoscaler.control.scale_in_backoff import FARTHEST, ScaleInBackoff
 from turboserve.contracts.autoscale import LevelParameters
 from turboserve.contracts.pool import LoadFeedback
 
@@ -37,7 +37,7 @@ from turboserve.contracts.pool import LoadFeedback
 class Advice:
     """What to do with the pool's size. `cause` is one word for `reason`."""
 
-    action: Action
+    action: ScalingAction
     size: int
     cause: str
     reason: str
@@ -50,21 +50,21 @@ class Advisor:
         self.policy = policy
         self.row = row
         """Parameters in force."""
-        self.pool = PoolSeen(ready=0)
+        self.pool = PoolObserved(ready=0)
         self.capacity = policy.capacity
         """K as last reported."""
-        self.hearing = Hearing(policy.stale_s)
+        self.feedback_monitor = FeedbackMonitor(policy.stale_s)
         self.forecast = Forecast(policy.horizon_s, policy.quantile)
         self._latency = latency
-        self._patience = Patience(policy.horizon_s)
+        self._scale_in_backoff = ScaleInBackoff(policy.horizon_s)
         self._needed = Peak(FARTHEST * policy.in_window_s)
         self._required = Peak(policy.peak_window_s)
         self._changed_at: float | None = None
         self._busy_at: float | None = None
 
-    def hear(self, feedback: LoadFeedback, now: float) -> bool:
+    def update(self, feedback: LoadFeedback, now: float) -> bool:
         """Take in one message at monotonic time `now`; whether it was believed."""
-        if not self.hearing.hear(feedback, now):
+        if not self.feedback_monitor.update(feedback, now):
             return False
         if feedback.workers > 0:
             self.capacity = max(feedback.capacity // feedback.workers, 1)
@@ -73,14 +73,14 @@ class Advisor:
         self.forecast.observe(feedback.required, now)
         return True
 
-    def done(self, action: Action, changes: bool, now: float) -> None:
+    def done(self, action: ScalingAction, changes: bool, now: float) -> None:
         """This was decided; `changes`: it changed the target."""
         if changes:
             self._changed_at = now
-        if action is Action.OUT:
-            self._patience.grew(now)
-        elif action is Action.IN:
-            self._patience.shrank(now)
+        if action is ScalingAction.OUT:
+            self._scale_in_backoff.grew(now)
+        elif action is ScalingAction.IN:
+            self._scale_in_backoff.shrank(now)
 
     @property
     def predictive(self) -> bool:
@@ -93,16 +93,22 @@ class Advisor:
         policy = self.policy
         if size == 0 and (wakes or self._is_wanted(now)):
             return Advice(
-                Action.WAKE, min(max(self._budget(), 1), policy.most), "wake", "a session needs a worker"
+                ScalingAction.WAKE,
+                min(max(self._budget(), 1), policy.most),
+                "wake",
+                "a session needs a worker",
             )
         if size > policy.most:
-            return Advice(Action.LIMITS, policy.most, "limit", f"the limit is {policy.most} workers")
+            return Advice(ScalingAction.LIMITS, policy.most, "limit", f"the limit is {policy.most} workers")
         if size < policy.least and not policy.scale_to_zero:
-            return Advice(Action.LIMITS, policy.least, "limit", f"the least is {policy.least} workers")
-        feedback = self.hearing.feedback
-        if feedback is None or self.hearing.is_stale(now):
+            return Advice(ScalingAction.LIMITS, policy.least, "limit", f"the least is {policy.least} workers")
+        feedback = self.feedback_monitor.feedback
+        if feedback is None or self.feedback_monitor.is_stale(now):
             return Advice(
-                Action.HOLD, size, "stale", f"{self.hearing.silence(now)}: the pool does not shrink"
+                ScalingAction.HOLD,
+                size,
+                "stale",
+                f"{self.feedback_monitor.silence(now)}: the pool does not shrink",
             )
         needed, why = self._needs(feedback)
         self._needed.add(needed, now)
@@ -111,11 +117,11 @@ class Advisor:
             return self._out(size, feedback, needed, why, now)
         if needed < size or feedback.required == 0:
             return self._in(size, feedback, now)
-        return Advice(Action.HOLD, size, "steady", why)
+        return Advice(ScalingAction.HOLD, size, "steady", why)
 
     def _is_wanted(self, now: float) -> bool:
-        feedback = self.hearing.feedback
-        return feedback is not None and feedback.required > 0 and not self.hearing.is_stale(now)
+        feedback = self.feedback_monitor.feedback
+        return feedback is not None and feedback.required > 0 and not self.feedback_monitor.is_stale(now)
 
     def _needs(self, feedback: LoadFeedback) -> tuple[int, str]:
         """Workers for what is required now, or will be, without the limits; and the sum behind it."""
@@ -128,7 +134,7 @@ class Advisor:
         return now_needed, f"{sum_} = {now_needed} workers at level {row.level}"
 
     def _budget(self) -> int:
-        feedback = self.hearing.feedback
+        feedback = self.feedback_monitor.feedback
         required = 0 if feedback is None else feedback.required
         return budget(required, self.capacity, self.row, self._latency, self.policy.most)
 
@@ -156,14 +162,14 @@ class Advisor:
         elif ahead:
             trigger = "the forecast is above what there is"
         else:
-            return Advice(Action.HOLD, size, "steady", "the load is inside the band")
+            return Advice(ScalingAction.HOLD, size, "steady", "the load is inside the band")
         if size >= policy.most:
             return Advice(
-                Action.HOLD, size, "limit", f"{trigger}; {why}, but the limit is {policy.most} workers"
+                ScalingAction.HOLD, size, "limit", f"{trigger}; {why}, but the limit is {policy.most} workers"
             )
         if self._rests(policy.out_cooldown_s, now):
-            return Advice(Action.HOLD, size, "cooling", f"{trigger}; the last action is too recent")
-        return Advice(Action.OUT, min(needed, policy.most), "out", f"{trigger}: {why}")
+            return Advice(ScalingAction.HOLD, size, "cooling", f"{trigger}; the last action is too recent")
+        return Advice(ScalingAction.OUT, min(needed, policy.most), "out", f"{trigger}: {why}")
 
     def _in(self, size: int, feedback: LoadFeedback, now: float) -> Advice:
         row, policy = self.row, self.policy
@@ -172,15 +178,17 @@ class Advisor:
         floor = self._floor(now)
         # Who wants no worker after `zero_after_s` wants none for a peak before that.
         recent = math.ceil(self._required.value / self.capacity) if floor else 0
-        window_s = self._patience.factor * policy.in_window_s
+        window_s = self._scale_in_backoff.factor * policy.in_window_s
         lowest = max(self._needed.over(window_s, now), recent, floor)
         if lowest >= size or (mean >= edge - EPSILON and feedback.required > 0):
-            return Advice(Action.HOLD, size, "steady", "the load is inside the band")
-        since = self.hearing.since
+            return Advice(ScalingAction.HOLD, size, "steady", "the load is inside the band")
+        since = self.feedback_monitor.since
         if since is None or now - since < window_s:
-            return Advice(Action.HOLD, size, "settling", f"not heard for {window_s:g} s without a gap yet")
+            return Advice(
+                ScalingAction.HOLD, size, "settling", f"not heard for {window_s:g} s without a gap yet"
+            )
         if self._rests(policy.in_cooldown_s, now):
-            return Advice(Action.HOLD, size, "cooling", "the last action is too recent")
+            return Advice(ScalingAction.HOLD, size, "cooling", "the last action is too recent")
         # What the formula itself asks for is not undone, however coarse K makes the load.
         upper = max(row.target_utilization + policy.hysteresis, self._even_load(feedback))
         for rest in range(lowest, size):
@@ -189,9 +197,9 @@ class Advisor:
                 reason += f"{rest} workers hold {feedback.required} sessions at level {row.level}"
                 if rest == recent:
                     reason += f", and the {self._required.value} of the last {policy.peak_window_s:g} s"
-                return Advice(Action.IN, rest, "in", reason)
+                return Advice(ScalingAction.IN, rest, "in", reason)
         return Advice(
-            Action.HOLD, size, "packed", f"fewer workers would not hold {feedback.required} sessions"
+            ScalingAction.HOLD, size, "packed", f"fewer workers would not hold {feedback.required} sessions"
         )
 
     def _even_load(self, feedback: LoadFeedback) -> float:

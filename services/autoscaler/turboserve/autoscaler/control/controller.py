@@ -3,8 +3,8 @@
 State, event and time in; a target and its explanation out. No clock, no I/O, no randomness.
 
 A decision, in the paper's order: *measure* the volatility of new activations (`detector`), *quantise* it to a
-level, *look up* (λ, ρ̂) in the table, *replace* the parameters in force (Appendix A); then what would be right
-under them (`advisor`), and whether that is done or only said.
+level, *look up* (λ, ρ̂) in the table, *replace* the parameters in force (Appendix A); then what would be
+right under them (`advisor`), and whether that is done or only said.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from turboserve.autoscaler.control.advisor import Advisor
 from turboserve.autoscaler.control.budget import LatencyOf, compute_bound
 from turboserve.autoscaler.control.detector import ACTIVE, WorkloadDetector
 from turboserve.autoscaler.control.events import (
-    Action,
+    ControlTick,
     Decision,
     DryRunSet,
     Event,
-    Happened,
-    Heard,
-    Ordered,
-    PoolSeen,
+    FeedbackReceived,
+    PoolObserved,
+    ScalingAction,
+    SessionChanged,
+    SizeOverridden,
     TableReplaced,
-    Tick,
 )
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.contracts.autoscale import ProfileTable
@@ -59,25 +59,27 @@ class Controller:
         """Take in one event at monotonic time `now`; a decision if there is something new to say."""
         wakes = False
         match event:
-            case Heard(feedback):
-                if not self.advisor.hear(feedback, now):
+            case FeedbackReceived(feedback):
+                if not self.advisor.update(feedback, now):
                     return None
-            case Happened(kind, sessions):
+            case SessionChanged(kind, sessions):
                 self.detector.add(kind, sessions, now)
                 wakes = kind in ACTIVE and self.target == 0 and self.policy.scale_to_zero
                 if not wakes:
                     return None
-            case PoolSeen():
+            case PoolObserved():
                 self.advisor.pool = event
                 return None
-            case Ordered(size, who):
+            case SizeOverridden(size, who):
                 return self._ordered(size, who, now)
             case TableReplaced(table):
                 self.table = table
-                return self._note(Action.TABLE, self.target, f"table of {table.provenance.source}", now)
+                return self._note(
+                    ScalingAction.TABLE, self.target, f"table of {table.provenance.source}", now
+                )
             case DryRunSet(on):
                 self.dry_run = on
-            case Tick():
+            case ControlTick():
                 pass
         self.detector.advance(now)
         self.advisor.row = self.table.row(self.detector.volatility)
@@ -96,9 +98,9 @@ class Controller:
         self.override = size
         if size is None:
             return self._note(
-                Action.OVERRIDE, self.target, f"{who} gave the pool back to the controller", now
+                ScalingAction.OVERRIDE, self.target, f"{who} gave the pool back to the controller", now
             )
-        return self._note(Action.OVERRIDE, size, f"{who} ordered {size} workers", now)
+        return self._note(ScalingAction.OVERRIDE, size, f"{who} ordered {size} workers", now)
 
     def _decide(self, wakes: bool, now: float) -> Decision | None:
         found = self.advisor.advise(self.target, wakes, now)
@@ -106,14 +108,14 @@ class Controller:
         held = self.override is not None or self.dry_run
         if held and found.size != self.advice:
             what = f"{self.mode}: without it, {found.action.value} from {self.target} to {found.size}"
-            return self._note(Action.HOLD, self.target, f"{what}: {found.reason}", now, found.size)
+            return self._note(ScalingAction.HOLD, self.target, f"{what}: {found.reason}", now, found.size)
         if not held and found.size != self.target:
             return self._note(found.action, found.size, found.reason, now)
         self.advice = found.size
-        return self._note(Action.HOLD, self.target, found.reason, now, found.size) if noted else None
+        return self._note(ScalingAction.HOLD, self.target, found.reason, now, found.size) if noted else None
 
     def _note(
-        self, action: Action, target: int, reason: str, now: float, advice: int | None = None
+        self, action: ScalingAction, target: int, reason: str, now: float, advice: int | None = None
     ) -> Decision:
         previous, self.target = self.target, target
         self.advice = target if advice is None else advice
@@ -125,7 +127,7 @@ class Controller:
     def numbers(self) -> dict[str, float]:
         """What a decision rests on."""
         advisor = self.advisor
-        row, feedback = advisor.row, advisor.hearing.feedback
+        row, feedback = advisor.row, advisor.feedback_monitor.feedback
         numbers = {
             "volatility": self.detector.volatility,
             "level": row.level,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 
-from turboserve.autoscaler.control.events import Happening
+from turboserve.autoscaler.control.events import SessionChange
 
-ACTIVE = frozenset({Happening.ARRIVAL, Happening.ACTIVATION})
+ACTIVE = frozenset({SessionChange.ARRIVAL, SessionChange.ACTIVATION})
 """What makes a session newly active."""
 
 
@@ -28,13 +28,13 @@ class WorkloadDetector:
 
     def __init__(self, epoch_s: float = 1.0, window: int = 30) -> None:
         self.epoch_s, self.window = epoch_s, window
-        self._epochs: deque[Counter[Happening]] = deque()
+        self._epochs: deque[Counter[SessionChange]] = deque()
         self._counts: deque[int] = deque()
         self._sum = self._squares = 0
-        self._running: Counter[Happening] = Counter()
+        self._running: Counter[SessionChange] = Counter()
         self._epoch: int | None = None
 
-    def add(self, kind: Happening, sessions: int, now: float) -> None:
+    def add(self, kind: SessionChange, sessions: int, now: float) -> None:
         """Take in something that happened at monotonic time `now`."""
         self.advance(now)
         self._running[kind] += sessions
@@ -64,8 +64,8 @@ class WorkloadDetector:
     @property
     def activity(self) -> dict[str, int]:
         """How often each kind happened in the window, the running epoch included."""
-        total = sum(self._epochs, Counter[Happening]()) + self._running
-        return {kind.value: total[kind] for kind in Happening}
+        total = sum(self._epochs, Counter[SessionChange]()) + self._running
+        return {kind.value: total[kind] for kind in SessionChange}
 
     def _close(self) -> None:
         count = _activations(self._running)
@@ -85,5 +85,5 @@ class WorkloadDetector:
         return math.sqrt(max(self.window * squares - total**2, 0)) / self.window
 
 
-def _activations(counts: Counter[Happening]) -> int:
+def _activations(counts: Counter[SessionChange]) -> int:
     return sum(counts[kind] for kind in ACTIVE)

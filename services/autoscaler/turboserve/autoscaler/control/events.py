@@ -13,18 +13,18 @@ from turboserve.contracts.pool import LoadFeedback
 
 
 @dataclass(frozen=True)
-class Tick:
+class ControlTick:
     """Time passes. Needed about every second: silence is noticed, and held actions are taken, by it."""
 
 
 @dataclass(frozen=True)
-class Heard:
+class FeedbackReceived:
     """The scheduler's feedback about the model that this pool serves. May be lost, late, doubled or wrong."""
 
     feedback: LoadFeedback
 
 
-class Happening(StrEnum):
+class SessionChange(StrEnum):
     """What sessions do, as far as volatility is concerned (TurboServe, 4)."""
 
     ARRIVAL = "arrival"
@@ -38,15 +38,15 @@ class Happening(StrEnum):
 
 
 @dataclass(frozen=True)
-class Happened:
+class SessionChanged:
     """A session of this pool's model came, went, or changed between active and idle."""
 
-    kind: Happening
+    kind: SessionChange
     sessions: int = 1
 
 
 @dataclass(frozen=True)
-class PoolSeen:
+class PoolObserved:
     """The pool as it is. Starting workers are coming: they count towards the target, not towards serving."""
 
     ready: int
@@ -56,7 +56,7 @@ class PoolSeen:
 
 
 @dataclass(frozen=True)
-class Ordered:
+class SizeOverridden:
     """An operator wants this many workers, whatever the load; None: back to the controller."""
 
     size: int | None
@@ -77,10 +77,18 @@ class DryRunSet:
     on: bool
 
 
-Event = Tick | Heard | Happened | PoolSeen | Ordered | TableReplaced | DryRunSet
+Event = (
+    ControlTick
+    | FeedbackReceived
+    | SessionChanged
+    | PoolObserved
+    | SizeOverridden
+    | TableReplaced
+    | DryRunSet
+)
 
 
-class Action(StrEnum):
+class ScalingAction(StrEnum):
     """What a decision does to the target."""
 
     OUT = "out"
@@ -97,7 +105,7 @@ class Decision:
     """The target from now on, and why. `at` is the monotonic time of the event."""
 
     at: float
-    action: Action
+    action: ScalingAction
     target: int
     previous: int
     advice: int

@@ -10,7 +10,7 @@ from turboserve.contracts.autoscale import ScalingRecord, ScalingStatus
 def scaling_status(controller: Controller, now: float, wall: float) -> ScalingStatus:
     """`now` is the core's monotonic time, `wall` the same instant for people, Unix seconds."""
     advisor, policy = controller.advisor, controller.policy
-    row, hearing = advisor.row, advisor.hearing
+    row, hearing = advisor.row, advisor.feedback_monitor
     feedback = hearing.feedback
     return ScalingStatus(
         mode=controller.mode,

@@ -35,10 +35,10 @@ class StuckError(ProviderError):
 
 
 @dataclass(frozen=True)
-class Member:
+class ProviderWorker:
     """One worker that the provider has started and that has not ended."""
 
-    slot: str
+    member: str
     worker: str
     pid: int | None = None
     """Its process on this host, if it is one."""
@@ -93,15 +93,15 @@ class PoolProvider(abc.ABC):
         """Tell exits to `on_exit`. Called once, before everything else, on the running event loop."""
 
     @abc.abstractmethod
-    async def adopt(self) -> list[Member]:
+    async def adopt(self) -> list[ProviderWorker]:
         """Everything of this pool that lives; watches it from now on. Called at start and then repeatedly."""
 
     @abc.abstractmethod
-    async def reserve(self, slot: str) -> None:
-        """Set aside what a worker in `slot` needs. Raises `NoResourcesError`."""
+    async def reserve(self, member: str) -> None:
+        """Set aside what a worker in `member` needs. Raises `NoResourcesError`."""
 
     @abc.abstractmethod
-    async def launch(self, slot: str, worker: str) -> Member:
+    async def launch(self, member: str, worker: str) -> ProviderWorker:
         """Start a worker in a reserved slot; returns when it is started, not when it serves."""
 
     @abc.abstractmethod
@@ -113,7 +113,7 @@ class PoolProvider(abc.ABC):
         """Prepare the platform for the worker's end; nothing to do where there is nothing to prepare."""
 
     @abc.abstractmethod
-    async def release(self, slot: str, worker: str | None, grace_s: float) -> None:
+    async def release(self, member: str, worker: str | None, grace_s: float) -> None:
         """End the slot's worker and give back what was reserved.
 
         Asks it to end, and after `grace_s` makes it. Returns when it is gone. `worker` None: there is none.

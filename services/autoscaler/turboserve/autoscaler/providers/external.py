@@ -7,10 +7,10 @@ from typing import ClassVar
 from turboserve.autoscaler.providers.base import (
     Health,
     LaunchError,
-    Member,
     NoResourcesError,
     OnExit,
     PoolProvider,
+    ProviderWorker,
 )
 
 
@@ -23,14 +23,14 @@ class ExternalProvider(PoolProvider):
     def watch(self, on_exit: OnExit) -> None:
         """There is nothing to watch."""
 
-    async def adopt(self) -> list[Member]:
+    async def adopt(self) -> list[ProviderWorker]:
         return []
 
-    async def reserve(self, slot: str) -> None:
-        raise NoResourcesError("workers are started by someone else", field=slot)
+    async def reserve(self, member: str) -> None:
+        raise NoResourcesError("workers are started by someone else", field=member)
 
-    async def launch(self, slot: str, worker: str) -> Member:
-        raise LaunchError("workers are started by someone else", field=slot)
+    async def launch(self, member: str, worker: str) -> ProviderWorker:
+        raise LaunchError("workers are started by someone else", field=member)
 
     async def ready(self, worker: str) -> bool:
         return False
@@ -38,7 +38,7 @@ class ExternalProvider(PoolProvider):
     async def drain(self, worker: str) -> None:
         """Whoever started it ends it."""
 
-    async def release(self, slot: str, worker: str | None, grace_s: float) -> None:
+    async def release(self, member: str, worker: str | None, grace_s: float) -> None:
         """Whoever started it ends it."""
 
     async def health(self) -> Health:

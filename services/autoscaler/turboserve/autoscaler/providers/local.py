@@ -18,13 +18,13 @@ from turboserve.autoscaler.identities import credentials
 from turboserve.autoscaler.providers.base import (
     Health,
     LaunchError,
-    Member,
     OnExit,
     PoolProvider,
+    ProviderWorker,
     StuckError,
 )
 from turboserve.autoscaler.providers.process import (
-    Watched,
+    WatchedProcess,
     environment_of,
     leads_session,
     pids,
@@ -39,12 +39,12 @@ WORKER_BASE = (*variables.SERVICE, *variables.DEVICE)
 
 POOL_VARIABLE = "TURBOSERVE_POOL_ID"
 """Which pool a process belongs to; the processes of another stack on this machine have another."""
-SLOT_VARIABLE = "TURBOSERVE_POOL_SLOT"
+POOL_MEMBER_VARIABLE = "TURBOSERVE_POOL_SLOT"
 WORKER_VARIABLE = "TURBOSERVE_WORKER_ID"
 HEALTH_VARIABLE = "TURBOSERVE_HEALTH_PORT"
 WORKER_VARIABLES = (
     variables.WORKER_SETTINGS | variables.settings_of(Settings.model_fields) | {lifeline.FD_VARIABLE}
-) - {SLOT_VARIABLE, WORKER_VARIABLE, HEALTH_VARIABLE}
+) - {POOL_MEMBER_VARIABLE, WORKER_VARIABLE, HEALTH_VARIABLE}
 """What a worker is given of the autoscaler's settings; those of its slot come beside them."""
 KILL_S = 5.0
 """A process that lives this long after SIGKILL is stuck in the kernel."""
@@ -80,7 +80,7 @@ class LocalProvider(PoolProvider):
         self._environment = dict(environment)
         self._identities = identities or {}
         self._health_host = host
-        self._processes: dict[str, tuple[Member, Watched]] = {}
+        self._processes: dict[str, tuple[ProviderWorker, WatchedProcess]] = {}
         self._ports: dict[str, int] = {}
         self._on_exit: OnExit | None = None
         self._spawning = asyncio.Lock()
@@ -89,43 +89,47 @@ class LocalProvider(PoolProvider):
     def watch(self, on_exit: OnExit) -> None:
         self._on_exit = on_exit
 
-    async def adopt(self) -> list[Member]:
+    async def adopt(self) -> list[ProviderWorker]:
         async with self._spawning:
             for pid in await asyncio.to_thread(self._candidates):
                 self._take(pid)
-        return [member for member, process in self._processes.values() if process.alive]
+        return [provider_worker for provider_worker, process in self._processes.values() if process.alive]
 
-    async def reserve(self, slot: str) -> None:
+    async def reserve(self, member: str) -> None:
         """A machine's memory is the worker's own to budget: there is nothing to set aside."""
 
-    async def launch(self, slot: str, worker: str) -> Member:
+    async def launch(self, member: str, worker: str) -> ProviderWorker:
         async with self._spawning:
-            return await self._launch(slot, worker)
+            return await self._launch(member, worker)
 
-    async def _launch(self, slot: str, worker: str) -> Member:
-        for member, process in self._processes.values():
-            if member.worker == worker and process.alive:
-                return member
-            if member.slot == slot and process.alive:
-                raise LaunchError(f"slot {slot} still has {member.worker}", field=slot, retry_after_s=1.0)
+    async def _launch(self, member: str, worker: str) -> ProviderWorker:
+        for provider_worker, process in self._processes.values():
+            if provider_worker.worker == worker and process.alive:
+                return provider_worker
+            if provider_worker.member == member and process.alive:
+                raise LaunchError(
+                    f"pool member {member} still has {provider_worker.worker}",
+                    field=member,
+                    retry_after_s=1.0,
+                )
         # Should it be taken meanwhile, the worker fails and is started with another.
         port = any_free(self._health_host)
         environment = {
             **self._environment,
             **credentials(worker, self._identities),
             POOL_VARIABLE: self._pool,
-            SLOT_VARIABLE: slot,
+            POOL_MEMBER_VARIABLE: member,
             WORKER_VARIABLE: worker,
             HEALTH_VARIABLE: str(port),
         }
         try:
             child = await asyncio.to_thread(self._spawn, environment)
         except OSError as error:
-            raise LaunchError(f"{self._command[0]}: {error}", field=slot, retry_after_s=5.0) from None
-        member = Member(slot, worker, child.pid)
-        self._watch_process(member, child)
+            raise LaunchError(f"{self._command[0]}: {error}", field=member, retry_after_s=5.0) from None
+        provider_worker = ProviderWorker(member, worker, child.pid)
+        self._watch_process(provider_worker, child)
         self._ports[worker] = port
-        return member
+        return provider_worker
 
     async def ready(self, worker: str) -> bool:
         entry, port = self._processes.get(worker), self._ports.get(worker)
@@ -140,9 +144,9 @@ class LocalProvider(PoolProvider):
     async def drain(self, worker: str) -> None:
         """A process needs no preparation."""
 
-    async def release(self, slot: str, worker: str | None, grace_s: float) -> None:
-        doomed = [p for m, p in self._processes.values() if m.worker == worker and p.alive]
-        for process in doomed:
+    async def release(self, member: str, worker: str | None, grace_s: float) -> None:
+        ending = [p for m, p in self._processes.values() if m.worker == worker and p.alive]
+        for process in ending:
             await self._end(process, grace_s)
 
     async def health(self) -> Health:
@@ -152,7 +156,7 @@ class LocalProvider(PoolProvider):
         for _, process in self._processes.values():
             process.close()
 
-    async def _end(self, process: Watched, grace_s: float) -> None:
+    async def _end(self, process: WatchedProcess, grace_s: float) -> None:
         for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_S)):
             process.signal(number)
             try:
@@ -183,33 +187,33 @@ class LocalProvider(PoolProvider):
 
     def _take(self, pid: int) -> None:
         """Watch a process that is one of ours and was started by someone before us."""
-        member = Member("", "", pid)
+        provider_worker = ProviderWorker("", "", pid)
         try:
-            process = Watched(pid, None, lambda status: self._ended(member, status))
+            process = WatchedProcess(pid, None, lambda status: self._ended(provider_worker, status))
         except ProcessLookupError:
             return
         # Only now, with the process held by its descriptor, is it certain whose environment this is.
         environment = environment_of(pid)
-        slot, worker = environment.get(SLOT_VARIABLE), environment.get(WORKER_VARIABLE)
-        if not self._is_ours(environment) or not slot or not worker or worker in self._processes:
+        member, worker = environment.get(POOL_MEMBER_VARIABLE), environment.get(WORKER_VARIABLE)
+        if not self._is_ours(environment) or not member or not worker or worker in self._processes:
             process.close()
             return
-        member = Member(slot, worker, pid)
-        self._processes[worker] = (member, process)
+        provider_worker = ProviderWorker(member, worker, pid)
+        self._processes[worker] = (provider_worker, process)
         port = environment.get(HEALTH_VARIABLE, "")
         if port.isdigit():
             self._ports[worker] = int(port)
-        log.info("worker adopted", worker=worker, slot=slot, pid=pid)
+        log.info("worker adopted", worker=worker, member=member, pid=pid)
 
-    def _watch_process(self, member: Member, child: subprocess.Popen[bytes]) -> None:
-        process = Watched(child.pid, child, lambda status: self._ended(member, status))
-        self._processes[member.worker] = (member, process)
+    def _watch_process(self, provider_worker: ProviderWorker, child: subprocess.Popen[bytes]) -> None:
+        process = WatchedProcess(child.pid, child, lambda status: self._ended(provider_worker, status))
+        self._processes[provider_worker.worker] = (provider_worker, process)
 
-    def _ended(self, member: Member, status: str) -> None:
-        self._processes.pop(member.worker, None)
-        self._ports.pop(member.worker, None)
+    def _ended(self, provider_worker: ProviderWorker, status: str) -> None:
+        self._processes.pop(provider_worker.worker, None)
+        self._ports.pop(provider_worker.worker, None)
         if self._on_exit is not None:
-            self._on_exit(member.worker, status)
+            self._on_exit(provider_worker.worker, status)
 
 
 def worker_environment(

@@ -70,7 +70,7 @@ def status_text(code: int | None) -> str:
         return f"its process was ended by signal {-code}"
 
 
-class Watched:
+class WatchedProcess:
     """One living process, a child or not, that is told to end and whose end is noticed at once.
 
     It is held by a pidfd, so that a signal can never hit another process that got the same number.

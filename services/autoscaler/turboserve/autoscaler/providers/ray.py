@@ -15,11 +15,11 @@ from turboserve.autoscaler.providers import ray_host
 from turboserve.autoscaler.providers.base import (
     Health,
     LaunchError,
-    Member,
     NoResourcesError,
     OnExit,
     PoolProvider,
     ProviderError,
+    ProviderWorker,
     StuckError,
 )
 from turboserve.autoscaler.providers.local import WORKER_BASE, WORKER_VARIABLES
@@ -34,15 +34,15 @@ RESERVE_S = 10.0
 """A reservation that waits longer stays with the cluster, which may add a node, and is asked for again."""
 LAUNCH_S = 25.0
 PROBE_S = 5.0
-FAREWELL_S = 5.0
+FINAL_REPORT_TIMEOUT_S = 5.0
 SEPARATOR = "/"
 INHERITED = [*WORKER_BASE, *CLUSTER, *sorted(WORKER_VARIABLES - {lifeline.FD_VARIABLE})]
 """What a worker gets of its node's environment."""
 
 
 class RayProvider(PoolProvider):
-    """One detached actor per worker, named `slot/worker` in the pool's namespace, in a placement group named
-    after the slot. Names and groups outlive the autoscaler, so the next one finds them.
+    """One detached actor per worker, named `member/worker` in the pool's namespace, in a placement group
+    named after the slot. Names and groups outlive the autoscaler, so the next one finds them.
 
     `command` and `environment` are for the worker's process, which the actor starts on its node.
     """
@@ -64,7 +64,7 @@ class RayProvider(PoolProvider):
         self._command = [None if part == sys.executable else part for part in command]
         self._environment = dict(environment)
         self._identities = identities or {}
-        self._actors: dict[str, tuple[Member, Any]] = {}
+        self._actors: dict[str, tuple[ProviderWorker, Any]] = {}
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._on_exit: OnExit | None = None
         self._swept = False
@@ -74,18 +74,18 @@ class RayProvider(PoolProvider):
     def watch(self, on_exit: OnExit) -> None:
         self._on_exit = on_exit
 
-    async def adopt(self) -> list[Member]:
+    async def adopt(self) -> list[ProviderWorker]:
         async with self._spawning:
             for name in await self._names():
-                slot, _, worker = name.partition(SEPARATOR)
+                member, _, worker = name.partition(SEPARATOR)
                 if worker and worker not in self._actors:
-                    await self._take(Member(slot, worker), name)
+                    await self._take(ProviderWorker(member, worker), name)
             if not self._swept:
                 await self._give_back_what_is_left()
                 self._swept = True
-        return [member for member, _ in self._actors.values()]
+        return [provider_worker for provider_worker, _ in self._actors.values()]
 
-    async def _take(self, member: Member, name: str) -> None:
+    async def _take(self, provider_worker: ProviderWorker, name: str) -> None:
         """Watch an actor that someone before us has made; one without a worker is cleared away."""
         namespace = self._cluster.namespace
 
@@ -104,12 +104,12 @@ class RayProvider(PoolProvider):
 
         actor, alive = await self._cluster.call(look, what=f"actor {name}")
         if alive:
-            self._keep(member, actor)
-            log.info("worker adopted", worker=member.worker, slot=member.slot)
+            self._keep(provider_worker, actor)
+            log.info("worker adopted", worker=provider_worker.worker, member=provider_worker.member)
 
     async def _give_back_what_is_left(self) -> None:
         """Reservations of an autoscaler that was killed, in whose slots nothing lives."""
-        used = {self._group(member.slot) for member, _ in self._actors.values()}
+        used = {self._group(provider_worker.member) for provider_worker, _ in self._actors.values()}
 
         def give_back(ray: Any) -> None:
             from ray.util import get_placement_group, placement_group_table, remove_placement_group
@@ -122,8 +122,8 @@ class RayProvider(PoolProvider):
 
         await self._cluster.call(give_back, what="the list of reservations")
 
-    async def reserve(self, slot: str) -> None:
-        bundle, name = self._needs.bundle, self._group(slot)
+    async def reserve(self, member: str) -> None:
+        bundle, name = self._needs.bundle, self._group(member)
 
         def take(ray: Any) -> bool:
             from ray.util import get_placement_group, placement_group
@@ -134,33 +134,35 @@ class RayProvider(PoolProvider):
                 group = placement_group([bundle], strategy="PACK", name=name, lifetime="detached")
             return bool(group.wait(RESERVE_S))
 
-        if not await self._cluster.call(take, RESERVE_S, f"the reservation of {slot}"):
+        if not await self._cluster.call(take, RESERVE_S, f"the reservation of {member}"):
             raise NoResourcesError(
                 f"no node of the cluster has {bundle} free; it is still asked for",
-                field=slot,
+                field=member,
                 limit=str(bundle),
                 retry_after_s=RETRY_S,
             )
 
-    async def launch(self, slot: str, worker: str) -> Member:
+    async def launch(self, member: str, worker: str) -> ProviderWorker:
         async with self._spawning:
             for name in await self._names():
-                its_slot, _, its_worker = name.partition(SEPARATOR)
+                its_member, _, its_worker = name.partition(SEPARATOR)
                 if its_worker == worker and worker in self._actors:
                     return self._actors[worker][0]
-                if its_slot == slot and its_worker in self._actors:
-                    raise LaunchError(f"slot {slot} still has {its_worker}", field=slot, retry_after_s=1.0)
-            return await self._launch(Member(slot, worker))
+                if its_member == member and its_worker in self._actors:
+                    raise LaunchError(
+                        f"pool member {member} still has {its_worker}", field=member, retry_after_s=1.0
+                    )
+            return await self._launch(ProviderWorker(member, worker))
 
-    async def _launch(self, member: Member) -> Member:
-        await self.reserve(member.slot)
-        group_name, namespace = self._group(member.slot), self._cluster.namespace
-        name = f"{member.slot}{SEPARATOR}{member.worker}"
+    async def _launch(self, provider_worker: ProviderWorker) -> ProviderWorker:
+        await self.reserve(provider_worker.member)
+        group_name, namespace = self._group(provider_worker.member), self._cluster.namespace
+        name = f"{provider_worker.member}{SEPARATOR}{provider_worker.worker}"
         environment = {
             **self._environment,
-            **credentials(member.worker, self._identities),
-            "TURBOSERVE_POOL_SLOT": member.slot,
-            "TURBOSERVE_WORKER_ID": member.worker,
+            **credentials(provider_worker.worker, self._identities),
+            "TURBOSERVE_POOL_SLOT": provider_worker.member,
+            "TURBOSERVE_WORKER_ID": provider_worker.worker,
         }
 
         def make(ray: Any) -> tuple[Any, str | None]:
@@ -196,12 +198,12 @@ class RayProvider(PoolProvider):
             actor, fault = await self._cluster.call(make, self._launch_s, f"the launch of {name}")
         except ProviderError as error:
             await self._forget(name)
-            raise LaunchError(error.detail, field=member.slot, retry_after_s=RETRY_S) from None
+            raise LaunchError(error.detail, field=provider_worker.member, retry_after_s=RETRY_S) from None
         if fault is not None:
             await self._forget(name)
-            raise LaunchError(fault, field=member.slot, retry_after_s=RETRY_S)
-        self._keep(member, actor)
-        return member
+            raise LaunchError(fault, field=provider_worker.member, retry_after_s=RETRY_S)
+        self._keep(provider_worker, actor)
+        return provider_worker
 
     async def ready(self, worker: str) -> bool:
         if worker not in self._actors:
@@ -215,10 +217,10 @@ class RayProvider(PoolProvider):
     async def drain(self, worker: str) -> None:
         """A process needs no preparation."""
 
-    async def release(self, slot: str, worker: str | None, grace_s: float) -> None:
+    async def release(self, member: str, worker: str | None, grace_s: float) -> None:
         if worker is not None:
-            await self._end(f"{slot}{SEPARATOR}{worker}", worker, grace_s)
-        name = self._group(slot)
+            await self._end(f"{member}{SEPARATOR}{worker}", worker, grace_s)
+        name = self._group(member)
 
         def give_back(ray: Any) -> None:
             from ray.util import get_placement_group, remove_placement_group
@@ -228,10 +230,10 @@ class RayProvider(PoolProvider):
             except ValueError:
                 return
 
-        await self._cluster.call(give_back, what=f"the reservation of {slot}")
+        await self._cluster.call(give_back, what=f"the reservation of {member}")
 
     async def _end(self, name: str, worker: str, grace_s: float) -> None:
-        namespace, limit_s = self._cluster.namespace, grace_s + ray_host.KILL_S + FAREWELL_S
+        namespace, limit_s = self._cluster.namespace, grace_s + ray_host.KILL_S + FINAL_REPORT_TIMEOUT_S
 
         def end(ray: Any) -> bool:
             try:
@@ -252,7 +254,7 @@ class RayProvider(PoolProvider):
         watching = self._watching.get(worker)
         if watching is not None:
             # Its exit is told before anyone hears that the slot is free.
-            await asyncio.wait({watching}, timeout=FAREWELL_S)
+            await asyncio.wait({watching}, timeout=FINAL_REPORT_TIMEOUT_S)
 
     async def health(self) -> Health:
         bundle = self._needs.bundle
@@ -270,11 +272,11 @@ class RayProvider(PoolProvider):
 
     # Watching
 
-    def _keep(self, member: Member, actor: Any) -> None:
-        self._actors[member.worker] = (member, actor)
-        self._watching[member.worker] = asyncio.create_task(self._until_end(member, actor))
+    def _keep(self, provider_worker: ProviderWorker, actor: Any) -> None:
+        self._actors[provider_worker.worker] = (provider_worker, actor)
+        self._watching[provider_worker.worker] = asyncio.create_task(self._until_end(provider_worker, actor))
 
-    async def _until_end(self, member: Member, actor: Any) -> None:
+    async def _until_end(self, provider_worker: ProviderWorker, actor: Any) -> None:
         try:
             status = status_text(await asyncio.wrap_future(actor.wait.remote().future()))
         except asyncio.CancelledError:
@@ -284,10 +286,10 @@ class RayProvider(PoolProvider):
             status = (
                 f"its actor has ended: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}"
             )
-        del self._actors[member.worker], self._watching[member.worker]
+        del self._actors[provider_worker.worker], self._watching[provider_worker.worker]
         if self._on_exit is not None:
-            self._on_exit(member.worker, status)
-        await self._forget(f"{member.slot}{SEPARATOR}{member.worker}")
+            self._on_exit(provider_worker.worker, status)
+        await self._forget(f"{provider_worker.member}{SEPARATOR}{provider_worker.worker}")
 
     async def _forget(self, name: str) -> None:
         """End an actor that holds nothing any more; the next listing finds it if this fails."""
@@ -314,5 +316,5 @@ class RayProvider(PoolProvider):
 
         return await self._cluster.call(look, what="the list of actors")
 
-    def _group(self, slot: str) -> str:
-        return f"{self._pool}{SEPARATOR}{slot}"
+    def _group(self, member: str) -> str:
+        return f"{self._pool}{SEPARATOR}{member}"

@@ -29,7 +29,7 @@ async def follow(keys: Keys, path: Path) -> None:
             try:
                 keys.replace(key_file.read(path))
             except KeyFileError as error:
-                log.error("api keys stay as they were", reason=str(error))
+                log.error("api keys unchanged", reason=str(error))
             else:
                 tenants = {key.tenant for key in keys.stored}
                 log.info("api keys read", file=str(path), keys=len(keys.stored), tenants=len(tenants))

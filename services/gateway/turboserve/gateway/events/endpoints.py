@@ -12,7 +12,7 @@ from starlette.responses import Response
 from turboserve.gateway.aio import or_silence
 from turboserve.gateway.auth.dependency import StreamTenant
 from turboserve.gateway.context import Gateway, gateway_of
-from turboserve.gateway.events.happened import happened, newest_event
+from turboserve.gateway.events.follow import follow_events, newest_event
 from turboserve.gateway.problems.schemas import problems
 from turboserve.gateway.stream.protocol import EventMessage
 from turboserve.gateway.stream.response import LiveResponse
@@ -56,7 +56,7 @@ async def events(
 
 async def _lines(gateway: Gateway, session: str, position: int) -> AsyncGenerator[bytes, None]:
     yield f"retry: {RECONNECT_MS}\n\n".encode()
-    coming = or_silence(happened(gateway.bus, session, position), gateway.settings.events_keepalive_s)
+    coming = or_silence(follow_events(gateway.bus, session, position), gateway.settings.events_keepalive_s)
     async with aclosing(coming):
         async for one in coming:
             if one is None:

@@ -16,7 +16,7 @@ from turboserve.gateway.auth.service import Identity
 from turboserve.gateway.context import Gateway, gateway_of
 from turboserve.gateway.problems.schemas import BODY, problems
 from turboserve.gateway.scaling.errors import NotAnOperatorError, PoolNotManagedError
-from turboserve.gateway.scaling.heard import Word
+from turboserve.gateway.scaling.pool_snapshots import PoolSnapshot
 from turboserve.gateway.scaling.schemas import CostCorrection, DryRun, Orders, Override, Pool
 from turboserve.ids import new_id
 from turboserve.subjects import CORRECT_COST, GET_COST, ORDER_POOL
@@ -30,7 +30,7 @@ REFUSALS = problems(*BODY, 401, 403, 404, 409)
 
 @router.get("/pool", summary="Its size, and why", responses=problems(401, 404, 422))
 async def pool(_tenant: Tenant, gateway: Context, pool: Name = None) -> Pool:
-    return Pool.of(gateway.pools.word(pool))
+    return Pool.of(gateway.pools.snapshot(pool))
 
 
 @router.get("/pool/orders", summary="What is ordered of the pool", responses=problems(401, 404, 409, 422))
@@ -40,8 +40,8 @@ async def orders(_tenant: Tenant, gateway: Context, pool: Name = None) -> Orders
 
 @router.put("/pool/override", summary="Keep so many workers, whatever the load", responses=REFUSALS)
 async def override(body: Override, caller: Caller, gateway: Context, pool: Name = None) -> Orders:
-    word = _managed(gateway, pool, caller)
-    scaling = word.status.scaling
+    snapshot = _managed(gateway, pool, caller)
+    scaling = snapshot.status.scaling
     assert scaling is not None
     if body.workers is not None and not scaling.least <= body.workers <= scaling.most:
         raise InvalidInputError(
@@ -49,7 +49,7 @@ async def override(body: Override, caller: Caller, gateway: Context, pool: Name 
             field="workers",
             limit=f"{scaling.least} to {scaling.most}",
         )
-    return await _order(gateway, word, "override", override=body.workers)
+    return await _order(gateway, snapshot, "override", override=body.workers)
 
 
 @router.put("/pool/dry-run", summary="Only say what would be done, or do it", responses=REFUSALS)
@@ -106,18 +106,21 @@ def _check_operator(caller: Identity) -> None:
         raise NotAnOperatorError(f"tenant {caller.tenant} is no operator", field="tenant")
 
 
-def _managed(gateway: Gateway, pool: str | None, caller: Identity | None = None) -> Word:
+def _managed(gateway: Gateway, pool: str | None, caller: Identity | None = None) -> PoolSnapshot:
     """The pool's last word, if something can be ordered of it, and by this caller. Raises typed errors."""
     if caller is not None:
         _check_operator(caller)
-    word = gateway.pools.word(pool)
-    if word.status.scaling is None:
+    snapshot = gateway.pools.snapshot(pool)
+    if snapshot.status.scaling is None:
         raise PoolNotManagedError("the workers of this pool are started by someone else", field="pool")
-    return word
+    return snapshot
 
 
 async def _order(
-    gateway: Gateway, word: Word, *change: Literal["override", "dry_run", "table"], **values: object
+    gateway: Gateway,
+    snapshot: PoolSnapshot,
+    *change: Literal["override", "dry_run", "table"],
+    **values: object,
 ) -> Orders:
-    order = OrderPool.model_validate({"pool": word.status.pool, "change": change, **values})
+    order = OrderPool.model_validate({"pool": snapshot.status.pool, "change": change, **values})
     return Orders.of(await gateway.bus.call(ORDER_POOL, order))

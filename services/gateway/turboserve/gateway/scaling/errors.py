@@ -12,6 +12,6 @@ class NotAnOperatorError(TurboServeError):
 
 
 class PoolNotManagedError(ConflictError):
-    """Its workers are started by someone else: there is nothing to order."""
+    """Its workers are started by someone else: no order is possible."""
 
     code, title = "pool_not_managed", "Pool not managed"

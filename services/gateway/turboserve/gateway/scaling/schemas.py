@@ -9,8 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from turboserve.contracts.autoscale import ProfileTable
 from turboserve.contracts.base import Id
 from turboserve.contracts.cost import LARGEST
-from turboserve.contracts.pool import PoolOrders, PoolStatus, SlotPhase
-from turboserve.gateway.scaling.heard import SILENT_S, Word
+from turboserve.contracts.pool import PoolMemberPhase, PoolOrders, PoolStatus
+from turboserve.gateway.scaling.pool_snapshots import SILENT_S, PoolSnapshot
 
 
 class Pool(PoolStatus):
@@ -20,8 +20,8 @@ class Pool(PoolStatus):
     summary: str = Field(description="Why the pool is as it is, in one sentence.")
 
     @classmethod
-    def of(cls, word: Word) -> Self:
-        return cls(**dict(word.status), age_s=round(word.age_s, 3), summary=summary(word))
+    def of(cls, snapshot: PoolSnapshot) -> Self:
+        return cls(**dict(snapshot.status), age_s=round(snapshot.age_s, 3), summary=summary(snapshot))
 
 
 class _Order(BaseModel):
@@ -79,11 +79,11 @@ class Orders(BaseModel):
         return cls(**dict(orders))
 
 
-def summary(word: Word) -> str:
+def summary(snapshot: PoolSnapshot) -> str:
     """Why the pool is as it is, worst first."""
-    status = word.status
-    if word.age_s > SILENT_S:
-        return f"The autoscaler has said nothing for {word.age_s:.0f} s; workers go on without it."
+    status = snapshot.status
+    if snapshot.age_s > SILENT_S:
+        return f"No report from the autoscaler for {snapshot.age_s:.0f} s; workers go on without it."
     if status.provider_error is not None:
         return f"The provider complains: {status.provider_error}."
     if status.reason is not None:
@@ -95,7 +95,7 @@ def summary(word: Word) -> str:
     if status.orders is None:
         return "The state store has not said yet what is ordered: the size stays."
     if status.draining:
-        held = sum(s.sessions + s.suspended for s in status.slots if s.phase is SlotPhase.DRAINING)
+        held = sum(s.sessions + s.suspended for s in status.members if s.phase is PoolMemberPhase.DRAINING)
         drain = "worker drains" if status.draining == 1 else "workers drain"
         return f"{status.draining} {drain}, and {_count(held, 'session')} have to go elsewhere first."
     if scaling.mode == "override":
@@ -105,7 +105,7 @@ def summary(word: Word) -> str:
     if scaling.least == scaling.most:
         return f"{workers}: the pool's size is fixed."
     if scaling.stale:
-        return "Nothing was heard of the load lately: the pool does not shrink."
+        return "No recent load report: not scaling in."
     changes = [d for d in scaling.decisions if d.target != d.previous]
     if changes:
         return f"{workers} since the last change: {changes[-1].reason}."

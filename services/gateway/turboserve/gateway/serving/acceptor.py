@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from turboserve import logs
-from turboserve.connections import ConnectionTable, Refusal
+from turboserve.connections import ConnectionRefusal, ConnectionTable
 from turboserve.gateway import metrics
 from turboserve.gateway.problems.errors import TooManyConnectionsError, TooManyOfAddressError
 from turboserve.gateway.problems.handlers import problem_response
@@ -40,14 +40,20 @@ class Acceptor:
         self._listening, self._table, self._limits, self._protocol = listening, table, limits, protocol
         self._guards: dict[int, Guard] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._refused: Counter[Refusal] = Counter()
+        self._refused: Counter[ConnectionRefusal] = Counter()
         self._cut: Counter[Overdue] = Counter()
         self._evicted = 0
         refusals = (
-            (Refusal.TOTAL, TooManyConnectionsError("this gateway has no room for more connections")),
-            (Refusal.ADDRESS, TooManyOfAddressError("this address has as many connections as it may have")),
+            (
+                ConnectionRefusal.TOTAL,
+                TooManyConnectionsError("this gateway has no room for more connections"),
+            ),
+            (
+                ConnectionRefusal.ADDRESS,
+                TooManyOfAddressError("this address has as many connections as it may have"),
+            ),
         )
-        self._answers: dict[Refusal, bytes] = {}
+        self._answers: dict[ConnectionRefusal, bytes] = {}
         for refusal, error in refusals:
             error.retry_after_s = RETRY_S
             self._answers[refusal] = raw(problem_response(error, "", {"Connection": "close"}))
@@ -97,7 +103,7 @@ class Acceptor:
     def _forget(self, key: int) -> None:
         self._guards.pop(key, None)
 
-    def _refuse(self, connection: socket.socket, refusal: Refusal) -> None:
+    def _refuse(self, connection: socket.socket, refusal: ConnectionRefusal) -> None:
         self._refused[refusal] += 1
         metrics.connections_refused.add(1, {"reason": refusal.value})
         with connection, suppress(OSError):

@@ -54,7 +54,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Start:
+class StreamStart:
     """Where a viewer begins: chunk `index`, whose first frame is at `start_s`, behind stream `sequence`."""
 
     index: int
@@ -79,7 +79,7 @@ class ChunkLog:
         """Hear of new owners. Called once."""
         await self._owners.listen()
 
-    async def after(self, record: SessionRecord, index: int) -> Start:
+    async def after(self, record: SessionRecord, index: int) -> StreamStart:
         """The place right behind chunk `index` (-1: the beginning).
 
         Raises ChunkGoneError if the chunk that follows is no longer kept, ChunkNotMadeError if `index` itself
@@ -97,11 +97,11 @@ class ChunkLog:
                 raise _gone(index + 1, record.next_chunk)
             return _behind_all(record, record.playhead_s)
         if index == made:
-            return Start(index + 1, newest.header.end_s, newest.sequence, newest.header.end_s)
+            return StreamStart(index + 1, newest.header.end_s, newest.sequence, newest.header.end_s)
         found = await self._find(session, index + 1, newest)
-        return Start(found.header.index, found.header.start_s, found.sequence - 1, newest.header.end_s)
+        return StreamStart(found.header.index, found.header.start_s, found.sequence - 1, newest.header.end_s)
 
-    async def at(self, record: SessionRecord, playhead_s: float) -> Start:
+    async def at(self, record: SessionRecord, playhead_s: float) -> StreamStart:
         """The chunk that contains `playhead_s`; if that is no longer kept, the oldest that is."""
         session = record.id
         newest = await self._newest(session)
@@ -109,17 +109,17 @@ class ChunkLog:
             return _behind_all(record, playhead_s)
         header = newest.header
         if playhead_s >= header.end_s:
-            return Start(header.index + 1, header.end_s, newest.sequence, header.end_s)
+            return StreamStart(header.index + 1, header.end_s, newest.sequence, header.end_s)
         # All chunks but the first have one length, so this is exact for all of them.
         behind = math.ceil(max(0.0, header.start_s - playhead_s) * header.fps / header.frames - 1e-6)
         try:
             found = await self._find(session, max(0, header.index - behind), newest)
         except ChunkGoneError as gone:
             found = await self._find(session, int(gone.limit or 0), newest)
-        return Start(found.header.index, found.header.start_s, found.sequence - 1, header.end_s)
+        return StreamStart(found.header.index, found.header.start_s, found.sequence - 1, header.end_s)
 
     async def follow(
-        self, session: str, start: Start, ended: asyncio.Event, made: Callable[[], Awaitable[int]]
+        self, session: str, start: StreamStart, ended: asyncio.Event, made: Callable[[], Awaitable[int]]
     ) -> AsyncGenerator[Chunk, None]:
         """Chunks from `start` on, each once, in order; over when `ended` is set and the log is read out.
 
@@ -256,11 +256,11 @@ async def _answered(ask: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(RETRY_S)
 
 
-def _behind_all(record: SessionRecord, playhead_s: float) -> Start:
+def _behind_all(record: SessionRecord, playhead_s: float) -> StreamStart:
     """Where to begin in an empty log: nothing was made, or all of it is no longer kept."""
     if not record.next_chunk:
-        return Start(0, 0.0, 0)
-    return Start(record.next_chunk, playhead_s + EMPTY_LOG_AHEAD_S, 0)
+        return StreamStart(0, 0.0, 0)
+    return StreamStart(record.next_chunk, playhead_s + EMPTY_LOG_AHEAD_S, 0)
 
 
 def _gone(index: int, oldest: int) -> ChunkGoneError:

@@ -10,7 +10,7 @@ from turboserve import logs
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.gateway.context import Gateway
-from turboserve.gateway.stream.chunks import Start
+from turboserve.gateway.stream.chunks import StreamStart
 from turboserve.gateway.stream.watch import Watch
 from turboserve.tasks import stop
 
@@ -18,7 +18,7 @@ log = logs.get("stream")
 
 
 async def video(
-    gateway: Gateway, record: SessionRecord, start: Start, events_after: int
+    gateway: Gateway, record: SessionRecord, start: StreamStart, events_after: int
 ) -> AsyncGenerator[bytes, None]:
     """The init segment, then fragments; ends with the session.
 

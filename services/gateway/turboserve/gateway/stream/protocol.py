@@ -28,14 +28,14 @@ from turboserve.gateway.sessions.schemas import PromptText
 MEDIA_LIMIT_S = 1e9
 
 
-class _Out(BaseModel):
+class _ServerMessage(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     def text(self) -> str:
         return self.model_dump_json(exclude_none=True)
 
 
-class Hello(_Out):
+class Hello(_ServerMessage):
     """First message: the session now, and where this stream begins."""
 
     type: Literal["hello"] = "hello"
@@ -64,7 +64,7 @@ class Hello(_Out):
     """The client should report its playhead this often."""
 
 
-class Init(_Out):
+class Init(_ServerMessage):
     """Before the first chunk, and again when it changes. One binary message follows."""
 
     type: Literal["init"] = "init"
@@ -75,7 +75,7 @@ class Init(_Out):
     fps: float
 
 
-class ChunkMessage(_Out):
+class ChunkMessage(_ServerMessage):
     """A chunk. One binary message follows: one closed fMP4 fragment."""
 
     type: Literal["chunk"] = "chunk"
@@ -104,7 +104,7 @@ class ChunkMessage(_Out):
         )
 
 
-class EventMessage(_Out):
+class EventMessage(_ServerMessage):
     """Something happened to the session; `type` is the event's: session.placed, prompt.applied, …"""
 
     type: str
@@ -165,7 +165,7 @@ class EventMessage(_Out):
         )
 
 
-class ReceiptMessage(_Out):
+class ReceiptMessage(_ServerMessage):
     """Answer to the client's `prompt`: it is accepted."""
 
     type: Literal["receipt"] = "receipt"
@@ -176,12 +176,12 @@ class ReceiptMessage(_Out):
     accepted_at: float
 
 
-class Pong(_Out):
+class Pong(_ServerMessage):
     type: Literal["pong"] = "pong"
     id: str | None = None
 
 
-class End(_Out):
+class End(_ServerMessage):
     """Last message: the session has ended and all its video was sent. Then the socket closes with 1000."""
 
     type: Literal["end"] = "end"
@@ -205,7 +205,7 @@ class ErrorMessage(Problem):
         return self.model_dump_json(exclude_none=True)
 
 
-class _In(BaseModel):
+class _ClientMessage(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     id: Text | None = Field(None, max_length=64)
@@ -214,7 +214,7 @@ class _In(BaseModel):
 _Media = Annotated[float, Field(ge=0, le=MEDIA_LIMIT_S, allow_inf_nan=False)]
 
 
-class PlayheadReport(_In):
+class PlayheadReport(_ClientMessage):
     """Where the viewer is, several times a second."""
 
     type: Literal["playhead"]
@@ -223,20 +223,20 @@ class PlayheadReport(_In):
     """Media that it can play on without another chunk."""
 
 
-class PromptRequest(_In):
+class PromptRequest(_ClientMessage):
     type: Literal["prompt"]
     prompt: PromptText
 
 
-class PauseRequest(_In):
+class PauseRequest(_ClientMessage):
     type: Literal["pause"]
 
 
-class ResumeRequest(_In):
+class ResumeRequest(_ClientMessage):
     type: Literal["resume"]
 
 
-class Ping(_In):
+class Ping(_ClientMessage):
     type: Literal["ping"]
 
 

@@ -16,7 +16,7 @@ from turboserve.gateway.context import Gateway
 from turboserve.gateway.problems.errors import ChunkGoneError
 from turboserve.gateway.problems.schemas import problem_of
 from turboserve.gateway.stream import protocol
-from turboserve.gateway.stream.chunks import Start
+from turboserve.gateway.stream.chunks import StreamStart
 from turboserve.gateway.stream.watch import Watch
 from turboserve.tasks import stop
 
@@ -50,7 +50,7 @@ async def refuse(socket: WebSocket, error: TurboServeError) -> None:
         await asyncio.wait_for(socket.close(close_code(error), error.title), CLOSE_S)
 
 
-class _TooManyBadMessages(Exception):
+class _TooManyBadMessagesError(Exception):
     pass
 
 
@@ -62,7 +62,7 @@ class Connection:
         socket: WebSocket,
         gateway: Gateway,
         record: SessionRecord,
-        start: Start,
+        start: StreamStart,
         events: tuple[int, int],
     ) -> None:
         self._socket = socket
@@ -123,7 +123,7 @@ class Connection:
                 )
                 return ENDED, "session ended"
             return RESTART, "gateway stops"
-        except _TooManyBadMessages:
+        except _TooManyBadMessagesError:
             return BAD_MESSAGES, "too many bad messages"
         except TurboServeError as error:
             if isinstance(error, ChunkGoneError):
@@ -172,7 +172,7 @@ class Connection:
                 self._bad += 1
                 await self._problem(error, message_id)
                 if self._bad >= self._gateway.settings.bad_message_limit:
-                    raise _TooManyBadMessages from None
+                    raise _TooManyBadMessagesError from None
             except TurboServeError as error:
                 await self._problem(error, message_id)
 

@@ -15,8 +15,8 @@ from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import Activity, SessionRecord
 from turboserve.gateway import metrics
 from turboserve.gateway.context import Gateway
-from turboserve.gateway.events.happened import happened, newest_event
-from turboserve.gateway.stream.chunks import Chunk, Start
+from turboserve.gateway.events.follow import follow_events, newest_event
+from turboserve.gateway.stream.chunks import Chunk, StreamStart
 from turboserve.ids import new_id
 
 log = logs.get("stream")
@@ -28,7 +28,7 @@ WAKE_AGAIN_S = 8.0
 
 async def place_of_viewer(
     gateway: Gateway, tenant: str, session: str, after: int | None
-) -> tuple[SessionRecord, Start, int]:
+) -> tuple[SessionRecord, StreamStart, int]:
     """The session's row, where a viewer who has chunk `after` begins, and the sequence of the newest event.
 
     `after` None: the viewer begins at the playhead. Raises the errors of `Sessions.get` and `ChunkLog`.
@@ -55,7 +55,7 @@ class Watch:
         self,
         gateway: Gateway,
         record: SessionRecord,
-        start: Start,
+        start: StreamStart,
         events_after: int,
         *,
         self_paced: bool,
@@ -111,7 +111,7 @@ class Watch:
         """Follow the session's events until it ends; if it has, those that are asked for and kept."""
         if self.ended.is_set() and not self._history:
             return
-        async with aclosing(happened(self._gateway.bus, self.record.id, self._events_after)) as coming:
+        async with aclosing(follow_events(self._gateway.bus, self.record.id, self._events_after)) as coming:
             async for event, sequence in coming:
                 if self._on_event is not None:
                     await self._on_event(event, sequence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from turboserve.scheduler.placement.demands import Candidate
-from turboserve.scheduler.placement.pool import NOBODY, Entry, Pool
+from turboserve.scheduler.placement.pool import NO_WORKER, Pool, PoolEntry
 from turboserve.scheduler.placement.states import SessionState, WorkerState
 
 PoolKey = tuple[str, str | None]
@@ -29,7 +29,7 @@ class Cluster:
         more than its own capacity."""
         self.target_chunk_s = target_chunk_s
         self.sessions: dict[str, SessionState] = {}
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, PoolEntry] = {}
         """Workers that exist, and those that sessions name."""
         self.pools: dict[PoolKey, Pool] = {}
         self._keys: dict[str, list[PoolKey]] = {}
@@ -42,7 +42,7 @@ class Cluster:
     @property
     def workers(self) -> dict[str, WorkerState]:
         """Those that exist, by id."""
-        return {name: entry.state for name, entry in self.entries.items() if entry.state is not NOBODY}
+        return {name: entry.state for name, entry in self.entries.items() if entry.state is not NO_WORKER}
 
     def put_worker(self, worker: WorkerState) -> None:
         """It is there, and so."""
@@ -61,7 +61,7 @@ class Cluster:
         entry = self.entries.get(worker)
         if entry is not None:
             self._leave(entry)
-            entry.become(NOBODY, None)
+            entry.become(NO_WORKER, None)
             self._tidy(entry)
 
     def put_session(self, session: SessionState) -> None:
@@ -124,42 +124,42 @@ class Cluster:
 
     # Who is where
 
-    def _entry(self, worker: str) -> Entry:
+    def _entry(self, worker: str) -> PoolEntry:
         entry = self.entries.get(worker)
         if entry is None:
-            entry = self.entries[worker] = Entry(worker)
+            entry = self.entries[worker] = PoolEntry(worker)
         return entry
 
-    def _leave(self, entry: Entry) -> None:
+    def _leave(self, entry: PoolEntry) -> None:
         state = entry.state
-        if state is not NOBODY:
+        if state is not NO_WORKER:
             pool = self.pool(state.model, state.weights_digest)
             pool.ready -= entry.candidate
             pool.forget(entry)
 
-    def _mark(self, session: SessionState) -> dict[str, Entry]:
-        touched: dict[str, Entry] = {}
+    def _mark(self, session: SessionState) -> dict[str, PoolEntry]:
+        touched: dict[str, PoolEntry] = {}
         for worker, kind in _marks(session):
             entry = touched[worker] = self._entry(worker)
             getattr(entry, kind).add(session.id)
         return touched
 
-    def _unmark(self, session: SessionState) -> dict[str, Entry]:
-        touched: dict[str, Entry] = {}
+    def _unmark(self, session: SessionState) -> dict[str, PoolEntry]:
+        touched: dict[str, PoolEntry] = {}
         for worker, kind in _marks(session):
             entry = touched[worker] = self.entries[worker]
             getattr(entry, kind).discard(session.id)
         return touched
 
-    def _rank(self, touched: dict[str, Entry]) -> None:
+    def _rank(self, touched: dict[str, PoolEntry]) -> None:
         for entry in touched.values():
-            if entry.state is NOBODY:
+            if entry.state is NO_WORKER:
                 self._tidy(entry)
             else:
                 self.pool(entry.state.model, entry.state.weights_digest).rank(entry)
 
-    def _tidy(self, entry: Entry) -> None:
-        if not (entry.here or entry.coming or entry.parked):
+    def _tidy(self, entry: PoolEntry) -> None:
+        if not (entry.here or entry.coming or entry.suspended):
             self.entries.pop(entry.id, None)
 
 
@@ -168,9 +168,9 @@ def _marks(session: SessionState) -> Iterator[tuple[str, str]]:
     worker, target, reserved = session.worker, session.target, session.reserved
     if session.suspended:
         if worker is not None:
-            yield worker, "parked"
+            yield worker, "suspended"
         if target is not None and target != worker:
-            yield target, "parked"
+            yield target, "suspended"
     elif worker is not None:
         yield worker, "here"
         if (target is not None and target != worker) or (reserved is not None and reserved != worker):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import nextafter
 
 from turboserve.scheduler.placement.cluster import Cluster
-from turboserve.scheduler.placement.filling import Filling
 from turboserve.scheduler.placement.plan import Planner
+from turboserve.scheduler.placement.tentative_assignment import TentativeAssignment
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ def stages(
     base_s, others = start
     below_s = nextafter(base_s, 0.0)
     targets = planner.pool.targets
-    filling = Filling(cluster)
+    tentative = TentativeAssignment(cluster)
     for _ in range(others):
-        target = filling.best(targets, below_s)
+        target = tentative.best(targets, below_s)
         if target is None:
             return
-        filling.add(target.id)
+        tentative.add(target.id)
     for moves, level_s, next_s in _pulls(cluster, planner, most):
-        target = filling.best(targets, below_s)
+        target = tentative.best(targets, below_s)
         if target is None:
             return
-        filling.add(target.id)
-        reached_s = target.curve(target.held + filling.added[target.id])
+        tentative.add(target.id)
+        reached_s = target.curve(target.held + tentative.added[target.id])
         if reached_s >= level_s or base_s - reached_s - unit_s * moves <= least_s:
             return
         floor_s = max(next_s, reached_s)

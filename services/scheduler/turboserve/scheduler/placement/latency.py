@@ -9,7 +9,7 @@ CHUNK_S = 0.75
 """Playing time of a chunk. A worker without a profile is taken to need this long when it is full."""
 
 
-class Curve:
+class LatencyCurve:
     """Seconds of a chunk by sessions; never falls. L(0) is 0.
 
     Between measured sizes it is linear; beyond them it goes on with the last slope, or in proportion if
@@ -51,7 +51,7 @@ class Curve:
         return low_s + slope * (sessions - low)
 
 
-def slots(curve: Curve, capacity: int, target_s: float | None) -> int:
+def slots(curve: LatencyCurve, capacity: int, target_s: float | None) -> int:
     """K: sessions that memory has room for and whose chunks come within `target_s`; at least one.
 
     `target_s` None, or a worker that has not measured: its own capacity.

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.demands import Candidate, Choice, Demand
-from turboserve.scheduler.placement.filling import Filling
-from turboserve.scheduler.placement.giving_way import give_way
 from turboserve.scheduler.placement.interface import Placement, serving_by_kind, why_not
-from turboserve.scheduler.placement.latency import Curve
+from turboserve.scheduler.placement.latency import LatencyCurve
+from turboserve.scheduler.placement.locality_swap import swap_for_locality
 from turboserve.scheduler.placement.moves import Rebalancer
-from turboserve.scheduler.placement.pool import Entry
+from turboserve.scheduler.placement.pool import PoolEntry
 from turboserve.scheduler.placement.ranking import Item
+from turboserve.scheduler.placement.tentative_assignment import TentativeAssignment
 
 HELD = "it holds the session's state"
 LEAST = "the bottleneck latency grows least"
@@ -34,23 +34,23 @@ class MinMax(Placement):
         self._rebalancer = rebalancer
 
     def assign(self, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]:
-        filling = Filling(cluster)
+        tentative = TentativeAssignment(cluster)
         bottlenecks: dict[int, float] = {}
-        choices = [self._assign(cluster, filling, bottlenecks, demand) for demand in demands]
+        choices = [self._assign(cluster, tentative, bottlenecks, demand) for demand in demands]
         if self._rebalancer is None or not demands:
             return choices
-        return give_way(cluster, demands, choices, self._rebalancer)
+        return swap_for_locality(cluster, demands, choices, self._rebalancer)
 
     def _assign(
-        self, cluster: Cluster, filling: Filling, bottlenecks: dict[int, float], demand: Demand
+        self, cluster: Cluster, tentative: TentativeAssignment, bottlenecks: dict[int, float], demand: Demand
     ) -> Choice:
         pools = cluster.pools_for(demand.model, demand.weights_digest)
         bottleneck_s = max((bottlenecks.setdefault(id(p), p.bottleneck_s) for p in pools), default=0.0)
         ready = sum(pool.ready for pool in pools)
-        entry = self._held(cluster, filling, demand)
+        entry = self._held(cluster, tentative, demand)
         reason = HELD if entry is not None else LEAST
         if entry is None:
-            entry = self._best(cluster, filling, demand)
+            entry = self._best(cluster, tentative, demand)
         if entry is None:
             known = (cluster.entries.get(name) for name in demand.excluded)
             refused = any(
@@ -58,10 +58,10 @@ class MinMax(Placement):
             )
             return Choice(demand.session, None, why_not(ready, refused, demand), {"candidates": ready})
         counted = entry.id == demand.counted_on
-        others = entry.held + filling.added.get(entry.id, 0) - counted
+        others = entry.held + tentative.added.get(entry.id, 0) - counted
         staying = others - len(entry.going)
         if not counted:
-            filling.add(entry.id)
+            tentative.add(entry.id)
         level_s = 0.0 if entry.state.suspect else entry.curve(staying + 1)
         after_s = max(bottleneck_s, level_s)
         own = id(cluster.pool(demand.model, entry.state.weights_digest))
@@ -72,17 +72,17 @@ class MinMax(Placement):
         )
 
     @staticmethod
-    def _held(cluster: Cluster, filling: Filling, demand: Demand) -> Entry | None:
+    def _held(cluster: Cluster, tentative: TentativeAssignment, demand: Demand) -> PoolEntry | None:
         entry = cluster.entries.get(demand.holder or "")
         if entry is None or not entry.candidate or entry.state.suspect:
             return None
         if not entry.fits(demand.model, demand.weights_digest):
             return None
-        others = entry.held + filling.added.get(entry.id, 0) - (entry.id == demand.counted_on)
+        others = entry.held + tentative.added.get(entry.id, 0) - (entry.id == demand.counted_on)
         return entry if others < entry.slots and entry.id not in demand.excluded else None
 
     @staticmethod
-    def _best(cluster: Cluster, filling: Filling, demand: Demand) -> Entry | None:
+    def _best(cluster: Cluster, tentative: TentativeAssignment, demand: Demand) -> PoolEntry | None:
         own = cluster.entries.get(demand.counted_on or "")
         if own is not None and (
             own.id in demand.excluded or not own.fits(demand.model, demand.weights_digest)
@@ -90,23 +90,27 @@ class MinMax(Placement):
             own = None
         # Its own slot is not counted against it, so it ranks further in front than the ranking says.
         excluded = demand.excluded if own is None else {*demand.excluded, own.id}
-        found: list[tuple[Item, Entry]] = []
+        found: list[tuple[Item, PoolEntry]] = []
         for pool in cluster.pools_for(demand.model, demand.weights_digest):
-            best = filling.best(pool.targets, excluded=excluded, suspects=True)
-            if best is not None and (item := best.target_item(filling.added.get(best.id, 0))) is not None:
+            best = tentative.best(pool.targets, excluded=excluded, suspects=True)
+            if best is not None and (item := best.target_item(tentative.added.get(best.id, 0))) is not None:
                 found.append((item, best))
-        if own is not None and (item := own.target_item(filling.added.get(own.id, 0) - 1)) is not None:
+        if own is not None and (item := own.target_item(tentative.added.get(own.id, 0) - 1)) is not None:
             found.append((item, own))
         return min(found, key=lambda one: one[0])[1] if found else None
 
     def place(self, candidates: Sequence[Candidate], demands: Sequence[Demand]) -> list[Choice]:
-        curves = {c.worker: Curve(c.chunk_latency_s, c.capacity) for c in candidates}
+        curves = {c.worker: LatencyCurve(c.chunk_latency_s, c.capacity) for c in candidates}
         serving = serving_by_kind(candidates, demands)
         added = {candidate.worker: 0 for candidate in candidates}
         return [self._place(serving[d.kind_of_worker], curves, added, d) for d in demands]
 
     def _place(
-        self, candidates: list[Candidate], curves: dict[str, Curve], added: dict[str, int], demand: Demand
+        self,
+        candidates: list[Candidate],
+        curves: dict[str, LatencyCurve],
+        added: dict[str, int],
+        demand: Demand,
     ) -> Choice:
         loads = {c.worker: c.load + added[c.worker] for c in candidates}
         levels = (curves[c.worker](loads[c.worker] - c.leaving) for c in candidates if not c.suspect)

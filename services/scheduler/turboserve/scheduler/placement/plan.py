@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from turboserve.scheduler.placement.cluster import Cluster
-from turboserve.scheduler.placement.filling import Filling
 from turboserve.scheduler.placement.links import LinkKind, Links, kind_between
-from turboserve.scheduler.placement.pool import Entry, Pool
+from turboserve.scheduler.placement.pool import Pool, PoolEntry
 from turboserve.scheduler.placement.states import SessionState
+from turboserve.scheduler.placement.tentative_assignment import TentativeAssignment
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Step:
     """One session goes from `source` to `target`."""
 
     session: SessionState
-    source: Entry
-    target: Entry
+    source: PoolEntry
+    target: PoolEntry
     cost_s: float
     """κ."""
     drain: bool
@@ -28,7 +28,7 @@ class Step:
 class Plan:
     """Steps that belong together."""
 
-    filling: Filling
+    tentative: TentativeAssignment
     steps: list[Step] = field(default_factory=list)
     taken: dict[str, int] = field(default_factory=dict)
     """Worker that serves → sessions that leave it by these steps."""
@@ -37,11 +37,11 @@ class Plan:
     cost_s: float = 0.0
     """Sum of κ."""
 
-    def sessions_on(self, entry: Entry) -> int:
+    def sessions_on(self, entry: PoolEntry) -> int:
         """Sessions on a worker once all is done."""
-        return entry.staying + self.filling.added.get(entry.id, 0) - self.taken.get(entry.id, 0)
+        return entry.staying + self.tentative.added.get(entry.id, 0) - self.taken.get(entry.id, 0)
 
-    def level_s(self, entry: Entry) -> float:
+    def level_s(self, entry: PoolEntry) -> float:
         """Its chunk latency then."""
         return entry.curve(self.sessions_on(entry))
 
@@ -56,7 +56,7 @@ class Planner:
         self._now = now
         self._movable: dict[str, list[SessionState]] = {}
 
-    def movable(self, entry: Entry) -> list[SessionState]:
+    def movable(self, entry: PoolEntry) -> list[SessionState]:
         """Sessions that may leave a worker for balance; the cheapest to move first."""
         known = self._movable.get(entry.id)
         if known is None:
@@ -66,7 +66,7 @@ class Planner:
             self._movable[entry.id] = known
         return known
 
-    def cost_s(self, session: SessionState, source: Entry, target: Entry) -> float:
+    def cost_s(self, session: SessionState, source: PoolEntry, target: PoolEntry) -> float:
         """κ."""
         kind = kind_between(source.state.host, target.state.host)
         return self._links.seconds(kind, session.state_bytes)
@@ -84,13 +84,13 @@ class Planner:
     def lowest_s(self, sessions: Sequence[SessionState]) -> tuple[list[SessionState], float]:
         """Those of `sessions` for which there is room, and the worst latency where they would go if each
         went where latency is least."""
-        filling = Filling(self._cluster)
+        tentative = TentativeAssignment(self._cluster)
         placed, worst_s = [], 0.0
         for session in sessions:
-            entry = filling.best(self.pool.targets, excluded=session.excluded)
+            entry = tentative.best(self.pool.targets, excluded=session.excluded)
             if entry is not None:
-                filling.add(entry.id)
-                worst_s = max(worst_s, entry.curve(entry.held + filling.added[entry.id]))
+                tentative.add(entry.id)
+                worst_s = max(worst_s, entry.curve(entry.held + tentative.added[entry.id]))
                 placed.append(session)
         return placed, worst_s
 
@@ -104,7 +104,7 @@ class Planner:
         have the first choice.
         """
         leaving = [(session, True) for session in drains]
-        plan = Plan(Filling(self._cluster))
+        plan = Plan(TentativeAssignment(self._cluster))
         for item in self.pool.tops.items:
             if -float(item[0]) <= limit_s:
                 break
@@ -128,17 +128,17 @@ class Planner:
         ranking = self.pool.neighbours(kind, source.state.host)
         if ranking is None:
             return False
-        target = plan.filling.best(ranking, limit_s, session.excluded)
+        target = plan.tentative.best(ranking, limit_s, session.excluded)
         if target is None:
             return False
-        plan.filling.add(target.id)
+        plan.tentative.add(target.id)
         cost_s = self.cost_s(session, source, target)
         plan.steps.append(Step(session, source, target, cost_s, drain))
         plan.cost_s += cost_s
         return True
 
     def _worst_s(self, plan: Plan) -> float:
-        changed = plan.taken.keys() | plan.filling.added.keys()
+        changed = plan.taken.keys() | plan.tentative.added.keys()
         worst_s = max((plan.level_s(self._cluster.entries[name]) for name in changed), default=0.0)
         for item in self.pool.tops.items:
             if str(item[-1]) not in changed:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from turboserve.scheduler.placement.latency import Curve, slots
+from turboserve.scheduler.placement.latency import LatencyCurve, slots
 from turboserve.scheduler.placement.links import LinkKind, node_of
 from turboserve.scheduler.placement.ranking import Item, Ranking
 from turboserve.scheduler.placement.states import WorkerState
 
-NOBODY = WorkerState(id="", model="", capacity=0, ready=False)
+NO_WORKER = WorkerState(id="", model="", capacity=0, ready=False)
 
 
-class Entry:
+class PoolEntry:
     """One worker that exists or that a session names, and who is on it."""
 
-    __slots__ = ("coming", "curve", "going", "here", "id", "parked", "slots", "state")
+    __slots__ = ("coming", "curve", "going", "here", "id", "slots", "state", "suspended")
 
     def __init__(self, name: str) -> None:
         self.id = name
-        self.state = NOBODY
-        self.curve = Curve({}, 0)
+        self.state = NO_WORKER
+        self.curve = LatencyCurve({}, 0)
         self.slots = 0
         """K."""
         self.here: set[str] = set()
@@ -27,13 +27,13 @@ class Entry:
         """Sessions that have a slot reserved here: placed, or moving here."""
         self.going: set[str] = set()
         """Of those that are here, the ones that are on their way to another worker."""
-        self.parked: set[str] = set()
+        self.suspended: set[str] = set()
         """Suspended sessions whose state is here, or is moving here."""
 
     def become(self, state: WorkerState, target_s: float | None) -> None:
         before, self.state = self.state, state
         if state.chunk_latency_s != before.chunk_latency_s or state.capacity != before.capacity:
-            self.curve = Curve(state.chunk_latency_s, state.capacity)
+            self.curve = LatencyCurve(state.chunk_latency_s, state.capacity)
             self.slots = slots(self.curve, state.capacity, target_s)
 
     @property
@@ -86,7 +86,7 @@ class Pool:
         self.spare = Ranking()
         """(− latency with one session less, id): who would still be slowest after giving one away first. Only
         workers that serve and have two sessions or more."""
-        self.shelves = Ranking()
+        self.suspended_ranking = Ranking()
         """(sessions and suspended ones per slot, id): where suspended sessions go."""
         self.draining: set[str] = set()
         """Workers to be emptied."""
@@ -98,7 +98,7 @@ class Pool:
         """L: the worst chunk latency, once all that is under way is done."""
         return -float(self.tops.items[0][0]) if self.tops.items else 0.0
 
-    def rank(self, entry: Entry) -> None:
+    def rank(self, entry: PoolEntry) -> None:
         """Bring its places up to date."""
         name, state, serves = entry.id, entry.state, entry.serves
         item = entry.target_item()
@@ -112,16 +112,18 @@ class Pool:
         spare = serves and staying > 1
         self.spare.put(name, (-entry.curve(staying - 1), name) if spare else None)
         takes = serves and entry.slots > 0
-        self.shelves.put(name, ((entry.held + len(entry.parked)) / entry.slots, name) if takes else None)
+        self.suspended_ranking.put(
+            name, ((entry.held + len(entry.suspended)) / entry.slots, name) if takes else None
+        )
         if state.draining:
             self.draining.add(name)
         else:
             self.draining.discard(name)
 
-    def forget(self, entry: Entry) -> None:
+    def forget(self, entry: PoolEntry) -> None:
         """Take it out of all rankings."""
         state = entry.state
-        for ranking in (self.targets, self.tops, self.spare, self.shelves):
+        for ranking in (self.targets, self.tops, self.spare, self.suspended_ranking):
             ranking.put(entry.id, None)
         if state.host:
             self._near(LinkKind.HOST, state.host).put(entry.id, None)

@@ -9,8 +9,8 @@ from turboserve.scheduler.placement.descent import Stage, stages
 from turboserve.scheduler.placement.links import Links
 from turboserve.scheduler.placement.moves import Move, MoveKind
 from turboserve.scheduler.placement.plan import Plan, Planner, Step
-from turboserve.scheduler.placement.shelving import shelve
 from turboserve.scheduler.placement.spreading import spread
+from turboserve.scheduler.placement.suspended_drain import drain_suspended
 from turboserve.scheduler.placement.weights import Weights
 
 TRIES = 8
@@ -52,7 +52,7 @@ class MinMaxRebalancer:
             if self.weights.spreads and len(balance) < allowed:
                 moves += spread(cluster, planner, best, allowed - len(balance), self.weights)
         if pool.draining:
-            moves += shelve(cluster, planner, eta)
+            moves += drain_suspended(cluster, planner, eta)
         return moves
 
     def _base(self, planner: Planner, before_s: float) -> Plan:

@@ -8,7 +8,7 @@ import heapq
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.moves import Move, MoveKind
 from turboserve.scheduler.placement.plan import Plan, Planner
-from turboserve.scheduler.placement.pool import Entry
+from turboserve.scheduler.placement.pool import PoolEntry
 from turboserve.scheduler.placement.ranking import Item
 from turboserve.scheduler.placement.states import SessionState
 from turboserve.scheduler.placement.weights import Weights
@@ -33,7 +33,7 @@ def spread(cluster: Cluster, planner: Planner, plan: Plan, most: int, weights: W
         before_s, after_s = source.curve(there), source.curve(there - 1)
         session = sources.session(source)
         excluded = session.excluded if session is not None else ()
-        target = plan.filling.best(planner.pool.targets, after_s, excluded)
+        target = plan.tentative.best(planner.pool.targets, after_s, excluded)
         if target is None and not excluded:
             break
         if session is None or target is None:
@@ -44,7 +44,7 @@ def spread(cluster: Cluster, planner: Planner, plan: Plan, most: int, weights: W
         if gain_s <= weights.least_gain * before_s:
             sources.skip()
             continue
-        plan.filling.add(target.id)
+        plan.tentative.add(target.id)
         sources.take(source, session)
         numbers = {
             "source_latency_s": before_s,
@@ -75,7 +75,7 @@ class _Sources:
         self._heap: list[Item] = []
         self._position = 0
 
-    def first(self) -> Entry | None:
+    def first(self) -> PoolEntry | None:
         items, heap = self._planner.pool.spare.items, self._heap
         # What the plan took from a worker moves it further back than the ranking says, never to the front.
         while self._position < len(items) and (not heap or items[self._position] < heap[0]):
@@ -84,7 +84,7 @@ class _Sources:
             self._push(entry)
         return self._entries[str(heap[0][-1])] if heap else None
 
-    def session(self, entry: Entry) -> SessionState | None:
+    def session(self, entry: PoolEntry) -> SessionState | None:
         """The one that is cheapest to move."""
         return next((s for s in self._planner.movable(entry) if s.id not in self._gone), None)
 
@@ -92,14 +92,14 @@ class _Sources:
         """The first is of no use."""
         heapq.heappop(self._heap)
 
-    def take(self, entry: Entry, session: SessionState) -> None:
+    def take(self, entry: PoolEntry, session: SessionState) -> None:
         """`session` leaves `entry`, which is the first."""
         self._gone.add(session.id)
         self._plan.taken[entry.id] = self._plan.taken.get(entry.id, 0) + 1
         heapq.heappop(self._heap)
         self._push(entry)
 
-    def _push(self, entry: Entry) -> None:
+    def _push(self, entry: PoolEntry) -> None:
         left = self._plan.sessions_on(entry) - 1
         if left > 0:
             heapq.heappush(self._heap, (-entry.curve(left), entry.id))

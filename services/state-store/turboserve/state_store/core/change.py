@@ -45,7 +45,7 @@ def step(record: SessionRecord, now: float, *, to: Phase | None = None, **update
     )
 
 
-def own_anew(record: SessionRecord, worker: str | None) -> dict[str, Any]:
+def assign_owner(record: SessionRecord, worker: str | None) -> dict[str, Any]:
     """The fields of a change of owner: the next epoch, whose fence is not in the log yet."""
     return {"epoch": record.epoch + 1, "worker": worker, "own_revision": None}
 

@@ -21,7 +21,7 @@ class Leases:
     def __init__(self, lease_s: float, worker_timeout_s: float, now: float) -> None:
         self._limit_s = (lease_s + worker_timeout_s) / 2
         """A lease, and half of the margin: clocks differ, and the chunk in work takes a while."""
-        self._heard: dict[str, float] = {}
+        self._renewed: dict[str, float] = {}
         """Worker → when it last asked to renew, whatever it was answered."""
         self._connection: int | None = None
         self._since = now
@@ -35,21 +35,21 @@ class Leases:
         if connection is None or connection != self._connection:
             self._connection, self._since = connection, now
 
-    def heard(self, worker: str, now: float) -> None:
+    def renewed(self, worker: str, now: float) -> None:
         """It asks to renew. To be told when the question arrives: it counts from when it was sent."""
-        self._heard[worker] = now
+        self._renewed[worker] = now
 
     def forget(self, worker: str) -> None:
         """It is gone."""
-        self._heard.pop(worker, None)
+        self._renewed.pop(worker, None)
 
     def check_silent(self, record: WorkerRecord, renewed_at: float, now: float) -> None:
         """Whether a worker is surely silent, whose row was read with `renewed_at` by who says so.
 
         With the row locked: a renewal that comes later finds that it is gone. Raises ConflictError.
         """
-        self._heard = {name: at for name, at in self._heard.items() if now - at < self._limit_s}
-        heard_at = max(self._since, self._heard.get(record.id, self._since))
+        self._renewed = {name: at for name, at in self._renewed.items() if now - at < self._limit_s}
+        heard_at = max(self._since, self._renewed.get(record.id, self._since))
         if record.renewed_at > renewed_at:
             raise ConflictError(f"worker {record.id} has renewed since its row was read", field="renewed_at")
         if now - heard_at < self._limit_s:

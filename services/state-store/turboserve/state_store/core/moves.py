@@ -13,10 +13,10 @@ from turboserve.contracts.sessions import Decision, Phase, SessionRecord
 from turboserve.state_store.core.change import (
     NO_MOVE,
     Change,
+    assign_owner,
     change_id,
     expect_version,
     not_allowed,
-    own_anew,
     step,
 )
 from turboserve.state_store.core.workers import Slots
@@ -32,8 +32,8 @@ def begin(record: SessionRecord, request: BeginMove, slots: Slots, now: float, r
     target cannot take it).
     """
     expect_version(record, request.expected_version)
-    at_rest = record.phase in (Phase.ACTIVE, Phase.SUSPENDED) and record.move is None
-    if not at_rest or record.worker is None:
+    quiesced = record.phase in (Phase.ACTIVE, Phase.SUSPENDED) and record.move is None
+    if not quiesced or record.worker is None:
         raise not_allowed(record, "moved")
     if request.target == record.worker:
         raise InvalidInputError(f"session {record.id} is at {record.worker} already", field="target")
@@ -76,8 +76,8 @@ def commit(record: SessionRecord, request: CommitMove, now: float) -> Change:
             field="next_chunk",
             limit=record.next_chunk,
         )
-    owned = own_anew(record, request.target)
-    after = step(record, now, to=_at_rest(record), state_digest=request.digest, **NO_MOVE, **owned)
+    owned = assign_owner(record, request.target)
+    after = step(record, now, to=_settled_phase(record), state_digest=request.digest, **NO_MOVE, **owned)
     decision = Decision(
         session=record.id,
         epoch=after.epoch,
@@ -105,8 +105,8 @@ def abandon(
         return None
     reason = reason.replace("\x00", "")[:REASON_LIMIT]
     released = release and record.phase is Phase.SUSPENDED
-    owned = own_anew(record, None) if released else {}
-    after = step(record, now, to=_at_rest(record), **NO_MOVE, **owned)
+    owned = assign_owner(record, None) if released else {}
+    after = step(record, now, to=_settled_phase(record), **NO_MOVE, **owned)
     decision = Decision(
         session=record.id,
         epoch=after.epoch,
@@ -122,6 +122,6 @@ def abandon(
     return Change(after, (event,), decision)
 
 
-def _at_rest(record: SessionRecord) -> Phase:
+def _settled_phase(record: SessionRecord) -> Phase:
     """The phase when no move is under way."""
     return Phase.ACTIVE if record.phase is Phase.MIGRATING else record.phase

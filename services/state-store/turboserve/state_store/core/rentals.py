@@ -25,7 +25,7 @@ FORMER_KEPT = 16
 
 
 @dataclass(frozen=True)
-class Moment:
+class ClockReading:
     """One instant as one process of the state store sees it."""
 
     process: str
@@ -37,7 +37,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Row:
+class RentalRow:
     """One rental. Times at which something was are Unix seconds, for people and for estimates alone.
 
     0 ≤ `starting_s`, `estimated_s`, `accrued_s` ≤ `paid_s`, and none of them ever shrinks.
@@ -98,8 +98,13 @@ def take_over(
 
 
 def reported(
-    row: Row | None, pool: str, process: str, rental: Rental, prices: Mapping[str, float], now: Moment
-) -> Row:
+    row: RentalRow | None,
+    pool: str,
+    process: str,
+    rental: Rental,
+    prices: Mapping[str, float],
+    now: ClockReading,
+) -> RentalRow:
     """The row after the pool's process `process` has reported."""
     ended_ago = min(rental.ended_ago_s or 0.0, rental.age_s)
     span = rental.age_s - ended_ago
@@ -107,10 +112,10 @@ def reported(
     price = row.price_hour if row is not None and row.kind == kind else price_of(kind, prices)
     ended = None if rental.ended_ago_s is None else max(now.wall - ended_ago, 0.0)
     if row is None:
-        row = Row(
+        row = RentalRow(
             worker=rental.worker,
             pool=pool,
-            slot=rental.slot,
+            slot=rental.member,
             kind=kind,
             gpus=rental.gpus,
             price_hour=price,
@@ -144,7 +149,7 @@ def reported(
     return replace(
         row,
         pool=pool,
-        slot=rental.slot or row.slot,
+        slot=rental.member or row.slot,
         kind=kind,
         gpus=rental.gpus,
         price_hour=price,
@@ -168,7 +173,7 @@ def _end(known: float | None, said: float | None, later: bool) -> float | None:
     return known if known is not None else said
 
 
-def gap_before(row: Row, monotonic: float, wall: float, process: str) -> tuple[float, float]:
+def gap_before(row: RentalRow, monotonic: float, wall: float, process: str) -> tuple[float, float]:
     """Seconds from where `row` has been counted up to until the given instant, and how many are estimated.
 
     Below 0 where that instant has been counted already: the same process of the state store knows; and what
@@ -185,12 +190,12 @@ def gap_before(row: Row, monotonic: float, wall: float, process: str) -> tuple[f
     return gap, max(gap, 0.0)
 
 
-def unmentioned(row: Row) -> Row:
+def unmentioned(row: RentalRow) -> RentalRow:
     """The row of a worker that its pool, which knows all that live, does not mention: it has ended."""
     return row if row.ended_at is not None else replace(row, ended_at=max(row.started_at, row.seen_at))
 
 
-def described(row: Row, record: WorkerRecord, prices: Mapping[str, float]) -> Row:
+def described(row: RentalRow, record: WorkerRecord, prices: Mapping[str, float]) -> RentalRow:
     """The row of a worker that a pool reports, with what only the worker knows: what it is, and that it is
     ready."""
     kind = _kind(record)
@@ -201,7 +206,9 @@ def described(row: Row, record: WorkerRecord, prices: Mapping[str, float]) -> Ro
     return row
 
 
-def followed(row: Row | None, record: WorkerRecord, prices: Mapping[str, float], now: Moment) -> Row | None:
+def followed(
+    row: RentalRow | None, record: WorkerRecord, prices: Mapping[str, float], now: ClockReading
+) -> RentalRow | None:
     """The row of a worker that no pool reports, after a look at the worker's own; None: nothing to pay for.
 
     It is paid for from one renewal to the next, by the clock of who looks: one process of the state store.
@@ -212,7 +219,7 @@ def followed(row: Row | None, record: WorkerRecord, prices: Mapping[str, float],
             return None
         before = min(max(now.wall - record.started_at, 0.0), BRIDGE_S)
         kind = _kind(record)
-        return Row(
+        return RentalRow(
             worker=record.id,
             pool=None,
             slot=None,

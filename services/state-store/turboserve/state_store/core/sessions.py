@@ -16,11 +16,11 @@ from turboserve.contracts.sessions import Activity, Phase, PromptReceipt, Sessio
 from turboserve.state_store.core.change import (
     NO_MOVE,
     Change,
+    assign_owner,
     change_id,
     event_id,
     expect_version,
     not_allowed,
-    own_anew,
     step,
 )
 from turboserve.state_store.core.workers import Slots
@@ -148,7 +148,7 @@ def check_owner(record: SessionRecord, worker: str | None) -> None:
 
 def _end(record: SessionRecord, to: Phase, reason: str, now: float) -> Change:
     reason = reason.replace("\x00", "")[:REASON_LIMIT]
-    after = step(record, now, to=to, reason=reason, **NO_MOVE, **own_anew(record, None))
+    after = step(record, now, to=to, reason=reason, **NO_MOVE, **assign_owner(record, None))
     event = events.SessionEnded(id=change_id(after, "ended"), at=now, record=after)
     return Change(after, (event,))
 
@@ -169,7 +169,7 @@ def place(record: SessionRecord, request: PlaceSession, slots: Slots, now: float
     if record.next_chunk > 0 and not request.other_weights:
         slots.check_weights(request.worker, record.weights_digest)
     slots.check_room(request.worker, retry_s)
-    owned = own_anew(record, request.worker) | {
+    owned = assign_owner(record, request.worker) | {
         "weights_digest": slots.weights_digest or record.weights_digest
     }
     after = step(record, now, to=Phase.ACTIVE, reason=None, **NO_MOVE, **owned)
@@ -195,7 +195,7 @@ def release(record: SessionRecord, request: ReleaseSession, now: float) -> Chang
     if record.worker is None:
         return None
     expect_version(record, request.expected_version)
-    after = step(record, now, to=Phase.SUSPENDED, **NO_MOVE, **own_anew(record, None))
+    after = step(record, now, to=Phase.SUSPENDED, **NO_MOVE, **assign_owner(record, None))
     decision = request.decision.model_copy(
         update={"session": record.id, "epoch": after.epoch, "worker": None, "kind": "release", "at": now}
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from turboserve.contracts.errors import TenantLimitError
 from turboserve.contracts.requests import CreateSession
-from turboserve.state_store.core.workers import Room
+from turboserve.state_store.core.workers import ModelCapacity
 
 MINUTE_S = 60.0
 CLOCK_SKEW_S = 60.0
@@ -85,7 +85,7 @@ def text_bytes(text: str) -> int:
     return len(text.encode())
 
 
-def check_slot(use: TenantUse, room: Room, limits: TenantLimits, retry_s: float) -> None:
+def check_slot(use: TenantUse, room: ModelCapacity, limits: TenantLimits, retry_s: float) -> None:
     """Raises TenantLimitError if no further session of the tenant may want a slot.
 
     `retry_s`: when a client should try again, seconds.

@@ -73,7 +73,7 @@ class Slots:
 
 
 @dataclass(frozen=True)
-class Room:
+class ModelCapacity:
     """What a model's live workers hold at once, and how many sessions hold or wait for a slot."""
 
     model: str
@@ -103,7 +103,7 @@ def phase_after(current: WorkerPhase, reported: WorkerPhase) -> WorkerPhase:
     return WorkerPhase.DRAINING if current is WorkerPhase.DRAINING else reported
 
 
-def of_an_earlier_life(record: WorkerRecord | None, load: LoadReport) -> bool:
+def of_earlier_incarnation(record: WorkerRecord | None, load: LoadReport) -> bool:
     """Whether a process says this whose place another one has taken, under the same id."""
     return record is not None and 0 < load.started_at < record.started_at
 
@@ -120,7 +120,7 @@ def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> Worker
     """
     if load.phase is WorkerPhase.GONE or (record is not None and record.phase is WorkerPhase.GONE):
         raise gone(load.worker)
-    if of_an_earlier_life(record, load):
+    if of_earlier_incarnation(record, load):
         raise WorkerGoneError(f"worker {load.worker} has been started again since", field="worker")
     if record is not None:
         # Others tell a renewal by its time having risen, also after the wall clock was set back.

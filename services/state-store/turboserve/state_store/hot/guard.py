@@ -19,14 +19,14 @@ T = TypeVar("T")
 log = logs.get("redis")
 
 
-class Hot:
+class HotStoreGuard:
     """Callers get None when the hot store is down, and go on without."""
 
     def __init__(self, store: HotStore, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self._rest_until = 0.0
         self._quiet_until = 0.0
-        self._trouble: str | None = None
+        self._problem: str | None = None
         self._refuses = False
 
     async def attempt(self, work: Callable[[HotStore], Awaitable[T]]) -> T | None:
@@ -54,33 +54,33 @@ class Hot:
         return result
 
     @property
-    def resting(self) -> bool:
+    def backing_off(self) -> bool:
         """Whether what it holds may be old: it does not answer, or it takes no writes."""
         return self._rest_until > 0.0 or self._refuses
 
     def warning(self) -> str | None:
         """Why nothing can be written at the moment; None while it can."""
-        return self._trouble
+        return self._problem
 
     async def watch(self, every_s: float = PROBE_S) -> None:
         """Write a probe now and then, for readiness; never returns."""
         while True:
-            trouble: Exception | None = None
+            problem: Exception | None = None
             try:
                 async with asyncio.timeout(DEADLINE_S):
                     await self._store.probe()
             except (HotUnavailableError, HotRefusedError, OSError) as error:
-                trouble = error
-            self._refuses = isinstance(trouble, HotRefusedError)
-            self._note(None if trouble is None else f"{type(trouble).__name__}: {trouble}"[:200])
+                problem = error
+            self._refuses = isinstance(problem, HotRefusedError)
+            self._note(None if problem is None else f"{type(problem).__name__}: {problem}"[:200])
             await asyncio.sleep(every_s)
 
-    def _note(self, trouble: str | None) -> None:
-        if trouble is None and self._trouble is not None:
+    def _note(self, problem: str | None) -> None:
+        if problem is None and self._problem is not None:
             log.info("Redis takes writes again")
-        elif trouble is not None and self._trouble is None:
-            log.warning("Redis takes no writes; going on without", error=trouble)
-        self._trouble = trouble
+        elif problem is not None and self._problem is None:
+            log.warning("Redis takes no writes; going on without", error=problem)
+        self._problem = problem
 
     async def close(self) -> None:
         await self._store.close()

@@ -7,7 +7,7 @@ from turboserve.contracts.chunks import LatentsHeader
 from turboserve.contracts.errors import NotFoundError, UnavailableError
 from turboserve.contracts.requests import GetLatents
 from turboserve.state_store import metrics
-from turboserve.state_store.hot.guard import Hot
+from turboserve.state_store.hot.guard import HotStoreGuard
 from turboserve.state_store.ports.hot import HotStore
 
 
@@ -17,7 +17,7 @@ class Latents:
     A former owner's late latents replace and remove nothing. Chunk 0, the sink, stays.
     """
 
-    def __init__(self, hot: Hot, *, kept: int, ttl_s: float) -> None:
+    def __init__(self, hot: HotStoreGuard, *, kept: int, ttl_s: float) -> None:
         self._hot, self._kept, self._ttl_s = hot, kept, int(ttl_s)
 
     async def keep_of_owner(self, owners: Owners, header: LatentsHeader, data: bytes) -> None:

@@ -10,7 +10,7 @@ from turboserve.audience import Audience
 from turboserve.clock import Clock
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import Playhead
-from turboserve.state_store.hot.guard import Hot
+from turboserve.state_store.hot.guard import HotStoreGuard
 from turboserve.state_store.ports.hot import HotStore
 
 FLUSH_S = 0.1
@@ -23,7 +23,7 @@ MEMORY = 20_000
 
 
 @dataclass(frozen=True)
-class Seen:
+class PlayheadSample:
     """As of the last report; `watched_at` is the store's wall clock at the last one with a viewer."""
 
     playhead_s: float
@@ -35,10 +35,10 @@ class Seen:
 class Playheads:
     """The freshest playhead of each session, from this instance's memory and the others' by way of Redis."""
 
-    def __init__(self, hot: Hot, clock: Clock, ttl_s: int = TTL_S) -> None:
+    def __init__(self, hot: HotStoreGuard, clock: Clock, ttl_s: int = TTL_S) -> None:
         """`ttl_s`: for how long Redis remembers a session that nobody reports of."""
         self._hot, self._clock, self._ttl_s = hot, clock, ttl_s
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, PlayheadSample] = {}
         self._audiences: dict[str, Audience] = {}
         self._dirty: set[str] = set()
         self._offset_s = clock.wall() - clock.monotonic()
@@ -48,8 +48,8 @@ class Playheads:
         before = self._seen.pop(message.session, None)
         watched_at = now if message.viewers else (before.watched_at if before else 0.0)
         audience = self._audiences.setdefault(message.session, Audience())
-        together = audience.heard(message, self._clock.monotonic())
-        self._seen[message.session] = Seen(together.playhead_s, watched_at, now)
+        together = audience.update(message, self._clock.monotonic())
+        self._seen[message.session] = PlayheadSample(together.playhead_s, watched_at, now)
         self._dirty.add(message.session)
         if len(self._seen) > MEMORY:
             oldest = next(iter(self._seen))
@@ -78,7 +78,7 @@ class Playheads:
         seen = self._seen.get(session)
         return None if seen is None else seen.playhead_s
 
-    def heard(self, record: SessionRecord) -> SessionRecord:
+    def apply_to(self, record: SessionRecord) -> SessionRecord:
         """The record with the playhead that this instance has heard of: without a word to Redis."""
         seen = self._seen.get(record.id)
         return record if seen is None else record.model_copy(update={"playhead_s": seen.playhead_s})
@@ -107,21 +107,21 @@ class Playheads:
         if await self._hot.attempt(run) is None:
             self._dirty |= batch.keys()
 
-    async def _read(self, sessions: Sequence[str]) -> dict[str, Seen]:
+    async def _read(self, sessions: Sequence[str]) -> dict[str, PlayheadSample]:
         keys = [_key(session) for session in sessions]
         fields = ("playhead_s", "watched_at", "at")
         rows = await self._hot.attempt(lambda store: store.read(keys, fields)) if sessions else None
-        found: dict[str, Seen] = {}
+        found: dict[str, PlayheadSample] = {}
         nothing: list[float | None] = [None, None, None]
         for session, row in zip(sessions, rows or [nothing] * len(sessions), strict=True):
             playhead, watched, at = row
             mine = self._seen.get(session)
             if at is None and mine is None:
                 continue
-            stored = Seen(playhead or 0.0, watched or 0.0, at or 0.0)
+            stored = PlayheadSample(playhead or 0.0, watched or 0.0, at or 0.0)
             newest = stored if mine is None or stored.at > mine.at else mine
             watched_at = max(stored.watched_at, mine.watched_at if mine else 0.0)
-            found[session] = Seen(newest.playhead_s, watched_at, newest.at)
+            found[session] = PlayheadSample(newest.playhead_s, watched_at, newest.at)
         return found
 
     async def onto(self, records: Iterable[SessionRecord], wall: float | None = None) -> list[SessionRecord]:
@@ -134,7 +134,7 @@ class Playheads:
         rows = list(records)
         self._wall()
         seen = await self._read([row.id for row in rows if not row.phase.ended])
-        known = not self._hot.resting
+        known = not self._hot.backing_off
         now = self._wall() if wall is None else wall
         out: list[SessionRecord] = []
         for row in rows:

@@ -11,7 +11,7 @@ from turboserve.contracts.leading import LeaderRecord
 from turboserve.contracts.pool import PoolOrders, PoolReport
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.state_store.core.aging import Aging
-from turboserve.state_store.core.rentals import Row
+from turboserve.state_store.core.rentals import RentalRow
 from turboserve.state_store.ports.records import PendingEvent
 
 
@@ -81,13 +81,13 @@ class PoolRepository(Protocol):
 class RentalRepository(Protocol):
     async def lock(self) -> None: ...
 
-    async def of_pool(self, pool: str, named: Collection[str]) -> dict[str, Row]:
+    async def of_pool(self, pool: str, named: Collection[str]) -> dict[str, RentalRow]:
         """The pool's open rentals, and those of the workers `named`."""
 
-    async def beside_workers(self) -> list[tuple[Row | None, WorkerRecord]]:
+    async def beside_workers(self) -> list[tuple[RentalRow | None, WorkerRecord]]:
         """Each worker that is there, or whose rental is open, with its rental."""
 
-    async def put(self, rows: Iterable[Row]) -> None:
+    async def put(self, rows: Iterable[RentalRow]) -> None:
         """Write the rows as they are, but never how far shares have been given."""
 
     async def accrue(self) -> None:

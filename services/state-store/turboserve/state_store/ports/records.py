@@ -15,7 +15,7 @@ from turboserve.contracts.pool import PoolOrders
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.state_store.core.tenants import TenantUse
-from turboserve.state_store.core.workers import Room
+from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.subjects import EVENT, WORKER_EVENT
 
 SESSION_FIELDS = tuple(name for name in SessionRecord.model_fields if name != "unwatched_s")
@@ -48,20 +48,20 @@ class SessionRow:
 
 
 @dataclass(frozen=True)
-class Census:
+class AdmissionCounts:
     """What admission looks at, at one moment."""
 
     taken: bool
     """Whether there is a session of the asked id."""
     live: int
     """Sessions that have not ended, over all models."""
-    room: Room
+    room: ModelCapacity
     use: TenantUse
     """Of the tenant that asks."""
 
 
 @dataclass(frozen=True)
-class Reached:
+class LogProgress:
     """How far the log has come with one session."""
 
     session: str

@@ -14,7 +14,7 @@ from turboserve.contracts.sessions import Decision, PromptReceipt, SessionRecord
 from turboserve.contracts.workers import Incoming, MigrationKey
 from turboserve.state_store.core.change import Change
 from turboserve.state_store.core.tenants import Tenant
-from turboserve.state_store.ports.records import Census, Reached, SessionRow
+from turboserve.state_store.ports.records import AdmissionCounts, LogProgress, SessionRow
 
 
 class SessionRepository(Protocol):
@@ -87,7 +87,7 @@ class ProgressRepository(Protocol):
     async def move(self, cursor: str, before: int, after: int) -> bool:
         """Move the position from `before` to `after`; False if it is not there any more."""
 
-    async def count(self, reached: Sequence[Reached]) -> dict[str, SessionRecord]:
+    async def count(self, reached: Sequence[LogProgress]) -> dict[str, SessionRecord]:
         """Note how far the log has come, never backwards; the rows after it, of those that are there."""
 
     async def unpurged(self, ended_before: float, limit: int) -> Sequence[str]:
@@ -145,7 +145,7 @@ class AdmissionRepository(Protocol):
 
     async def census(
         self, session: str, model: str, tenant: str, *, renewed_after: float, known_after: float
-    ) -> Census:
+    ) -> AdmissionCounts:
         """Counted in one statement. A worker counts if it takes sessions and renewed after `renewed_after`.
 
         So does one that a pool may still start, with the places that the model's workers have had.

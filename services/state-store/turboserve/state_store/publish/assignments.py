@@ -22,11 +22,11 @@ class Assignments:
     def __init__(self, bus: Bus, database: Database, playheads: Playheads) -> None:
         self._bus, self._database, self._playheads = bus, database, playheads
 
-    async def tell(self, record: SessionRecord, *named: str | None) -> None:
+    async def notify(self, record: SessionRecord, *named: str | None) -> None:
         """Never raises: a worker that is not told asks. A row whose fence is not in the log is kept back."""
         if record.own_revision is None:
             return
-        heard = self._playheads.heard(record)
+        heard = self._playheads.apply_to(record)
         incoming, key = (None, None) if record.target is None else await self._migration(heard)
         for worker in dict.fromkeys((record.worker, *named)):
             if worker in (None, record.target):

@@ -53,7 +53,7 @@ class Fence:
             if revision is None:
                 continue
             # Told before it is stored: it stands in the log, and whoever comes after finds it there.
-            await self._assignments.tell(record.model_copy(update={"own_revision": revision}), *named)
+            await self._assignments.notify(record.model_copy(update={"own_revision": revision}), *named)
             async with self._database.statement() as db:
                 stored = await db.fence.store(session, record.epoch, revision)
             if stored is not None:

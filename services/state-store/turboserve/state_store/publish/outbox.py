@@ -61,7 +61,7 @@ class Outbox:
         instance has by now: it appends no second event in this turn.
         """
         started = self._clock.monotonic()
-        trouble: TurboServeError | None = None
+        problem: TurboServeError | None = None
         async with self._database.exclusive(LOCK) as db:
             pending = await db.outbox.oldest(BATCH)
             done: list[int] = await self._published_before(pending)
@@ -79,14 +79,14 @@ class Outbox:
                         deadline_s=TURN_S,
                     )
                 except TurboServeError as error:
-                    trouble = error
+                    problem = error
                     break
                 done.append(event.number)
                 metrics.outbox_delay.record(max(0.0, self._clock.wall() - event.created_at))
             if done:
                 await db.outbox.remove(done)
-        if trouble is not None:
-            raise trouble
+        if problem is not None:
+            raise problem
         return len(pending) == BATCH or len(done) < len(pending)
 
     async def measure(self, every_s: float = 5.0) -> None:

@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.state_store.core.tenants import TenantUse
-from turboserve.state_store.core.workers import Room
-from turboserve.state_store.ports.records import Census
+from turboserve.state_store.core.workers import ModelCapacity
+from turboserve.state_store.ports.records import AdmissionCounts
 from turboserve.state_store.repository.sessions import LIVE
 from turboserve.state_store.tables import pools, sessions, tenants, workers
 
@@ -84,7 +84,7 @@ class SqlAdmission:
 
     async def census(
         self, session: str, model: str, tenant: str, *, renewed_after: float, known_after: float
-    ) -> Census:
+    ) -> AdmissionCounts:
         parameters = {
             "session": session,
             "model": model,
@@ -95,7 +95,7 @@ class SqlAdmission:
         row = (await self._db.execute(_CENSUS, parameters)).one()
         taken, known, places, known_tenant, others, *_ = row
         use = TenantUse(row.ours, row.suspended, row.slots, row.model_slots, known_tenant, others)
-        return Census(taken, row.live, Room(model, known, places, row.demand), use)
+        return AdmissionCounts(taken, row.live, ModelCapacity(model, known, places, row.demand), use)
 
     async def slots_used(self, worker: str, *, besides: str) -> int:
         here = or_(sessions.c.worker == worker, sessions.c.target == worker)

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.core.tenants import ROW_BYTES
-from turboserve.state_store.ports.records import Reached
+from turboserve.state_store.ports.records import LogProgress
 from turboserve.state_store.repository.sessions import COLUMNS, record_of
 from turboserve.state_store.tables import controls, cursors, sessions, tenants
 
@@ -30,7 +30,7 @@ class SqlProgress:
         query = update(cursors).where(cursors.c.name == cursor, cursors.c.sequence == before)
         return (await self._db.execute(query.values(sequence=after))).rowcount == 1
 
-    async def count(self, reached: Sequence[Reached]) -> dict[str, SessionRecord]:
+    async def count(self, reached: Sequence[LogProgress]) -> dict[str, SessionRecord]:
         if not reached:
             return {}
         news = (

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from turboserve.contracts.cost import Cost, PoolCost, SessionCost
 from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
-from turboserve.state_store.core.rentals import Row
+from turboserve.state_store.core.rentals import RentalRow
 from turboserve.state_store.repository import workers as worker_rows
 from turboserve.state_store.tables import cost_corrections, rentals, session_costs, sessions, workers
 
@@ -22,7 +22,7 @@ LOCK = 0x7475_7262_0010
 """Of the transaction that counts, so that reports and accruals take turns."""
 
 _OPEN = rentals.c.ended_at.is_(None)
-_COLUMNS = tuple(field.name for field in fields(Row))
+_COLUMNS = tuple(field.name for field in fields(RentalRow))
 _GPU_SECONDS = rentals.c.paid_s * rentals.c.gpus
 _STARTING = rentals.c.starting_s * rentals.c.gpus
 _ESTIMATED = rentals.c.estimated_s * rentals.c.gpus
@@ -40,8 +40,8 @@ _CORRECTED = (
 )
 
 
-def _row(row: RowMapping) -> Row:
-    return Row(**{name: row[name] for name in _COLUMNS})
+def _row(row: RowMapping) -> RentalRow:
+    return RentalRow(**{name: row[name] for name in _COLUMNS})
 
 
 class SqlRentals:
@@ -53,12 +53,12 @@ class SqlRentals:
     async def lock(self) -> None:
         await self._db.execute(select(func.pg_advisory_xact_lock(LOCK)))
 
-    async def of_pool(self, pool: str, named: Collection[str]) -> dict[str, Row]:
+    async def of_pool(self, pool: str, named: Collection[str]) -> dict[str, RentalRow]:
         mine = and_(rentals.c.pool == pool, _OPEN)
         query = select(rentals).where(or_(mine, rentals.c.worker.in_(named)))
         return {row["worker"]: _row(row) for row in (await self._db.execute(query)).mappings()}
 
-    async def beside_workers(self) -> list[tuple[Row | None, WorkerRecord]]:
+    async def beside_workers(self) -> list[tuple[RentalRow | None, WorkerRecord]]:
         query = (
             select(workers, *(rentals.c[name].label(f"rental_{name}") for name in _COLUMNS))
             .join(rentals, rentals.c.worker == workers.c.id, isouter=True)
@@ -72,11 +72,11 @@ class SqlRentals:
         found = []
         for row in (await self._db.execute(query)).mappings():
             values = {name: row[f"rental_{name}"] for name in _COLUMNS}
-            rental = None if values["worker"] is None else Row(**values)
+            rental = None if values["worker"] is None else RentalRow(**values)
             found.append((rental, worker_rows.record_of(row)))
         return found
 
-    async def put(self, rows: Iterable[Row]) -> None:
+    async def put(self, rows: Iterable[RentalRow]) -> None:
         values = [asdict(row) for row in rows]
         if not values:
             return

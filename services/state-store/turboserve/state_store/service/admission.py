@@ -12,7 +12,7 @@ from turboserve.contracts.sessions import SessionRecord
 from turboserve.state_store.core import tenants
 from turboserve.state_store.log_status import LogStatus
 from turboserve.state_store.ports.database import UnitOfWork
-from turboserve.state_store.ports.records import Census
+from turboserve.state_store.ports.records import AdmissionCounts
 from turboserve.state_store.settings import Settings
 
 
@@ -23,7 +23,7 @@ class Admission:
         self._log, self._clock, self._settings = log, clock, settings
         self._limits, self._retry_s = settings.tenant_limits, settings.admission_retry_s
 
-    async def census(self, db: UnitOfWork, session: str, model: str, tenant: str) -> Census:
+    async def census(self, db: UnitOfWork, session: str, model: str, tenant: str) -> AdmissionCounts:
         """With the admission lock: what there is."""
         now = self._clock.wall()
         return await db.admission.census(
@@ -35,7 +35,7 @@ class Admission:
         )
 
     async def create(
-        self, db: UnitOfWork, request: CreateSession, census: Census
+        self, db: UnitOfWork, request: CreateSession, census: AdmissionCounts
     ) -> NoCapacityError | TenantLimitError | None:
         """With the admission lock: charge the tenant for a new session; or why there is no room for it.
 
@@ -76,7 +76,7 @@ class Admission:
         row = await db.tenants.lock(tenant)
         await db.tenants.write(tenants.pause(row, self._limits, self._clock.wall()))
 
-    def _check_room(self, census: Census) -> None:
+    def _check_room(self, census: AdmissionCounts) -> None:
         census.room.admit(self._retry_s)
         if census.live >= self._settings.max_sessions:
             raise NoCapacityError(

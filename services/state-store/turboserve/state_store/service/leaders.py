@@ -9,8 +9,8 @@ from turboserve.contracts.leading import (
     GetLeader,
     KeepLead,
     LeaderRecord,
-    Led,
     StepDown,
+    TermFenced,
 )
 from turboserve.state_store.core import leading as rules
 from turboserve.state_store.ports.database import Database, UnitOfWork
@@ -55,7 +55,7 @@ class Leaders:
         return after
 
 
-async def fenced(db: UnitOfWork, request: Led) -> None:
+async def fenced(db: UnitOfWork, request: TermFenced) -> None:
     """Hold the scheduler's term until this transaction ends. Raises StaleTermError if it is not the sender's.
 
     To be called first, before any other row is locked: all that take a share take it first.

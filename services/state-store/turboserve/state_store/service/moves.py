@@ -11,8 +11,8 @@ from turboserve.state_store import metrics
 from turboserve.state_store.core import moves as rules
 from turboserve.state_store.core.workers import Slots, gone
 from turboserve.state_store.ports.database import Database
-from turboserve.state_store.service.aftermath import Aftermath
 from turboserve.state_store.service.leaders import fenced
+from turboserve.state_store.service.post_commit import PostCommit
 from turboserve.state_store.service.rows import locked
 from turboserve.state_store.settings import Settings
 
@@ -22,8 +22,8 @@ KEY_BYTES = 32
 class Moves:
     """The endpoints of moves, without their transport. All may raise UnavailableError."""
 
-    def __init__(self, database: Database, aftermath: Aftermath, clock: Clock, settings: Settings) -> None:
-        self._database, self._aftermath = database, aftermath
+    def __init__(self, database: Database, post_commit: PostCommit, clock: Clock, settings: Settings) -> None:
+        self._database, self._post_commit = database, post_commit
         self._clock, self._settings = clock, settings
 
     async def begin(self, request: BeginMove) -> SessionRecord:
@@ -33,7 +33,7 @@ class Moves:
             target = await db.workers.get(request.target, lock=True)
             record = (await locked(db, SessionRef(session=request.session))).record
             if rules.began(record, request):
-                return await self._aftermath.fresh(record)
+                return await self._post_commit.fresh(record)
             if target is None:
                 raise gone(request.target)
             used = await db.admission.slots_used(target.id, besides=record.id)
@@ -41,7 +41,7 @@ class Moves:
             change = rules.begin(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
             await db.changes.write(change, migration_key=random_token(KEY_BYTES))
         metrics.moves.add(1, {"step": "begin"})
-        return await self._aftermath.changed(change.record)
+        return await self._post_commit.changed(change.record)
 
     async def commit(self, request: CommitMove) -> SessionRecord:
         async with self._database.transaction() as db:
@@ -50,13 +50,13 @@ class Moves:
             row = await locked(db, SessionRef(session=request.session))
             record = row.record
             if await db.controls.moved(record, request.move):
-                return await self._aftermath.fresh(record)
+                return await self._post_commit.fresh(record)
             change = rules.commit(record, request, self._clock.wall())
             if target is None or target.phase is WorkerPhase.GONE:
                 raise gone(request.target)
             await db.changes.write(change)
         metrics.moves.add(1, {"step": "commit"})
-        return await self._aftermath.owned_anew(change.record, row.fence_revision, record.worker)
+        return await self._post_commit.owner_changed(change.record, row.fence_revision, record.worker)
 
     async def abandon(self, request: AbandonMove) -> SessionRecord:
         async with self._database.transaction() as db:
@@ -66,10 +66,10 @@ class Moves:
             now = self._clock.wall()
             change = rules.abandon(record, request.move, request.reason, now, release=request.release)
             if change is None:
-                return await self._aftermath.fresh(record)
+                return await self._post_commit.fresh(record)
             await db.changes.write(change)
         metrics.moves.add(1, {"step": "abandon"})
         if change.record.epoch != record.epoch:
             named = (record.worker, record.target)
-            return await self._aftermath.owned_anew(change.record, row.fence_revision, *named)
-        return await self._aftermath.changed(change.record, record.target)
+            return await self._post_commit.owner_changed(change.record, row.fence_revision, *named)
+        return await self._post_commit.changed(change.record, record.target)

@@ -44,7 +44,7 @@ class Pools:
                 await self._rentals(db, report, now)
             return orders
 
-    async def _rentals(self, db: UnitOfWork, report: PoolReport, now: rules.Moment) -> None:
+    async def _rentals(self, db: UnitOfWork, report: PoolReport, now: rules.ClockReading) -> None:
         """Under the lock."""
         process = report.process or UNNAMED
         taken = rules.take_over(*await db.pools.processes(report.pool), process)
@@ -64,8 +64,8 @@ class Pools:
         # What was paid before anyone knew of the worker must not fall to who comes a moment later.
         await self._account(db, None)
 
-    def _now(self) -> rules.Moment:
-        return rules.Moment(self._process, self._clock.monotonic(), self._clock.wall())
+    def _now(self) -> rules.ClockReading:
+        return rules.ClockReading(self._process, self._clock.monotonic(), self._clock.wall())
 
     async def order(self, order: OrderPool) -> PoolOrders:
         """Change what is ordered, if anything; answered when it is on disk. Raises NotFoundError."""
@@ -161,7 +161,7 @@ class Pools:
             await db.rentals.lock()
             await self._account(db, now)
 
-    async def _account(self, db: UnitOfWork, now: rules.Moment | None) -> None:
+    async def _account(self, db: UnitOfWork, now: rules.ClockReading | None) -> None:
         """Under the lock. Workers' own word comes first: no share is given at an unknown kind's price.
 
         None: those that no pool reports are left to the instance that measures them.

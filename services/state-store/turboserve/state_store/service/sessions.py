@@ -11,7 +11,7 @@ from turboserve.contracts.errors import (
     ConflictError,
     InvalidInputError,
 )
-from turboserve.contracts.leading import Led
+from turboserve.contracts.leading import TermFenced
 from turboserve.contracts.requests import (
     CreateSession,
     DecisionPage,
@@ -37,8 +37,8 @@ from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.log_status import LogStatus
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.service.admission import Admission
-from turboserve.state_store.service.aftermath import Aftermath
 from turboserve.state_store.service.leaders import fenced
+from turboserve.state_store.service.post_commit import PostCommit
 from turboserve.state_store.service.rows import locked, visible
 from turboserve.state_store.settings import Settings
 
@@ -56,14 +56,14 @@ class Sessions:
     def __init__(
         self,
         database: Database,
-        aftermath: Aftermath,
+        post_commit: PostCommit,
         playheads: Playheads,
         latents: Latents,
         log: LogStatus,
         clock: Clock,
         settings: Settings,
     ) -> None:
-        self._database, self._aftermath = database, aftermath
+        self._database, self._post_commit = database, post_commit
         self._admission = Admission(log, clock, settings)
         self._playheads, self._latents = playheads, latents
         self._clock, self._settings = clock, settings
@@ -73,7 +73,7 @@ class Sessions:
     async def get(self, ref: SessionRef) -> SessionRecord:
         async with self._database.transaction() as db:
             record = visible(await db.sessions.get(ref.session), ref)
-        return await self._aftermath.fresh(record)
+        return await self._post_commit.fresh(record)
 
     async def list(self, request: ListSessions) -> SessionPage:
         before = _cursor(request.after)
@@ -119,7 +119,7 @@ class Sessions:
                 await db.changes.create(change)
         if refusal is not None:
             raise refusal
-        return await self._aftermath.changed(change.record)
+        return await self._post_commit.changed(change.record)
 
     async def submit_prompt(self, request: SubmitPrompt) -> PromptReceipt:
         async with self._database.transaction() as db:
@@ -138,7 +138,7 @@ class Sessions:
             await self._admission.prompt(db, record.tenant, request.prompt)
             await db.changes.write(change)
             await db.controls.insert_prompt(receipt)
-        await self._aftermath.changed(change.record)
+        await self._post_commit.changed(change.record)
         return receipt
 
     async def pause(self, ref: SessionRef) -> SessionRecord:
@@ -147,7 +147,7 @@ class Sessions:
             change = rules.pause(record, self._clock.wall())
             await self._admission.pause(db, record.tenant)
             await db.changes.write(change)
-        return await self._aftermath.changed(change.record, record.target)
+        return await self._post_commit.changed(change.record, record.target)
 
     async def resume(self, ref: SessionRef) -> SessionRecord:
         async with self._database.transaction() as db:
@@ -158,8 +158,8 @@ class Sessions:
                 await self._admission.resume(db, record)
                 await db.changes.write(change)
         if change is None:
-            return await self._aftermath.fresh(record)
-        return await self._aftermath.changed(change.record)
+            return await self._post_commit.fresh(record)
+        return await self._post_commit.changed(change.record)
 
     async def end(self, request: EndSession) -> SessionRecord:
         return await self._end(request, lambda record: rules.end(record, request.reason, self._clock.wall()))
@@ -222,9 +222,9 @@ class Sessions:
             if change is not None:
                 await db.changes.write(change)
         if change is None:
-            return await self._aftermath.fresh(row.record)
+            return await self._post_commit.fresh(row.record)
         named = (row.record.worker, row.record.target)
-        return await self._aftermath.owned_anew(change.record, row.fence_revision, *named)
+        return await self._post_commit.owner_changed(change.record, row.fence_revision, *named)
 
     async def note(self, request: NoteDecision) -> Done:
         decision = request.decision.model_copy(update={"at": self._clock.wall()})
@@ -244,21 +244,21 @@ class Sessions:
             if record.version != request.expected_version and await db.controls.decided(
                 record, request.expected_version + 1, request.worker
             ):
-                return await self._aftermath.fresh(record)
+                return await self._post_commit.fresh(record)
             if worker is None:
                 raise gone(request.worker)
             used = await db.admission.slots_used(worker.id, besides=record.id)
             slots = Slots(worker.model, worker.phase, worker.capacity, used, worker.weights_digest)
             change = rules.place(record, request, slots, self._clock.wall(), self._settings.admission_retry_s)
             await db.changes.write(change)
-        return await self._aftermath.owned_anew(
+        return await self._post_commit.owner_changed(
             change.record, row.fence_revision, record.worker, record.target
         )
 
     # What they share
 
     async def _change(
-        self, ref: SessionRef, rule: Callable[[SessionRecord], Change | None], led: Led | None = None
+        self, ref: SessionRef, rule: Callable[[SessionRecord], Change | None], led: TermFenced | None = None
     ) -> SessionRecord:
         async with self._database.transaction() as db:
             if led is not None:
@@ -268,8 +268,8 @@ class Sessions:
             if change is not None:
                 await db.changes.write(change)
         if change is None:
-            return await self._aftermath.fresh(record)
-        return await self._aftermath.changed(change.record, record.target)
+            return await self._post_commit.fresh(record)
+        return await self._post_commit.changed(change.record, record.target)
 
     async def _end(self, ref: SessionRef, rule: Callable[[SessionRecord], Change | None]) -> SessionRecord:
         async with self._database.transaction() as db:
@@ -282,7 +282,7 @@ class Sessions:
             return record
         await self._latents.forget(record.id)
         await self._playheads.forget(record.id)
-        return await self._aftermath.owned_anew(
+        return await self._post_commit.owner_changed(
             change.record, row.fence_revision, record.worker, record.target
         )
 

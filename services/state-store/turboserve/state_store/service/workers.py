@@ -25,8 +25,8 @@ from turboserve.state_store.core.leases import Leases
 from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.ports.database import Database, UnitOfWork
 from turboserve.state_store.ports.records import SessionRow
-from turboserve.state_store.service.aftermath import Aftermath
 from turboserve.state_store.service.leaders import in_term
+from turboserve.state_store.service.post_commit import PostCommit
 from turboserve.state_store.service.rows import locked
 
 log = logs.get("workers")
@@ -38,7 +38,7 @@ class Workers:
     def __init__(
         self,
         database: Database,
-        aftermath: Aftermath,
+        post_commit: PostCommit,
         playheads: Playheads,
         clock: Clock,
         leases: Leases,
@@ -46,7 +46,7 @@ class Workers:
         poison: PoisonLimits,
     ) -> None:
         """`connection`: as `Bus.connection`."""
-        self._database, self._aftermath = database, aftermath
+        self._database, self._post_commit = database, post_commit
         self._playheads, self._clock = playheads, clock
         self._leases, self._connection = leases, connection
         self._poison = poison
@@ -65,7 +65,7 @@ class Workers:
         if load.phase is WorkerPhase.GONE:
             await self._left(load)
             return Renewal(worker=load.worker, drain=True)
-        self._held_leases().heard(load.worker, self._clock.monotonic())
+        self._held_leases().renewed(load.worker, self._clock.monotonic())
         now = self._clock.wall()
         async with self._database.transaction(durable=False) as db:
             before = await db.workers.get(load.worker, lock=True)
@@ -77,11 +77,11 @@ class Workers:
                 await db.outbox.add([rules.joined_event(record, now)])
             assigned = await db.sessions.assigned(load.worker, held)
             coming = await db.sessions.moving_to(load.worker)
-            moves_here = bool(coming) or any(row.target is not None for row in assigned)
-            keys = await db.sessions.migration_keys(load.worker) if moves_here else ()
+            has_migrations = bool(coming) or any(row.target is not None for row in assigned)
+            keys = await db.sessions.migration_keys(load.worker) if has_migrations else ()
         if before is None:
-            self._aftermath.events()
-        settled = await self._aftermath.settled(assigned)
+            self._post_commit.events()
+        settled = await self._post_commit.settled(assigned)
         told = [
             _without_notes(row)
             for row in settled
@@ -91,7 +91,7 @@ class Workers:
             worker=load.worker,
             assigned=tuple(await self._playheads.onto(told)),
             incoming=tuple(
-                one.model_copy(update={"record": _without_notes(self._playheads.heard(one.record))})
+                one.model_copy(update={"record": _without_notes(self._playheads.apply_to(one.record))})
                 for one in coming
             ),
             keys=keys,
@@ -108,8 +108,8 @@ class Workers:
         """
         return await self._gone(request)
 
-    async def _gone(self, request: WorkerGone, goodbye: LoadReport | None = None) -> Done:
-        """As `gone`. `goodbye`: the worker's own word; another process may have its row by now."""
+    async def _gone(self, request: WorkerGone, final_report: LoadReport | None = None) -> Done:
+        """As `gone`. `final_report`: the worker's own word; another process may have its row by now."""
         now = self._clock.wall()
         stayed: list[SessionRecord] = []
         failed: list[tuple[SessionRow, SessionRecord]] = []
@@ -117,7 +117,7 @@ class Workers:
             if request.term is not None:
                 await in_term(db, request.term)
             record = await db.workers.get(request.worker, lock=True)
-            if goodbye is not None and rules.of_an_earlier_life(record, goodbye):
+            if final_report is not None and rules.of_earlier_incarnation(record, final_report):
                 return Done()
             after = None if record is None else rules.left(record, request.reason)
             if record is not None and after is not None and request.renewed_at is not None:
@@ -126,7 +126,7 @@ class Workers:
             if after is not None:
                 await db.workers.write(after, gone_at=now)
                 await db.outbox.add([rules.left_event(after, now)])
-                suspects = () if goodbye is None else goodbye.device_error_sessions
+                suspects = () if final_report is None else final_report.device_error_sessions
                 coming = [one.record.id for one in await db.sessions.moving_to(after.id)]
                 # In one order everywhere: two may leave at once, each with sessions that move to the other.
                 for name in sorted({*suspects, *coming}):
@@ -134,13 +134,13 @@ class Workers:
                 failed = await self._count_device_errors(db, after.id, suspects, now)
                 stayed = await self._abandon_moves_to(db, after, now)
         self._leases.forget(request.worker)
-        self._aftermath.events()
+        self._post_commit.events()
         for session in stayed:
-            await self._aftermath.changed(session)
+            await self._post_commit.changed(session)
         for row, session in failed:
             await self._playheads.forget(session.id)
             named = (row.record.worker, row.record.target)
-            await self._aftermath.owned_anew(session, row.fence_revision, *named)
+            await self._post_commit.owner_changed(session, row.fence_revision, *named)
         return Done()
 
     async def _count_device_errors(

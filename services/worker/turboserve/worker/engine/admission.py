@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from turboserve.worker.engine.backend import Backend, JobExecutor
-from turboserve.worker.engine.errors import DuplicateSession, UnknownSession
+from turboserve.worker.engine.errors import DuplicateSessionError, UnknownSessionError
 from turboserve.worker.engine.hostpool import Extent
-from turboserve.worker.engine.lane import Bell
 from turboserve.worker.engine.session import Playhead, Session
 from turboserve.worker.engine.slab import Slab
 from turboserve.worker.engine.snapshot import Snapshot
 from turboserve.worker.engine.spec import EngineOptions, SessionSpec
 from turboserve.worker.engine.state import SessionState
-from turboserve.worker.engine.transfer import Transfer, Way
+from turboserve.worker.engine.stream_executor import Wakeup
+from turboserve.worker.engine.transfer import Transfer, TransferDirection
 
 _Seated = tuple[SessionState, Transfer | None]
 """A state on its slab, and what is still to fill that."""
@@ -34,11 +34,11 @@ class SessionTable:
     """Active and suspended sessions. Every slab and every host byte in use belongs to exactly one of them, or
     is kept for one that is on its way here (`adoption.reserve`)."""
 
-    def __init__(self, backend: Backend, options: EngineOptions, bell: Bell) -> None:
-        """`bell` rings when a transfer is done."""
+    def __init__(self, backend: Backend, options: EngineOptions, wakeup: Wakeup) -> None:
+        """`wakeup` rings when a transfer is done."""
         self.device = backend.device
         self.pool, self.host = backend.pool, backend.host
-        self.transfers: JobExecutor[Transfer] = backend.lane("transfer", bell)
+        self.transfers: JobExecutor[Transfer] = backend.executor("transfer", wakeup)
         self.sessions: dict[str, Session] = {}
         """Active sessions by name, and those whose state is on its way."""
         self._suspended: dict[str, _Suspended] = {}
@@ -51,15 +51,15 @@ class SessionTable:
         return self.host.used_bytes
 
     def active(self, session: str) -> Session:
-        """The active session of this name. Raises `UnknownSession`."""
+        """The active session of this name. Raises `UnknownSessionError`."""
         if session not in self.sessions:
-            raise UnknownSession(session, "active")
+            raise UnknownSessionError(session, "active")
         return self.sessions[session]
 
     def suspended(self, session: str) -> Snapshot:
-        """Snapshot of the suspended session of this name, in the host pool. Raises `UnknownSession`."""
+        """Snapshot of the suspended session of this name, in the host pool. Raises `UnknownSessionError`."""
         if session not in self._suspended:
-            raise UnknownSession(session, "suspended")
+            raise UnknownSessionError(session, "suspended")
         return self._suspended[session].snapshot
 
     def knows(self, session: str) -> bool:
@@ -73,7 +73,7 @@ class SessionTable:
     def admit(self, spec: SessionSpec, snapshot: Snapshot | None) -> Session:
         """See `Engine.admit`."""
         if self.knows(spec.session):
-            raise DuplicateSession(spec.session)
+            raise DuplicateSessionError(spec.session)
         if spec.rebuild is not None:
             self._backend.check(spec.rebuild)
         state, transfer = self._seated(
@@ -92,12 +92,12 @@ class SessionTable:
         return session
 
     def suspend(self, session: Session) -> None:
-        """Begin to move a session at rest to the host. Raises `HostPoolFull` or `HostMemoryUnavailable`; then
-        the session is as before."""
+        """Begin to move a session at rest to the host. Raises `HostPoolFullError` or
+        `HostMemoryUnavailableError`; then the session is as before."""
         self._begin(session, self._backend.leave(session))
 
     def resume(self, name: str) -> Session:
-        """Begin to bring a suspended session back. Raises `UnknownSession` or `SlabsExhausted`."""
+        """Begin to bring a suspended session back. Raises `UnknownSessionError` or `SlabsExhaustedError`."""
         snapshot = self.suspended(name)
         suspended = self._suspended[name]
         state, transfer = self._seated(lambda slab: self._backend.arrive(snapshot, slab, suspended.extent))
@@ -118,7 +118,7 @@ class SessionTable:
             return None
         session.transfer = None
         failed = transfer.error is not None
-        if transfer.extent is not None and (failed or transfer.way is Way.ARRIVING):
+        if transfer.extent is not None and (failed or transfer.way is TransferDirection.ARRIVING):
             self.host.give_back(transfer.extent)
         elif transfer.extent is not None:
             self._drop(session)

@@ -10,10 +10,10 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from turboserve.worker.engine.errors import AttentionUnavailable
+from turboserve.worker.engine.errors import AttentionUnavailableError
 from turboserve.worker.engine.rows import Row, RowsMemory
 from turboserve.worker.engine.varlen import VarlenMemory, require_varlen
-from turboserve.worker.model.block import Memory
+from turboserve.worker.model.block import AttentionMemory
 from turboserve.worker.model.config import ModelConfig
 
 
@@ -21,7 +21,7 @@ from turboserve.worker.model.config import ModelConfig
 class AttentionKind:
     """How the rows of a forward attend."""
 
-    memory: Callable[[Sequence[Row]], Memory]
+    memory: Callable[[Sequence[Row]], AttentionMemory]
     kernel: SDPBackend | None = None
     """The only kernel allowed; None: as PyTorch chooses."""
 
@@ -47,9 +47,10 @@ one."""
 
 @torch.inference_mode()
 def attention_kind(name: str, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> AttentionKind:
-    """The kind of this name. Raises `AttentionUnavailable` where it does not do such heads on this device."""
+    """The kind of this name. Raises `AttentionUnavailableError` where it does not do such heads on this
+    device."""
     if name not in KINDS:
-        raise AttentionUnavailable(name, f"is not one of {', '.join(KINDS)}")
+        raise AttentionUnavailableError(name, f"is not one of {', '.join(KINDS)}")
     kind = KINDS[name]
     if name == "varlen":
         require_varlen(device, dtype)
@@ -59,5 +60,7 @@ def attention_kind(name: str, config: ModelConfig, device: torch.device, dtype: 
             with kind.chosen():
                 F.scaled_dot_product_attention(tokens, tokens, tokens)
         except RuntimeError as error:
-            raise AttentionUnavailable(name, f"{dtype} on {device}: {str(error).splitlines()[0]}") from error
+            raise AttentionUnavailableError(
+                name, f"{dtype} on {device}: {str(error).splitlines()[0]}"
+            ) from error
     return kind

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.hostpool import Extent, HostPool
-from turboserve.worker.engine.lane import Bell, Job
 from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.slab import Slab
 from turboserve.worker.engine.snapshot import Snapshot
 from turboserve.worker.engine.spec import EngineOptions, Rebuild, SessionSpec, TextEncoder
 from turboserve.worker.engine.state import SessionState
+from turboserve.worker.engine.stream_executor import Job, Wakeup
 from turboserve.worker.engine.transfer import Transfer
 from turboserve.worker.engine.work import ChunkWork, Work
 from turboserve.worker.model.config import ModelConfig
@@ -33,7 +33,8 @@ J = TypeVar("J", bound=Job)
 
 
 class JobExecutor(Protocol[J]):
-    """Does jobs in the order in which they are handed in, beside the engine's own work (`lane.Lane`)."""
+    """Does jobs in the order in which they are handed in, beside the engine's own work
+    (`stream_executor.StreamExecutor`)."""
 
     @property
     def threaded(self) -> bool:
@@ -60,7 +61,7 @@ class JobExecutor(Protocol[J]):
 
 
 class ReceiveBuffer(Protocol):
-    """Memory that is kept for a session on its way here (`landing.Landing`)."""
+    """Memory that is kept for a session on its way here (`receive_buffer.PagedReceiveBuffer`)."""
 
     @property
     def slab(self) -> Slab: ...
@@ -85,19 +86,19 @@ class ReceiveBuffer(Protocol):
         ...
 
     def place(self, name: str, size: int, dtype: str = "", shape: Sequence[int] = ()) -> tuple[Tensor, ...]:
-        """Memory for a page of `size` bytes, uint8 [n] each. Raises `SnapshotRejected`."""
+        """Memory for a page of `size` bytes, uint8 [n] each. Raises `SnapshotRejectedError`."""
         ...
 
     def check(self, header: Mapping[str, Any], names: Iterable[str]) -> object:
-        """Whether the pages are those of one state of this model. Raises `SnapshotRejected`."""
+        """Whether the pages are those of one state of this model. Raises `SnapshotRejectedError`."""
         ...
 
     def state(self, header: Mapping[str, Any], names: Iterable[str]) -> SessionState:
-        """The session whose pages are here. Raises `SnapshotRejected` unless they are one state's."""
+        """The session whose pages are here. Raises `SnapshotRejectedError` unless they are one state's."""
         ...
 
     def snapshot(self, header: Mapping[str, Any], names: Iterable[str]) -> Snapshot:
-        """The same of a session that arrived suspended, where it lies. Raises `SnapshotRejected`."""
+        """The same of a session that arrived suspended, where it lies. Raises `SnapshotRejectedError`."""
         ...
 
 
@@ -116,8 +117,8 @@ class Backend(Protocol):
     @property
     def text(self) -> TextEncoder: ...
 
-    def lane(self, name: str, bell: Bell) -> JobExecutor[Any]:
-        """A new lane. `bell` rings for each job that is done."""
+    def executor(self, name: str, wakeup: Wakeup) -> JobExecutor[Any]:
+        """A new lane. `wakeup` rings for each job that is done."""
         ...
 
     # States
@@ -127,7 +128,7 @@ class Backend(Protocol):
         ...
 
     def check(self, rebuild: Rebuild) -> None:
-        """Raises `BadRebuild`."""
+        """Raises `InvalidRebuildError`."""
         ...
 
     def rebuild(self, session: Session, rebuild: Rebuild) -> None:
@@ -135,14 +136,14 @@ class Backend(Protocol):
         ...
 
     def leave(self, session: Session) -> Transfer:
-        """What moves a session at rest to the host. Raises `HostPoolFull` or `HostMemoryUnavailable`; then
-        the session is as before."""
+        """What moves a session at rest to the host. Raises `HostPoolFullError` or
+        `HostMemoryUnavailableError`; then the session is as before."""
         ...
 
     def arrive(self, snapshot: Snapshot, slab: Slab, extent: Extent | None) -> tuple[SessionState, Transfer]:
         """A state on its slab, and what fills it. `extent`: where the snapshot lies, if in the pool.
 
-        Raises `SnapshotRejected`.
+        Raises `SnapshotRejectedError`.
         """
         ...
 
@@ -184,7 +185,7 @@ class Backend(Protocol):
         """Those that nothing in work is writing to."""
         ...
 
-    def pages_at_rest(self, session: Session) -> tuple[dict[str, Any], list[Page]]:
+    def pages_quiesced(self, session: Session) -> tuple[dict[str, Any], list[Page]]:
         """Header and all pages of a session of which nothing is being computed."""
         ...
 
@@ -195,7 +196,8 @@ class Backend(Protocol):
     def receive_buffer(self, *, on_host: bool) -> ReceiveBuffer:
         """Memory for a session that is to come, large enough for any state.
 
-        Raises `SlabsExhausted`, `HostPoolFull` or `HostMemoryUnavailable`; then nothing has changed.
+        Raises `SlabsExhaustedError`, `HostPoolFullError` or `HostMemoryUnavailableError`; then nothing has
+        changed.
         """
         ...
 
@@ -204,5 +206,6 @@ class Replica(Protocol):
     """Models that an engine can run (`engine.Models`)."""
 
     def backend(self, options: EngineOptions) -> Backend:
-        """Raises `BudgetTooSmall` when not one slab fits, `HostMemoryUnavailable`, `AttentionUnavailable`."""
+        """Raises `BudgetTooSmallError` when not one slab fits, `HostMemoryUnavailableError`,
+        `AttentionUnavailableError`."""
         ...

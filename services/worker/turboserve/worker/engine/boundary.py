@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from turboserve.worker.engine.admission import SessionTable
 from turboserve.worker.engine.backend import Backend
-from turboserve.worker.engine.errors import HostMemoryUnavailable, HostPoolFull
+from turboserve.worker.engine.errors import HostMemoryUnavailableError, HostPoolFullError
 from turboserve.worker.engine.events import (
     ControlApplied,
     Event,
-    Frozen,
     SessionEnded,
+    SessionQuiesced,
     SessionReady,
     SuspendRefused,
 )
@@ -32,7 +32,7 @@ class Boundary:
 
     def cross(self, session: Session, now: float) -> Sequence[Event]:
         """Book what is finished and begin what is due."""
-        if session.transfer is not None or session.frozen:
+        if session.transfer is not None or session.quiesced:
             return ()
         events: list[Event] = []
         if session.work is not None:
@@ -53,11 +53,11 @@ class Boundary:
         if session.suspending:
             # The decoder's cache leaves with the rest, so nothing of the session may be in its lane.
             return events if session.busy else events + self._suspend(session)
-        if session.freezing is not None and self._stops(session, now):
+        if session.quiesce_request is not None and self._stops(session, now):
             if not session.busy:
-                number = 0 if session.freezing is None else session.freezing.number
-                session.freezing, session.frozen = None, True
-                events.append(Frozen(session.name, session.state.next_chunk, number))
+                number = 0 if session.quiesce_request is None else session.quiesce_request.number
+                session.quiesce_request, session.quiesced = None, True
+                events.append(SessionQuiesced(session.name, session.state.next_chunk, number))
             return events
         if self._due(session, now):
             events += self._begin(session, now)
@@ -65,7 +65,7 @@ class Boundary:
 
     def pending(self, session: Session, now: float) -> bool:
         """Whether `cross` would do something."""
-        if session.frozen:
+        if session.quiesced:
             return False
         if session.transfer is not None or session.work is not None:
             return session.transfer is None and not session.forwarding
@@ -75,7 +75,7 @@ class Boundary:
             return False
         if not session.announced or session.suspending:
             return not session.announced or not session.busy
-        if session.freezing is not None and self._stops(session, now):
+        if session.quiesce_request is not None and self._stops(session, now):
             return not session.busy
         return self._due(session, now)
 
@@ -123,10 +123,10 @@ class Boundary:
 
     def _stops(self, session: Session, now: float) -> bool:
         """Whether the session, which is wanted still, begins no further chunk."""
-        freezing = session.freezing
-        if freezing is None:
+        quiesce_request = session.quiesce_request
+        if quiesce_request is None:
             return False
-        wanted_s = freezing.quiet_at(now)
+        wanted_s = quiesce_request.quiet_at(now)
         if wanted_s <= 0 or session.paused or session.ended:
             return True
         due = self._pacing.due_at(session, now)
@@ -163,6 +163,6 @@ class Boundary:
         session.suspending = False
         try:
             self._table.suspend(session)
-        except (HostPoolFull, HostMemoryUnavailable) as error:
+        except (HostPoolFullError, HostMemoryUnavailableError) as error:
             return [SuspendRefused(session.name, str(error))]
         return []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from turboserve.worker.engine.engine import LANE_DEPTH, TEXT_BATCH, Models
-from turboserve.worker.engine.errors import BudgetTooSmall
+from turboserve.worker.engine.errors import BudgetTooSmallError
 from turboserve.worker.engine.moving import SOURCES_AT_ONCE
 from turboserve.worker.engine.rows import ROTATIONS
 from turboserve.worker.engine.session import MAX_UNDECODED
@@ -45,10 +45,10 @@ class MemoryBudget:
         return self.model_bytes + self.workspace_bytes + sessions * self.session_bytes
 
     def sessions(self) -> int:
-        """Sessions that fit. Raises `BudgetTooSmall` when none does."""
+        """Sessions that fit. Raises `BudgetTooSmallError` when none does."""
         count = (self.total_bytes - self.expected_bytes(0)) // self.session_bytes
         if count < 1:
-            raise BudgetTooSmall(self.expected_bytes(1), self.total_bytes)
+            raise BudgetTooSmallError(self.expected_bytes(1), self.total_bytes)
         return count
 
 

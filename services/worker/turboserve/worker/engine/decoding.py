@@ -13,7 +13,7 @@ from turboserve.worker.engine.gather import GatherPolicy
 from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.engine.session import Session, Undecoded
-from turboserve.worker.engine.stages import Clock, Fail, Outcome, Stage
+from turboserve.worker.engine.stages import Clock, Fail, Stage, StageOutcome
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class DecodeBatch:
 
     def __init__(self, stage: DecodeStage, batch: list[Decoding]) -> None:
         self.batch = batch
-        self.outcomes: list[Outcome[Decoding, Decoded]] = []
+        self.outcomes: list[StageOutcome[Decoding, Decoded]] = []
         self.seconds: float | None = None
         """None: it raised an error, and each of it was decoded alone."""
         self._stage = stage
@@ -105,7 +105,7 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
         """See `Stage.compute`."""
         return self._backend.decode(batch)
 
-    def scatter(self, outcomes: list[Outcome[Decoding, Decoded]], fail: Fail) -> list[Event]:
+    def scatter(self, outcomes: list[StageOutcome[Decoding, Decoded]], fail: Fail) -> list[Event]:
         """See `Stage.scatter`."""
         events: list[Event] = []
         for outcome in outcomes:

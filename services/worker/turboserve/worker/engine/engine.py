@@ -17,7 +17,6 @@ from turboserve.worker.engine.decoding import DecodeBatch, DecodeStage
 from turboserve.worker.engine.events import Event, SessionFailed, Suspended, SuspendRefused
 from turboserve.worker.engine.gather import GATHER_POLICIES
 from turboserve.worker.engine.isolation import Isolation
-from turboserve.worker.engine.lane import Bell
 from turboserve.worker.engine.pacing import Pacing
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.engine.profile_file import STAGES
@@ -25,9 +24,10 @@ from turboserve.worker.engine.session import PendingControl, Session
 from turboserve.worker.engine.snapshot import Snapshot, state_fingerprint
 from turboserve.worker.engine.spec import Control, Decoder, EngineOptions, SessionSpec, TextEncoder
 from turboserve.worker.engine.stages import Clock, ForwardStage, TextStage
+from turboserve.worker.engine.stream_executor import Wakeup
 from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.engine.tensor_backend import TensorBackend
-from turboserve.worker.engine.transfer import Transfer, Way
+from turboserve.worker.engine.transfer import Transfer, TransferDirection
 from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.model.weights import weight_bytes
 
@@ -88,9 +88,9 @@ class Engine:
         self.fingerprint = backend.fingerprint
         self.config = backend.config
         self.options = options
-        self._bell = Bell()
+        self._wakeup = Wakeup()
         self._clock = clock
-        self.table = SessionTable(backend, options, self._bell)
+        self.table = SessionTable(backend, options, self._wakeup)
         device = self.table.device
         self.package = known["package"]
         """L(b) of packaging, which is not the engine's work: whoever does it refines this."""
@@ -114,7 +114,7 @@ class Engine:
             min(options.decode_batch, options.max_batch),
             known["decode"],
         )
-        self._decodes: JobExecutor[DecodeBatch] = backend.lane("decode", self._bell)
+        self._decodes: JobExecutor[DecodeBatch] = backend.executor("decode", self._wakeup)
         self._boundary = Boundary(backend, self.table, self.pacing)
         self._isolation = Isolation()
         self._step_of: tuple[str, ...] = ()
@@ -134,8 +134,8 @@ class Engine:
         """Take a session in: new, from the latents of a lost one (`spec.rebuild`), or from a snapshot.
 
         A snapshot's own prompt and counters win over the spec's, and its tensors must stay as they are until
-        `SessionReady`. Raises `SlabsExhausted`, `DuplicateSession`, `BadRebuild` or `SnapshotRejected`; then
-        nothing has changed.
+        `SessionReady`. Raises `SlabsExhaustedError`, `DuplicateSessionError`, `InvalidRebuildError` or
+        `SnapshotRejectedError`; then nothing has changed.
         """
         session = self.table.admit(spec, snapshot)
         session.playhead.reported_at_s = now
@@ -145,35 +145,35 @@ class Engine:
             session.controls.append(PendingControl(first))
 
     def control(self, session: str, control: Control) -> None:
-        """Queue a control for the session's next chunk boundary. Raises `UnknownSession`."""
+        """Queue a control for the session's next chunk boundary. Raises `UnknownSessionError`."""
         self.table.active(session).controls.append(PendingControl(control))
 
     def playhead(self, session: str, seconds: float, *, now: float, playing: bool = True) -> None:
-        """Tell where the session's viewer is. Raises `UnknownSession`."""
+        """Tell where the session's viewer is. Raises `UnknownSessionError`."""
         playhead = self.table.active(session).playhead
         playhead.position_s, playhead.reported_at_s, playhead.playing = seconds, now, playing
 
     def suspend(self, session: str) -> None:
         """Ask for the session's state to move to the host at its next boundary: `Suspended` says when it has.
 
-        Raises `UnknownSession`.
+        Raises `UnknownSessionError`.
         """
         self.table.active(session).suspending = True
 
     def resume(self, session: str, now: float) -> None:
         """Begin to bring a suspended session back to the device; it goes on when it is there.
 
-        Raises `UnknownSession` or `SlabsExhausted`; then it stays suspended.
+        Raises `UnknownSessionError` or `SlabsExhaustedError`; then it stays suspended.
         """
         self.table.resume(session).playhead.reported_at_s = now
 
     def snapshot(self, session: str) -> Snapshot:
         """State of a suspended session, for moving it elsewhere; it stays here until resumed or evicted, and
-        so long the tensors are valid. Raises `UnknownSession`."""
+        so long the tensors are valid. Raises `UnknownSessionError`."""
         return self.table.suspended(session)
 
     def evict(self, session: str) -> None:
-        """Drop a session, wherever it is, and free all it held. Raises `UnknownSession`."""
+        """Drop a session, wherever it is, and free all it held. Raises `UnknownSessionError`."""
         self.table.evict(session)
 
     def step(self, now: float) -> list[Event]:
@@ -216,18 +216,18 @@ class Engine:
         return held is not None and not self._held_back(now) and self._waits(held, now)
 
     @property
-    def lanes_busy(self) -> bool:
+    def executors_busy(self) -> bool:
         """Whether a lane is at work, so that there will be something to do without any call."""
         return bool(self._decodes.load or self.table.transfers.load)
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until a lane has done something, or for `timeout_s` seconds."""
         if not (self._decodes.finished or self.table.transfers.finished):
-            self._bell.wait(timeout_s)
+            self._wakeup.wait(timeout_s)
 
     def when_done(self, notify: Callable[[], None]) -> None:
         """Have `notify` called, on another thread, whenever a lane has done something."""
-        self._bell.notify = notify
+        self._wakeup.notify = notify
 
     def next_due(self, now: float, session: str | None = None) -> float | None:
         """When the next idle session becomes due by its viewer's playing alone; None if no session will.
@@ -268,7 +268,7 @@ class Engine:
 
     def _collect(self) -> list[Event]:
         """Scatter what the lanes have done."""
-        self._bell.clear()
+        self._wakeup.clear()
         events: list[Event] = []
         for job in self._decodes.collect():
             events += self._scatter_decoded(job)
@@ -315,7 +315,7 @@ class Engine:
         session = self.table.transferred(transfer)
         if session is None:
             return []
-        if transfer.way is Way.LEAVING:
+        if transfer.way is TransferDirection.LEAVING:
             if transfer.error is not None:
                 return [SuspendRefused(session.name, repr(transfer.error))]
             snapshot = transfer.snapshot

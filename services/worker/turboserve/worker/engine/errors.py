@@ -12,7 +12,7 @@ class EngineError(Exception):
     """Whether the same call may succeed later without a change by the caller."""
 
 
-class SlabsExhausted(EngineError):
+class SlabsExhaustedError(EngineError):
     """No KV slab is free: admission is refused until a session ends or is suspended."""
 
     code = "slabs_exhausted"
@@ -24,7 +24,7 @@ class SlabsExhausted(EngineError):
         self.slab_bytes = slab_bytes
 
 
-class BudgetTooSmall(EngineError):
+class BudgetTooSmallError(EngineError):
     """The memory budget does not hold the model and one session."""
 
     code = "budget_too_small"
@@ -35,7 +35,7 @@ class BudgetTooSmall(EngineError):
         self.budget_bytes = budget_bytes
 
 
-class HostPoolFull(EngineError):
+class HostPoolFullError(EngineError):
     """Suspended sessions fill the host memory set aside for them; the session stays active."""
 
     code = "host_pool_full"
@@ -51,7 +51,7 @@ class HostPoolFull(EngineError):
         self.limit_bytes = limit_bytes
 
 
-class HostMemoryUnavailable(EngineError):
+class HostMemoryUnavailableError(EngineError):
     """The machine does not give the host memory that was set aside for suspended sessions."""
 
     code = "host_memory_unavailable"
@@ -61,7 +61,7 @@ class HostMemoryUnavailable(EngineError):
         self.limit_bytes = limit_bytes
 
 
-class UnknownSession(EngineError):
+class UnknownSessionError(EngineError):
     """No session of this name is here, in the state that the call needs."""
 
     code = "unknown_session"
@@ -71,7 +71,7 @@ class UnknownSession(EngineError):
         self.session = session
 
 
-class DuplicateSession(EngineError):
+class DuplicateSessionError(EngineError):
     """A session of this name is already here."""
 
     code = "duplicate_session"
@@ -81,7 +81,7 @@ class DuplicateSession(EngineError):
         self.session = session
 
 
-class FramesExhausted(EngineError):
+class FramesExhaustedError(EngineError):
     """The model cannot represent more frames in one session."""
 
     code = "frames_exhausted"
@@ -92,7 +92,7 @@ class FramesExhausted(EngineError):
         self.limit = limit
 
 
-class SnapshotRejected(EngineError):
+class SnapshotRejectedError(EngineError):
     """A snapshot does not fit this model, or is not what was exported."""
 
     code = "snapshot_rejected"
@@ -102,13 +102,13 @@ class SnapshotRejected(EngineError):
         self.field = field
 
 
-class BadRebuild(EngineError):
+class InvalidRebuildError(EngineError):
     """The latents given to rebuild a cache do not reach the next chunk, or have the wrong shape."""
 
     code = "bad_rebuild"
 
 
-class AttentionUnavailable(EngineError):
+class AttentionUnavailableError(EngineError):
     """The configured kind of attention does not work for this model on this device."""
 
     code = "attention_unavailable"

@@ -74,7 +74,7 @@ class SuspendRefused:
 
 
 @dataclass(frozen=True)
-class Frozen:
+class SessionQuiesced:
     """The session stands still, whole, between two chunks, until it is thawed or evicted."""
 
     session: str
@@ -105,7 +105,7 @@ Event = (
     | SessionReady
     | Suspended
     | SuspendRefused
-    | Frozen
+    | SessionQuiesced
     | SessionEnded
     | SessionFailed
 )

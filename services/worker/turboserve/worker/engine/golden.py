@@ -18,7 +18,7 @@ from turboserve.worker.engine.rows import Row, RowsForward, RowsMemory
 from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.engine.state import SessionState
 from turboserve.worker.engine.work import ChunkWork, RecacheWork, Work
-from turboserve.worker.model.block import Memory
+from turboserve.worker.model.block import AttentionMemory
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.load import load_state
 from turboserve.worker.model.schedule import Schedule
@@ -78,7 +78,7 @@ def check_type(
     dtype: torch.dtype,
     tolerance: float,
     device: str = "cpu",
-    memory: Callable[[Sequence[Row]], Memory] = RowsMemory,
+    memory: Callable[[Sequence[Row]], AttentionMemory] = RowsMemory,
 ) -> GoldenReport:
     """The same file generated in `dtype`, with rows that attend by `memory`, against this engine's own
     float32."""
@@ -97,7 +97,7 @@ def _generate(
     file: _File,
     device: str,
     dtype: torch.dtype,
-    memory: Callable[[Sequence[Row]], Memory] = RowsMemory,
+    memory: Callable[[Sequence[Row]], AttentionMemory] = RowsMemory,
 ) -> list[Tensor]:
     """Clean latents of every chunk, float32 on the host."""
     config = file.config

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from turboserve.worker.engine.errors import HostMemoryUnavailable, HostPoolFull
+from turboserve.worker.engine.errors import HostMemoryUnavailableError, HostPoolFullError
 
 ALIGNMENT = 256
 """Bytes; every extent and every tensor in one begins at a multiple."""
@@ -32,7 +32,7 @@ class HostPool:
     def __init__(self, limit_bytes: int, pinned: bool) -> None:
         """Page-locked memory is taken now, for that takes seconds; other memory when it is first written.
 
-        Raises `HostMemoryUnavailable`.
+        Raises `HostMemoryUnavailableError`.
         """
         self.limit_bytes = limit_bytes
         self._pinned = pinned
@@ -52,7 +52,7 @@ class HostPool:
         return sum(extent.size for extent in self._free)
 
     def take(self, size: int) -> Extent:
-        """A piece of at least `size` bytes. Raises `HostPoolFull`; then nothing has changed."""
+        """A piece of at least `size` bytes. Raises `HostPoolFullError`; then nothing has changed."""
         size = aligned(max(size, 1))
         for place, free in enumerate(self._free):
             if free.size >= size:
@@ -60,7 +60,7 @@ class HostPool:
                 self._free[place : place + 1] = [rest] if rest.size else []
                 return Extent(free.start, size)
         largest = max((free.size for free in self._free), default=0)
-        raise HostPoolFull(size, self.free_bytes, self.limit_bytes, largest)
+        raise HostPoolFullError(size, self.free_bytes, self.limit_bytes, largest)
 
     def give_back(self, extent: Extent) -> None:
         """The opposite of `take`. Tensors in the piece are overwritten later."""
@@ -85,7 +85,7 @@ class HostPool:
         return Extent(extent.start, size)
 
     def tensors(self, extent: Extent, like: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Contiguous tensors in a piece, shaped and typed as `like`. Raises `HostMemoryUnavailable`."""
+        """Contiguous tensors in a piece, shaped and typed as `like`. Raises `HostMemoryUnavailableError`."""
         arena = self._allocate() if self._arena is None else self._arena
         placed, at = {}, extent.start
         for name, tensor in like.items():
@@ -98,7 +98,7 @@ class HostPool:
         try:
             self._arena = torch.empty(self.limit_bytes, dtype=torch.uint8, pin_memory=self._pinned)
         except RuntimeError as error:
-            raise HostMemoryUnavailable(self.limit_bytes, str(error)) from error
+            raise HostMemoryUnavailableError(self.limit_bytes, str(error)) from error
         return self._arena
 
 

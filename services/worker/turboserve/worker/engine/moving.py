@@ -2,7 +2,7 @@
 
 A page is one frame slot of the KV window over all layers, or one whole tensor. Each carries a stamp: what was
 read under an equal stamp is still the same, so that at the chunk boundary only the rest has to be sent again.
-`pages_in_use` and `pages_at_rest` belong to the engine's thread.
+`pages_in_use` and `pages_quiesced` belong to the engine's thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RECENT = "recent"
 DECODER = "decoder."
 
 
-class Same:
+class IdentityStamp:
     """Stamp of a tensor that is never changed in place: equal to that of the same one, while that lives.
 
     Does not keep it alive: the decoder's cache is made anew by every chunk, and takes gigabytes.
@@ -53,7 +53,7 @@ class Same:
 
     def __eq__(self, other: object) -> bool:
         tensor = self._tensor()
-        return tensor is not None and isinstance(other, Same) and other._tensor() is tensor
+        return tensor is not None and isinstance(other, IdentityStamp) and other._tensor() is tensor
 
     def __hash__(self) -> int:
         return self._hash
@@ -89,21 +89,21 @@ def pages_in_use(session: Session, config: ModelConfig) -> list[Page]:
             if frame < written_from:
                 pages += _slot_pages(ring.filled(), slot, _ring_stamp(session, slot))
         if ring.text_writes or state.text is not None:
-            stamp = (Same(state.slab.text_keys), ring, ring.text_writes)
+            stamp = (IdentityStamp(state.slab.text_keys), ring, ring.text_writes)
             pages += [Page(name, _flat(tensor), stamp) for name, tensor in _prompt(ring.filled())]
     own: dict[str, Tensor] = {} if state.text is None else {"text": state.text}
     # The last chunk is in `recent` only once it is finished: before that its number is that of the next.
     first = state.next_chunk - len(state.recent)
     own |= {f"{RECENT}/{first + n}": latents for n, latents in enumerate(state.recent)}
     own |= {DECODER + name: tensor for name, tensor in (state.decoder_cache or {}).items()}
-    return pages + [_whole(name, tensor, Same(tensor)) for name, tensor in own.items()]
+    return pages + [_whole(name, tensor, IdentityStamp(tensor)) for name, tensor in own.items()]
 
 
 @torch.inference_mode()
-def pages_at_rest(session: Session, config: ModelConfig, model: str) -> tuple[dict[str, Any], list[Page]]:
+def pages_quiesced(session: Session, config: ModelConfig, model: str) -> tuple[dict[str, Any], list[Page]]:
     """Header and all pages of a session of which nothing is being computed. `model`: see `snapshot.parts`."""
     generator = session.state.generator.get_state()
-    pages = [*pages_in_use(session, config), _whole("generator", generator, Same(generator))]
+    pages = [*pages_in_use(session, config), _whole("generator", generator, IdentityStamp(generator))]
     header, _ = parts(session.state, model)
     return header, sorted(pages, key=lambda page: page.name)
 
@@ -115,13 +115,13 @@ def pages_of(snapshot: Snapshot, config: ModelConfig) -> tuple[dict[str, Any], l
         if name == RECENT:
             chunks = torch.split(tensor, config.frames_per_chunk)
             first = snapshot.next_chunk - len(chunks)
-            pages += [_whole(f"{RECENT}/{first + n}", t, Same(t)) for n, t in enumerate(chunks)]
+            pages += [_whole(f"{RECENT}/{first + n}", t, IdentityStamp(t)) for n, t in enumerate(chunks)]
         elif name in PROMPT:
-            pages.append(Page(name, _flat(tensor), Same(tensor)))
+            pages.append(Page(name, _flat(tensor), IdentityStamp(tensor)))
         elif name not in SLOTTED:
-            pages.append(_whole(name, tensor, Same(tensor)))
+            pages.append(_whole(name, tensor, IdentityStamp(tensor)))
     for slot in range(len(snapshot.header["ring"]["slots"])):
-        pages += _slot_pages(snapshot.tensors, slot, Same(snapshot.tensors["keys"]))
+        pages += _slot_pages(snapshot.tensors, slot, IdentityStamp(snapshot.tensors["keys"]))
     return dict(snapshot.header), sorted(pages, key=lambda page: page.name)
 
 
@@ -169,7 +169,7 @@ def digest_of(header: Mapping[str, Any], fingerprints: Mapping[str, bytes]) -> s
 def _ring_stamp(session: Session, slot: int) -> tuple[object, ...]:
     ring = session.state.ring
     turned = ring.shift if slot < session.state.slab.sink_keys.shape[1] else 0
-    return Same(session.state.slab.keys), ring, ring.writes[slot], turned
+    return IdentityStamp(session.state.slab.keys), ring, ring.writes[slot], turned
 
 
 def _slot_pages(tensors: Mapping[str, Tensor], slot: int, stamp: object) -> list[Page]:

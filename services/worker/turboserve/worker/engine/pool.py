@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from turboserve.worker.engine.errors import BudgetTooSmall, SlabsExhausted
+from turboserve.worker.engine.errors import BudgetTooSmallError, SlabsExhaustedError
 from turboserve.worker.engine.slab import Slab, SlabLayout
 
 
@@ -14,11 +14,11 @@ class SlabPool:
     it."""
 
     def __init__(self, layout: SlabLayout, capacity_bytes: int, device: torch.device) -> None:
-        """Raises `BudgetTooSmall` when not even one slab fits."""
+        """Raises `BudgetTooSmallError` when not even one slab fits."""
         self.layout = layout
         self.slots = capacity_bytes // layout.total_bytes
         if self.slots < 1:
-            raise BudgetTooSmall(layout.total_bytes, capacity_bytes)
+            raise BudgetTooSmallError(layout.total_bytes, capacity_bytes)
         frame = (layout.tokens_per_frame, layout.heads, layout.head_dim)
         text = (layout.text_len, layout.heads, layout.head_dim)
 
@@ -41,9 +41,9 @@ class SlabPool:
         return sum(t.numel() * t.element_size() for t in (self._frames, self._text, self._sink))
 
     def acquire(self) -> Slab:
-        """Take a slab; its contents are undefined. Raises `SlabsExhausted` when none is free."""
+        """Take a slab; its contents are undefined. Raises `SlabsExhaustedError` when none is free."""
         if not self._free:
-            raise SlabsExhausted(self.slots, self.layout.total_bytes)
+            raise SlabsExhaustedError(self.slots, self.layout.total_bytes)
         index = self._free.pop()
         keys, values = self._frames[index].unbind(0)
         text_keys, text_values = self._text[index].unbind(0)

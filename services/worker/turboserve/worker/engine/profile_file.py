@@ -13,7 +13,7 @@ STAGES = ("text", "recache", "forward", "decode", "package")
 """Stages in the order of the pipeline; `forward` is one denoising forward."""
 
 
-class BadProfile(ValueError):
+class InvalidProfileError(ValueError):
     """A profile file cannot be used: names the field and what it needs to be. Not worth a retry."""
 
 
@@ -38,24 +38,26 @@ class ProfileFile:
 
     @classmethod
     def read(cls, path: Path, *, model: str, device: str) -> ProfileFile:
-        """Read a file that must be of this model and device. Raises `BadProfile`."""
+        """Read a file that must be of this model and device. Raises `InvalidProfileError`."""
         try:
             value = json.loads(path.read_text())
         except (OSError, ValueError) as error:
-            raise BadProfile(f"{path}: {error}") from error
+            raise InvalidProfileError(f"{path}: {error}") from error
         if not isinstance(value, dict):
-            raise BadProfile(f"{path}: not a JSON object")
+            raise InvalidProfileError(f"{path}: not a JSON object")
         for field, wanted in (("version", VERSION), ("model", model), ("device", device)):
             if value.get(field) != wanted:
-                raise BadProfile(f"{path}: {field} is {value.get(field)!r}, must be {wanted!r}")
+                raise InvalidProfileError(f"{path}: {field} is {value.get(field)!r}, must be {wanted!r}")
         stages = value.get("stages")
         if not isinstance(stages, dict) or not set(stages) <= set(STAGES):
-            raise BadProfile(f"{path}: stages: must be an object with keys among {', '.join(STAGES)}")
+            raise InvalidProfileError(
+                f"{path}: stages: must be an object with keys among {', '.join(STAGES)}"
+            )
         return cls(model, device, {stage: _latencies(path, stage, stages[stage]) for stage in stages})
 
 
 def _latencies(path: Path, stage: str, value: object) -> dict[int, float]:
-    wrong = BadProfile(f"{path}: stages.{stage}: must be positive seconds by batch size from 1")
+    wrong = InvalidProfileError(f"{path}: stages.{stage}: must be positive seconds by batch size from 1")
     if not isinstance(value, dict):
         raise wrong
     found: dict[int, float] = {}

@@ -6,24 +6,26 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from turboserve.worker.engine.errors import BadRebuild
+from turboserve.worker.engine.errors import InvalidRebuildError
 from turboserve.worker.engine.session import Session
 from turboserve.worker.engine.spec import Rebuild
 from turboserve.worker.model.config import ModelConfig
 
 
 def check_rebuild(rebuild: Rebuild, config: ModelConfig) -> None:
-    """Whether the latents are some of the chunks before the next. Raises `BadRebuild`."""
+    """Whether the latents are some of the chunks before the next. Raises `InvalidRebuildError`."""
     frames, *shape = rebuild.latents.shape
     _, *needed = config.latent_shape
     per_chunk = config.frames_per_chunk
     if shape != needed or not frames or frames % per_chunk:
         found = tuple(rebuild.latents.shape)
-        raise BadRebuild(f"latents: shape {found}, need ({per_chunk}·n, {', '.join(map(str, needed))})")
+        raise InvalidRebuildError(
+            f"latents: shape {found}, need ({per_chunk}·n, {', '.join(map(str, needed))})"
+        )
     if frames > rebuild.next_chunk * per_chunk:
-        raise BadRebuild(f"latents: {frames} frames before chunk {rebuild.next_chunk}")
+        raise InvalidRebuildError(f"latents: {frames} frames before chunk {rebuild.next_chunk}")
     if rebuild.sink is not None and list(rebuild.sink.shape) != [config.sink_size, *needed]:
-        raise BadRebuild(f"sink: shape {tuple(rebuild.sink.shape)}, need {config.sink_size} frames")
+        raise InvalidRebuildError(f"sink: shape {tuple(rebuild.sink.shape)}, need {config.sink_size} frames")
 
 
 def plan_rebuild(

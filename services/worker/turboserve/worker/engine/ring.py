@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from turboserve.worker.engine.errors import FramesExhausted
+from turboserve.worker.engine.errors import FramesExhaustedError
 from turboserve.worker.engine.slab import Slab
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.rope import Rotation, rotate
@@ -29,7 +29,7 @@ class Placement:
 
 
 @dataclass(frozen=True, eq=False)
-class _Layer:
+class _LayerPlacement:
     """One layer's part of a placement, as views of the slab: made once for all of a chunk's forwards."""
 
     writes: tuple[tuple[Tensor, Tensor, int, int], ...]
@@ -61,7 +61,7 @@ class KVRing:
             (_for_attention(keys), _for_attention(values))
             for keys, values in zip(slab.text_keys, slab.text_values, strict=True)
         )
-        self._views: tuple[Placement, tuple[_Layer, ...]] | None = None
+        self._views: tuple[Placement, tuple[_LayerPlacement, ...]] | None = None
         self.slots: list[int] = []
         """Frame index in each filled slot."""
         self.writes = [0] * config.window_frames
@@ -81,12 +81,12 @@ class KVRing:
         """Slots for frames first … first+count−1: their own if they have them, else the oldest's, evicting
         those.
 
-        The sink is never evicted. Raises `FramesExhausted` past the model's last frame: where
+        The sink is never evicted. Raises `FramesExhaustedError` past the model's last frame: where
         there is no window and no slot is left, or no rotation is defined.
         """
         if first >= self.end:
             if self._limit is not None and first + count > self._limit:
-                raise FramesExhausted(first + count, self._limit)
+                raise FramesExhaustedError(first + count, self._limit)
             for frame in range(first, first + count):
                 self._insert(frame)
             self._blank()
@@ -126,7 +126,7 @@ class KVRing:
         """Write this forward's keys and values, [1, S, heads, head_dim], and leave attending to others."""
         self._written(layer, placement, k, v)
 
-    def _written(self, layer: int, placement: Placement, k: Tensor, v: Tensor) -> _Layer:
+    def _written(self, layer: int, placement: Placement, k: Tensor, v: Tensor) -> _LayerPlacement:
         if self._views is None or self._views[0] is not placement:
             self._views = placement, tuple(self._layer(i, placement) for i in range(len(self._keys)))
         view = self._views[1][layer]
@@ -179,7 +179,7 @@ class KVRing:
             "sink_keys": self._slab.sink_keys[:, :sink],
         }
 
-    def _layer(self, layer: int, placement: Placement) -> _Layer:
+    def _layer(self, layer: int, placement: Placement) -> _LayerPlacement:
         keys, values = self._keys[layer], self._values[layer]
         writes, kept = [], []
         for position, offset, count in placement.runs:
@@ -187,7 +187,7 @@ class KVRing:
             if position < self._kept_tokens:
                 part = self._kept[layer][position : position + count]
                 kept.append((part, offset, part.shape[0]))
-        return _Layer(
+        return _LayerPlacement(
             tuple(writes),
             tuple(kept),
             _for_attention(keys[: placement.visible]),

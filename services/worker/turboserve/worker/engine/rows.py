@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.engine.ring import KVRing, Placement
-from turboserve.worker.model.block import Memory
+from turboserve.worker.model.block import AttentionMemory
 from turboserve.worker.model.transformer import CausalWanTransformer, Conditioning
 
 ROTATIONS = 64
@@ -38,7 +38,7 @@ class RowsMemory:
         self._rows = rows
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `Memory.attend`."""
+        """See `AttentionMemory.attend`."""
         out = [
             row.ring.attend(layer, row.placement, *(x[i : i + 1] for x in (q, k, v)))
             for i, row in enumerate(self._rows)
@@ -46,7 +46,7 @@ class RowsMemory:
         return out[0] if len(out) == 1 else torch.cat(out)
 
     def attend_text(self, layer: int, q: Tensor) -> Tensor:
-        """See `Memory.attend_text`."""
+        """See `AttentionMemory.attend_text`."""
         out = [row.ring.attend_text(layer, q[i : i + 1]) for i, row in enumerate(self._rows)]
         return out[0] if len(out) == 1 else torch.cat(out)
 
@@ -60,7 +60,7 @@ class RowsForward:
     def __init__(
         self,
         model: CausalWanTransformer,
-        memory: Callable[[Sequence[Row]], Memory] = RowsMemory,
+        memory: Callable[[Sequence[Row]], AttentionMemory] = RowsMemory,
         compiler: str | None = None,
     ) -> None:
         """`memory`: how the rows attend; `compiler`: a backend of `torch.compile`, None: as it is."""

@@ -61,7 +61,7 @@ class Undecoded:
 
 
 @dataclass(frozen=True)
-class Freeze:
+class QuiesceRequest:
     """A wish that a session stand still at a chunk boundary, at a moment when no viewer waits for it."""
 
     quiet_s: float
@@ -71,7 +71,7 @@ class Freeze:
     patience_s: float
     """After so long any boundary will do."""
     number: int = 0
-    """Goes with the `Frozen` that answers it."""
+    """Goes with the `SessionQuiesced` that answers it."""
 
     def quiet_at(self, now: float) -> float:
         """For how long the next chunk must not become due; zero: any boundary will do.
@@ -107,9 +107,9 @@ class Session:
     ended: bool = False
     """`SessionEnded` was sent."""
     suspending: bool = False
-    freezing: Freeze | None = None
-    frozen: bool = False
-    """It stands still: `Frozen` was sent, or it was adopted so."""
+    quiesce_request: QuiesceRequest | None = None
+    quiesced: bool = False
+    """It stands still: `SessionQuiesced` was sent, or it was adopted so."""
     replay: list[tuple[int, Tensor]] = field(default_factory=list)
     """Of a session that is being rebuilt: first frame and latents of each clean pass still to be started."""
     due_at_s: float | None = None
@@ -163,4 +163,4 @@ class Session:
     def held_up(self) -> bool:
         """Whether the next chunk has to wait: for a lane, or because the session is to stand still."""
         lanes = self.transfer is not None or self.warming or len(self.undecoded) >= MAX_UNDECODED
-        return lanes or self.frozen
+        return lanes or self.quiesced

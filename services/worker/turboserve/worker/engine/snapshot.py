@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turboserve.worker.engine.errors import SnapshotRejected
+from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.ring import KVRing
 from turboserve.worker.engine.slab import Slab
 from turboserve.worker.engine.state import SessionState
@@ -112,8 +112,8 @@ def prepare(
     """The state that `parts` saw, but for the contents of its tensors: those, by name, are still to be
     filled.
 
-    `model`: see `parts`. Raises `SnapshotRejected` when the snapshot is of another model, other weights or
-    another version, or its tensors do not fit.
+    `model`: see `parts`. Raises `SnapshotRejectedError` when the snapshot is of another model, other weights
+    or another version, or its tensors do not fit.
     """
     header, tensors = snapshot.header, snapshot.tensors
     _require("version", header.get("version"), VERSION)
@@ -154,4 +154,4 @@ def prepare(
 
 def _require(field: str, found: object, wanted: object) -> None:
     if found != wanted:
-        raise SnapshotRejected(field, found, wanted)
+        raise SnapshotRejectedError(field, found, wanted)

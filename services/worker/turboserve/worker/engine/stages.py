@@ -32,7 +32,7 @@ Fail = Callable[[Session, "Exception | None"], Event]
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome(Generic[Item, Result]):
+class StageOutcome(Generic[Item, Result]):
     """What a stage made of one item: a result, or the error that this item alone raises."""
 
     item: Item
@@ -65,10 +65,10 @@ class Stage(ABC, Generic[Waiting, Item, Result]):
         """Results of a batch, in its order. Repeating a call must give the same."""
 
     @abstractmethod
-    def scatter(self, outcomes: list[Outcome[Item, Result]], fail: Fail) -> list[Event]:
+    def scatter(self, outcomes: list[StageOutcome[Item, Result]], fail: Fail) -> list[Event]:
         """Give each session its result, or let it fail."""
 
-    def attempt(self, batch: list[Item]) -> tuple[list[Outcome[Item, Result]], float | None]:
+    def attempt(self, batch: list[Item]) -> tuple[list[StageOutcome[Item, Result]], float | None]:
         """Compute a batch, and how long that took; an error is every item's, and took no time.
 
         Raises `DEVICE_LOST`: that is no item's fault.
@@ -81,11 +81,11 @@ class Stage(ABC, Generic[Waiting, Item, Result]):
         except DEVICE_LOST:
             raise
         except Exception as error:
-            return [Outcome(item, None, error) for item in batch], None
+            return [StageOutcome(item, None, error) for item in batch], None
         seconds = self._clock() - start
-        return [Outcome(item, result) for item, result in zip(batch, results, strict=True)], seconds
+        return [StageOutcome(item, result) for item, result in zip(batch, results, strict=True)], seconds
 
-    def resolve(self, batch: list[Item]) -> tuple[list[Outcome[Item, Result]], float | None]:
+    def resolve(self, batch: list[Item]) -> tuple[list[StageOutcome[Item, Result]], float | None]:
         """`attempt`; but if a batch raises, each item is tried alone, so that one bad session harms no
         other."""
         outcomes, seconds = self.attempt(batch)
@@ -93,7 +93,7 @@ class Stage(ABC, Generic[Waiting, Item, Result]):
             outcomes = [outcome for item in batch for outcome in self.attempt([item])[0]]
         return outcomes, seconds
 
-    def run(self, batch: list[Item]) -> list[Outcome[Item, Result]]:
+    def run(self, batch: list[Item]) -> list[StageOutcome[Item, Result]]:
         """`resolve`, and learn how long it took."""
         outcomes, seconds = self.resolve(batch)
         if seconds is not None:
@@ -151,9 +151,9 @@ class TextStage(Stage[Prompted, Prompted, Tensor]):
         embedded = self._encoder.encode([each.pending.control.prompt or "" for each in batch])
         return [embedded[0]] if len(batch) == 1 else [row.clone() for row in embedded]
 
-    def scatter(self, outcomes: list[Outcome[Prompted, Tensor]], fail: Fail) -> list[Event]:
+    def scatter(self, outcomes: list[StageOutcome[Prompted, Tensor]], fail: Fail) -> list[Event]:
         """See `Stage.scatter`."""
-        failed: dict[str, Outcome[Prompted, Tensor]] = {}
+        failed: dict[str, StageOutcome[Prompted, Tensor]] = {}
         for outcome in outcomes:
             outcome.item.pending.text = outcome.result
             if outcome.error is not None:
@@ -212,7 +212,7 @@ class ForwardStage(Stage[Session, Session, Tensor]):
         """See `Stage.compute`. Flows [F, C, H, W]."""
         return self._backend.forward([session.work for session in batch if session.work is not None])
 
-    def scatter(self, outcomes: list[Outcome[Session, Tensor]], fail: Fail) -> list[Event]:
+    def scatter(self, outcomes: list[StageOutcome[Session, Tensor]], fail: Fail) -> list[Event]:
         """See `Stage.scatter`."""
         events: list[Event] = []
         for outcome in outcomes:

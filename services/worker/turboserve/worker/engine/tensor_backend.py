@@ -11,11 +11,10 @@ from torch import Tensor
 from turboserve.worker.engine.attention import attention_kind
 from turboserve.worker.engine.decoding import Decoded, Decoding
 from turboserve.worker.engine.hostpool import Extent, HostPool, size_of
-from turboserve.worker.engine.landing import Landing, host_bytes, host_room, own_limit
-from turboserve.worker.engine.lane import Bell, Lane
-from turboserve.worker.engine.moving import Page, pages_at_rest, pages_in_use, pages_of
+from turboserve.worker.engine.moving import Page, pages_in_use, pages_of, pages_quiesced
 from turboserve.worker.engine.pool import SlabPool
 from turboserve.worker.engine.rebuilding import check_rebuild, plan_rebuild
+from turboserve.worker.engine.receive_buffer import PagedReceiveBuffer, allocate_host, host_bytes, own_limit
 from turboserve.worker.engine.ring import KVRing
 from turboserve.worker.engine.rows import RowsForward
 from turboserve.worker.engine.session import Session, Undecoded
@@ -23,8 +22,9 @@ from turboserve.worker.engine.slab import Slab, SlabLayout
 from turboserve.worker.engine.snapshot import Snapshot, parts, prepare
 from turboserve.worker.engine.spec import EngineOptions, Rebuild, SessionSpec
 from turboserve.worker.engine.state import SessionState
+from turboserve.worker.engine.stream_executor import StreamExecutor, Wakeup
 from turboserve.worker.engine.streams import settle, to_host
-from turboserve.worker.engine.transfer import Transfer, Way
+from turboserve.worker.engine.transfer import Transfer, TransferDirection
 from turboserve.worker.engine.work import ChunkWork, RecacheWork, ReplayWork, Work
 from turboserve.worker.model.schedule import Schedule
 
@@ -36,7 +36,8 @@ class TensorBackend:
     """See `backend.Backend`."""
 
     def __init__(self, models: Models, options: EngineOptions, compiler: str | None) -> None:
-        """Allocates the slabs. Raises `BudgetTooSmall`, `HostMemoryUnavailable` and `AttentionUnavailable`.
+        """Allocates the slabs. Raises `BudgetTooSmallError`, `HostMemoryUnavailableError` and
+        `AttentionUnavailableError`.
 
         `compiler`: see `RowsForward`.
         """
@@ -55,9 +56,9 @@ class TensorBackend:
         self._kind = attention_kind(options.attention, model.config, weight.device, weight.dtype)
         self._forward = RowsForward(model, self._kind.memory, compiler)
 
-    def lane(self, name: str, bell: Bell) -> Lane[Any]:
-        """See `Backend.lane`."""
-        return Lane(name, self.device, bell, self._overlap)
+    def executor(self, name: str, wakeup: Wakeup) -> StreamExecutor[Any]:
+        """See `Backend.executor`."""
+        return StreamExecutor(name, self.device, wakeup, self._overlap)
 
     # States
 
@@ -90,14 +91,16 @@ class TensorBackend:
             self.host.give_back(extent)
             raise
         snapshot = Snapshot(header, targets)
-        return Transfer(session.name, Way.LEAVING, snapshot, extent, targets, tensors)
+        return Transfer(session.name, TransferDirection.LEAVING, snapshot, extent, targets, tensors)
 
     def arrive(self, snapshot: Snapshot, slab: Slab, extent: Extent | None) -> tuple[SessionState, Transfer]:
         """See `Backend.arrive`."""
         state, targets = prepare(
             snapshot, slab, self.config, self.fingerprint, self._model.rotation, self.device
         )
-        return state, Transfer(snapshot.session, Way.ARRIVING, snapshot, extent, targets, snapshot.tensors)
+        return state, Transfer(
+            snapshot.session, TransferDirection.ARRIVING, snapshot, extent, targets, snapshot.tensors
+        )
 
     # A session's forwards
 
@@ -150,18 +153,20 @@ class TensorBackend:
         settle(self.device)
         return pages_in_use(session, self.config)
 
-    def pages_at_rest(self, session: Session) -> tuple[dict[str, Any], list[Page]]:
-        """See `Backend.pages_at_rest`."""
+    def pages_quiesced(self, session: Session) -> tuple[dict[str, Any], list[Page]]:
+        """See `Backend.pages_quiesced`."""
         settle(self.device)
-        return pages_at_rest(session, self.config, self.fingerprint)
+        return pages_quiesced(session, self.config, self.fingerprint)
 
     def pages_of(self, snapshot: Snapshot) -> tuple[dict[str, Any], list[Page]]:
         """See `Backend.pages_of`."""
         return pages_of(snapshot, self.config)
 
-    def receive_buffer(self, *, on_host: bool) -> Landing:
+    def receive_buffer(self, *, on_host: bool) -> PagedReceiveBuffer:
         """See `Backend.receive_buffer`."""
-        room = host_room(self.host, self.pool.layout, self._own_bytes) if on_host else None
+        room = allocate_host(self.host, self.pool.layout, self._own_bytes) if on_host else None
         slab = self.pool.acquire() if room is None else room.slab
         config, rotation = self.config, self._model.rotation
-        return Landing(slab, config, self.fingerprint, rotation, self.device, self._own_bytes, room)
+        return PagedReceiveBuffer(
+            slab, config, self.fingerprint, rotation, self.device, self._own_bytes, room
+        )

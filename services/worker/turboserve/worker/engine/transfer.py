@@ -17,7 +17,7 @@ PIECE_BYTES = 64 << 20
 """A transfer can be given up between two pieces: about 3 ms over PCIe."""
 
 
-class Way(Enum):
+class TransferDirection(Enum):
     """Where a session's state goes."""
 
     LEAVING = "leaving"
@@ -32,7 +32,7 @@ class Transfer:
     def __init__(
         self,
         session: str,
-        way: Way,
+        way: TransferDirection,
         snapshot: Snapshot,
         extent: Extent | None,
         targets: Mapping[str, Tensor],

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from turboserve.worker.engine.errors import AttentionUnavailable
+from turboserve.worker.engine.errors import AttentionUnavailableError
 from turboserve.worker.engine.rows import Row
 from turboserve.worker.engine.streams import to_device
 
@@ -95,9 +95,9 @@ def varlen(q: Tensor, keys: Tensor, values: Tensor, runs: Runs) -> Tensor:
 
 
 def require_varlen(device: torch.device, dtype: torch.dtype) -> None:
-    """Raises `AttentionUnavailable` where a GPU's varlen attention does not do this type."""
+    """Raises `AttentionUnavailableError` where a GPU's varlen attention does not do this type."""
     if device.type == "cuda" and dtype not in (torch.bfloat16, torch.float16):
-        raise AttentionUnavailable("varlen", f"{dtype}: a GPU does it in bfloat16 and float16")
+        raise AttentionUnavailableError("varlen", f"{dtype}: a GPU does it in bfloat16 and float16")
 
 
 def _whole(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

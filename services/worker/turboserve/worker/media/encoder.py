@@ -46,7 +46,7 @@ class EncoderSettings:
 
 
 @dataclass(frozen=True)
-class Packaged:
+class EncodedChunk:
     """One chunk, ready to be published."""
 
     init: bytes
@@ -67,7 +67,7 @@ class FragmentEncoder:
         self._settings = settings or EncoderSettings()
         self._reformat = VideoReformatter()
 
-    def encode(self, frames: NDArray[np.uint8], *, index: int, first_frame: int, fps: float) -> Packaged:
+    def encode(self, frames: NDArray[np.uint8], *, index: int, first_frame: int, fps: float) -> EncodedChunk:
         """frames uint8 [F, H, W, 3], RGB → a closed fragment: an IDR frame first, no B frames.
 
         `index` is the chunk's and becomes sequence number index + 1; `first_frame` counts video frames from
@@ -89,7 +89,7 @@ class FragmentEncoder:
                 container.mux(stream.encode(picture))
             container.mux(stream.encode(None))
         init, fragment = split(target.getvalue())
-        return Packaged(init, fragment, codec_string(init), width, height, count)
+        return EncodedChunk(init, fragment, codec_string(init), width, height, count)
 
     def _configure(self, stream: av.VideoStream, width: int, height: int) -> None:
         codec = stream.codec_context

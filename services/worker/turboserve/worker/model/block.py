@@ -19,7 +19,7 @@ from turboserve.worker.model.rope import rotate
 Parts = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 
 
-class Memory(Protocol):
+class AttentionMemory(Protocol):
     """What the rows of one forward remember: earlier frames and a prompt. One call of each per layer."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -124,7 +124,9 @@ class Block(nn.Module):
         )
         self.modulation = nn.Parameter(torch.randn(1, 6, config.dim) / config.dim**0.5)
 
-    def forward(self, layer: int, x: Tensor, modulation: Tensor, rotation: Tensor, memory: Memory) -> Tensor:
+    def forward(
+        self, layer: int, x: Tensor, modulation: Tensor, rotation: Tensor, memory: AttentionMemory
+    ) -> Tensor:
         """x [B, F, T, dim], modulation [6, B, F, 1, dim] with 1 already added to both scales → x's shape."""
         before, between, after = self.parts
         h = memory.attend(layer, *before(self, x, modulation, rotation))

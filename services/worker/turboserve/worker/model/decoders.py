@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.model.config import ModelConfig, ModelConfigError
-from turboserve.worker.model.load import UnreadableCheckpoint, load_state, read_checkpoint
+from turboserve.worker.model.load import UnreadableCheckpointError, load_state, read_checkpoint
 from turboserve.worker.model.naming import renamed, wan_vae
 from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder
 from turboserve.worker.model.wan_vae import WanDecoder, WanVae
@@ -32,7 +32,7 @@ def load_decoder(
 
     `path`: `Wan2.1_VAE.pth`, `taew2_1.pth` or its `.safetensors`, a file or folder of diffusers'
     `AutoencoderKLWan`, or a folder that has one in `vae`. `sizes`: those of a model other than the public
-    ones; a folder's `config.json` says them itself. Raises `UnreadableCheckpoint`, `CheckpointError` or
+    ones; a folder's `config.json` says them itself. Raises `UnreadableCheckpointError`, `CheckpointError` or
     `ModelConfigError`.
     """
     if (path / _SUBFOLDER).is_dir():
@@ -91,8 +91,8 @@ def _sizes(path: Path) -> WanVaeConfig:
     try:
         values = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise UnreadableCheckpoint(f"{file}: {error}") from error
+        raise UnreadableCheckpointError(f"{file}: {error}") from error
     if not isinstance(values, dict):
-        raise UnreadableCheckpoint(f"{file}: not a JSON object")
+        raise UnreadableCheckpointError(f"{file}: not a JSON object")
     # A folder of several models may have another model's configuration next to the VAE's file.
     return WanVaeConfig.from_mapping(values) if "latents_mean" in values or path.is_dir() else WanVaeConfig()

@@ -41,7 +41,7 @@ class CheckpointError(ValueError):
         super().__init__("checkpoint: " + "; ".join(parts))
 
 
-class UnreadableCheckpoint(ValueError):
+class UnreadableCheckpointError(ValueError):
     """A checkpoint file holds no state dict that is known here."""
 
 
@@ -52,7 +52,7 @@ def read_checkpoint(
 
     `path`: a `.safetensors` file, a `….safetensors.index.json` of several, a `.pt` or `.pth` file, or a
     folder that holds exactly one of them. `container`: which dictionary of a `.pt` file to take; by default
-    the first there is of `known`, else the file itself. Raises `UnreadableCheckpoint`, and
+    the first there is of `known`, else the file itself. Raises `UnreadableCheckpointError`, and
     `CheckpointError` if an index and its files disagree.
     """
     if path.is_dir():
@@ -70,17 +70,17 @@ def _only_file(folder: Path) -> Path:
         if len(found) == 1:
             return found[0]
         if found:
-            raise UnreadableCheckpoint(
+            raise UnreadableCheckpointError(
                 f"{folder}: {len(found)} files {pattern}, which of them is not said by an index"
             )
-    raise UnreadableCheckpoint(f"{folder}: no checkpoint in it")
+    raise UnreadableCheckpointError(f"{folder}: no checkpoint in it")
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise UnreadableCheckpoint(f"{path}: {error}") from error
+        raise UnreadableCheckpointError(f"{path}: {error}") from error
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
@@ -88,7 +88,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         where: dict[str, str] = json.loads(index.read_text())["weight_map"]
         files = sorted(set(where.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnreadableCheckpoint(f"{index}: {error!r}") from error
+        raise UnreadableCheckpointError(f"{index}: {error!r}") from error
     state: dict[str, Tensor] = {}
     extra: list[str] = []
     for file in files:
@@ -106,18 +106,18 @@ def _read_pickled(path: Path, container: str | None, known: tuple[str, ...]) -> 
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
-        raise UnreadableCheckpoint(f"{path}: {error}") from error
+        raise UnreadableCheckpointError(f"{path}: {error}") from error
     if not isinstance(loaded, dict):
-        raise UnreadableCheckpoint(f"{path}: not a dictionary")
+        raise UnreadableCheckpointError(f"{path}: not a dictionary")
     if container is not None and container not in loaded:
-        raise UnreadableCheckpoint(f"{path}: no {container}, but {', '.join(map(str, loaded))}")
+        raise UnreadableCheckpointError(f"{path}: no {container}, but {', '.join(map(str, loaded))}")
     found: Any = loaded
     for name in (container,) if container else known:
         if name in loaded:
             found = loaded[name]
             break
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise UnreadableCheckpoint(f"{path}: no state dict in it")
+        raise UnreadableCheckpointError(f"{path}: no state dict in it")
     return found
 
 

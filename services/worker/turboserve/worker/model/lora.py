@@ -20,7 +20,7 @@ def read_lora(path: Path) -> dict[str, Tensor]:
     """Adapter tensors of a file that holds `generator_lora`, or PEFT's keys directly.
 
     Keys of the result are `MODULE.lora_A` [rank, in] and `MODULE.lora_B` [out, rank], with the worker's
-    names of modules. Raises `UnreadableCheckpoint`.
+    names of modules. Raises `UnreadableCheckpointError`.
     """
     found = read_checkpoint(path, known=(_CONTAINER,))
     return {_bare(name): tensor for name, tensor in found.items()}

@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from turboserve.worker.model.config import ModelConfig
-from turboserve.worker.model.load import UnreadableCheckpoint
+from turboserve.worker.model.load import UnreadableCheckpointError
 
 _SELF_FORCING = ModelConfig(
     dim=1536,
@@ -31,7 +31,7 @@ NAMES = (*_PUBLIC, *_SHIPPED)
 """Names of all presets."""
 
 
-class UnknownPreset(ValueError):
+class UnknownPresetError(ValueError):
     """No preset has this name; lists those there are."""
 
     def __init__(self, name: str) -> None:
@@ -40,16 +40,17 @@ class UnknownPreset(ValueError):
 
 
 def known(name: str) -> str:
-    """The name itself. Raises `UnknownPreset`."""
+    """The name itself. Raises `UnknownPresetError`."""
     if name not in NAMES:
-        raise UnknownPreset(name)
+        raise UnknownPresetError(name)
     return name
 
 
 def preset(name: str) -> ModelConfig:
     """The configuration of this name. A shipped model's is read from its weights file, which alone knows it.
 
-    Raises `UnknownPreset`, and `UnreadableCheckpoint` if a shipped weights file is missing or damaged.
+    Raises `UnknownPresetError`, and `UnreadableCheckpointError` if a shipped weights file is missing or
+    damaged.
     """
     if name in _PUBLIC:
         return _PUBLIC[name]
@@ -59,4 +60,4 @@ def preset(name: str) -> ModelConfig:
             details = json.loads((file.metadata() or {})["config"])
         return ModelConfig.from_mapping(details["transformer"])
     except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise UnreadableCheckpoint(f"{path}: {error!r}") from error
+        raise UnreadableCheckpointError(f"{path}: {error!r}") from error

@@ -14,7 +14,7 @@ from turboserve.worker.model.decoders import load_decoder
 from turboserve.worker.model.load import load_state, read_checkpoint
 from turboserve.worker.model.lora import merge_lora, read_lora
 from turboserve.worker.model.naming import transformer_names
-from turboserve.worker.model.presets import UnknownPreset, preset
+from turboserve.worker.model.presets import UnknownPresetError, preset
 from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.model.umt5 import load_text_encoder
 from turboserve.worker.model.weights import weights_digest
@@ -52,11 +52,11 @@ def load_public(
 ) -> Models:
     """The engine's models for a preset's name. `rotation` None: as the preset has it.
 
-    Raises `UnknownPreset`, `UnreadableCheckpoint`, `CheckpointError`, `ModelConfigError` or
-    `TextEncoderUnavailable`.
+    Raises `UnknownPresetError`, `UnreadableCheckpointError`, `CheckpointError`, `ModelConfigError` or
+    `TextEncoderUnavailableError`.
     """
     if name not in _CONTAINERS:
-        raise UnknownPreset(name)
+        raise UnknownPresetError(name)
     config = preset(name)
     if rotation is not None:
         config = dataclasses.replace(config, rotation=rotation)

@@ -31,7 +31,7 @@ def split_words(prompt: str) -> list[str]:
     return _WORD.findall(prompt.lower())[:MAX_WORDS]
 
 
-class _Layer(nn.Module):
+class _TextLayer(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -65,7 +65,7 @@ class ToyText(nn.Module):
         self.words = nn.Embedding(1 + BUCKETS + len(self.vocabulary), dim, padding_idx=0)
         self.places = nn.Parameter(0.02 * torch.randn(MAX_WORDS, dim))
         self.queries = nn.Parameter(0.2 * torch.randn(len(SUMMARY), dim))
-        self.layers = nn.ModuleList(_Layer(dim, heads) for _ in range(layers))
+        self.layers = nn.ModuleList(_TextLayer(dim, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(dim, elementwise_affine=False)
 
     @property

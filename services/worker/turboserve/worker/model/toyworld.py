@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from turboserve.worker.engine.engine import Models
 from turboserve.worker.model.config import ModelConfig
-from turboserve.worker.model.load import UnreadableCheckpoint, load_state
+from turboserve.worker.model.load import UnreadableCheckpointError, load_state
 from turboserve.worker.model.streaming import Cache, keep, stacked
 from turboserve.worker.model.toy_text import ToyText
 from turboserve.worker.model.toy_vae import ToyVae
@@ -77,7 +77,7 @@ class ToyDecoder:
 
 
 def read_toyworld(path: Path | None = None) -> ToyWorld:
-    """Reads a weights file; by default the one that ships. Raises `UnreadableCheckpoint`,
+    """Reads a weights file; by default the one that ships. Raises `UnreadableCheckpointError`,
     `CheckpointError`."""
     path = path or WEIGHTS
     state: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
@@ -87,7 +87,7 @@ def read_toyworld(path: Path | None = None) -> ToyWorld:
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 part, _, rest = name.partition(".")
                 if part not in state:
-                    raise UnreadableCheckpoint(
+                    raise UnreadableCheckpointError(
                         f"{path}: tensor {name} begins with none of {', '.join(PARTS)}"
                     )
                 state[part][rest] = file.get_tensor(name).float()
@@ -96,7 +96,7 @@ def read_toyworld(path: Path | None = None) -> ToyWorld:
         vae = ToyVae(**details["vae"])
         text = ToyText(details["vocabulary"], details["transformer"]["text_dim"])
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise UnreadableCheckpoint(f"{path}: {error!r}") from error
+        raise UnreadableCheckpointError(f"{path}: {error!r}") from error
     networks: dict[str, nn.Module] = {"transformer": transformer, "vae": vae, "text": text}
     for part, network in networks.items():
         load_state(network, state[part])

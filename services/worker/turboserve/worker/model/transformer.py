@@ -1,7 +1,7 @@
 """The causal Wan transformer (Wan 2.1 T2V as Self-Forcing and LongLive run it), apart from its memory.
 
 Parameter names are those of the public checkpoints. What a token may attend to is not decided here: the model
-asks a `Memory`, which training fills with a mask and the engine with its KV ring.
+asks a `AttentionMemory`, which training fills with a mask and the engine with its KV ring.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from turboserve.worker.model.block import Block, Memory, compiled_parts
+from turboserve.worker.model.block import AttentionMemory, Block, compiled_parts
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.rope import Rotation
 
@@ -81,7 +81,9 @@ class CausalWanTransformer(nn.Module):
                     nn.init.normal_(module.weight, std=0.02)
         nn.init.zeros_(self.head.head.weight)
 
-    def forward(self, latents: Tensor, timesteps: Tensor, frame_index: Tensor, memory: Memory) -> Tensor:
+    def forward(
+        self, latents: Tensor, timesteps: Tensor, frame_index: Tensor, memory: AttentionMemory
+    ) -> Tensor:
         """One forward over rows that may differ in everything but their number of frames.
 
         latents [B, F, C, H, W]; timesteps [B, F] float in 0..1000; frame_index [B, F] long, absolute in the
@@ -89,7 +91,9 @@ class CausalWanTransformer(nn.Module):
         """
         return self.run(latents, self.condition(timesteps), self.rotation.at(frame_index), memory)
 
-    def run(self, latents: Tensor, conditioning: Conditioning, rotation: Tensor, memory: Memory) -> Tensor:
+    def run(
+        self, latents: Tensor, conditioning: Conditioning, rotation: Tensor, memory: AttentionMemory
+    ) -> Tensor:
         """`forward` with what depends on timesteps and frame indices alone given: callers may keep that.
 
         latents [B, F, C, H, W]; rotation as `Rotation.at` gives it. Returns the flow [B, F, C, H, W].

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from turboserve.worker.model.load import UnreadableCheckpoint, load_state, read_checkpoint
+from turboserve.worker.model.load import UnreadableCheckpointError, load_state, read_checkpoint
 from turboserve.worker.model.naming import WAN_T5, renamed
 from turboserve.worker.model.weights import weight_bytes
 
@@ -26,7 +26,7 @@ _TOKENIZER_PLACES = ("tokenizer", "google/umt5-xxl", "../tokenizer", ".")
 _TOKENIZER_FILES = ("tokenizer.json", "spiece.model")
 
 
-class TextEncoderUnavailable(RuntimeError):
+class TextEncoderUnavailableError(RuntimeError):
     """The packages that UMT5 needs are not installed: says which extra has them."""
 
 
@@ -99,13 +99,13 @@ def load_text_encoder(
 
     `path`: a folder of diffusers (`text_encoder` and `tokenizer` in it), of transformers, or of Wan
     (`models_t5_umt5-xxl-enc-bf16.pth` and `google/umt5-xxl` in it); or the hub's name of one that is in the
-    user's cache. Raises `TextEncoderUnavailable`, `UnreadableCheckpoint` or `CheckpointError`.
+    user's cache. Raises `TextEncoderUnavailableError`, `UnreadableCheckpointError` or `CheckpointError`.
     """
     try:
         import ftfy  # noqa: F401 - prompts need it
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise TextEncoderUnavailable(
+        raise TextEncoderUnavailableError(
             f"{error.name} is not installed: pip install 'turboserve-worker[models]'"
         ) from error
     folder = _local(path)
@@ -114,7 +114,7 @@ def load_text_encoder(
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(_tokenizer_folder(folder)), local_files_only=True)
     except (OSError, ValueError) as error:
-        raise UnreadableCheckpoint(f"{folder}: tokenizer: {error}") from error
+        raise UnreadableCheckpointError(f"{folder}: tokenizer: {error}") from error
     return Umt5TextEncoder(model, tokenizer, text_len)
 
 
@@ -130,7 +130,7 @@ def _load_model(folder: Path) -> Any:
         try:
             config = UMT5Config(**json.loads(file.read_text()))
         except (OSError, ValueError, TypeError) as error:
-            raise UnreadableCheckpoint(f"{file}: {error}") from error
+            raise UnreadableCheckpointError(f"{file}: {error}") from error
     # Files hold the embedding under one of its two names, or under both.
     for name, other in ((_EMBEDDING, _TIED), (_TIED, _EMBEDDING)):
         if name in state:
@@ -150,7 +150,7 @@ def _sizes(state: dict[str, Tensor], folder: Path) -> dict[str, Any]:
         inner = state["blocks.0.attn.q.weight"].shape[0]
         feed_forward = state["blocks.0.ffn.fc1.weight"].shape[0]
     except (KeyError, ValueError) as error:
-        raise UnreadableCheckpoint(f"{folder}: not Wan's UMT5: {error}") from error
+        raise UnreadableCheckpointError(f"{folder}: not Wan's UMT5: {error}") from error
     return {
         "vocab_size": vocabulary,
         "d_model": width,
@@ -168,7 +168,7 @@ def _tokenizer_folder(folder: Path) -> Path:
         candidate = folder / place
         if any((candidate / file).is_file() for file in _TOKENIZER_FILES):
             return candidate
-    raise UnreadableCheckpoint(f"{folder}: no tokenizer in {', '.join(_TOKENIZER_PLACES)}")
+    raise UnreadableCheckpointError(f"{folder}: no tokenizer in {', '.join(_TOKENIZER_PLACES)}")
 
 
 def _local(source: Path | str) -> Path:
@@ -181,4 +181,4 @@ def _local(source: Path | str) -> Path:
     try:
         return Path(snapshot_download(str(source), local_files_only=True))
     except (HFValidationError, LocalEntryNotFoundError) as error:
-        raise UnreadableCheckpoint(f"{source}: neither a folder nor in the hub's cache") from error
+        raise UnreadableCheckpointError(f"{source}: neither a folder nor in the hub's cache") from error

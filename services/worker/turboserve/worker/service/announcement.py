@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 from turboserve.bus import Bus
 from turboserve.clock import Clock
-from turboserve.contracts.workers import LoadReport, MoveReport, MoveStage, Refusal, WorkerPhase
+from turboserve.contracts.workers import LoadReport, MoveReport, MoveStage, SessionRefusal, WorkerPhase
 from turboserve.tasks import stop
-from turboserve.worker.service import inputs as told
+from turboserve.worker.service import events
 from turboserve.worker.service.heartbeat import Heartbeat
 from turboserve.worker.settings import Settings
 
@@ -38,7 +38,7 @@ async def announced(
     """Renew as `report` says while the body runs; if it raises, leave. `gone` as in Worker."""
     announcement = _Announcement(report)
     heartbeat = Heartbeat(
-        bus, clock, settings.heartbeat_s, lambda: announcement.report, announcement.hear, gone
+        bus, clock, settings.heartbeat_s, lambda: announcement.report, announcement.handle, gone
     )
     announcement.changed = heartbeat.soon
     beating = asyncio.create_task(heartbeat.run(), name="announcement")
@@ -62,11 +62,11 @@ class _Announcement:
         self.changed: Callable[[], None] = lambda: None
         """Called when it says something new."""
 
-    def hear(self, message: told.Input) -> None:
-        if not isinstance(message, told.Renewed):
+    def handle(self, message: events.Input) -> None:
+        if not isinstance(message, events.Renewed):
             return
         refusals = tuple(
-            Refusal(session=row.id, epoch=row.epoch, reason=STARTED_AGAIN)
+            SessionRefusal(session=row.id, epoch=row.epoch, reason=STARTED_AGAIN)
             for row in message.records
             if row.phase.holds_slot
         )

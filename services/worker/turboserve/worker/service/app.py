@@ -12,7 +12,7 @@ from turboserve.subjects import Caller, identity_of
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.service import metrics
 from turboserve.worker.service.announcement import announced, starting
-from turboserve.worker.service.machine import Machine
+from turboserve.worker.service.host_platform import HostPlatform
 from turboserve.worker.service.models import load_models
 from turboserve.worker.service.ports import Platform
 from turboserve.worker.service.warm_up import sessions_in_real_time
@@ -26,7 +26,7 @@ async def start(runtime: Runtime, load: Callable[[Settings], Models] = load_mode
     """`compose` on this machine. `load`: brings the models to the device."""
     settings = runtime.settings
     assert isinstance(settings, Settings)
-    worker = await compose(runtime, settings, Machine(settings, runtime.clock, load))
+    worker = await compose(runtime, settings, HostPlatform(settings, runtime.clock, load))
     expose(worker)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turboserve.worker.service.inputs import Ownership
+from turboserve.worker.service.events import Ownership
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Resume:
 
 
 @dataclass(frozen=True)
-class Halt:
+class PauseGeneration:
     """Keep the state where it is, but generate no further chunk."""
 
     session: str
@@ -77,15 +77,15 @@ class Halt:
 
 
 @dataclass(frozen=True)
-class Unhalt:
+class ResumeGeneration:
     session: str
     run: int
     control_seq: int
 
 
 @dataclass(frozen=True)
-class Freeze:
-    """Have it stand still at a chunk boundary at which no viewer waits; answer with `Frozen`."""
+class Quiesce:
+    """Have it stand still at a chunk boundary at which no viewer waits; answer with `Quiesced`."""
 
     session: str
     run: int
@@ -94,7 +94,7 @@ class Freeze:
 
 
 @dataclass(frozen=True)
-class Thaw:
+class Unquiesce:
     """Go on, from where it stands still."""
 
     session: str
@@ -102,7 +102,7 @@ class Thaw:
 
 
 @dataclass(frozen=True)
-class GiveRest:
+class SendFinalDelta:
     """It stands still: its target may have the rest of its state."""
 
     session: str
@@ -110,7 +110,7 @@ class GiveRest:
 
 
 @dataclass(frozen=True)
-class GiveSeal:
+class SendManifest:
     """The log has all chunks before this one: its target may have the seal."""
 
     session: str
@@ -119,15 +119,16 @@ class GiveSeal:
 
 
 @dataclass(frozen=True)
-class EndGift:
+class CancelTransfer:
     """Give nothing more to the target."""
 
     session: str
 
 
 @dataclass(frozen=True)
-class Fetch:
-    """Keep memory for the session, and copy its state into it; answer with `Arrived` or `ArrivalFailed`."""
+class FetchState:
+    """Keep memory for the session, and copy its state into it; answer with `Arrived` or
+    `StateFetchFailed`."""
 
     session: str
     run: int
@@ -138,7 +139,7 @@ class Fetch:
 
 
 @dataclass(frozen=True)
-class DropArrival:
+class CancelFetch:
     """End the copy, and let go of what it has brought."""
 
     session: str
@@ -236,15 +237,15 @@ Command = (
     | Evict
     | Suspend
     | Resume
-    | Halt
-    | Unhalt
-    | Freeze
-    | Thaw
-    | GiveRest
-    | GiveSeal
-    | EndGift
-    | Fetch
-    | DropArrival
+    | PauseGeneration
+    | ResumeGeneration
+    | Quiesce
+    | Unquiesce
+    | SendFinalDelta
+    | SendManifest
+    | CancelTransfer
+    | FetchState
+    | CancelFetch
     | SetPrompt
     | SetPlayhead
     | PublishChunk

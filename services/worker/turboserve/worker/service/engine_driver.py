@@ -15,14 +15,14 @@ from typing import Any
 from torch import Tensor
 
 from turboserve import logs
-from turboserve.worker.engine import adoption, events
+from turboserve.worker.engine import events as engine_events
+from turboserve.worker.engine import session_import
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.engine.errors import EngineError, SlabsExhausted, UnknownSession
+from turboserve.worker.engine.errors import EngineError, SlabsExhaustedError, UnknownSessionError
 from turboserve.worker.engine.spec import Control, Rebuild, SessionSpec
 from turboserve.worker.engine.streams import DEVICE_LOST
-from turboserve.worker.service import commands as do
-from turboserve.worker.service import inputs as told
-from turboserve.worker.service.stamped import FromEngine, Made
+from turboserve.worker.service import commands, events
+from turboserve.worker.service.packaged_chunks import FromEngine, GeneratedChunk
 
 ISOLATED_CHUNKS = 8
 """So many chunks of a session that was in a failing step are computed in steps of its own."""
@@ -33,17 +33,17 @@ log = logs.get("engine")
 
 
 @dataclass(frozen=True, eq=False)
-class AdmitWith:
+class AdmitRequest:
     """`Admit` and what was fetched for it."""
 
-    admit: do.Admit
+    admit: commands.Admit
     latents: Tensor | None = None
     """Clean latents of the newest chunks before `next_chunk`, [frames, C, H, W]; None: lost, or none yet."""
     sink: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class EngineCall:
     """Anything that has to be done on the engine's thread; `future` has its result."""
 
     function: Callable[[Engine], Any]
@@ -51,19 +51,19 @@ class Call:
 
 
 EngineCommand = (
-    AdmitWith
-    | Call
-    | do.Freeze
-    | do.Thaw
-    | do.Evict
-    | do.Suspend
-    | do.Resume
-    | do.Halt
-    | do.Unhalt
-    | do.SetPrompt
-    | do.SetPlayhead
-    | do.GenerateUntil
-    | do.StopGenerating
+    AdmitRequest
+    | EngineCall
+    | commands.Quiesce
+    | commands.Unquiesce
+    | commands.Evict
+    | commands.Suspend
+    | commands.Resume
+    | commands.PauseGeneration
+    | commands.ResumeGeneration
+    | commands.SetPrompt
+    | commands.SetPlayhead
+    | commands.GenerateUntil
+    | commands.StopGenerating
 )
 
 
@@ -72,7 +72,7 @@ class _EngineRun:
     """One run of a session in the engine."""
 
     run: int
-    warming: AdmitWith | None = None
+    warming: AdmitRequest | None = None
     """Set while a first chunk is made only to give a session without latents a context."""
     held_back: list[EngineCommand] = field(default_factory=list)
 
@@ -111,7 +111,7 @@ class EngineDriver:
         lost = isinstance(error, DEVICE_LOST) or isinstance(error.__cause__, DEVICE_LOST)
         return self.engine.computing if lost else ()
 
-    def step(self) -> list[events.Event]:
+    def step(self) -> list[engine_events.Event]:
         """One step of the engine, if one may begin now; what it did, to be given to `stamp`."""
         now = self._now()
         return self.engine.step(now) if now < self.generate_until else []
@@ -131,34 +131,34 @@ class EngineDriver:
 
     def carry_out(self, command: EngineCommand) -> None:
         """Do it now. A run that cannot go on is evicted, and delivered as failed."""
-        if isinstance(command, do.GenerateUntil | do.StopGenerating):
-            self.generate_until = command.until if isinstance(command, do.GenerateUntil) else -math.inf
+        if isinstance(command, commands.GenerateUntil | commands.StopGenerating):
+            self.generate_until = command.until if isinstance(command, commands.GenerateUntil) else -math.inf
             return
-        if isinstance(command, AdmitWith):
+        if isinstance(command, AdmitRequest):
             self._admit(command)
             return
-        if isinstance(command, Call):
+        if isinstance(command, EngineCall):
             self._call(command)
             return
-        stay = self._runs.get(command.session)
-        if stay is None or stay.run != command.run:
+        engine_run = self._runs.get(command.session)
+        if engine_run is None or engine_run.run != command.run:
             return
-        if stay.warming is not None and not isinstance(command, do.Evict):
-            stay.held_back.append(command)
+        if engine_run.warming is not None and not isinstance(command, commands.Evict):
+            engine_run.held_back.append(command)
             return
         try:
             self._apply(command)
-        except UnknownSession as error:
+        except UnknownSessionError as error:
             # On the host, it left its slab while the command was on its way: what still matters is said again
             # with its return. Otherwise it failed a moment ago, or this is the first that is heard of it.
             if not self._on_host(command.session):
                 self._fail(command.session, str(error))
-        except SlabsExhausted as error:
-            self._deliver(told.AdmissionRefused(command.session, command.run, str(error), on_host=True))
+        except SlabsExhaustedError as error:
+            self._deliver(events.AdmissionRefused(command.session, command.run, str(error), on_host=True))
         except EngineError as error:
             self._fail(command.session, str(error))
 
-    def _call(self, command: Call) -> None:
+    def _call(self, command: EngineCall) -> None:
         # Who asked may have given up meanwhile; from here on that has no effect.
         if not command.future.set_running_or_notify_cancel():
             return
@@ -170,28 +170,28 @@ class EngineDriver:
     def _apply(self, command: EngineCommand) -> None:
         now = self._now()
         match command:
-            case do.Evict(session=session):
+            case commands.Evict(session=session):
                 del self._runs[session]
                 self._evict(session)
-            case do.Suspend(session=session):
+            case commands.Suspend(session=session):
                 self.engine.suspend(session)
-            case do.Resume(session=session):
+            case commands.Resume(session=session):
                 self.engine.resume(session, now)
                 self.engine.playhead(session, command.playhead_s, now=now, playing=False)
-            case do.Freeze(session=session, number=number):
-                adoption.freeze(self.engine, session, now, self._quiet_s, self._patience_s, number)
-            case do.Thaw(session=session):
-                adoption.thaw(self.engine, session)
-            case do.Halt(session=session, control_seq=seq):
+            case commands.Quiesce(session=session, number=number):
+                session_import.quiesce(self.engine, session, now, self._quiet_s, self._patience_s, number)
+            case commands.Unquiesce(session=session):
+                session_import.unquiesce(self.engine, session)
+            case commands.PauseGeneration(session=session, control_seq=seq):
                 self.engine.control(session, Control(seq, paused=True))
-            case do.Unhalt(session=session, control_seq=seq):
+            case commands.ResumeGeneration(session=session, control_seq=seq):
                 self.engine.control(session, Control(seq, paused=False))
-            case do.SetPrompt(session=session, control_seq=seq, prompt=prompt):
+            case commands.SetPrompt(session=session, control_seq=seq, prompt=prompt):
                 self.engine.control(session, Control(seq, prompt=prompt))
-            case do.SetPlayhead(session=session, playhead_s=seconds, playing=playing, age_s=age_s):
+            case commands.SetPlayhead(session=session, playhead_s=seconds, playing=playing, age_s=age_s):
                 self.engine.playhead(session, seconds, now=now - age_s, playing=playing)
 
-    def _admit(self, command: AdmitWith) -> None:
+    def _admit(self, command: AdmitRequest) -> None:
         admit = command.admit
         rebuild = None
         warming = None
@@ -210,69 +210,69 @@ class EngineDriver:
         )
         try:
             self.engine.admit(spec, self._now())
-        except SlabsExhausted as error:
-            self._deliver(told.AdmissionRefused(admit.session, admit.run, str(error), on_host=False))
+        except SlabsExhaustedError as error:
+            self._deliver(events.AdmissionRefused(admit.session, admit.run, str(error), on_host=False))
         except EngineError as error:
-            self._deliver(told.RunFailed(admit.session, admit.run, str(error)))
+            self._deliver(events.RunFailed(admit.session, admit.run, str(error)))
         else:
             self._runs[admit.session] = _EngineRun(admit.run, warming)
 
-    def _warmed(self, stay: _EngineRun, chunk: events.ChunkReady) -> None:
+    def _warmed(self, engine_run: _EngineRun, chunk: engine_events.ChunkReady) -> None:
         """Begin again at the chunk that is due, with this first chunk's latents for the lost context."""
-        assert stay.warming is not None
-        admit = stay.warming.admit
+        assert engine_run.warming is not None
+        admit = engine_run.warming.admit
         del self._runs[admit.session]
         self._evict(admit.session)
         dtype = self.engine.table.pool.layout.dtype
-        self._admit(AdmitWith(admit, chunk.latents.to(dtype)))
-        for command in stay.held_back:
+        self._admit(AdmitRequest(admit, chunk.latents.to(dtype)))
+        for command in engine_run.held_back:
             self.carry_out(command)
 
-    def stamp(self, event: events.Event) -> None:
+    def stamp(self, event: engine_events.Event) -> None:
         """Deliver an event, with the run that it belongs to."""
-        stay = self._runs.get(event.session)
-        if stay is None:
+        engine_run = self._runs.get(event.session)
+        if engine_run is None:
             return
-        session, run = event.session, stay.run
+        session, run = event.session, engine_run.run
         match event:
-            case events.ChunkReady() if stay.warming is not None:
-                self._warmed(stay, event)
-            case events.SessionFailed(error=error):
+            case engine_events.ChunkReady() if engine_run.warming is not None:
+                self._warmed(engine_run, event)
+            case engine_events.SessionFailed(error=error):
                 del self._runs[session]
-                self._deliver(told.RunFailed(session, run, error))
-            case _ if stay.warming is not None:
+                self._deliver(events.RunFailed(session, run, error))
+            case _ if engine_run.warming is not None:
                 pass
-            case events.ChunkReady():
+            case engine_events.ChunkReady():
                 others = sum(
                     held.name != session and (held.work is not None or bool(held.undecoded))
                     for held in self.engine.table.sessions.values()
                 )
-                self._deliver(Made(run, event, 1 + others))
-            case events.ControlApplied(control_seq=seq):
-                self._deliver(told.ControlTaken(session, run, seq))
-            case events.Suspended(next_chunk=next_chunk):
-                self._deliver(told.MovedToHost(session, run, next_chunk))
-            case events.Frozen(next_chunk=next_chunk, number=number):
-                self._deliver(told.Frozen(session, run, next_chunk, number))
-            case events.SuspendRefused(reason=reason):
-                self._deliver(told.SuspendRefused(session, run, reason))
-            case events.SessionEnded(reason=reason):
-                self._deliver(told.RunFinished(session, run, reason))
-            case events.SessionReady():
+                self._deliver(GeneratedChunk(run, event, 1 + others))
+            case engine_events.ControlApplied(control_seq=seq):
+                self._deliver(events.ControlTookEffect(session, run, seq))
+            case engine_events.Suspended(next_chunk=next_chunk):
+                self._deliver(events.MovedToHost(session, run, next_chunk))
+            case engine_events.SessionQuiesced(next_chunk=next_chunk, number=number):
+                self._deliver(events.Quiesced(session, run, next_chunk, number))
+            case engine_events.SuspendRefused(reason=reason):
+                self._deliver(events.SuspendFailed(session, run, reason))
+            case engine_events.SessionEnded(reason=reason):
+                self._deliver(events.RunFinished(session, run, reason))
+            case engine_events.SessionReady():
                 log.debug("session ready", session=session, next_chunk=event.next_chunk)
 
     def _fail(self, session: str, reason: str) -> None:
-        stay = self._runs.pop(session, None)
+        engine_run = self._runs.pop(session, None)
         self._evict(session)
-        if stay is not None:
-            self._deliver(told.RunFailed(session, stay.run, reason))
+        if engine_run is not None:
+            self._deliver(events.RunFailed(session, engine_run.run, reason))
 
     def _on_host(self, session: str) -> bool:
-        with suppress(UnknownSession):
+        with suppress(UnknownSessionError):
             self.engine.snapshot(session)
             return True
         return False
 
     def _evict(self, session: str) -> None:
-        with suppress(UnknownSession):
+        with suppress(UnknownSessionError):
             self.engine.evict(session)

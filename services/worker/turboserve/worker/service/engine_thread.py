@@ -12,8 +12,8 @@ from typing import TypeVar
 from turboserve import logs
 from turboserve.clock import Clock
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.service.engine_driver import Call, EngineCommand, EngineDriver
-from turboserve.worker.service.stamped import FromEngine
+from turboserve.worker.service.engine_driver import EngineCall, EngineCommand, EngineDriver
+from turboserve.worker.service.packaged_chunks import FromEngine
 
 log = logs.get("engine")
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class EngineThread:
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
         """See `EngineRunner.call`."""
         future: Future[T] = Future()
-        self._commands.put(Call(function, future))
+        self._commands.put(EngineCall(function, future))
         return future
 
     def adopt(self, session: str, run: int, adopt: Callable[[Engine], None]) -> Future[None]:

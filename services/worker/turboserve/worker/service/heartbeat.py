@@ -16,18 +16,18 @@ from turboserve.contracts.errors import TurboServeError, UnavailableError, Worke
 from turboserve.contracts.requests import Renew
 from turboserve.contracts.workers import LoadReport, WorkerPhase
 from turboserve.subjects import LOAD, RENEW
-from turboserve.worker.service import inputs as told
+from turboserve.worker.service import events
 
 PAUSE_S = 0.05
 """Reports are at least this far apart."""
-GOODBYE_S = 0.3
+FINAL_REPORT_TIMEOUT_S = 0.3
 """The state store carries a goodbye out also when its answer comes too late."""
 
 log = logs.get("heartbeat")
 
 
 class Heartbeat:
-    """Sends LOAD and RENEW; hands the answers to `tell`, and a verdict of death to `gone`."""
+    """Sends LOAD and RENEW; hands the answers to `handle`, and a verdict of death to `gone`."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class Heartbeat:
         clock: Clock,
         heartbeat_s: float,
         report: Callable[[], LoadReport],
-        tell: Callable[[told.Input], None],
+        deliver_event: Callable[[events.Input], None],
         gone: Callable[[str], None],
     ) -> None:
         self._bus, self._clock, self._heartbeat_s = bus, clock, heartbeat_s
-        self._report, self._tell, self._gone = report, tell, gone
+        self._report, self._deliver, self._gone = report, deliver_event, gone
         self._wanted = asyncio.Event()
         self.answered = False
         """Whether the state store has ever answered."""
@@ -67,14 +67,15 @@ class Heartbeat:
     async def leave(self) -> None:
         """Beat no more, and say so: the sessions move at once rather than when silence is taken for death.
 
-        For after the last chunk: the fence keeps out what comes later. Raises nothing, waits `GOODBYE_S`.
+        For after the last chunk: the fence keeps out what comes later. Raises nothing, waits
+        `FINAL_REPORT_TIMEOUT_S`.
         """
         self._leaving = True
         load = self._report().model_copy(update={"phase": WorkerPhase.GONE})
         try:
-            await self._bus.call(RENEW, Renew(load=load), deadline_s=GOODBYE_S)
+            await self._bus.call(RENEW, Renew(load=load), deadline_s=FINAL_REPORT_TIMEOUT_S)
         except TurboServeError as error:
-            log.info("no answer to the goodbye", error=error.detail)
+            log.info("final report not acknowledged", error=error.detail)
 
     async def _beat(self) -> None:
         load = self._report()
@@ -83,7 +84,7 @@ class Heartbeat:
             await self._bus.publish(LOAD, load.worker, load)
             answer = await self._bus.call(RENEW, Renew(load=load))
         except NoServerError:
-            self._tell(told.NobodyRenews(asked_at))
+            self._deliver(events.RenewalUnavailable(asked_at))
         except WorkerGoneError as error:
             # A renewal that was on its way when the goodbye overtook it is told so, too.
             if not self._leaving:
@@ -92,11 +93,13 @@ class Heartbeat:
             log.warning("not renewed", error=error.detail)
             if error.answered:
                 # The state store is there and its database is not: it cannot give our sessions away either.
-                self._tell(told.NobodyRenews(asked_at))
+                self._deliver(events.RenewalUnavailable(asked_at))
         except TurboServeError as error:
             log.error("renewal refused", error=error.detail, code=error.code)
         except (nats.errors.Error, OSError) as error:
             log.warning("not renewed", error=repr(error))
         else:
             self.answered = True
-            self._tell(told.Renewed(asked_at, answer.assigned, answer.drain, answer.incoming, answer.keys))
+            self._deliver(
+                events.Renewed(asked_at, answer.assigned, answer.drain, answer.incoming, answer.keys)
+            )

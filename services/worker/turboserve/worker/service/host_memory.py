@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from turboserve.worker.engine.engine import Models
-from turboserve.worker.engine.landing import host_bytes, own_limit
+from turboserve.worker.engine.receive_buffer import host_bytes, own_limit
 from turboserve.worker.engine.slab import SlabLayout
 
 LEAST_BYTES = 1 << 30

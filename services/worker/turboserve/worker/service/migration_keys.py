@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from turboserve.contracts.workers import MigrationKey
-from turboserve.worker.service import inputs as told
+from turboserve.worker.service import events
 
 
 class MigrationKeys:
@@ -16,17 +16,17 @@ class MigrationKeys:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def learn(self, message: told.Input, now: float) -> None:
+    def learn(self, message: events.Input, now: float) -> None:
         """Take the keys that a message brings, and forget those whose migration is over by it."""
         match message:
-            case told.Renewed():
+            case events.Renewed():
                 # An answer says nothing about what was learned after the question.
                 for session, (_, learned_at) in list(self._keys.items()):
                     if learned_at < message.asked_at:
                         del self._keys[session]
                 for key in message.keys:
                     self._keep(key, now)
-            case told.Assigned():
+            case events.Assigned():
                 if message.key is not None:
                     self._keep(message.key, now)
                 elif message.record.target is None:

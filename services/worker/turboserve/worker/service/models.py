@@ -11,7 +11,7 @@ import torch
 from turboserve import logs
 from turboserve.worker.engine.budget import affordable_decodes, plan
 from turboserve.worker.engine.engine import Engine, Models
-from turboserve.worker.engine.errors import HostMemoryUnavailable
+from turboserve.worker.engine.errors import HostMemoryUnavailableError
 from turboserve.worker.engine.profile_file import ProfileFile
 from turboserve.worker.engine.snapshot import fingerprint
 from turboserve.worker.engine.spec import EngineOptions
@@ -43,7 +43,7 @@ def choose_dtype(settings: Settings, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if half else torch.float32
 
 
-class MissingFile(ValueError):
+class MissingFileError(ValueError):
     """A public model lacks one of its files: names the variable that says where it is."""
 
     def __init__(self, model: str, setting: str) -> None:
@@ -54,8 +54,8 @@ class MissingFile(ValueError):
 def load_models(settings: Settings) -> Models:
     """The configured model on the chosen device. Takes seconds for toyworld and minutes for a public model.
 
-    Raises `CheckpointError` or `UnreadableCheckpoint` for bad files, `MissingFile`, and
-    `TextEncoderUnavailable` where the worker's extra `models` is not installed.
+    Raises `CheckpointError` or `UnreadableCheckpointError` for bad files, `MissingFileError`, and
+    `TextEncoderUnavailableError` where the worker's extra `models` is not installed.
     """
     from turboserve.worker.model.toyworld import load_toyworld
 
@@ -72,7 +72,7 @@ def _load_public(settings: Settings, device: torch.device) -> Models:
 
     for setting in ("checkpoint", "vae", "text_encoder"):
         if getattr(settings, setting) is None:
-            raise MissingFile(settings.model, setting)
+            raise MissingFileError(settings.model, setting)
     assert settings.checkpoint is not None
     assert settings.vae is not None
     assert settings.text_encoder is not None
@@ -87,8 +87,8 @@ def _load_public(settings: Settings, device: torch.device) -> Models:
 
 
 def make_engine(models: Models, settings: Settings) -> Engine:
-    """An engine with as many slabs as are wanted and fit. Raises `BudgetTooSmall` when none does,
-    `HostMemoryUnavailable`, `AttentionUnavailable` and `BadProfile`."""
+    """An engine with as many slabs as are wanted and fit. Raises `BudgetTooSmallError` when none does,
+    `HostMemoryUnavailableError`, `AttentionUnavailableError` and `InvalidProfileError`."""
     weight = models.transformer.patch_embedding.weight
     model_bytes = models.weight_bytes
     total_bytes = settings.memory_bytes or _free_bytes(weight.device) + model_bytes
@@ -116,7 +116,7 @@ def make_engine(models: Models, settings: Settings) -> Engine:
             return _told(
                 Engine(models, replace(options, host_bytes=host_bytes), profiles=profiles), state_bytes
             )
-        except HostMemoryUnavailable as error:
+        except HostMemoryUnavailableError as error:
             log.warning("less host memory than was free", error=str(error))
             # Its frames would keep the slabs of the engine that did not come to be.
             refused = error.with_traceback(None)
@@ -126,7 +126,7 @@ def make_engine(models: Models, settings: Settings) -> Engine:
 def _told(engine: Engine, state_bytes: int) -> Engine:
     if engine.options.host_bytes < state_bytes:
         log.warning(
-            "host memory may hold no session: paused ones keep their slabs, none can arrive suspended",
+            "no host memory for sessions: suspended sessions keep their slabs, none can arrive suspended",
             host_bytes=engine.options.host_bytes,
             state_bytes=state_bytes,
             setting="TURBOSERVE_HOST_MEMORY_BYTES",

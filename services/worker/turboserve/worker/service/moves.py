@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 
 from turboserve import logs
 from turboserve.tasks import stop
-from turboserve.worker.engine import adoption
+from turboserve.worker.engine import session_import
 from turboserve.worker.engine.backend import ReceiveBuffer
 from turboserve.worker.engine.engine import Engine
-from turboserve.worker.engine.errors import EngineError, UnknownSession
+from turboserve.worker.engine.errors import EngineError, UnknownSessionError
 from turboserve.worker.engine.moving import Page
-from turboserve.worker.service import commands as do
-from turboserve.worker.service import inputs as told
+from turboserve.worker.service import commands, events
 from turboserve.worker.service.migration_keys import MigrationKeys
 from turboserve.worker.service.ports import EngineRunner
 from turboserve.worker.service.table import Table
@@ -23,24 +22,30 @@ from turboserve.worker.settings import Settings
 from turboserve.worker.transfer import metrics
 from turboserve.worker.transfer.errors import (
     AuthenticationError,
-    NoState,
-    NotOffered,
-    NotReady,
+    MigrationNotOfferedError,
+    NoStateError,
+    SourceNotReadyError,
     TransferError,
 )
 from turboserve.worker.transfer.network import TransferNetwork
-from turboserve.worker.transfer.pace import Limits, Pace
+from turboserve.worker.transfer.pace import CopyLimits, CopyRate
 from turboserve.worker.transfer.source import Source
-from turboserve.worker.transfer.target import Fetched, Target, host_of
+from turboserve.worker.transfer.target import FetchedState, Target, host_of
 
 log = logs.get("moves")
 T = TypeVar("T")
 
-Command = do.GiveRest | do.GiveSeal | do.EndGift | do.Fetch | do.DropArrival
+Command = (
+    commands.SendFinalDelta
+    | commands.SendManifest
+    | commands.CancelTransfer
+    | commands.FetchState
+    | commands.CancelFetch
+)
 
 
 @dataclass(eq=False)
-class _Copy:
+class _IncomingCopy:
     """A session on its way here."""
 
     task: asyncio.Task[None]
@@ -48,24 +53,24 @@ class _Copy:
 
 
 @dataclass(eq=False)
-class _Kept:
+class _ReservedMemory:
     """Memory for it. Only the engine's thread touches this."""
 
-    landing: ReceiveBuffer | None = None
+    buffer: ReceiveBuffer | None = None
 
     def reserve(self, engine: Engine, on_host: bool) -> ReceiveBuffer:
-        self.landing = adoption.reserve(engine, on_host=on_host)
-        return self.landing
+        self.buffer = session_import.reserve(engine, on_host=on_host)
+        return self.buffer
 
     def adopt(self, engine: Engine, header: Mapping[str, Any], pages: Iterable[str], now: float) -> None:
-        assert self.landing is not None
-        adoption.adopt(engine, self.landing, header, pages, now)
-        self.landing = None
+        assert self.buffer is not None
+        session_import.import_session(engine, self.buffer, header, pages, now)
+        self.buffer = None
 
     def release(self, engine: Engine) -> None:
-        if self.landing is not None:
-            adoption.release(engine, self.landing)
-            self.landing = None
+        if self.buffer is not None:
+            session_import.release(engine, self.buffer)
+            self.buffer = None
 
 
 class Moves:
@@ -78,26 +83,26 @@ class Moves:
         engine: EngineRunner,
         network: TransferNetwork,
         table: Table,
-        tell: Callable[[told.Input], None],
+        deliver_event: Callable[[events.Input], None],
         now: Callable[[], float],
     ) -> None:
-        self._engine, self._table, self._tell, self._now = engine, table, tell, now
+        self._engine, self._table, self._deliver, self._now = engine, table, deliver_event, now
         self.keys = MigrationKeys()
         self._network, self.links = network, network.links
-        limits = Limits(
+        limits = CopyLimits(
             least_s=settings.move_limit_s,
             most_s=settings.move_limit_most_s,
             bytes_per_s=settings.transfer_bytes_per_s,
             still_s=settings.move_still_s,
         )
-        self._pace = Pace(limits)
+        self._pace = CopyRate(limits)
         self._source = Source(self, self.links, limits, now)
         self._target = Target(worker, self.links, limits.least_s, network.connect, now)
         self.addresses: tuple[str, ...] = ()
         """Where other workers ask for state; empty before `start`."""
-        self._copies: dict[str, _Copy] = {}
-        self._resting: dict[str, asyncio.Event] = {}
-        self._sealable: dict[str, tuple[asyncio.Event, set[int]]] = {}
+        self._copies: dict[str, _IncomingCopy] = {}
+        self._quiesced: dict[str, asyncio.Event] = {}
+        self._manifest_ready: dict[str, tuple[asyncio.Event, set[int]]] = {}
 
     @property
     def machine(self) -> str:
@@ -123,23 +128,25 @@ class Moves:
 
     def carry_out(self, command: Command) -> None:
         match command:
-            case do.GiveRest(session=session):
-                if session in self._resting:
-                    self._resting[session].set()
-            case do.GiveSeal(session=session, next_chunk=next_chunk):
-                if session in self._sealable:
-                    event, numbers = self._sealable[session]
+            case commands.SendFinalDelta(session=session):
+                if session in self._quiesced:
+                    self._quiesced[session].set()
+            case commands.SendManifest(session=session, next_chunk=next_chunk):
+                if session in self._manifest_ready:
+                    event, numbers = self._manifest_ready[session]
                     numbers.add(next_chunk)
                     event.set()
-            case do.EndGift(session=session):
+            case commands.CancelTransfer(session=session):
                 self._source.abort(session)
-            case do.Fetch():
-                self._copies[command.session] = _Copy(asyncio.create_task(self._fetch(command)), command.run)
-            case do.DropArrival(session=session, run=run):
+            case commands.FetchState():
+                self._copies[command.session] = _IncomingCopy(
+                    asyncio.create_task(self._fetch(command)), command.run
+                )
+            case commands.CancelFetch(session=session, run=run):
                 copy = self._copies.pop(session, None)
                 if copy is not None:
                     copy.task.cancel()
-                self._engine.submit(do.Evict(session, run))
+                self._engine.submit(commands.Evict(session, run))
 
     # The giver
 
@@ -153,59 +160,59 @@ class Moves:
 
     def offer(self, session: str, move: int, target: str) -> bool:
         """See `Giver.offer`."""
-        at_rest = self._table.offer(session, move, target)
-        self._resting[session] = asyncio.Event()
-        self._sealable[session] = asyncio.Event(), set()
-        return at_rest
+        quiesced = self._table.offer(session, move, target)
+        self._quiesced[session] = asyncio.Event()
+        self._manifest_ready[session] = asyncio.Event(), set()
+        return quiesced
 
     async def pages(self, session: str) -> Sequence[Page]:
         """See `Giver.pages`."""
-        pages = await self._on_engine(session, lambda engine: adoption.read(engine, session))
+        pages = await self._on_engine(session, lambda engine: session_import.read(engine, session))
         if not pages:
-            raise NotReady(f"session {session}: its state is on its way into its slab")
+            raise SourceNotReadyError(f"session {session}: its state is on its way into its slab")
         return pages
 
     async def rest(self, session: str, move: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
         """See `Giver.rest`."""
-        resting = self._resting[session]
-        self._tell(told.FreezeWanted(session, move))
-        await resting.wait()
-        return await self._on_engine(session, lambda engine: adoption.read_at_rest(engine, session))
+        quiesced = self._quiesced[session]
+        self._deliver(events.QuiesceRequested(session, move))
+        await quiesced.wait()
+        return await self._on_engine(session, lambda engine: session_import.read_quiesced(engine, session))
 
     async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
         """See `Giver.acknowledged`."""
-        event, numbers = self._sealable[session]
+        event, numbers = self._manifest_ready[session]
         while next_chunk not in numbers:
             event.clear()
             await event.wait()
 
-    def sealing(self, session: str, move: int) -> None:
-        """See `Giver.sealing`."""
+    def sending_manifest(self, session: str, move: int) -> None:
+        """See `Giver.sending_manifest`."""
         entry = self._table.entries.get(session)
-        if entry is None or entry.gift is None or entry.gift.move != move:
-            raise NotOffered(f"session {session}: move {move} is over here")
-        self._tell(told.GiftSealed(session, move))
+        if entry is None or entry.outgoing_migration is None or entry.outgoing_migration.move != move:
+            raise MigrationNotOfferedError(f"session {session}: move {move} is over here")
+        self._deliver(events.ManifestSent(session, move))
 
     def over(self, session: str, move: int) -> None:
         """See `Giver.over`."""
-        self._resting.pop(session, None)
-        self._sealable.pop(session, None)
-        self._tell(told.GiftBroken(session, move))
+        self._quiesced.pop(session, None)
+        self._manifest_ready.pop(session, None)
+        self._deliver(events.TransferEnded(session, move))
 
     async def _on_engine(self, session: str, read: Callable[[Engine], T]) -> T:
         try:
             return await asyncio.wrap_future(self._engine.call(read))
-        except UnknownSession as error:
-            raise NoState(str(error)) from error
+        except UnknownSessionError as error:
+            raise NoStateError(str(error)) from error
 
     # The target
 
-    async def _fetch(self, command: do.Fetch) -> None:
-        session, run, kept = command.session, command.run, _Kept()
-        answer: told.Input
+    async def _fetch(self, command: commands.FetchState) -> None:
+        session, run, kept = command.session, command.run, _ReservedMemory()
+        answer: events.Input
         try:
             fetched = await self._copy_and_adopt(command, kept)
-            answer = told.Arrived(
+            answer = events.StateReceived(
                 session,
                 run,
                 next_chunk=fetched.next_chunk,
@@ -225,13 +232,13 @@ class Moves:
                 seconds=round(fetched.seconds, 3),
             )
         except (TransferError, EngineError) as error:
-            answer = told.ArrivalFailed(session, run, f"{error.code}: {error}"[:500], error.code)
+            answer = events.StateFetchFailed(session, run, f"{error.code}: {error}"[:500], error.code)
             if isinstance(error, EngineError):
                 # No room, or not a state of this model; what went wrong on the way is counted there.
                 metrics.broken.add(1, {"role": "target", "code": error.code})
             log.warning("state not fetched", session=session, reason=answer.reason)
         except Exception as error:
-            answer = told.ArrivalFailed(session, run, f"internal: {error!r}"[:500])
+            answer = events.StateFetchFailed(session, run, f"internal: {error!r}"[:500])
             log.exception("state not fetched", session=session)
         finally:
             # Nobody writes to the memory any more: the fetch has ended, however it did.
@@ -239,19 +246,19 @@ class Moves:
         copy = self._copies.get(session)
         if copy is not None and copy.run == run:
             del self._copies[session]
-        self._tell(answer)
+        self._deliver(answer)
 
-    async def _copy_and_adopt(self, command: do.Fetch, kept: _Kept) -> Fetched:
+    async def _copy_and_adopt(self, command: commands.FetchState, kept: _ReservedMemory) -> FetchedState:
         session, on_host = command.session, command.on_host
         key = self.keys.of(session, command.move)
         if key is None:
             raise AuthenticationError(f"session {session}: the row brought no key for move {command.move}")
-        landing = await asyncio.wrap_future(self._engine.call(lambda engine: kept.reserve(engine, on_host)))
+        buffer = await asyncio.wrap_future(self._engine.call(lambda engine: kept.reserve(engine, on_host)))
         host = host_of(command.source)
-        limit_s = self._pace.limit_s(host, landing.most_bytes)
-        self._tell(told.CopyBegins(session, command.run, limit_s))
+        limit_s = self._pace.limit_s(host, buffer.most_bytes)
+        self._deliver(events.CopyStarted(session, command.run, limit_s))
         try:
-            fetched = await self._target.fetch(session, command.move, key, command.source, landing, limit_s)
+            fetched = await self._target.fetch(session, command.move, key, command.source, buffer, limit_s)
         except TransferError:
             self._pace.forget(host)
             raise

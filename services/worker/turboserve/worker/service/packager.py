@@ -16,9 +16,9 @@ from turboserve.clock import Clock
 from turboserve.telemetry import tracer
 from turboserve.worker.engine.events import ChunkReady
 from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.media import FragmentEncoder, Packaged
-from turboserve.worker.service import inputs as told
-from turboserve.worker.service.stamped import Chunk, FromEngine, Made, ToLoop
+from turboserve.worker.media import EncodedChunk, FragmentEncoder
+from turboserve.worker.service import events
+from turboserve.worker.service.packaged_chunks import FromEngine, GeneratedChunk, PackagedChunk, ToLoop
 
 log = logs.get("packager")
 _trace = tracer("worker")
@@ -30,7 +30,7 @@ class ChunkEncoder(Protocol):
     latents_dtype: str
     """As in `LatentsHeader.dtype`."""
 
-    def encode(self, ready: ChunkReady, first_frame: int, fps: int) -> Packaged:
+    def encode(self, ready: ChunkReady, first_frame: int, fps: int) -> EncodedChunk:
         """The chunk's video. Whatever it raises ends the session."""
         ...
 
@@ -47,7 +47,7 @@ class TensorEncoder:
         self._encoder, self._dtype = encoder, dtype
         self.latents_dtype = str(dtype).removeprefix("torch.")
 
-    def encode(self, ready: ChunkReady, first_frame: int, fps: int) -> Packaged:
+    def encode(self, ready: ChunkReady, first_frame: int, fps: int) -> EncodedChunk:
         """See `ChunkEncoder.encode`."""
         return self._encoder.encode(ready.frames.numpy(), index=ready.index, first_frame=first_frame, fps=fps)
 
@@ -65,15 +65,15 @@ class ChunkPackager:
 
     def convert(self, item: FromEngine) -> ToLoop:
         """A chunk packaged, or the failure of its run; anything else as it is."""
-        if not isinstance(item, Made):
+        if not isinstance(item, GeneratedChunk):
             return item
         try:
             return self._package(item)
         except Exception as error:
             log.exception("packaging failed", session=item.ready.session, chunk=item.ready.index)
-            return told.RunFailed(item.ready.session, item.run, f"packaging: {error}")
+            return events.RunFailed(item.ready.session, item.run, f"packaging: {error}")
 
-    def _package(self, made: Made) -> Chunk:
+    def _package(self, made: GeneratedChunk) -> PackagedChunk:
         ready = made.ready
         first_frame = round(ready.media_start_s * self._fps)
         began = self._clock.monotonic()
@@ -92,7 +92,7 @@ class ChunkPackager:
             },
         )
         latents, shape = self._encoder.latents(ready)
-        return Chunk(
+        return PackagedChunk(
             session=ready.session,
             run=made.run,
             index=ready.index,
@@ -104,14 +104,14 @@ class ChunkPackager:
             latents_dtype=self._encoder.latents_dtype,
             latents_shape=shape,
             compute_s=compute_s,
-            abreast=made.abreast,
+            concurrent_sessions=made.concurrent_sessions,
             span=span,
         )
 
 
-class Packager:
-    """See `ports.Packager`. Everything the engine says passes through here, so that it arrives in the order
-    it happened in; the engine goes on with the next chunk meanwhile."""
+class QueuedPackager:
+    """See `ports.QueuedPackager`. Everything the engine says passes through here, so that it arrives in the
+    order it happened in; the engine goes on with the next chunk meanwhile."""
 
     def __init__(self, packager: ChunkPackager, deliver: Callable[[ToLoop], None], limit: int) -> None:
         """`deliver` is called on this thread. `limit`: what waits at most."""
@@ -120,7 +120,7 @@ class Packager:
         self._thread = threading.Thread(target=self._main, name="packager", daemon=True)
 
     def start(self) -> None:
-        """See `ports.Packager.start`."""
+        """See `ports.QueuedPackager.start`."""
         self._thread.start()
 
     def put(self, item: FromEngine) -> None:
@@ -129,11 +129,11 @@ class Packager:
 
     @property
     def alive(self) -> bool:
-        """See `ports.Packager.alive`."""
+        """See `ports.QueuedPackager.alive`."""
         return self._thread.is_alive()
 
     async def end(self, timeout_s: float) -> None:
-        """See `ports.Packager.end`."""
+        """See `ports.QueuedPackager.end`."""
         await asyncio.to_thread(self.stop, timeout_s)
 
     def stop(self, timeout_s: float) -> None:

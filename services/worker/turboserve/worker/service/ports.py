@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.service.engine_driver import EngineCommand
-from turboserve.worker.service.stamped import ToLoop
+from turboserve.worker.service.packaged_chunks import ToLoop
 from turboserve.worker.transfer.network import TransferNetwork
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class EngineRunner(Protocol):
 
 
 class Packager(Protocol):
-    """Makes what the engine delivers fit for publication, in order (`packager.Packager`)."""
+    """Makes what the engine delivers fit for publication, in order (`packager.QueuedPackager`)."""
 
     @property
     def alive(self) -> bool:

@@ -14,18 +14,17 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from turboserve.contracts.sessions import SessionRecord
-from turboserve.contracts.workers import HeldSession, Incoming, Refusal
-from turboserve.worker.service import commands as do
-from turboserve.worker.service import inputs as told
-from turboserve.worker.service.arrivals import Arrivals
-from turboserve.worker.service.conductor import REFUSAL_S, RETRY_LIMIT_S, RETRY_S, Conductor
-from turboserve.worker.service.entry import Awaiting, Entry, Place
+from turboserve.contracts.workers import HeldSession, Incoming, SessionRefusal
+from turboserve.worker.service import commands, events
+from turboserve.worker.service.incoming_migrations import IncomingMigrations
 from turboserve.worker.service.lease import Lease
+from turboserve.worker.service.session_entry import PendingQuery, SessionEntry, StateLocation
+from turboserve.worker.service.session_reconciler import REFUSAL_S, RETRY_LIMIT_S, RETRY_S, SessionReconciler
 
 LEFT_KEPT = 1_024
 """Sessions remembered after they left, so that an old row cannot bring them back."""
 _DOUBLINGS = 16
-_LOCAL = (told.ChunkPackaged, told.ControlTaken, told.PlayheadMoved, told.Published)
+_LOCAL = (events.ChunkPackaged, events.ControlTookEffect, events.PlayheadMoved, events.Published)
 """Inputs that concern their session alone, unless it takes or leaves a place."""
 
 
@@ -35,96 +34,98 @@ class Table:
     def __init__(self, worker: str, model: str, capacity: int, lease_s: float) -> None:
         """`capacity`: slots, K. The lease begins with the first renewal."""
         self.worker = worker
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, SessionEntry] = {}
         self.draining = False
         self.generating = False
         self._generates_until = -math.inf
-        out: list[do.Command] = []
-        self.arrivals = Arrivals(worker, model, out)
-        self._conductor = Conductor(model, capacity, self.entries, out, lambda: self.arrivals.slots)
+        out: list[commands.Command] = []
+        self.incoming = IncomingMigrations(worker, model, out)
+        self._reconciler = SessionReconciler(model, capacity, self.entries, out, lambda: self.incoming.slots)
         self._lease = Lease(lease_s)
         self._left: OrderedDict[str, tuple[int, bool]] = OrderedDict()
 
-    def tell(self, message: told.Input, now: float) -> list[do.Command]:
+    def handle(self, message: events.Input, now: float) -> list[commands.Command]:
         """Take in one input; what is to be done because of it, in order."""
         if isinstance(message, _LOCAL):
-            self._tell_one(message, now)
+            self._handle_one(message, now)
         else:
-            self._tell_all(message, now)
+            self._handle_all(message, now)
         self._heed_lease(now)
-        commands = list(self._conductor.out)
-        self._conductor.out.clear()
+        commands = list(self._reconciler.out)
+        self._reconciler.out.clear()
         return commands
 
-    def _tell_one(self, message: told.SessionInput, now: float) -> None:
+    def _handle_one(self, message: events.SessionInput, now: float) -> None:
         entry = self.entries.get(message.session)
         before = None if entry is None else (entry.place, entry.takes_slot)
         self._about_one(message, now)
         if entry is not None:
-            self._conductor.settle(entry, now)
+            self._reconciler.settle(entry, now)
             if (entry.place, entry.takes_slot) != before:
                 self._settle_all(now)
 
-    def _tell_all(self, message: told.Input, now: float) -> None:
+    def _handle_all(self, message: events.Input, now: float) -> None:
         match message:
-            case told.Renewed():
+            case events.Renewed():
                 self._lease.renewed(message.asked_at)
                 self._renewed(message, now)
-            case told.NobodyRenews():
+            case events.RenewalUnavailable():
                 self._lease.excused(message.asked_at)
-            case told.Assigned():
+            case events.Assigned():
                 self._learn(message.record, now)
                 if message.incoming is not None:
                     self._expect(message.incoming, now)
                 elif message.record.target != self.worker and message.record.id not in self.entries:
                     self._not_expected(message.record)
-            case told.Tick():
+            case events.Tick():
                 pass
-            case told.CopyBegins() | told.Arrived() | told.ArrivalFailed():
-                self.arrivals.told(message)
+            case events.CopyStarted() | events.StateReceived() | events.StateFetchFailed():
+                self.incoming.handle(message)
             case _:
                 self._about_one(message, now)
         self._settle_all(now)
 
     def _settle_all(self, now: float) -> None:
         for entry in list(self.entries.values()):
-            self._conductor.settle(entry, now)
+            self._reconciler.settle(entry, now)
 
     def _heed_lease(self, now: float) -> None:
         """The engine is told the end of the lease, and told again whenever that is later than it was."""
         self.generating, generated = self._lease.valid(now), self.generating
         if self.generating and self._generates_until < self._lease.until:
             self._generates_until = self._lease.until
-            self._say(do.GenerateUntil(self._lease.until))
+            self._say(commands.GenerateUntil(self._lease.until))
         elif generated and not self.generating:
-            self._say(do.StopGenerating())
+            self._say(commands.StopGenerating())
 
     def check(self, session: str, move: int, target: str) -> None:
         """Whether this target may have the state. Changes nothing.
 
-        Raises `NotOffered`, `NotReady` or `NoState`.
+        Raises `MigrationNotOfferedError`, `SourceNotReadyError` or `NoStateError`.
         """
-        self._conductor.departures.check(self.entries.get(session), session, move, target)
+        self._reconciler.outgoing.check(self.entries.get(session), session, move, target)
 
     def offer(self, session: str, move: int, target: str) -> bool:
         """The target of a move comes for the state: whether that is on the host. Raises what `check` does."""
-        return self._conductor.departures.offer(self.entries.get(session), session, move, target)
+        return self._reconciler.outgoing.offer(self.entries.get(session), session, move, target)
 
     # What is reported
 
     @property
     def slots_used(self) -> int:
-        return self._conductor.slots_used
+        return self._reconciler.slots_used
 
     @property
     def capacity(self) -> int:
         """K, less the slabs of sessions that should be on the host but do not fit there."""
-        return max(0, self._conductor.capacity - sum(entry.parked for entry in self.entries.values()))
+        return max(
+            0, self._reconciler.capacity - sum(entry.paused_in_slab for entry in self.entries.values())
+        )
 
     @property
     def watched(self) -> set[str]:
         """Sessions whose playheads matter here."""
-        return self.entries.keys() | {arrival.record.id for arrival in self.arrivals}
+        return self.entries.keys() | {arrival.record.id for arrival in self.incoming}
 
     @property
     def unpublished(self) -> int:
@@ -138,24 +139,24 @@ class Table:
                 session=entry.session,
                 epoch=entry.record.epoch,
                 next_chunk=entry.next_publish,
-                resident=entry.place is not Place.HOST,
+                resident=entry.place is not StateLocation.HOST,
                 lead_s=media_start_s(entry.made_next) - entry.playhead_s,
                 control_seq=entry.control_taken,
             )
             for entry in self.entries.values()
-            if entry.place is not Place.NOWHERE
+            if entry.place is not StateLocation.NOWHERE
         )
 
-    def refusals(self) -> tuple[Refusal, ...]:
+    def refusals(self) -> tuple[SessionRefusal, ...]:
         return tuple(
-            Refusal(session=entry.session, epoch=entry.record.epoch, reason=entry.refusal)
+            SessionRefusal(session=entry.session, epoch=entry.record.epoch, reason=entry.refusal)
             for entry in self.entries.values()
             if entry.refusal is not None
         )
 
     # Rows
 
-    def _renewed(self, message: told.Renewed, now: float) -> None:
+    def _renewed(self, message: events.Renewed, now: float) -> None:
         self.draining = message.drain
         for record in message.records:
             self._learn(record, now)
@@ -167,27 +168,27 @@ class Table:
                 # An old hint must not bring back what the store has said is not ours.
                 self._remember_left(entry.session, (entry.record.version + 1, False))
             elif entry.failure is not None:
-                self._say(do.FailSession(entry.session, entry.record.epoch, entry.failure))
+                self._say(commands.FailSession(entry.session, entry.record.epoch, entry.failure))
         for incoming in message.incoming:
             self._expect(incoming, now)
         expected = {incoming.record.id for incoming in message.incoming}
-        for arrival in self.arrivals:
+        for arrival in self.incoming:
             if arrival.record.id not in expected:
-                self.arrivals.forget(arrival.record.id, learned_before=message.asked_at)
+                self.incoming.forget(arrival.record.id, learned_before=message.asked_at)
 
     def _expect(self, incoming: Incoming, now: float) -> None:
         """The row names this worker as the target of a move."""
         record = incoming.record
         self._learn(record, now)
         if record.id not in self.entries and _age(record) >= self._left.get(record.id, (0, False)):
-            # Sessions that are parked hold slots too: `capacity` has left them out already.
-            free = self._conductor.capacity - self.slots_used
-            self.arrivals.expect(incoming, now, self._conductor.number(), free)
+            # Sessions that are paused in their slab hold slots too: `capacity` has left them out already.
+            free = self._reconciler.capacity - self.slots_used
+            self.incoming.expect(incoming, now, self._reconciler.number(), free)
 
     def _not_expected(self, record: SessionRecord) -> None:
-        arrival = self.arrivals.get(record.id)
+        arrival = self.incoming.get(record.id)
         if arrival is not None and record.version > arrival.record.version:
-            self.arrivals.forget(record.id)
+            self.incoming.forget(record.id)
 
     def _learn(self, record: SessionRecord, now: float) -> None:
         entry = self.entries.get(record.id)
@@ -199,40 +200,42 @@ class Table:
             self._remember_left(record.id, _age(record))
             return
         if entry is None:
-            entry = self._newcomer(record, now)
+            entry = self._new_entry(record, now)
             self.entries[record.id] = entry
-            self._say(do.Report())
+            self._say(commands.Report())
         if entry.ownership != (record.epoch, record.own_revision or 0):
             # Answers to what was asked under another ownership prove nothing now.
             entry.awaiting, entry.have_latents = None, False
             entry.refusal, entry.refused_until, entry.failure = None, 0.0, None
-        if entry.place in (Place.NOWHERE, Place.HOST):
+        if entry.place in (StateLocation.NOWHERE, StateLocation.HOST):
             entry.playhead_s = record.playhead_s
         entry.record, entry.learned_at = record, now
 
-    def _newcomer(self, record: SessionRecord, now: float) -> Entry:
+    def _new_entry(self, record: SessionRecord, now: float) -> SessionEntry:
         """An entry for a row that names this worker: with the state that was copied here for it, if any."""
-        arrival = self.arrivals.take(record)
+        arrival = self.incoming.take(record)
         if arrival is None:
-            return Entry(record, now, self._conductor.number())
-        entry = Entry(record, now, arrival.run)
-        entry.place = Place.HOST if arrival.on_host else Place.SLAB
-        entry.frozen = not arrival.on_host
+            return SessionEntry(record, now, self._reconciler.number())
+        entry = SessionEntry(record, now, arrival.run)
+        entry.place = StateLocation.HOST if arrival.on_host else StateLocation.SLAB
+        entry.quiesced = not arrival.on_host
         entry.made_next = entry.next_publish = arrival.next_chunk
         entry.control_sent = entry.control_taken = arrival.control_seq
-        entry.shelved = self._conductor.number()
+        entry.suspended_order = self._reconciler.number()
         entry.playhead_s = max(record.playhead_s, arrival.playhead_s)
-        if entry.frozen:
+        if entry.quiesced:
             # The next report may come after its chunk has become due.
-            told_here = arrival.playing and entry.playhead_s == arrival.playhead_s
-            age_s = now - arrival.playhead_at if told_here else 0.0
-            self._say(do.SetPlayhead(entry.session, entry.run, entry.playhead_s, arrival.playing, age_s))
+            reported_here = arrival.playing and entry.playhead_s == arrival.playhead_s
+            age_s = now - arrival.playhead_at if reported_here else 0.0
+            self._say(
+                commands.SetPlayhead(entry.session, entry.run, entry.playhead_s, arrival.playing, age_s)
+            )
         return entry
 
-    def _leave(self, entry: Entry) -> None:
-        self._conductor.evict(entry)
+    def _leave(self, entry: SessionEntry) -> None:
+        self._reconciler.evict(entry)
         del self.entries[entry.session]
-        self._say(do.Report())
+        self._say(commands.Report())
 
     def _remember_left(self, session: str, age: tuple[int, bool]) -> None:
         """Only rows of this age or newer are believed from now on."""
@@ -241,78 +244,82 @@ class Table:
         if len(self._left) > LEFT_KEPT:
             self._left.popitem(last=False)
 
-    def _say(self, command: do.Command) -> None:
-        self._conductor.out.append(command)
+    def _say(self, command: commands.Command) -> None:
+        self._reconciler.out.append(command)
 
     # One session's inputs
 
-    def _about_one(self, message: told.SessionInput, now: float) -> None:
-        if isinstance(message, told.Published):
-            self._conductor.in_flight.discard(message.session)
+    def _about_one(self, message: events.SessionInput, now: float) -> None:
+        if isinstance(message, events.Published):
+            self._reconciler.in_flight.discard(message.session)
         entry = self.entries.get(message.session)
-        arrival = self.arrivals.get(message.session)
-        if arrival is not None and isinstance(message, told.PlayheadMoved):
+        arrival = self.incoming.get(message.session)
+        if arrival is not None and isinstance(message, events.PlayheadMoved):
             arrival.playhead_s, arrival.playing = message.playhead_s, message.playing
             arrival.playhead_at = now
         run = getattr(message, "run", None)
         if entry is None or run not in (None, entry.run):
-            if isinstance(message, told.ChunkPackaged):
-                self._say(do.ForgetChunk(message.session, message.run, message.index))
+            if isinstance(message, events.ChunkPackaged):
+                self._say(commands.ForgetChunk(message.session, message.run, message.index))
             return
         match message:
-            case told.FreezeWanted() | told.Frozen() | told.GiftSealed() | told.GiftBroken():
-                self._conductor.departures.told(entry, message, now)
-            case told.PlayheadMoved():
+            case (
+                events.QuiesceRequested() | events.Quiesced() | events.ManifestSent() | events.TransferEnded()
+            ):
+                self._reconciler.outgoing.handle(entry, message, now)
+            case events.PlayheadMoved():
                 entry.playhead_s = message.playhead_s
-                if entry.place in (Place.SLAB, Place.LEAVING):
-                    self._say(do.SetPlayhead(entry.session, entry.run, message.playhead_s, message.playing))
-            case told.LogEndRead():
-                if entry.awaiting is Awaiting.LOG_END and message.query == entry.query:
+                if entry.place in (StateLocation.SLAB, StateLocation.LEAVING):
+                    self._say(
+                        commands.SetPlayhead(entry.session, entry.run, message.playhead_s, message.playing)
+                    )
+            case events.LogEndRead():
+                if entry.awaiting is PendingQuery.LOG_END and message.query == entry.query:
                     self._log_end_read(entry, message)
-            case told.LatentsFetched():
-                if entry.awaiting is Awaiting.LATENTS and message.query == entry.query:
+            case events.LatentsFetched():
+                if entry.awaiting is PendingQuery.LATENTS and message.query == entry.query:
                     entry.awaiting, entry.have_latents = None, True
-            case told.ChunkPackaged():
+            case events.ChunkPackaged():
                 self._packaged(entry, message)
-            case told.ControlTaken():
+            case events.ControlTookEffect():
                 entry.control_taken = max(entry.control_taken, message.control_seq)
-            case told.MovedToHost():
-                if entry.place is Place.LEAVING:
-                    entry.place, entry.refusal = Place.HOST, None
-                    entry.shelved = self._conductor.number()
-                    self._say(do.Report())
-            case told.SuspendRefused():
-                if entry.place is Place.LEAVING:
-                    entry.place = Place.SLAB
-                    if not self._conductor.make_room_on_host():
-                        self._conductor.refuse(entry, message.reason, now + REFUSAL_S)
-            case told.AdmissionRefused():
-                if entry.place is Place.SLAB:
-                    entry.place = Place.HOST if message.on_host else Place.NOWHERE
+            case events.MovedToHost():
+                if entry.place is StateLocation.LEAVING:
+                    entry.place, entry.refusal = StateLocation.HOST, None
+                    entry.suspended_order = self._reconciler.number()
+                    self._say(commands.Report())
+            case events.SuspendFailed():
+                if entry.place is StateLocation.LEAVING:
+                    entry.place = StateLocation.SLAB
+                    if not self._reconciler.make_room_on_host():
+                        self._reconciler.refuse(entry, message.reason, now + REFUSAL_S)
+            case events.AdmissionRefused():
+                if entry.place is StateLocation.SLAB:
+                    entry.place = StateLocation.HOST if message.on_host else StateLocation.NOWHERE
                     # What was sent after it has not been taken: it is said again with the next attempt.
-                    entry.control_sent, entry.halted = entry.control_taken, message.on_host
-                    self._conductor.refuse(entry, message.reason, now + REFUSAL_S)
-            case told.RunFailed():
-                self._conductor.fail(entry, message.reason)
-            case told.RunFinished():
+                    entry.control_sent, entry.paused = entry.control_taken, message.on_host
+                    self._reconciler.refuse(entry, message.reason, now + REFUSAL_S)
+            case events.RunFailed():
+                self._reconciler.fail(entry, message.reason)
+            case events.RunFinished():
                 entry.finished = message.reason
-            case told.Published():
+            case events.Published():
                 self._published(entry, message, now)
 
-    def _log_end_read(self, entry: Entry, message: told.LogEndRead) -> None:
+    def _log_end_read(self, entry: SessionEntry, message: events.LogEndRead) -> None:
         entry.awaiting = None
         # The log may have dropped old chunks of a session that slept long, or be lost whole. The row has
         # counted them, and so have we: no index that a viewer has seen comes again.
         end = max(message.next_chunk, entry.record.next_chunk, entry.next_publish)
-        if entry.place is not Place.NOWHERE:
+        if entry.place is not StateLocation.NOWHERE:
             # Whatever was written since the last chunk we know of must have come from this very state.
             ours = end == entry.next_publish or (message.mine and entry.next_publish < end <= entry.made_next)
             if not ours:
-                self._conductor.evict(entry)
-        if entry.place is Place.NOWHERE:
+                self._reconciler.evict(entry)
+        if entry.place is StateLocation.NOWHERE:
             entry.made_next = end
         while entry.pending and entry.pending[0] < end:
-            self._say(do.ForgetChunk(entry.session, entry.run, entry.pending.popleft()))
+            self._say(commands.ForgetChunk(entry.session, entry.run, entry.pending.popleft()))
         if message.next_chunk == end:
             entry.last_epoch = message.epoch
         elif end != entry.next_publish:
@@ -322,26 +329,26 @@ class Table:
             entry.began, entry.before = end, entry.last_epoch
         entry.attempts, entry.retry_at = 0, 0.0
 
-    def _packaged(self, entry: Entry, message: told.ChunkPackaged) -> None:
+    def _packaged(self, entry: SessionEntry, message: events.ChunkPackaged) -> None:
         if message.index == entry.made_next:
             entry.made_next += 1
             entry.pending.append(message.index)
         else:
-            self._conductor.fail(entry, f"the engine made chunk {message.index}, not {entry.made_next}")
+            self._reconciler.fail(entry, f"the engine made chunk {message.index}, not {entry.made_next}")
 
-    def _published(self, entry: Entry, message: told.Published, now: float) -> None:
-        if message.outcome is told.Outcome.UNKNOWN:
+    def _published(self, entry: SessionEntry, message: events.Published, now: float) -> None:
+        if message.outcome is events.PublishOutcome.UNKNOWN:
             entry.retry_at = now + min(RETRY_LIMIT_S, RETRY_S * 2**entry.attempts)
             entry.attempts = min(entry.attempts + 1, _DOUBLINGS)
-        elif message.outcome is told.Outcome.FENCED:
+        elif message.outcome is events.PublishOutcome.FENCED:
             if message.ownership == entry.ownership:
                 entry.fenced = message.ownership
-                self._say(do.Report())
+                self._say(commands.Report())
         elif entry.pending and entry.pending[0] == message.index:
             entry.pending.popleft()
             entry.next_publish, entry.last_epoch = message.index + 1, message.ownership[0]
             entry.attempts, entry.retry_at = 0, 0.0
-            self._say(do.ForgetChunk(entry.session, entry.run, message.index))
+            self._say(commands.ForgetChunk(entry.session, entry.run, message.index))
 
 
 def _age(record: SessionRecord) -> tuple[int, bool]:

@@ -18,7 +18,7 @@ from turboserve.worker.service import metrics
 from turboserve.worker.service.wire import LogEnd, Wire
 
 RETRY_S = 0.2
-PATIENCE_S = 10.0
+RETRY_TIMEOUT_S = 10.0
 """A viewer waits this long at most for the latents; then the session goes on without its context."""
 
 log = logs.get("takeover")
@@ -57,7 +57,7 @@ class Takeover:
         """
         config = self._config
         window = -(-config.window_frames // config.frames_per_chunk)
-        deadline = self._clock.monotonic() + PATIENCE_S
+        deadline = self._clock.monotonic() + RETRY_TIMEOUT_S
         found: list[Tensor] = []
         for index in range(next_chunk - 1, max(-1, next_chunk - 1 - window), -1):
             kept = await self._ask(partial(self._wire.latents, session, index), deadline, wanted)
@@ -88,7 +88,7 @@ class Takeover:
         return torch.cat(found), sink
 
     async def _sink(self, session: str, deadline: float, wanted: Wanted) -> Tensor | None:
-        """Latents of the first frames, unless chunk 0 in the log is another's. None: lost."""
+        """Latents of the first frames, unless chunk 0 in log replaced's. None: lost."""
         kept = await self._ask(partial(self._wire.latents, session, 0), deadline, wanted)
         if kept is None:
             return None

@@ -21,8 +21,8 @@ from turboserve.ids import random_token
 from turboserve.subjects import CHUNK, GET_LATENTS, LATENTS, OWN
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service import metrics
-from turboserve.worker.service.inputs import Outcome, Ownership
-from turboserve.worker.service.stamped import Chunk
+from turboserve.worker.service.events import Ownership, PublishOutcome
+from turboserve.worker.service.packaged_chunks import PackagedChunk
 
 log = logs.get("wire")
 
@@ -46,7 +46,7 @@ class Wire:
         self._owners = Owners(bus, lambda: metrics.foreign_chunks.add(1))
         self._secret = bytes.fromhex(random_token(32))
 
-    async def publish(self, chunk: Chunk, ownership: Ownership, began: int) -> Outcome:
+    async def publish(self, chunk: PackagedChunk, ownership: Ownership, began: int) -> PublishOutcome:
         """Append once. UNKNOWN: append the same again until it is known. `began`: see `ChunkHeader`."""
         epoch, revision = ownership
         packaged = chunk.packaged
@@ -78,16 +78,16 @@ class Wire:
                 ttl_s=self._chunk_ttl_s,
             )
         except FencedError:
-            return Outcome.FENCED
+            return PublishOutcome.FENCED
         except UnavailableError as error:
             log.warning(
                 "chunk not acknowledged", session=chunk.session, chunk=chunk.index, error=error.detail
             )
-            return Outcome.UNKNOWN
+            return PublishOutcome.UNKNOWN
         # The broker had it already: this process's earlier attempt, since nobody else knows the message id.
-        return Outcome.ACKED
+        return PublishOutcome.ACKED
 
-    async def send_latents(self, chunk: Chunk, epoch: int, began: int, before: int) -> None:
+    async def send_latents(self, chunk: PackagedChunk, epoch: int, began: int, before: int) -> None:
         """Best effort: without them a takeover goes on from empty context."""
         header = LatentsHeader(
             session=chunk.session,

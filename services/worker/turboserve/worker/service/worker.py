@@ -22,24 +22,22 @@ from turboserve.contracts.workers import Assignment, LoadReport, Playhead, Worke
 from turboserve.subjects import ASSIGN, FAIL_SESSION, PLAYHEAD
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.service import commands as do
-from turboserve.worker.service import inputs as told
-from turboserve.worker.service import metrics
-from turboserve.worker.service.engine_driver import AdmitWith
+from turboserve.worker.service import commands, events, metrics
+from turboserve.worker.service.engine_driver import AdmitRequest
 from turboserve.worker.service.heartbeat import Heartbeat
 from turboserve.worker.service.moves import Moves
+from turboserve.worker.service.packaged_chunks import PackagedChunk, ToLoop
 from turboserve.worker.service.ports import Loaded, Platform
-from turboserve.worker.service.pulse import Pulse
-from turboserve.worker.service.stamped import Chunk, ToLoop
 from turboserve.worker.service.table import Table
 from turboserve.worker.service.takeover import Takeover
+from turboserve.worker.service.watchdog import Watchdog
 from turboserve.worker.service.wire import Wire
 from turboserve.worker.settings import Settings
 
 STUCK_S = 120.0
 """No step of any model takes this long: the device hangs."""
-FAREWELL_S = 2.0
-"""How long a worker that is told to stop waits for its chunks to be published."""
+FINAL_REPORT_TIMEOUT_S = 2.0
+"""How long a stopping worker waits for its chunks to be published."""
 
 log = logs.get("worker")
 
@@ -71,12 +69,12 @@ class Worker:
         device = platform.run(engine, self._arrived)
         self._engine, self._packager = device.engine, device.packager
         self._moves = Moves(
-            worker, settings, self._engine, platform.network(engine), self.table, self.tell, clock.monotonic
+            worker, settings, self._engine, platform.network(engine), self.table, self.handle, clock.monotonic
         )
         self._wire = Wire(bus, clock, worker, config, settings.chunk_ttl_s)
         self._takeover = Takeover(self._wire, config, clock)
-        self.heartbeat = Heartbeat(bus, clock, settings.heartbeat_s, self.load, self.tell, platform.leave)
-        self._chunks: dict[tuple[str, int, int], Chunk] = {}
+        self.heartbeat = Heartbeat(bus, clock, settings.heartbeat_s, self.load, self.handle, platform.leave)
+        self._chunks: dict[tuple[str, int, int], PackagedChunk] = {}
         self._fetched: dict[tuple[str, int], tuple[Tensor | None, Tensor | None]] = {}
         self._playheads: dict[str, asyncio.Task[Subscription]] = {}
         self._audiences: dict[str, Audience] = {}
@@ -98,15 +96,15 @@ class Worker:
         """Make nothing new; publish what is made, as far as that takes a moment; end the threads; leave."""
         self._stopping = True
         self._moves.fetch_no_more()
-        self._engine.submit(do.StopGenerating())
-        deadline = self._clock.monotonic() + FAREWELL_S
+        self._engine.submit(commands.StopGenerating())
+        deadline = self._clock.monotonic() + FINAL_REPORT_TIMEOUT_S
         while self.table.unpublished and self._clock.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        await self._engine.end(FAREWELL_S)
+        await self._engine.end(FINAL_REPORT_TIMEOUT_S)
         await self._packager.end(0.5)
         if self._engine.alive:
             # A forward that takes long: chunks may still be made here, so that nobody may take over yet.
-            log.warning("the engine has not ended: no goodbye", waited_s=FAREWELL_S)
+            log.warning("engine still running: final report skipped", waited_s=FINAL_REPORT_TIMEOUT_S)
         else:
             # A large copy may take a moment to end, and that nothing is made here any more is known now.
             await self.heartbeat.leave()
@@ -138,7 +136,7 @@ class Worker:
             phase=WorkerPhase.DRAINING if draining else WorkerPhase.READY,
             sessions=self.table.held(self._config.media_start),
             refusals=self.table.refusals(),
-            moves=self.table.arrivals.reports(),
+            moves=self.table.incoming.reports(),
             transfer=self._moves.addresses,
             host=self._moves.machine,
             chunk_latency_s=self._profile.to_mapping(),
@@ -152,10 +150,10 @@ class Worker:
 
     async def _tick(self) -> None:
         tick_s = self._settings.worker_tick_s
-        pulse = Pulse(round(STUCK_S / tick_s))
+        pulse = Watchdog(round(STUCK_S / tick_s))
         while True:
             await asyncio.sleep(tick_s)
-            self.tell(told.Tick())
+            self.handle(events.Tick())
             stuck = pulse.stuck(self._engine.turns)
             if self._stopping:
                 continue
@@ -169,37 +167,37 @@ class Worker:
 
     # Inputs
 
-    def tell(self, message: told.Input) -> None:
+    def handle(self, message: events.Input) -> None:
         self._moves.keys.learn(message, self._clock.monotonic())
-        for command in self.table.tell(message, self._clock.monotonic()):
+        for command in self.table.handle(message, self._clock.monotonic()):
             self._carry_out(command)
-        if isinstance(message, told.Renewed | told.Assigned):
+        if isinstance(message, events.Renewed | events.Assigned):
             self._follow_playheads()
 
     def _arrived(self, item: ToLoop) -> None:
-        if not isinstance(item, Chunk):
-            if isinstance(item, told.RunFailed):
+        if not isinstance(item, PackagedChunk):
+            if isinstance(item, events.RunFailed):
                 log.error("session failed", session=item.session, reason=item.reason)
-            self.tell(item)
+            self.handle(item)
             return
         self._chunks[item.session, item.run, item.index] = item
         metrics.chunk_compute.record(item.compute_s)
-        self._profile.observe(item.abreast, item.compute_s)
-        self.tell(told.ChunkPackaged(item.session, item.run, item.index, item.control_seq))
+        self._profile.observe(item.concurrent_sessions, item.compute_s)
+        self.handle(events.ChunkPackaged(item.session, item.run, item.index, item.control_seq))
 
     async def _assigned(self, message: Assignment, _: bytes) -> None:
-        self.tell(told.Assigned(message.record, message.incoming, message.key))
+        self.handle(events.Assigned(message.record, message.incoming, message.key))
 
     async def _playhead_moved(self, message: Playhead, _: bytes) -> None:
         audience = self._audiences.get(message.session)
         if audience is None:
             return
-        before = audience.together
-        together = audience.heard(message, self._clock.monotonic())
+        before = audience.aggregate
+        together = audience.update(message, self._clock.monotonic())
         # A gateway whose viewers are behind another's says nothing new.
         if together != before:
             playing = together.viewers > 0
-            self.tell(told.PlayheadMoved(message.session, together.playhead_s, playing))
+            self.handle(events.PlayheadMoved(message.session, together.playhead_s, playing))
 
     def _follow_playheads(self) -> None:
         """Listen to the playheads of exactly those sessions that are in the table, or on their way there."""
@@ -219,43 +217,49 @@ class Worker:
 
     # Commands
 
-    def _carry_out(self, command: do.Command) -> None:
+    def _carry_out(self, command: commands.Command) -> None:
         match command:
-            case do.ReadLogEnd():
+            case commands.ReadLogEnd():
                 self._spawn(self._read_log_end(command))
-            case do.FetchLatents():
+            case commands.FetchLatents():
                 self._spawn(self._fetch_latents(command))
-            case do.Admit():
+            case commands.Admit():
                 latents, sink = self._fetched.pop((command.session, command.run), (None, None))
                 log.info("session starts", session=command.session, chunk=command.next_chunk)
-                self._engine.submit(AdmitWith(command, latents, sink))
-            case do.PublishChunk():
+                self._engine.submit(AdmitRequest(command, latents, sink))
+            case commands.PublishChunk():
                 chunk = self._chunks[command.session, command.run, command.index]
                 self._spawn(self._publish(command, chunk))
-            case do.PublishLatents():
+            case commands.PublishLatents():
                 chunk = self._chunks[command.session, command.run, command.index]
                 self._spawn(self._wire.send_latents(chunk, command.epoch, command.began, command.before))
-            case do.ForgetChunk():
+            case commands.ForgetChunk():
                 self._forget((command.session, command.run, command.index))
-            case do.FailSession():
+            case commands.FailSession():
                 self._spawn(self._fail(command))
-            case do.Report():
+            case commands.Report():
                 self.heartbeat.soon()
-            case do.Evict():
-                log.info("session is let go", session=command.session)
+            case commands.Evict():
+                log.info("session released", session=command.session)
                 self._fetched.pop((command.session, command.run), None)
                 for key in [key for key in self._chunks if key[:2] == (command.session, command.run)]:
                     self._forget(key)
                 self._engine.submit(command)
-            case do.Suspend() | do.Resume():
+            case commands.Suspend() | commands.Resume():
                 log.info(f"session {type(command).__name__.lower()}s", session=command.session)
                 self._engine.submit(command)
-            case do.GiveRest() | do.GiveSeal() | do.EndGift() | do.Fetch() | do.DropArrival():
+            case (
+                commands.SendFinalDelta()
+                | commands.SendManifest()
+                | commands.CancelTransfer()
+                | commands.FetchState()
+                | commands.CancelFetch()
+            ):
                 self._moves.carry_out(command)
-            case do.StopGenerating():
-                log.warning("lease is over: generating stops until the state store answers")
+            case commands.StopGenerating():
+                log.warning("lease expired: generation stops until the state store answers")
                 self._engine.submit(command)
-            case do.GenerateUntil() if self._stopping:
+            case commands.GenerateUntil() if self._stopping:
                 pass
             case _:
                 self._engine.submit(command)
@@ -265,7 +269,7 @@ class Worker:
         if chunk is not None:
             chunk.span.end()
 
-    async def _publish(self, command: do.PublishChunk, chunk: Chunk) -> None:
+    async def _publish(self, command: commands.PublishChunk, chunk: PackagedChunk) -> None:
         started = self._clock.monotonic()
         chunk.span.set_attribute("turboserve.epoch", command.ownership[0])
         try:
@@ -273,36 +277,38 @@ class Worker:
                 outcome = await self._wire.publish(chunk, command.ownership, command.began)
         except Exception:
             log.exception("publication failed", session=chunk.session, chunk=chunk.index)
-            outcome = told.Outcome.UNKNOWN
-        if outcome is told.Outcome.ACKED:
+            outcome = events.PublishOutcome.UNKNOWN
+        if outcome is events.PublishOutcome.ACKED:
             metrics.chunks.add(1)
             metrics.publish_latency.record(self._clock.monotonic() - started)
-        elif outcome is told.Outcome.FENCED:
+        elif outcome is events.PublishOutcome.FENCED:
             metrics.fenced.add(1)
             log.warning("chunk refused: not the owner", session=chunk.session, chunk=chunk.index)
         else:
             metrics.publish_retries.add(1)
-        self.tell(told.Published(chunk.session, chunk.run, chunk.index, command.ownership, outcome))
+        self.handle(events.Published(chunk.session, chunk.run, chunk.index, command.ownership, outcome))
 
-    async def _read_log_end(self, command: do.ReadLogEnd) -> None:
+    async def _read_log_end(self, command: commands.ReadLogEnd) -> None:
         end = await self._takeover.log_end(command.session, lambda: self._asked(command))
         if end is not None:
-            self.tell(told.LogEndRead(command.session, command.query, end.next_chunk, end.mine, end.epoch))
+            self.handle(
+                events.LogEndRead(command.session, command.query, end.next_chunk, end.mine, end.epoch)
+            )
 
-    async def _fetch_latents(self, command: do.FetchLatents) -> None:
+    async def _fetch_latents(self, command: commands.FetchLatents) -> None:
         found = await self._takeover.latents(
             command.session, command.next_chunk, command.epoch, lambda: self._asked(command)
         )
         if self._asked(command):
             self._fetched[command.session, command.run] = found
-            self.tell(told.LatentsFetched(command.session, command.query))
+            self.handle(events.LatentsFetched(command.session, command.query))
 
-    def _asked(self, command: do.ReadLogEnd | do.FetchLatents) -> bool:
+    def _asked(self, command: commands.ReadLogEnd | commands.FetchLatents) -> bool:
         """Whether the answer is still waited for."""
         entry = self.table.entries.get(command.session)
         return entry is not None and entry.awaiting is not None and entry.query == command.query
 
-    async def _fail(self, command: do.FailSession) -> None:
+    async def _fail(self, command: commands.FailSession) -> None:
         metrics.failures.add(1)
         try:
             request = FailSession(
@@ -312,7 +318,7 @@ class Worker:
         except UnavailableError as error:
             log.warning("failure not reported yet", session=command.session, error=error.detail)
         except TurboServeError as error:
-            log.info("failure is nobody's concern", session=command.session, error=error.detail)
+            log.info("failure of an unassigned session", session=command.session, error=error.detail)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -17,9 +17,9 @@ from pydantic import ValidationError
 
 from turboserve.worker.transfer.errors import (
     AuthenticationError,
-    DeadlinePassed,
-    PeerLost,
-    ProtocolBroken,
+    DeadlineExceededError,
+    PeerLostError,
+    TransferProtocolError,
 )
 from turboserve.worker.transfer.frames import FRAME, Frame
 
@@ -60,7 +60,8 @@ class ByteWriter(Protocol):
 
 
 class Channel:
-    """One connection. Raises `PeerLost`, `DeadlinePassed`, `ProtocolBroken`, `AuthenticationError`."""
+    """One connection. Raises `PeerLostError`, `DeadlineExceededError`, `TransferProtocolError`,
+    `AuthenticationError`."""
 
     def __init__(self, reader: ByteReader, writer: ByteWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -80,10 +81,10 @@ class Channel:
         self._send_key, self._receive_key = sends, receives
 
     async def send(self, frame: Frame, seconds: float) -> None:
-        """Raises `PeerLost` or `DeadlinePassed`."""
+        """Raises `PeerLostError` or `DeadlineExceededError`."""
         data = frame.model_dump_json().encode()
         if len(data) > FRAME_LIMIT:
-            raise ProtocolBroken(f"frame: {len(data)} bytes, at most {FRAME_LIMIT}")
+            raise TransferProtocolError(f"frame: {len(data)} bytes, at most {FRAME_LIMIT}")
         mac = b""
         if self._send_key is not None:
             mac = _mac(self._send_key, self._sent, data)
@@ -94,9 +95,9 @@ class Channel:
             async with asyncio.timeout(seconds):
                 await self._writer.drain()
         except TimeoutError:
-            raise DeadlinePassed(f"{frame.type}: not taken within {seconds:.3g} s") from None
+            raise DeadlineExceededError(f"{frame.type}: not taken within {seconds:.3g} s") from None
         except OSError as error:
-            raise PeerLost(f"{frame.type}: {error}") from error
+            raise PeerLostError(f"{frame.type}: {error}") from error
 
     async def receive(self, seconds: float, limit: int = FRAME_LIMIT) -> Frame:
         """The next frame, of at most `limit` bytes."""
@@ -104,9 +105,9 @@ class Channel:
             async with asyncio.timeout(seconds):
                 return await self._next(limit)
         except TimeoutError:
-            raise DeadlinePassed(f"nothing was said for {seconds:.3g} s") from None
+            raise DeadlineExceededError(f"nothing was said for {seconds:.3g} s") from None
         except (OSError, asyncio.IncompleteReadError) as error:
-            raise PeerLost("the other side has hung up") from error
+            raise PeerLostError("the other side has hung up") from error
 
     async def close(self) -> None:
         """Hang up."""
@@ -124,7 +125,7 @@ class Channel:
     async def _next(self, limit: int) -> Frame:
         (size,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
         if size > limit:
-            raise ProtocolBroken(f"frame: {size} bytes, at most {limit}")
+            raise TransferProtocolError(f"frame: {size} bytes, at most {limit}")
         data = await self._reader.readexactly(size)
         if self._receive_key is not None:
             mac = await self._reader.readexactly(MAC_BYTES)
@@ -136,7 +137,7 @@ class Channel:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise ProtocolBroken(f"frame: {where or 'text'}: {first['msg']}") from None
+            raise TransferProtocolError(f"frame: {where or 'text'}: {first['msg']}") from None
 
 
 def _mac(key: bytes, number: int, data: bytes) -> bytes:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from turboserve.worker.transfer.errors import Aborted, DeadlinePassed
+from turboserve.worker.transfer.errors import DeadlineExceededError, TransferAbortedError
 
 
 class Deadline:
@@ -21,7 +21,7 @@ class Deadline:
         self._aborted = threading.Event()
 
     def abort(self) -> None:
-        """End it: whoever asks `left` next gets `Aborted`."""
+        """End it: whoever asks `left` next gets `TransferAbortedError`."""
         self._aborted.set()
 
     @property
@@ -29,18 +29,18 @@ class Deadline:
         return self._now() >= self._until
 
     def left(self, at_most: float | None = None) -> float:
-        """Seconds left, above zero. Raises `Aborted` or `DeadlinePassed`."""
+        """Seconds left, above zero. Raises `TransferAbortedError` or `DeadlineExceededError`."""
         if self._aborted.is_set():
-            raise Aborted("the transfer was given up")
+            raise TransferAbortedError("the transfer was given up")
         left = self._until - self._now()
         if left <= 0:
-            raise DeadlinePassed(f"deadline: {self.seconds:g} s have passed")
+            raise DeadlineExceededError(f"deadline: {self.seconds:g} s have passed")
         return left if at_most is None else min(left, at_most)
 
     def sleep(self, seconds: float) -> None:
-        """Wait, at most as long as is left. Raises `Aborted` at once when it is given up."""
+        """Wait, at most as long as is left. Raises `TransferAbortedError` at once when it is given up."""
         if self._aborted.wait(self.left(seconds)):
-            raise Aborted("the transfer was given up")
+            raise TransferAbortedError("the transfer was given up")
 
 
 async def ended(work: asyncio.Future[Any]) -> None:

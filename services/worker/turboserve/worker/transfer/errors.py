@@ -13,26 +13,26 @@ class TransferError(Exception):
     """Whether the same move may succeed on another attempt."""
 
 
-class PeerLost(TransferError):
+class PeerLostError(TransferError):
     """The other worker is gone, or has hung up."""
 
     code = "peer_lost"
 
 
-class DeadlinePassed(TransferError):
+class DeadlineExceededError(TransferError):
     """The other worker did not answer, or memory did not move, within the deadline."""
 
     code = "deadline_passed"
 
 
-class Aborted(TransferError):
+class TransferAbortedError(TransferError):
     """This side has given the transfer up."""
 
     code = "aborted"
     retryable = False
 
 
-class ProtocolBroken(TransferError):
+class TransferProtocolError(TransferError):
     """What came over the control channel is not what may come there."""
 
     code = "protocol_broken"
@@ -48,59 +48,59 @@ class AuthenticationError(TransferError):
     code = "not_authenticated"
 
 
-class BackendFailed(TransferError):
+class TransferBackendError(TransferError):
     """The library that moves memory reports an error."""
 
     code = "backend_failed"
 
 
-class TooSlow(TransferError):
+class TransferTooSlowError(TransferError):
     """The session would have to stand still too long while the rest of its state is copied."""
 
     code = "too_slow"
     retryable = False
 
 
-class NoBackend(TransferError):
+class NoCommonBackendError(TransferError):
     """The two workers have no way to move memory in common."""
 
     code = "no_backend"
     retryable = False
 
 
-class NotOffered(TransferError):
+class MigrationNotOfferedError(TransferError):
     """The source's row does not say that this session moves to this worker in this move."""
 
     code = "not_offered"
 
 
-class NotReady(TransferError):
+class SourceNotReadyError(TransferError):
     """The source cannot give the state away just now."""
 
     code = "not_ready"
 
 
-class NoState(TransferError):
+class NoStateError(TransferError):
     """The source does not have the session's state: there is nothing to move."""
 
     code = NO_STATE
     retryable = False
 
 
-class WrongLayout(TransferError):
+class LayoutMismatchError(TransferError):
     """The pages are not those of a session of this worker's model."""
 
     code = "wrong_layout"
     retryable = False
 
 
-class Truncated(TransferError):
+class TruncatedStateError(TransferError):
     """Fewer bytes came than were announced."""
 
     code = "truncated"
 
 
-class DigestMismatch(TransferError):
+class DigestMismatchError(TransferError):
     """The state that arrived is not the one that was sent."""
 
     code = "digest_mismatch"
@@ -111,5 +111,5 @@ class DigestMismatch(TransferError):
 
 def error_of(code: str, detail: str) -> TransferError:
     """The error that the other side names; an unknown code becomes the root with that text."""
-    kinds = {kind.code: kind for kind in TransferError.__subclasses__() if kind is not DigestMismatch}
+    kinds = {kind.code: kind for kind in TransferError.__subclasses__() if kind is not DigestMismatchError}
     return kinds.get(code, TransferError)(detail)

@@ -142,7 +142,7 @@ class Wait(_Frame):
     type: Literal["wait"] = "wait"
 
 
-class Seal(_Frame):
+class Manifest(_Frame):
     """source → target: that was all; the session stands still, and the log has all its chunks."""
 
     type: Literal["seal"] = "seal"
@@ -172,7 +172,7 @@ Frame = Annotated[
     | Round
     | Taken
     | Wait
-    | Seal
+    | Manifest
     | Verified,
     Field(discriminator="type"),
 ]

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from turboserve.worker.transfer.channel import Channel
-from turboserve.worker.transfer.errors import AuthenticationError, ProtocolBroken
+from turboserve.worker.transfer.errors import AuthenticationError, TransferProtocolError
 from turboserve.worker.transfer.frames import (
     NONCE_BYTES,
     VERSION,
@@ -110,9 +110,9 @@ async def admit(
     """
     opened = await channel.receive(seconds, OPEN_LIMIT)
     if not isinstance(opened, Open):
-        raise ProtocolBroken(f"{opened.type}: the first frame is open")
+        raise TransferProtocolError(f"{opened.type}: the first frame is open")
     if opened.version != VERSION:
-        raise ProtocolBroken(f"version: {opened.version}, {VERSION} is spoken here")
+        raise TransferProtocolError(f"version: {opened.version}, {VERSION} is spoken here")
     challenge = Challenge(nonce=new_nonce())
     known = key_of(opened.session, opened.move)
     # With a key that nobody has, a move that is not known here takes the same steps.

@@ -19,7 +19,7 @@ PROGRESS_S = 2.0
 
 
 @dataclass(frozen=True)
-class Memory:
+class LocalPages:
     """Pages on this worker: of each, its parts as flat bytes, uint8 [n], on one device."""
 
     pages: Sequence[Sequence[Tensor]]
@@ -33,7 +33,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemotePages:
     """Pages on the other worker, with what it said of them (`Link.offer`)."""
 
     offer: Mapping[str, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Link(ABC):
         """Names the link at both ends."""
         self.closed = False
 
-    def offer(self, pages: Memory, page_range: range, deadline: Deadline) -> dict[str, Any]:
+    def offer(self, pages: LocalPages, page_range: range, deadline: Deadline) -> dict[str, Any]:
         """At the source: make pages ready; what the target needs to know to get at them, as JSON."""
         return {}
 
@@ -63,17 +63,17 @@ class Link(ABC):
     def transfer(
         self,
         session: str,
-        source: Memory | Remote,
-        target: Memory | Remote,
+        source: LocalPages | RemotePages,
+        target: LocalPages | RemotePages,
         page_range: range,
         deadline: Deadline,
     ) -> int:
         """Move pages `page_range` of a session; returns bytes moved. Both workers call it, each with its own
-        `Memory` and `Remote` for the other's.
+        `LocalPages` and `RemotePages` for the other's.
 
-        Raises `TransferError`: `DeadlinePassed`, `Aborted`, `PeerLost`, `Truncated` or `BackendFailed`. Then
-        the link is closed, nothing is written to the target's memory any more, and neither side holds
-        anything for the transfer.
+        Raises `TransferError`: `DeadlineExceededError`, `TransferAbortedError`, `PeerLostError`,
+        `TruncatedStateError` or `TransferBackendError`. Then the link is closed, nothing is written to the
+        target's memory any more, and neither side holds anything for the transfer.
         """
 
     def settle(self) -> None:  # noqa: B027 - most backends hold nothing.

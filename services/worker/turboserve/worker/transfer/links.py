@@ -19,7 +19,12 @@ from torch._C._distributed_c10d import HashStore
 from turboserve.worker.transfer import nixl, pair, rendezvous, shm
 from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline, ended
-from turboserve.worker.transfer.errors import NoBackend, PeerLost, ProtocolBroken, TransferError
+from turboserve.worker.transfer.errors import (
+    NoCommonBackendError,
+    PeerLostError,
+    TransferError,
+    TransferProtocolError,
+)
 from turboserve.worker.transfer.frames import Hello, Welcome
 from turboserve.worker.transfer.interface import Interface
 from turboserve.worker.transfer.link import Link
@@ -90,7 +95,7 @@ class Links:
     async def connecting(self, call: Callable[[], T], seconds: float, drop: Callable[[T], object]) -> T:
         """Do it on a thread of its own, which is left behind if it is not back soon after `seconds`, or when
         nobody waits for it any more: it ends by its own time-outs. No session's memory is in use yet. What
-        comes too late is given to `drop`. Raises `PeerLost`, and what `call` does."""
+        comes too late is given to `drop`. Raises `PeerLostError`, and what `call` does."""
         loop = asyncio.get_running_loop()
         coming: asyncio.Future[T] = loop.create_future()
 
@@ -119,7 +124,7 @@ class Links:
             async with asyncio.timeout(seconds + LATE_S):
                 return await coming
         except TimeoutError:
-            raise PeerLost(f"no link within {seconds:.3g} s") from None
+            raise PeerLostError(f"no link within {seconds:.3g} s") from None
 
     def hello(self, source: str, limit_s: float) -> Hello:
         """What a target says once it is admitted. `source`: the address that its links are kept under;
@@ -136,14 +141,14 @@ class Links:
         )
 
     async def give(
-        self, channel: Channel, hello: Hello, peer: str, key: bytes, at_rest: bool, deadline: Deadline
+        self, channel: Channel, hello: Hello, peer: str, key: bytes, quiesced: bool, deadline: Deadline
     ) -> Link:
         """At the source: choose a way to the target, tell it, and have it stand.
 
         `peer` is the target's id. `key` is that of the MACs on a new link (`handshake.Keys.link`).
         Raises `TransferError`.
         """
-        backend = self._choose(hello, at_rest)
+        backend = self._choose(hello, quiesced)
         warm = self._take(peer, giving=True, names=hello.warm, backend=backend)
         if warm is not None:
             await channel.send(Welcome(backend=backend, link=warm.name, warm=True), deadline.left())
@@ -159,11 +164,11 @@ class Links:
     ) -> Link:
         """At the target: the other end of it. `key` as in `give`. Raises `TransferError`."""
         if welcome.backend not in self.backends:
-            raise ProtocolBroken(f"backend: {welcome.backend} was not on offer")
+            raise TransferProtocolError(f"backend: {welcome.backend} was not on offer")
         if welcome.warm:
             link = self._take(source, giving=False, names=(welcome.link,), backend=welcome.backend)
             if link is None:
-                raise PeerLost(f"link: {welcome.link} is not free any more")
+                raise PeerLostError(f"link: {welcome.link} is not free any more")
             return link
         ends = self._ends(channel, key, welcome.addresses)
         return await self._make(welcome.backend, welcome.link, pair.TARGET, channel, ends, deadline)
@@ -182,7 +187,7 @@ class Links:
             self._idle.pop()[2].close()
         self._threads.shutdown(wait=False)
 
-    def _choose(self, hello: Hello, at_rest: bool) -> str:
+    def _choose(self, hello: Hello, quiesced: bool) -> str:
         near = hello.machine == shm.machine() != ""
         common = [
             name
@@ -191,12 +196,12 @@ class Links:
             and (near or name != "shm")
             and (self._device.type == hello.device == "cuda" or name != "nccl")
         ]
-        if at_rest and near and "shm" in common:
+        if quiesced and near and "shm" in common:
             return "shm"
         # State in host memory has no business on a device's wires.
-        common = [name for name in common if name != "nccl" or not at_rest]
+        common = [name for name in common if name != "nccl" or not quiesced]
         if not common:
-            raise NoBackend(f"backends: {list(self.backends)} here, {list(hello.backends)} there")
+            raise NoCommonBackendError(f"backends: {list(self.backends)} here, {list(hello.backends)} there")
         return common[0]
 
     def _take(self, peer: str, *, giving: bool, names: Sequence[str], backend: str) -> Link | None:
@@ -210,12 +215,18 @@ class Links:
     def _addresses(self) -> tuple[IPvAnyAddress, ...]:
         return tuple(map(ipaddress.ip_address, self._interface.addresses))
 
-    def _ends(self, channel: Channel, key: bytes, named: Sequence[IPvAnyAddress]) -> pair.Ends:
+    def _ends(self, channel: Channel, key: bytes, named: Sequence[IPvAnyAddress]) -> pair.LinkEndpoints:
         peers = dict.fromkeys([channel.peer.partition("%")[0], *map(str, named)])
-        return pair.Ends(key, self._interface.address, tuple(filter(None, peers)))
+        return pair.LinkEndpoints(key, self._interface.address, tuple(filter(None, peers)))
 
     async def _make(
-        self, backend: str, name: str, rank: int, channel: Channel, ends: pair.Ends, deadline: Deadline
+        self,
+        backend: str,
+        name: str,
+        rank: int,
+        channel: Channel,
+        ends: pair.LinkEndpoints,
+        deadline: Deadline,
     ) -> Link:
         seconds = deadline.left(CONNECT_S)
         try:

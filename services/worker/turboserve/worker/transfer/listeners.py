@@ -139,4 +139,4 @@ def _attach(one: socket.socket, program: list[Instruction]) -> None:
             socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(data))
         )
     except OSError as error:
-        log.warning("a library's listener stays open to all", address=one.getsockname(), error=repr(error))
+        log.warning("library listener accepts any address", address=one.getsockname(), error=repr(error))

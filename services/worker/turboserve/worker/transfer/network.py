@@ -40,7 +40,7 @@ class LinkTable(Protocol):
         ...
 
     async def give(
-        self, channel: Channel, hello: Hello, peer: str, key: bytes, at_rest: bool, deadline: Deadline
+        self, channel: Channel, hello: Hello, peer: str, key: bytes, quiesced: bool, deadline: Deadline
     ) -> Link:
         """At the source: choose a way to the target, tell it, and have it stand. Raises `TransferError`."""
         ...

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import (
-    BackendFailed,
-    PeerLost,
-    ProtocolBroken,
+    PeerLostError,
+    TransferBackendError,
     TransferError,
-    Truncated,
+    TransferProtocolError,
+    TruncatedStateError,
 )
-from turboserve.worker.transfer.link import PROGRESS_S, Link, Memory, Remote, let_go
+from turboserve.worker.transfer.link import PROGRESS_S, Link, LocalPages, RemotePages, let_go
 from turboserve.worker.transfer.listeners import opened_by
 
 POLL_S = 0.0005
@@ -49,7 +49,7 @@ class NixlLink(Link):
     kind = "nixl"
 
     def __init__(self, name: str, role: str, peers: Sequence[str]) -> None:
-        """`peers`: addresses from which the other end may connect. Raises `BackendFailed`."""
+        """`peers`: addresses from which the other end may connect. Raises `TransferBackendError`."""
         super().__init__(name)
         from nixl._api import nixl_agent, nixl_agent_config
 
@@ -58,7 +58,7 @@ class NixlLink(Link):
             config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
             agent, listeners = opened_by(lambda: nixl_agent(f"{name}-{role}", config))
         except Exception as error:
-            raise BackendFailed(f"nixl: {error!r}") from error
+            raise TransferBackendError(f"nixl: {error!r}") from error
         # UCX authenticates nobody who connects over TCP, and serves reads of memory.
         listeners.only_from(peers)
         listeners.close()
@@ -66,7 +66,7 @@ class NixlLink(Link):
         self._offered: Any = None
         self._peer: str | None = None
 
-    def offer(self, pages: Memory, page_range: range, deadline: Deadline) -> dict[str, Any]:
+    def offer(self, pages: LocalPages, page_range: range, deadline: Deadline) -> dict[str, Any]:
         """See `Link.offer`: registers the memory, and says where each part lies."""
         self.settle()
         parts = pages.parts(page_range)
@@ -78,7 +78,7 @@ class NixlLink(Link):
             metadata = agent.get_partial_agent_metadata(self._offered, True, ["UCX"])
         except Exception as error:
             self.close()
-            raise BackendFailed(f"nixl: {error!r}") from error
+            raise TransferBackendError(f"nixl: {error!r}") from error
         return {
             "memory": _memory(parts),
             "parts": [list(where) for where in _places(parts)],
@@ -88,16 +88,16 @@ class NixlLink(Link):
     def transfer(
         self,
         session: str,
-        source: Memory | Remote,
-        target: Memory | Remote,
+        source: LocalPages | RemotePages,
+        target: LocalPages | RemotePages,
         page_range: range,
         deadline: Deadline,
     ) -> int:
         """See `Link.transfer`. The source only keeps the library going until the target says it has read."""
         try:
-            if isinstance(source, Memory):
+            if isinstance(source, LocalPages):
                 return self._serve(source.size(page_range), deadline)
-            assert isinstance(target, Memory)
+            assert isinstance(target, LocalPages)
             return self._read(source, target.parts(page_range), deadline)
         except BaseException as error:
             self.close()
@@ -124,7 +124,7 @@ class NixlLink(Link):
 
     def _serve(self, size: int, deadline: Deadline) -> int:
         agent = self._live(deadline)
-        patience = _patience(min(size, READ_BYTES))
+        timeout_s = _timeout_s(min(size, READ_BYTES))
         while size:
             try:
                 said = [word for words in agent.get_new_notifs().values() for word in words]
@@ -133,16 +133,18 @@ class NixlLink(Link):
             if DONE in said:
                 break
             if said:
-                patience = _patience(min(size, READ_BYTES))
-            patience.left()
+                timeout_s = _timeout_s(min(size, READ_BYTES))
+            timeout_s.left()
             deadline.sleep(POLL_S)
         return size
 
-    def _read(self, source: Remote, parts: list[Tensor], deadline: Deadline) -> int:
+    def _read(self, source: RemotePages, parts: list[Tensor], deadline: Deadline) -> int:
         places = _offered_places(source)
         sizes, wanted = [size for _, size, _ in places], [part.numel() for part in parts]
         if sizes != wanted:
-            raise Truncated(f"nixl: {sum(sizes)} bytes in {len(sizes)} parts, {sum(wanted)} announced")
+            raise TruncatedStateError(
+                f"nixl: {sum(sizes)} bytes in {len(sizes)} parts, {sum(wanted)} announced"
+            )
         if not parts:
             return 0
         agent = self._live(deadline)
@@ -184,24 +186,24 @@ class NixlLink(Link):
         )
         try:
             state = agent.transfer(handle)
-            patience = _patience(sum(size for _, size, _ in ours))
+            timeout_s = _timeout_s(sum(size for _, size, _ in ours))
             while state == "PROC":
-                patience.left()
+                timeout_s.left()
                 deadline.sleep(POLL_S)
                 state = agent.check_xfer_state(handle)
         finally:
             _quietly(handle.release)
         if state != "DONE":
-            raise BackendFailed(f"nixl: the read ended with {state}")
+            raise TransferBackendError(f"nixl: the read ended with {state}")
 
     def _live(self, deadline: Deadline) -> Any:
         deadline.left()
         if self._agent is None:
-            raise PeerLost("the link is closed")
+            raise PeerLostError("the link is closed")
         return self._agent
 
 
-def _patience(size: int) -> Deadline:
+def _timeout_s(size: int) -> Deadline:
     return Deadline(max(PROGRESS_S, size / SLOW_BYTES_S))
 
 
@@ -238,23 +240,23 @@ def _memory(parts: list[Tensor]) -> str:
     return MEMORY["cuda" if any(part.is_cuda for part in parts) else "cpu"]
 
 
-def _offered_places(source: Remote) -> list[Place]:
+def _offered_places(source: RemotePages) -> list[Place]:
     parts = source.offer.get("parts")
     if source.offer.get("memory") not in MEMORY.values() or not isinstance(parts, list):
-        raise ProtocolBroken("nixl: the offer names no memory")
+        raise TransferProtocolError("nixl: the offer names no memory")
     places = []
     for part in parts:
         if not (isinstance(part, list) and len(part) == 3 and all(type(n) is int and n >= 0 for n in part)):
-            raise ProtocolBroken("nixl: the offer names no memory")
+            raise TransferProtocolError("nixl: the offer names no memory")
         places.append((part[0], part[1], part[2]))
     return places
 
 
-def _metadata(source: Remote) -> bytes:
+def _metadata(source: RemotePages) -> bytes:
     try:
         return base64.b64decode(str(source.offer.get("agent")), validate=True)
     except binascii.Error as error:
-        raise ProtocolBroken("nixl: the offer names no agent") from error
+        raise TransferProtocolError("nixl: the offer names no agent") from error
 
 
 def _named(error: Exception) -> Exception:
@@ -262,7 +264,7 @@ def _named(error: Exception) -> Exception:
         return error
     name = type(error).__name__
     lost = "Disconnect" in name or "NotFound" in name
-    return PeerLost(f"nixl: {error}") if lost else BackendFailed(f"nixl: {error!r}")
+    return PeerLostError(f"nixl: {error}") if lost else TransferBackendError(f"nixl: {error!r}")
 
 
 def _quietly(call: Any) -> None:

@@ -1,7 +1,7 @@
 """How long a copy may take: what the state's size and the pace of its way make of it, within bounds.
 
-Three wait for a copy, and each longer than the one before: its target (`Pace.limit_s`, and it says so), its
-source (`LATER_S` more), and the scheduler, which adds a margin of its own to what the target says.
+Three wait for a copy, and each longer than the one before: its target (`CopyRate.limit_s`, and it says so),
+its source (`LATER_S` more), and the scheduler, which adds a margin of its own to what the target says.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HOSTS_KEPT = 256
 
 
 @dataclass(frozen=True)
-class Limits:
+class CopyLimits:
     """Bounds of a copy. Seconds, bytes."""
 
     least_s: float = 20.0
@@ -32,10 +32,10 @@ class Limits:
     """A session that somebody watches stands still for no longer."""
 
 
-class Pace:
+class CopyRate:
     """What copies from each host took of late. No failure makes the next limit shorter."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: CopyLimits) -> None:
         self._limits = limits
         self._measured: OrderedDict[str, deque[float]] = OrderedDict()
 

@@ -27,9 +27,9 @@ from torch._C._distributed_c10d import HashStore
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import (
     AuthenticationError,
-    BackendFailed,
-    DeadlinePassed,
-    PeerLost,
+    DeadlineExceededError,
+    PeerLostError,
+    TransferBackendError,
     TransferError,
 )
 from turboserve.worker.transfer.handshake import link_proof
@@ -37,8 +37,8 @@ from turboserve.worker.transfer.link import (
     PIECE_BYTES,
     PROGRESS_S,
     Link,
-    Memory,
-    Remote,
+    LocalPages,
+    RemotePages,
     let_go,
     pieces,
 )
@@ -54,7 +54,7 @@ AT_ONCE_S = 0.001
 
 
 @dataclass(frozen=True)
-class Ends:
+class LinkEndpoints:
     """Both ends of a link that is being made."""
 
     key: bytes
@@ -91,16 +91,16 @@ class PairLink(Link):
     def transfer(
         self,
         session: str,
-        source: Memory | Remote,
-        target: Memory | Remote,
+        source: LocalPages | RemotePages,
+        target: LocalPages | RemotePages,
         page_range: range,
         deadline: Deadline,
     ) -> int:
         """See `Link.transfer`."""
         try:
-            if isinstance(source, Memory):
+            if isinstance(source, LocalPages):
                 return self._send(source.parts(page_range), deadline)
-            assert isinstance(target, Memory)
+            assert isinstance(target, LocalPages)
             return self._receive(target.parts(page_range), deadline)
         except BaseException as error:
             self._cut()
@@ -113,7 +113,7 @@ class PairLink(Link):
     def recognize(self, key: bytes, seconds: float) -> None:
         """Both ends prove the key to each other, over the link itself.
 
-        Raises `AuthenticationError`, `PeerLost` or `DeadlinePassed`; the link is closed then.
+        Raises `AuthenticationError`, `PeerLostError` or `DeadlineExceededError`; the link is closed then.
         """
         mine, theirs = (link_proof(key, self.name, ROLES[rank]) for rank in (self._rank, 1 - self._rank))
         sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.device)
@@ -180,7 +180,7 @@ class PairLink(Link):
     def _live(self, deadline: Deadline) -> Any:
         deadline.left()
         if self._group is None:
-            raise PeerLost("the link is closed")
+            raise PeerLostError("the link is closed")
         return self._group
 
     @abstractmethod
@@ -225,10 +225,10 @@ class GlooLink(PairLink):
 
     kind = "gloo"
 
-    def __init__(self, name: str, store: HashStore, rank: int, ends: Ends, seconds: float) -> None:
+    def __init__(self, name: str, store: HashStore, rank: int, ends: LinkEndpoints, seconds: float) -> None:
         """Connects, and proves the key: blocks until the other side does the same.
 
-        Raises `AuthenticationError`, and `PeerLost` also when it does not come within `seconds`.
+        Raises `AuthenticationError`, and `PeerLostError` also when it does not come within `seconds`.
         """
         super().__init__(name, store, rank, torch.device("cpu"))
         # Not in torch's stubs, and the only way to say which address and how many threads.
@@ -249,7 +249,7 @@ class GlooLink(PairLink):
         except RuntimeError as error:
             self.close()
             let_go(error)
-            raise PeerLost(f"gloo: {_first_line(error)}") from None
+            raise PeerLostError(f"gloo: {_first_line(error)}") from None
         finally:
             if listeners is not None:
                 listeners.close()
@@ -271,11 +271,17 @@ class NcclLink(PairLink):
     kind = "nccl"
 
     def __init__(
-        self, name: str, store: HashStore, rank: int, ends: Ends, device: torch.device, seconds: float
+        self,
+        name: str,
+        store: HashStore,
+        rank: int,
+        ends: LinkEndpoints,
+        device: torch.device,
+        seconds: float,
     ) -> None:
         """Proves the key, and makes the communicator with that: blocks until the other side does the same.
 
-        Raises `BackendFailed`, `AuthenticationError`, `PeerLost` or `DeadlinePassed`.
+        Raises `TransferBackendError`, `AuthenticationError`, `PeerLostError` or `DeadlineExceededError`.
         """
         super().__init__(name, store, rank, device)
         options = dist.ProcessGroupNCCL.Options()
@@ -283,7 +289,7 @@ class NcclLink(PairLink):
         try:
             self._group = dist.ProcessGroupNCCL(store, rank, 2, options)
         except RuntimeError as error:
-            raise BackendFailed(f"nccl: {_first_line(error)}") from error
+            raise TransferBackendError(f"nccl: {_first_line(error)}") from error
         self.recognize(ends.key, seconds)
 
     def close(self) -> None:
@@ -299,7 +305,7 @@ class NcclLink(PairLink):
         while not work.is_completed():
             deadline.left()
             if time.monotonic() >= until:
-                raise DeadlinePassed(f"nccl: no progress for {PROGRESS_S:g} s")
+                raise DeadlineExceededError(f"nccl: no progress for {PROGRESS_S:g} s")
             time.sleep(POLL_S)
         work.wait()
         torch.cuda.current_stream(self.device).synchronize()
@@ -309,7 +315,7 @@ def _named(error: RuntimeError) -> TransferError:
     """torch raises one class for everything."""
     text = _first_line(error)
     late = "imed out" in text or "timeout" in text
-    return DeadlinePassed(text) if late else PeerLost(text)
+    return DeadlineExceededError(text) if late else PeerLostError(text)
 
 
 def _first_line(error: Exception) -> str:

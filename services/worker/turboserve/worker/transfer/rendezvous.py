@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import HashStore
 
 from turboserve.worker.transfer.channel import Channel
 from turboserve.worker.transfer.deadline import Deadline
-from turboserve.worker.transfer.errors import ProtocolBroken, TransferError, error_of
+from turboserve.worker.transfer.errors import TransferError, TransferProtocolError, error_of
 from turboserve.worker.transfer.frames import Frame, Linked, Refuse, StoreEntry
 
 POLL_S = 0.002
@@ -34,7 +34,8 @@ async def exchange(
 ) -> None:
     """Pass entries in both directions until `making` is done on both sides.
 
-    Raises what `making` raises, what the other side refuses with, `ProtocolBroken` and what `Channel` raises.
+    Raises what `making` raises, what the other side refuses with, `TransferProtocolError` and what `Channel`
+    raises.
     """
     sent: set[str] = set()
     heard: set[str] = set()
@@ -75,4 +76,4 @@ async def exchange(
 def _unexpected(frame: Frame) -> TransferError:
     if isinstance(frame, Refuse):
         return error_of(frame.code, frame.detail)
-    return ProtocolBroken(f"{frame.type}: not while a link is being made")
+    return TransferProtocolError(f"{frame.type}: not while a link is being made")

@@ -15,8 +15,13 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.transfer.deadline import Deadline
-from turboserve.worker.transfer.errors import BackendFailed, PeerLost, ProtocolBroken, Truncated
-from turboserve.worker.transfer.link import Link, Memory, Remote, pieces
+from turboserve.worker.transfer.errors import (
+    PeerLostError,
+    TransferBackendError,
+    TransferProtocolError,
+    TruncatedStateError,
+)
+from turboserve.worker.transfer.link import Link, LocalPages, RemotePages, pieces
 
 
 def machine() -> str:
@@ -37,7 +42,7 @@ class ShmLink(Link):
         super().__init__(name)
         self._file: int | None = None
 
-    def offer(self, pages: Memory, page_range: range, deadline: Deadline) -> dict[str, Any]:
+    def offer(self, pages: LocalPages, page_range: range, deadline: Deadline) -> dict[str, Any]:
         """See `Link.offer`."""
         self.settle()
         size = pages.size(page_range)
@@ -53,15 +58,15 @@ class ShmLink(Link):
     def transfer(
         self,
         session: str,
-        source: Memory | Remote,
-        target: Memory | Remote,
+        source: LocalPages | RemotePages,
+        target: LocalPages | RemotePages,
         page_range: range,
         deadline: Deadline,
     ) -> int:
         """See `Link.transfer`. At the source all is done by `offer`."""
-        if isinstance(source, Memory):
+        if isinstance(source, LocalPages):
             return source.size(page_range)
-        assert isinstance(target, Memory)
+        assert isinstance(target, LocalPages)
         try:
             return _take(source, target, page_range, deadline)
         except BaseException:
@@ -80,23 +85,25 @@ class ShmLink(Link):
         self.settle()
 
 
-def _take(source: Remote, target: Memory, page_range: range, deadline: Deadline) -> int:
+def _take(source: RemotePages, target: LocalPages, page_range: range, deadline: Deadline) -> int:
     pid, number, size = (source.offer.get(key) for key in ("pid", "file", "bytes"))
     if not all(type(value) is int and value >= 0 for value in (pid, number, size)):
-        raise ProtocolBroken("shm: the offer names no file")
+        raise TransferProtocolError("shm: the offer names no file")
     wanted = target.size(page_range)
     if size != wanted:
-        raise Truncated(f"shm: {size} bytes offered, {wanted} announced")
+        raise TruncatedStateError(f"shm: {size} bytes offered, {wanted} announced")
     try:
         file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        raise PeerLost(f"shm: process {pid} has no such file any more") from error
+        raise PeerLostError(f"shm: process {pid} has no such file any more") from error
     except OSError as error:
-        raise BackendFailed(f"shm: memory of process {pid} cannot be opened: {error.strerror}") from error
+        raise TransferBackendError(
+            f"shm: memory of process {pid} cannot be opened: {error.strerror}"
+        ) from error
     try:
         found = os.fstat(file).st_size
         if found != max(1, wanted):
-            raise Truncated(f"shm: {found} bytes found, {wanted} announced")
+            raise TruncatedStateError(f"shm: {found} bytes found, {wanted} announced")
         _copy(file, target.parts(page_range), deadline, write=False)
     finally:
         os.close(file)

@@ -14,27 +14,27 @@ from turboserve.worker.transfer import handshake, metrics
 from turboserve.worker.transfer.channel import ByteReader, ByteWriter, Channel
 from turboserve.worker.transfer.deadline import Deadline, ended
 from turboserve.worker.transfer.errors import (
-    DeadlinePassed,
-    NotOffered,
-    PeerLost,
-    ProtocolBroken,
-    TooSlow,
+    DeadlineExceededError,
+    LayoutMismatchError,
+    MigrationNotOfferedError,
+    PeerLostError,
     TransferError,
-    WrongLayout,
+    TransferProtocolError,
+    TransferTooSlowError,
 )
 from turboserve.worker.transfer.frames import (
     Hello,
+    Manifest,
     Open,
     PageSpec,
     Refuse,
     Round,
-    Seal,
     Verified,
 )
-from turboserve.worker.transfer.gift import Gift
-from turboserve.worker.transfer.half_open import HalfOpen
-from turboserve.worker.transfer.link import Memory, Remote
-from turboserve.worker.transfer.pace import LATER_S, Limits
+from turboserve.worker.transfer.half_open_connections import HalfOpenConnections
+from turboserve.worker.transfer.link import LocalPages, RemotePages
+from turboserve.worker.transfer.pace import LATER_S, CopyLimits
+from turboserve.worker.transfer.transfer_attempt import TransferAttempt
 
 if TYPE_CHECKING:
     from turboserve.worker.transfer.network import LinkTable
@@ -65,7 +65,7 @@ async def listen(
     return server, int(listener.getsockname()[1])
 
 
-class Giver(Protocol):
+class StateProvider(Protocol):
     """The worker, as its transfers see it."""
 
     def key(self, session: str, move: int) -> bytes | None:
@@ -73,7 +73,8 @@ class Giver(Protocol):
         ...
 
     def check(self, session: str, move: int, target: str) -> None:
-        """Whether it may have the state; changes nothing. Raises `NotOffered`, `NotReady` or `NoState`."""
+        """Whether it may have the state; changes nothing. Raises `MigrationNotOfferedError`,
+        `SourceNotReadyError` or `NoStateError`."""
         ...
 
     def offer(self, session: str, move: int, target: str) -> bool:
@@ -81,7 +82,7 @@ class Giver(Protocol):
         ...
 
     async def pages(self, session: str) -> Sequence[Page]:
-        """Those that nothing in work is writing to. Raises `NoState`."""
+        """Those that nothing in work is writing to. Raises `NoStateError`."""
         ...
 
     async def rest(self, session: str, move: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
@@ -92,8 +93,9 @@ class Giver(Protocol):
         """Wait until the log has all chunks before this one."""
         ...
 
-    def sealing(self, session: str, move: int) -> None:
-        """From here on the target may own it: it stays still until its row is read. Raises `NotOffered`."""
+    def sending_manifest(self, session: str, move: int) -> None:
+        """From here on the target may own it: it stays still until its row is read. Raises
+        `MigrationNotOfferedError`."""
         ...
 
     def over(self, session: str, move: int) -> None:
@@ -105,17 +107,21 @@ class Source:
     """Serves all targets of one worker."""
 
     def __init__(
-        self, giver: Giver, links: LinkTable, limits: Limits, now: Callable[[], float] = time.monotonic
+        self,
+        provider: StateProvider,
+        links: LinkTable,
+        limits: CopyLimits,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """An attempt may take as long as its target says, `limits.most_s` at most, and a little more."""
-        self._giver, self._links, self._limits = giver, links, limits
+        self._provider, self._links, self._limits = provider, links, limits
         self._open: dict[str, tuple[asyncio.Task[None], int]] = {}
         """What gives a session away, and for which move; a newer connection takes its place."""
         self._turns = asyncio.Semaphore(SOURCES_AT_ONCE)
         """Of those that send while their session generates."""
         self._connections = 0
         self._now = now
-        self._half_open = HalfOpen(now=now)
+        self._half_open = HalfOpenConnections(now=now)
 
     async def serve(self, reader: ByteReader, writer: ByteWriter) -> None:
         """One connection, to its end. Whatever fails is refused and counted; raises cancellation alone."""
@@ -123,7 +129,7 @@ class Source:
         try:
             with self._half_open.held(channel.peer, channel.abort):
                 async with asyncio.timeout(ADMIT_S):
-                    opened, keys = await handshake.admit(channel, self._giver.key, ADMIT_S)
+                    opened, keys = await handshake.admit(channel, self._provider.key, ADMIT_S)
         except (TransferError, TimeoutError) as error:
             # Anybody can cause this, and as often as they like: it is counted and not answered.
             self._half_open.refused(channel.peer, error)
@@ -132,8 +138,8 @@ class Source:
         self._connections += 1
         try:
             if self._connections > CONNECTIONS_LIMIT:
-                raise ProtocolBroken(f"connections: more than {CONNECTIONS_LIMIT}")
-            await self._greet(channel, opened, keys)
+                raise TransferProtocolError(f"connections: more than {CONNECTIONS_LIMIT}")
+            await self._negotiate(channel, opened, keys)
         except TransferError as error:
             log.info("transfer refused or broken", code=error.code, error=str(error))
             metrics.broken.add(1, {"role": "source", "code": error.code})
@@ -156,14 +162,14 @@ class Source:
         for task, _ in list(self._open.values()):
             task.cancel()
 
-    async def _greet(self, channel: Channel, opened: Open, keys: handshake.Keys) -> None:
+    async def _negotiate(self, channel: Channel, opened: Open, keys: handshake.Keys) -> None:
         hello = await channel.receive(ADMIT_S)
         if not isinstance(hello, Hello):
-            raise ProtocolBroken(f"{hello.type}: the first word is hello")
+            raise TransferProtocolError(f"{hello.type}: the first word is hello")
         if hello.model != self._links.model:
-            raise WrongLayout(f"model: {hello.model}, {self._links.model} is served here")
+            raise LayoutMismatchError(f"model: {hello.model}, {self._links.model} is served here")
         # A stranger is refused before anything is taken from whoever is being served.
-        self._giver.check(opened.session, opened.move, opened.worker)
+        self._provider.check(opened.session, opened.move, opened.worker)
         # Until it has ended the older one stays in its place: of several newcomers each waits for its turn.
         while (served := self._open.get(opened.session)) is not None:
             older, move = served
@@ -173,9 +179,9 @@ class Source:
             finally:
                 if self._open.get(opened.session) == served:
                     del self._open[opened.session]
-                    self._giver.over(opened.session, move)
-        at_rest = self._giver.offer(opened.session, opened.move, opened.worker)
-        giving = asyncio.create_task(self._give(channel, opened, keys, hello, at_rest))
+                    self._provider.over(opened.session, move)
+        quiesced = self._provider.offer(opened.session, opened.move, opened.worker)
+        giving = asyncio.create_task(self._send_state(channel, opened, keys, hello, quiesced))
         self._open[opened.session] = giving, opened.move
         try:
             await asyncio.wait([giving])
@@ -186,119 +192,121 @@ class Source:
         finally:
             if self._open.get(opened.session, (None, 0))[0] is giving:
                 del self._open[opened.session]
-                self._giver.over(opened.session, opened.move)
+                self._provider.over(opened.session, opened.move)
         if giving.cancelled():
-            raise NotOffered(f"session {opened.session}: move {opened.move} is over here")
+            raise MigrationNotOfferedError(f"session {opened.session}: move {opened.move} is over here")
         if (error := giving.exception()) is not None:
             raise error
 
-    async def _give(
-        self, channel: Channel, opened: Open, keys: handshake.Keys, hello: Hello, at_rest: bool
+    async def _send_state(
+        self, channel: Channel, opened: Open, keys: handshake.Keys, hello: Hello, quiesced: bool
     ) -> None:
         deadline = Deadline(min(hello.limit_s, self._limits.most_s) + LATER_S, self._now)
-        link = await self._links.give(channel, hello, opened.worker, keys.link, at_rest, deadline)
-        gift = Gift(opened, channel, link, deadline)
+        link = await self._links.give(channel, hello, opened.worker, keys.link, quiesced, deadline)
+        attempt = TransferAttempt(opened, channel, link, deadline)
         try:
-            if not at_rest:
-                await self._bulk_in_turn(gift)
-            await self._rest(gift, None if at_rest else self._limits.still_s)
+            if not quiesced:
+                await self._bulk_in_turn(attempt)
+            await self._send_final_delta(attempt, None if quiesced else self._limits.still_s)
         except BaseException:
             link.close()
             raise
         self._links.put_back(opened.worker, link, giving=True)
         log.info(
-            "state given away",
+            "state transferred",
             session=opened.session,
             target=opened.worker,
             backend=link.kind,
-            rounds=gift.rounds,
-            bytes=gift.bytes_moved,
+            rounds=attempt.rounds,
+            bytes=attempt.bytes_moved,
         )
 
-    async def _bulk_in_turn(self, gift: Gift) -> None:
+    async def _bulk_in_turn(self, attempt: TransferAttempt) -> None:
         turn = asyncio.ensure_future(self._turns.acquire())
         try:
-            await gift.meanwhile(asyncio.wait([turn]))
-            await self._bulk(gift)
+            await attempt.meanwhile(asyncio.wait([turn]))
+            await self._bulk(attempt)
         finally:
             if not turn.cancel():
                 self._turns.release()
 
-    async def _bulk(self, gift: Gift) -> None:
+    async def _bulk(self, attempt: TransferAttempt) -> None:
         """While the session generates: everything, then what changed meanwhile, as long as that is much."""
         for _ in range(BULK_ROUNDS):
-            pages = await self._left(gift)
-            if gift.rounds and sum(page.size for page in pages) < SMALL_BYTES:
+            pages = await self._left(attempt)
+            if attempt.rounds and sum(page.size for page in pages) < SMALL_BYTES:
                 return
-            await self._round(gift, pages)
+            await self._round(attempt, pages)
         # On a way that is slower than the session writes, rounds do not get smaller: better it stays.
-        size = sum(page.size for page in await self._left(gift))
-        if gift.bytes_per_s and size > gift.bytes_per_s * self._limits.still_s:
-            raise TooSlow(
-                f"still: {size} bytes have changed again, {size / gift.bytes_per_s:.1f} s at "
-                f"{gift.bytes_per_s:.3g} B/s, at most {self._limits.still_s:g} s"
+        size = sum(page.size for page in await self._left(attempt))
+        if attempt.bytes_per_s and size > attempt.bytes_per_s * self._limits.still_s:
+            raise TransferTooSlowError(
+                f"still: {size} bytes have changed again, {size / attempt.bytes_per_s:.1f} s at "
+                f"{attempt.bytes_per_s:.3g} B/s, at most {self._limits.still_s:g} s"
             )
 
-    async def _left(self, gift: Gift) -> list[Page]:
+    async def _left(self, attempt: TransferAttempt) -> list[Page]:
         """What has changed since it was sent."""
-        return changed(await gift.meanwhile(self._giver.pages(gift.opened.session)), gift.sent)
+        return changed(await attempt.meanwhile(self._provider.pages(attempt.opened.session)), attempt.sent)
 
-    async def _rest(self, gift: Gift, still_s: float | None) -> None:
+    async def _send_final_delta(self, attempt: TransferAttempt, still_s: float | None) -> None:
         """At the boundary: the rest, and the seal; within `still_s` of it."""
-        session, move = gift.opened.session, gift.opened.move
-        header, pages = await gift.meanwhile(self._giver.rest(session, move))
+        session, move = attempt.opened.session, attempt.opened.move
+        header, pages = await attempt.meanwhile(self._provider.rest(session, move))
         if still_s is None:
-            await self._seal(gift, header, pages)
+            await self._send_manifest(attempt, header, pages)
             return
-        left_s = gift.deadline.left()
-        gift.deadline = Deadline(min(left_s, still_s), self._now)
+        left_s = attempt.deadline.left()
+        attempt.deadline = Deadline(min(left_s, still_s), self._now)
         try:
-            await self._seal(gift, header, pages)
-        except DeadlinePassed as error:
-            if left_s <= still_s or not gift.deadline.passed:
+            await self._send_manifest(attempt, header, pages)
+        except DeadlineExceededError as error:
+            if left_s <= still_s or not attempt.deadline.passed:
                 raise
-            raise TooSlow(f"still: for more than {still_s:g} s: {error}") from error
+            raise TransferTooSlowError(f"still: for more than {still_s:g} s: {error}") from error
 
-    async def _seal(self, gift: Gift, header: Mapping[str, Any], pages: Sequence[Page]) -> None:
-        session, move = gift.opened.session, gift.opened.move
-        await self._round(gift, changed(pages, gift.sent))
-        await gift.meanwhile(self._giver.acknowledged(session, move, int(header["next_chunk"])))
+    async def _send_manifest(
+        self, attempt: TransferAttempt, header: Mapping[str, Any], pages: Sequence[Page]
+    ) -> None:
+        session, move = attempt.opened.session, attempt.opened.move
+        await self._round(attempt, changed(pages, attempt.sent))
+        await attempt.meanwhile(self._provider.acknowledged(session, move, int(header["next_chunk"])))
         names = tuple(page.name for page in pages)
-        digest = digest_of(header, {name: gift.prints[name] for name in names})
-        self._giver.sealing(session, move)
-        seal = Seal(header=dict(header), pages=names, digest=digest)
-        await gift.channel.send(seal, gift.deadline.left())
-        await gift.hear(Verified)
+        digest = digest_of(header, {name: attempt.prints[name] for name in names})
+        self._provider.sending_manifest(session, move)
+        manifest = Manifest(header=dict(header), pages=names, digest=digest)
+        await attempt.channel.send(manifest, attempt.deadline.left())
+        await attempt.receive_frame(Verified)
 
-    async def _round(self, gift: Gift, pages: Sequence[Page]) -> None:
-        link, deadline, number = gift.link, gift.deadline, gift.rounds
-        memory, everything = Memory([page.parts for page in pages]), range(len(pages))
+    async def _round(self, attempt: TransferAttempt, pages: Sequence[Page]) -> None:
+        link, deadline, number = attempt.link, attempt.deadline, attempt.rounds
+        memory, everything = LocalPages([page.parts for page in pages]), range(len(pages))
         begun = self._now()
         # Some links copy everything here already.
         offering = self._links.blocking(lambda: link.offer(memory, everything, deadline), deadline, link)
-        offer = await gift.meanwhile(offering)
+        offer = await attempt.meanwhile(offering)
         specs = tuple(
             PageSpec(name=page.name, size=page.size, dtype=page.dtype, shape=page.shape) for page in pages
         )
-        await gift.channel.send(Round(number=number, pages=specs, offer=offer), deadline.left())
+        await attempt.channel.send(Round(number=number, pages=specs, offer=offer), deadline.left())
 
         def send() -> dict[str, bytes]:
-            link.transfer(gift.opened.session, memory, Remote(), everything, deadline)
+            link.transfer(attempt.opened.session, memory, RemotePages(), everything, deadline)
             return fingerprints_of({page.name: page.parts for page in pages}, deadline.left)
 
-        prints = await gift.until_taken(self._links.blocking(send, deadline, link))
+        prints = await attempt.until_taken(self._links.blocking(send, deadline, link))
         link.settle()
-        gift.prints |= prints
-        gift.sent |= {page.name: page.stamp for page in pages}
+        attempt.prints |= prints
+        attempt.sent |= {page.name: page.stamp for page in pages}
         size = memory.size(everything)
-        gift.rounds += 1
-        gift.bytes_moved += size
+        attempt.rounds += 1
+        attempt.bytes_moved += size
         if size:
-            gift.bytes_per_s = size / max(self._now() - begun, 1e-9)
+            attempt.bytes_per_s = size / max(self._now() - begun, 1e-9)
 
 
 async def _refuse(channel: Channel, error: TransferError) -> None:
     try:
         await channel.send(Refuse(code=error.code, detail=str(error)[:2_000]), 1.0)
-    except (PeerLost, TransferError):
-        log.debug("nobody left to refuse", code=error.code)
+    except (PeerLostError, TransferError):
+        log.debug("no peer left to refuse", code=error.code)

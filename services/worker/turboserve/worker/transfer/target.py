@@ -12,32 +12,32 @@ from urllib.parse import urlsplit
 from torch import Tensor
 
 from turboserve import logs
-from turboserve.worker.engine.errors import SnapshotRejected
+from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.moving import digest_of, fingerprints_of
 from turboserve.worker.transfer import handshake, metrics
 from turboserve.worker.transfer.channel import ByteReader, ByteWriter, Channel
 from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import (
-    DeadlinePassed,
-    DigestMismatch,
-    PeerLost,
-    ProtocolBroken,
+    DeadlineExceededError,
+    DigestMismatchError,
+    LayoutMismatchError,
+    PeerLostError,
     TransferError,
-    WrongLayout,
+    TransferProtocolError,
     error_of,
 )
 from turboserve.worker.transfer.frames import (
     Frame,
+    Manifest,
     Open,
     Refuse,
     Round,
-    Seal,
     Taken,
     Verified,
     Wait,
     Welcome,
 )
-from turboserve.worker.transfer.link import Link, Memory, Remote
+from turboserve.worker.transfer.link import Link, LocalPages, RemotePages
 
 if TYPE_CHECKING:
     from turboserve.worker.transfer.network import LinkTable
@@ -55,24 +55,24 @@ MISMATCHES_LIMIT = 2
 log = logs.get("transfer")
 
 
-class Room(Protocol):
-    """Memory that is kept for the session (`engine.landing.Landing`)."""
+class ReceiveMemory(Protocol):
+    """Memory that is kept for the session (`engine.landing.PagedReceiveBuffer`)."""
 
     def begin(self) -> None:
         """Another attempt begins: nothing of the earlier ones is wanted."""
         ...
 
     def place(self, name: str, size: int, dtype: str = "", shape: Sequence[int] = ()) -> tuple[Tensor, ...]:
-        """Memory for a page. Raises `SnapshotRejected`."""
+        """Memory for a page. Raises `SnapshotRejectedError`."""
         ...
 
     def check(self, header: Mapping[str, Any], names: Iterable[str]) -> object:
-        """Whether header and pages are those of one state of this model. Raises `SnapshotRejected`."""
+        """Whether header and pages are those of one state of this model. Raises `SnapshotRejectedError`."""
         ...
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchedState:
     """A state that is here, bit for bit."""
 
     header: Mapping[str, Any]
@@ -92,7 +92,7 @@ class Fetched:
 
 
 @dataclass(eq=False)
-class _Tries:
+class _AttemptBudget:
     """The attempts at one state, and whether another may help."""
 
     patience_s: float
@@ -109,11 +109,11 @@ class _Tries:
     def failed(self, error: TransferError) -> TransferError:
         """Take note of it; what explains best why nothing came. Raises that if no other attempt will help."""
         self.count += 1
-        self.mismatches += isinstance(error, DigestMismatch)
+        self.mismatches += isinstance(error, DigestMismatchError)
         if not error.retryable or self.mismatches >= MISMATCHES_LIMIT:
             raise error
         # What the other side has said explains more than that it then ran out of time.
-        if self.last is None or not isinstance(error, DeadlinePassed):
+        if self.last is None or not isinstance(error, DeadlineExceededError):
             self.last = error
         if self.heard:
             self.heard, self.waits_from = False, self.now()
@@ -123,29 +123,29 @@ class _Tries:
 
 
 @dataclass(eq=False)
-class _Copy:
+class _CopyAttempt:
     """One attempt."""
 
     channel: Channel
     link: Link
-    room: Room
+    room: ReceiveMemory
     session: str
     deadline: Deadline
-    tries: _Tries
+    tries: _AttemptBudget
     prints: dict[str, bytes] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     rounds: int = 0
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of `tcp://host:port?…`. Raises `ProtocolBroken`."""
+    """Host and port of `tcp://host:port?…`. Raises `TransferProtocolError`."""
     try:
         parts = urlsplit(address)
         if parts.scheme == "tcp" and parts.hostname and parts.port:
             return parts.hostname, parts.port
     except ValueError as error:
-        raise ProtocolBroken(f"address: {address[:200]!r}: {error}") from None
-    raise ProtocolBroken(f"address: {address[:200]!r} is not tcp://host:port")
+        raise TransferProtocolError(f"address: {address[:200]!r}: {error}") from None
+    raise TransferProtocolError(f"address: {address[:200]!r} is not tcp://host:port")
 
 
 def host_of(sources: Sequence[str]) -> str:
@@ -172,8 +172,8 @@ class Target:
         self._connect, self._now = connect, now
 
     async def fetch(
-        self, session: str, move: int, key: bytes, sources: Sequence[str], room: Room, limit_s: float
-    ) -> Fetched:
+        self, session: str, move: int, key: bytes, sources: Sequence[str], room: ReceiveMemory, limit_s: float
+    ) -> FetchedState:
         """Copy the state into `room`, within `limit_s` for all attempts. Tries again while that may help.
 
         `key` is the migration's, 32 bytes, as the source has it too.
@@ -181,17 +181,17 @@ class Target:
         Raises `TransferError`; then, and when it is cancelled, nothing is written to the room any more.
         """
         started, deadline = self._now(), Deadline(limit_s, self._now)
-        tries = _Tries(self._patience_s, self._now, waits_from=started)
+        tries = _AttemptBudget(self._patience_s, self._now, waits_from=started)
         if not sources:
-            raise PeerLost(f"session {session}: its source has no address")
+            raise PeerLostError(f"session {session}: its source has no address")
         while True:
             address = sources[tries.count % len(sources)]
             try:
                 room.begin()
                 fetched = await self._attempt(session, move, key, address, room, deadline, tries)
-            except SnapshotRejected as error:
-                metrics.broken.add(1, {"role": "target", "code": WrongLayout.code})
-                raise WrongLayout(str(error)) from error
+            except SnapshotRejectedError as error:
+                metrics.broken.add(1, {"role": "target", "code": LayoutMismatchError.code})
+                raise LayoutMismatchError(str(error)) from error
             except TransferError as error:
                 log.info("transfer broke", session=session, code=error.code, error=str(error))
                 metrics.broken.add(1, {"role": "target", "code": error.code})
@@ -199,7 +199,7 @@ class Target:
                 try:
                     await asyncio.sleep(deadline.left(RETRY_S))
                     deadline.left()
-                except DeadlinePassed:
+                except DeadlineExceededError:
                     raise explained from None
                 continue
             metrics.bytes_moved.add(fetched.bytes_moved, {"backend": fetched.backend})
@@ -211,18 +211,18 @@ class Target:
         move: int,
         key: bytes,
         address: str,
-        room: Room,
+        room: ReceiveMemory,
         deadline: Deadline,
-        tries: _Tries,
-    ) -> Fetched:
+        tries: _AttemptBudget,
+    ) -> FetchedState:
         host, port = parse_address(address)
         try:
             async with asyncio.timeout(deadline.left(CONNECT_S)):
                 reader, writer = await self._connect(host, port)
         except TimeoutError:
-            raise DeadlinePassed(f"{address}: no connection within {CONNECT_S:g} s") from None
+            raise DeadlineExceededError(f"{address}: no connection within {CONNECT_S:g} s") from None
         except OSError as error:
-            raise PeerLost(f"{address}: {error}") from error
+            raise PeerLostError(f"{address}: {error}") from error
         channel = Channel(reader, writer)
         opened = Open(session=session, move=move, worker=self._worker, nonce=handshake.new_nonce())
         try:
@@ -239,19 +239,19 @@ class Target:
                 raise _unexpected(welcome)
             link = await self._links.take(channel, welcome, address, keys.link, deadline)
             try:
-                fetched = await self._copy(_Copy(channel, link, room, session, deadline, tries))
+                fetched = await self._copy(_CopyAttempt(channel, link, room, session, deadline, tries))
             except BaseException:
                 link.close()
                 raise
             self._links.put_back(address, link, giving=False)
             return fetched
-        except (TransferError, SnapshotRejected) as error:
+        except (TransferError, SnapshotRejectedError) as error:
             await _refuse(channel, error)
             raise
         finally:
             await channel.close()
 
-    async def _copy(self, copy: _Copy) -> Fetched:
+    async def _copy(self, copy: _CopyAttempt) -> FetchedState:
         moved = 0
         while True:
             match await copy.channel.receive(copy.deadline.left(SILENCE_S)):
@@ -260,20 +260,22 @@ class Target:
                 case Round() as frame:
                     copy.tries.heard = True
                     moved += await self._round(copy, frame)
-                case Seal() as seal:
-                    return await self._verify(copy, seal, moved)
+                case Manifest() as manifest:
+                    return await self._verify(copy, manifest, moved)
                 case other:
                     raise _unexpected(other)
 
-    async def _round(self, copy: _Copy, frame: Round) -> int:
+    async def _round(self, copy: _CopyAttempt, frame: Round) -> int:
         if frame.number != copy.rounds:
-            raise ProtocolBroken(f"round: {frame.number}, {copy.rounds} comes next")
+            raise TransferProtocolError(f"round: {frame.number}, {copy.rounds} comes next")
         places = [copy.room.place(page.name, page.size, page.dtype, page.shape) for page in frame.pages]
-        memory, everything = Memory(places), range(len(places))
+        memory, everything = LocalPages(places), range(len(places))
 
         def receive() -> tuple[int, dict[str, bytes]]:
             begun = self._now()
-            size = copy.link.transfer(copy.session, Remote(frame.offer), memory, everything, copy.deadline)
+            size = copy.link.transfer(
+                copy.session, RemotePages(frame.offer), memory, everything, copy.deadline
+            )
             metrics.seconds.add(self._now() - begun, {"backend": copy.link.kind})
             names = (page.name for page in frame.pages)
             return size, fingerprints_of(dict(zip(names, places, strict=True)), copy.deadline.left)
@@ -285,23 +287,23 @@ class Target:
         await copy.channel.send(Taken(number=frame.number, size=size), copy.deadline.left())
         return size
 
-    async def _verify(self, copy: _Copy, seal: Seal, moved: int) -> Fetched:
-        missing = [name for name in seal.pages if name not in copy.prints]
+    async def _verify(self, copy: _CopyAttempt, manifest: Manifest, moved: int) -> FetchedState:
+        missing = [name for name in manifest.pages if name not in copy.prints]
         if missing:
-            raise ProtocolBroken(f"seal: page {missing[0]} did not come")
-        digest = digest_of(seal.header, {name: copy.prints[name] for name in seal.pages})
-        if digest != seal.digest:
-            raise DigestMismatch(digest, seal.digest)
-        if seal.header.get("session") != copy.session:
-            raise WrongLayout(f"session: {seal.header.get('session')!r}, need {copy.session!r}")
-        copy.room.check(seal.header, seal.pages)
+            raise TransferProtocolError(f"seal: page {missing[0]} did not come")
+        digest = digest_of(manifest.header, {name: copy.prints[name] for name in manifest.pages})
+        if digest != manifest.digest:
+            raise DigestMismatchError(digest, manifest.digest)
+        if manifest.header.get("session") != copy.session:
+            raise LayoutMismatchError(f"session: {manifest.header.get('session')!r}, need {copy.session!r}")
+        copy.room.check(manifest.header, manifest.pages)
         await copy.channel.send(Verified(digest=digest), copy.deadline.left())
-        return Fetched(
-            header=seal.header,
-            pages=seal.pages,
+        return FetchedState(
+            header=manifest.header,
+            pages=manifest.pages,
             digest=digest,
             bytes_moved=moved,
-            state_bytes=sum(copy.sizes[name] for name in seal.pages),
+            state_bytes=sum(copy.sizes[name] for name in manifest.pages),
             rounds=copy.rounds,
             seconds=0.0,
             backend=copy.link.kind,
@@ -311,12 +313,12 @@ class Target:
 def _unexpected(frame: Frame) -> TransferError:
     if isinstance(frame, Refuse):
         return error_of(frame.code, frame.detail)
-    return ProtocolBroken(f"{frame.type}: not now")
+    return TransferProtocolError(f"{frame.type}: not now")
 
 
-async def _refuse(channel: Channel, error: TransferError | SnapshotRejected) -> None:
-    code = WrongLayout.code if isinstance(error, SnapshotRejected) else error.code
+async def _refuse(channel: Channel, error: TransferError | SnapshotRejectedError) -> None:
+    code = LayoutMismatchError.code if isinstance(error, SnapshotRejectedError) else error.code
     try:
         await channel.send(Refuse(code=code, detail=str(error)[:2_000]), 1.0)
     except TransferError:
-        log.debug("nobody left to refuse", code=code)
+        log.debug("no peer left to refuse", code=code)

@@ -53,9 +53,9 @@ function showSlot(slot) {
   box.dataset.phase = slot.phase;
   box.setAttribute("role", "listitem");
   const title = element("b", "");
-  title.append(element("span", slot.slot), element("span", slot.phase.replace("_", " ")));
-  const asleep = slot.suspended ? `, ${slot.suspended} asleep` : "";
-  const holds = slot.worker ? `${slot.sessions} sessions${asleep}` : "";
+  title.append(element("span", slot.member), element("span", slot.phase.replace("_", " ")));
+  const suspended = slot.suspended ? `, ${slot.suspended} suspended` : "";
+  const holds = slot.worker ? `${slot.sessions} sessions${suspended}` : "";
   box.append(title, element("p", [holds, slot.reason].filter(Boolean).join(" · ")));
   return box;
 }
@@ -73,9 +73,9 @@ function showPool(pool) {
   document.body.dataset.mode = busy ? "waiting" : "live";
   const more = ["starting", "draining"].filter((name) => pool[name]).map((name) => `${pool[name]} ${name}`);
   at("phase").textContent = [`${pool.ready} ready`, ...more].join(", ");
-  fill(at("slots"), pool.slots, showSlot);
+  fill(at("slots"), pool.members, showSlot);
   fill(at("actions"), pool.actions.toReversed(), (a) =>
-    showLine(a.at, [a.action, a.slot].filter(Boolean).join(" "), a.reason));
+    showLine(a.at, [a.action, a.member].filter(Boolean).join(" "), a.reason));
   at("r-startup").textContent = pool.start_up_s === null ? "–" : `${number(pool.start_up_s, 1)} s`;
   for (const name of ["workers", "dry-run", "release"]) at(name).disabled = !scaling;
   if (!scaling) return;
@@ -129,7 +129,7 @@ async function look() {
     showCost(await call("GET", "v1/cost?limit=1"));
     complain(null);
   } catch (problem) {
-    at("phase").textContent = "no word";
+    at("phase").textContent = "no report";
     document.body.dataset.mode = "empty";
     complain(problem);
   }

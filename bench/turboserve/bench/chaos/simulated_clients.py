@@ -1,0 +1,132 @@
+"""Those who watch: real clients that prompt, pause, resume, move and reconnect while everything breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import httpx
+
+from turboserve.bench.chaos.chunklog import digest_of
+from turboserve.bench.chaos.plan import UserAction, UserActionKind
+from turboserve.bench.stream import prompts
+from turboserve.bench.streaming.viewer import ProblemError, Received, Viewer, request
+
+RETRY_TIMEOUT_S = 90.0
+"""Something that has to work in the end is tried for this long."""
+RETRY_S = 0.5
+TRANSIENT_ERRORS = (ProblemError, httpx.HTTPError, OSError, TimeoutError)
+
+
+class SimulatedClient:
+    """One session's client."""
+
+    def __init__(self, number: int, viewer: Viewer) -> None:
+        self.number, self.viewer = number, viewer
+        self.seen: list[tuple[int, str]] = []
+        self.arrivals: list[float] = []
+        """Monotonic times at which new chunks arrived."""
+        self.paused = False
+        self.pauses: list[tuple[float, float]] = []
+        """From the wish to pause until the wish to go on was heard, monotonic."""
+        self.done: Counter[str] = Counter()
+        """Deeds that were accepted, by kind; `KIND refused` for the others."""
+        viewer.on_chunk = self._got
+
+    @classmethod
+    async def begin(cls, number: int, api: httpx.AsyncClient) -> SimulatedClient:
+        """Open a session, for as long as that takes."""
+        viewer = await with_retry(
+            lambda: Viewer.create(api, prompts(number)[0], keep_video=True, seed=number)
+        )
+        return cls(number, viewer)
+
+    def _got(self, chunk: Received) -> None:
+        self.seen.append((chunk.index, digest_of(chunk.fragment)))
+        self.arrivals.append(time.monotonic())
+        # The digest is kept, the video is not: a long run would fill the memory with it.
+        self.viewer.chunks[:-1] = []
+
+    async def live(self, actions: Sequence[UserAction], began_s: float) -> None:
+        for action in actions:
+            await asyncio.sleep(max(began_s + action.at_s - time.monotonic(), 0.0))
+            try:
+                await self._do(action)
+                self.done[action.kind.value] += 1
+            except TRANSIENT_ERRORS:
+                self.done[f"{action.kind.value} refused"] += 1
+
+    async def _do(self, action: UserAction) -> None:
+        match action.kind:
+            case UserActionKind.PROMPT:
+                await self.viewer.submit(prompts(self.number + int(action.at_s))[1])
+            case UserActionKind.MOVE:
+                path = f"/v1/sessions/{self.viewer.session}/migrate"
+                await request(self.viewer.api, "POST", path)
+            case UserActionKind.CUT:
+                await self.viewer.drop_connection()
+            case UserActionKind.PAUSE:
+                await self._pause(action.seconds)
+
+    async def _pause(self, seconds: float) -> None:
+        self.paused = True
+        self.pauses.append((time.monotonic(), float("inf")))
+        try:
+            # An answer that was lost may have been a yes: whatever it was, it is resumed.
+            await self.viewer.pause()
+            await asyncio.sleep(seconds)
+        finally:
+            await self.resume()
+
+    async def resume(self) -> None:
+        """Until it is wanted to play again, whatever it takes."""
+
+        async def once() -> None:
+            try:
+                await self.viewer.resume()
+            except ProblemError as problem:
+                # It was not paused, or plays already.
+                if problem.status != 409:
+                    raise
+            self.viewer.player.pause(False, time.monotonic())
+
+        await with_retry(once)
+        self.paused = False
+        if self.pauses and self.pauses[-1][1] == float("inf"):
+            self.pauses[-1] = (self.pauses[-1][0], time.monotonic())
+
+    async def watch(self) -> None:
+        """Until the session ends; a gateway that refuses to show it is asked again, as people would."""
+        while self.viewer.ended is None:
+            try:
+                await self.viewer.watch()
+            except ProblemError:
+                self.done["stream refused"] += 1
+                await asyncio.sleep(RETRY_S)
+
+    def wait_after(self, at_s: float) -> float | None:
+        """Seconds from `at_s` until its next chunk came; None if it was paused meanwhile, or none came."""
+        later = next((arrival for arrival in self.arrivals if arrival > at_s), None)
+        if later is None or any(begin < later and end > at_s for begin, end in self.pauses):
+            return None
+        return later - at_s
+
+    async def end(self) -> None:
+        with suppress(*TRANSIENT_ERRORS):
+            await self.viewer.delete()
+
+
+async def with_retry(work: Callable[[], Awaitable[Any]], limit_s: float = RETRY_TIMEOUT_S) -> Any:
+    """Try again until it works; raises what it failed with last."""
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        try:
+            return await work()
+        except TRANSIENT_ERRORS:
+            if time.monotonic() >= deadline_s:
+                raise
+            await asyncio.sleep(RETRY_S)

@@ -1,0 +1,86 @@
+"""Which feedback is believed. What is not is counted, and changes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from turboserve.contracts.pool import LoadFeedback
+
+MOST_SESSIONS = 10**9
+"""Counts above this are no counts of sessions or workers."""
+CONVINCED = 5
+"""Messages in a row, each newer than the one before but all older than what was heard first: the sender's
+clock was set back."""
+
+
+class FeedbackMonitor:
+    """The newest feedback that makes sense, and how old it is."""
+
+    def __init__(self, stale_s: float) -> None:
+        self._stale_s = stale_s
+        self.feedback: LoadFeedback | None = None
+        self.heard_at: float | None = None
+        self.since: float | None = None
+        """Since when it has been heard without a gap longer than `stale_s`; None: it is stale."""
+        self.refused: Counter[str] = Counter()
+        self._refused_at = -math.inf
+        self._fault = ""
+        self._old_at = 0.0
+        self._olds = 0
+
+    def update(self, feedback: LoadFeedback, now: float) -> bool:
+        """Take in one message at monotonic time `now`; whether it was believed."""
+        fault = _fault(feedback) or self._from_the_past(feedback)
+        if fault is not None:
+            self.refuse(fault, now)
+            return False
+        if self.is_stale(now):
+            self.since = now
+        self.feedback, self.heard_at = feedback, now
+        self._olds = 0
+        return True
+
+    def refuse(self, fault: str, now: float) -> None:
+        """Count one message that is not believed."""
+        self.refused[fault] += 1
+        self._refused_at, self._fault = now, fault
+
+    def silence(self, now: float) -> str:
+        """Why there is nothing fresh, in words."""
+        if now - self._refused_at <= self._stale_s:
+            return f"load report is implausible ({self._fault.replace('_', ' ')})"
+        if self.heard_at is None:
+            return "no load report yet"
+        return f"nothing heard for {self._stale_s:g} s"
+
+    def is_stale(self, now: float) -> bool:
+        return self.heard_at is None or now - self.heard_at > self._stale_s
+
+    def age_s(self, now: float) -> float | None:
+        return None if self.heard_at is None else now - self.heard_at
+
+    def _from_the_past(self, feedback: LoadFeedback) -> str | None:
+        known = self.feedback
+        if known is None or feedback.at >= known.at:
+            return None
+        self._olds = self._olds + 1 if feedback.at > self._old_at or self._olds == 0 else 1
+        self._old_at = feedback.at
+        return None if self._olds >= CONVINCED else "from_the_past"
+
+
+def _fault(feedback: LoadFeedback) -> str | None:
+    if not (math.isfinite(feedback.rho_max) and feedback.rho_max >= 0):
+        return "rho_max_not_a_number"
+    if not math.isfinite(feedback.at):
+        return "time_not_a_number"
+    counts = feedback.required, feedback.waiting, feedback.capacity, feedback.workers
+    if min(counts) < 0:
+        return "below_zero"
+    if max(counts) > MOST_SESSIONS:
+        return "too_large"
+    if feedback.waiting > feedback.required:
+        return "more_wait_than_are_required"
+    if (feedback.workers > 0) != (feedback.capacity > 0):
+        return "workers_without_capacity"
+    return None

@@ -1,0 +1,53 @@
+"""Workers that have died and of whom the store has to be told, until it has heard it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+REMEMBERED = 10_000
+
+
+@dataclass
+class _GoneReport:
+    reason: str
+    due_at: float = 0.0
+    under_way: bool = False
+
+
+class GoneNotifier:
+    """Each death is told until it is acknowledged; a worker that is dead stays dead."""
+
+    def __init__(self, retry_s: float) -> None:
+        self._retry_s = retry_s
+        self._open: dict[str, _GoneReport] = {}
+        self._gone_at: OrderedDict[str, int] = OrderedDict()
+
+    def add(self, worker: str, reason: str, stamp: int) -> None:
+        """Tell the store that `worker` is gone; saying it again after it was acknowledged tells it again."""
+        self._gone_at[worker] = stamp
+        while len(self._gone_at) > REMEMBERED:
+            self._gone_at.popitem(last=False)
+        self._open.setdefault(worker, _GoneReport(reason))
+
+    def gone_after(self, worker: str, stamp: int) -> bool:
+        """Whether its death was learnt after `stamp`."""
+        return self._gone_at.get(worker, -1) > stamp
+
+    def due(self, now: float) -> list[tuple[str, str]]:
+        """Those to tell now; each is under way until `answered`."""
+        found = []
+        for worker, notice in self._open.items():
+            if not notice.under_way and notice.due_at <= now:
+                notice.under_way = True
+                found.append((worker, notice.reason))
+        return found
+
+    def answered(self, worker: str, done: bool, now: float) -> None:
+        notice = self._open.get(worker)
+        if notice is None:
+            return
+        if done:
+            del self._open[worker]
+        else:
+            notice.under_way, notice.due_at = False, now + self._retry_s

@@ -1,0 +1,44 @@
+"""What happened to one session, from the event log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from turboserve.bus import Bus, follow, last_entry
+from turboserve.contracts.events import SessionEvent, session_event_from_bytes
+from turboserve.subjects import EVENT
+
+
+class SequencedEvent(NamedTuple):
+    """One event, and its sequence in the log."""
+
+    event: SessionEvent
+    sequence: int
+
+
+async def follow_events(bus: Bus, session: str, after: int) -> AsyncGenerator[SequencedEvent, None]:
+    """The session's events after `after`, as they come; over behind the first that finds it ended.
+
+    That is `session.ended` for who follows from before it: one more may stand behind it, for a prompt that
+    was applied by the last chunk. Types that this version does not know are left out.
+    """
+    entries = follow(bus, EVENT.stream, EVENT.of(session), EVENT.live(session), after_sequence=after)
+    async with aclosing(entries):
+        async for entry in entries:
+            try:
+                event = session_event_from_bytes(entry.data)
+            except ValidationError:
+                continue
+            yield SequencedEvent(event, entry.sequence)
+            if event.record.phase.ended:
+                return
+
+
+async def newest_event(bus: Bus, session: str) -> int:
+    """Sequence of the session's newest event; 0: there is none."""
+    entry = await last_entry(bus, EVENT.stream, EVENT.of(session))
+    return 0 if entry is None else entry.sequence

@@ -1,0 +1,57 @@
+"""Operators' requests to move a session, each until the core has answered it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from turboserve import subjects
+from turboserve.bus import Bus
+from turboserve.contracts.errors import DeadlineError, UnavailableError
+from turboserve.contracts.requests import MoveAccepted, MoveSession, SessionRef
+from turboserve.scheduler.messages import Event, MoveAsked, Reply, SessionChanged
+
+ANSWER_TIMEOUT_S = 2.5
+"""Below `request_deadline_s`, so that the answer says what is known."""
+
+
+class OperatorEndpoint:
+    """Serves `scheduler.session.move` while this process leads."""
+
+    def __init__(self, bus: Bus, feed: Callable[[Event], None], leads: Callable[[], bool]) -> None:
+        self._bus, self._feed, self._leads = bus, feed, leads
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+
+    async def move(self, request: MoveSession) -> MoveAccepted:
+        """Raises what the store says of a session that its tenant does not have, and why it cannot move."""
+        ref = SessionRef(session=request.session, tenant=request.tenant)
+        record = await self._bus.call(subjects.GET_SESSION, ref)
+        if not self._leads():
+            raise UnavailableError("the scheduler is changing hands", retry_after_s=1.0)
+        number = next(self._numbers)
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            # The row may be news: a session that has just been placed can be moved.
+            self._feed(SessionChanged(record))
+            self._feed(MoveAsked(number, request.session, request.worker))
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                reply = await answer
+        except TimeoutError:
+            raise DeadlineError(
+                "whether the move has begun is not known: read the session", retry_after_s=1.0
+            ) from None
+        finally:
+            del self._waiting[number]
+        if reply.error is not None:
+            raise reply.error
+        assert reply.record is not None
+        assert reply.decision is not None
+        return MoveAccepted(record=reply.record, decision=reply.decision)
+
+    def answer(self, reply: Reply) -> None:
+        """What the core says; nobody waits for it any more if it comes too late."""
+        waiting = self._waiting.get(reply.request)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(reply)

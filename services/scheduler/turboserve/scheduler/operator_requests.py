@@ -1,0 +1,194 @@
+"""What an operator asks for: a session on another worker, checked before anything is begun."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turboserve.contracts.errors import (
+    ConflictError,
+    DeadlineError,
+    InvalidInputError,
+    NoCapacityError,
+    NotFoundError,
+    SessionNotFoundError,
+    TransitionError,
+    TurboServeError,
+    UnavailableError,
+)
+from turboserve.contracts.sessions import Decision, Phase
+from turboserve.scheduler import cluster_projection
+from turboserve.scheduler.messages import Answered, BeginMove, MoveAsked, RecordDecision, Refused, Reply
+from turboserve.scheduler.moves import Moves, Take
+from turboserve.scheduler.placement import Candidate, Choice, Demand, Placement
+from turboserve.scheduler.view import View
+from turboserve.scheduler.view_models import SessionView, WorkerView
+
+RETRY_S = 0.5
+
+
+def not_ready() -> UnavailableError:
+    """The view is not filled yet. A new error each time: one that is raised again keeps every traceback."""
+    return UnavailableError("the scheduler has just started", retry_after_s=1.0)
+
+
+class OperatorRequests:
+    """Operators' requests, each from its question to its answer."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, int] = {}
+        """Ticket of a move's beginning → the request that it answers."""
+
+    def ask(
+        self,
+        asked: MoveAsked,
+        view: View,
+        placement: Placement,
+        candidates: Sequence[Candidate],
+        now: float,
+        take: Take,
+    ) -> list[BeginMove | Reply | RecordDecision]:
+        """Begin the move, or say at once why not; that there is no room is a decision, and noted as one."""
+        try:
+            session, choice = choose(view, asked, placement, candidates, now)
+        except TurboServeError as error:
+            return [Reply(asked.request, error=error), *_notes(view, asked.session, error)]
+        assert choice.worker is not None
+        begin = Moves.begin(view, session, choice.worker, choice.reason, choice.numbers, take)
+        self._waiting[begin.ticket] = asked.request
+        return [begin]
+
+    def answered(self, view: View, begin: BeginMove, answer: Answered) -> list[Reply | RecordDecision]:
+        """What to tell whoever asked for this move; nothing if nobody did."""
+        request = self._waiting.pop(begin.ticket, None)
+        if request is None:
+            return []
+        if answer.refused is None:
+            return [Reply(request, answer.record, begin.decision)]
+        error = error_of(answer.refused, begin.worker)
+        return [Reply(request, error=error), *_notes(view, begin.session, error)]
+
+
+def _notes(view: View, name: str, error: TurboServeError) -> list[RecordDecision]:
+    """That there is no room for the session elsewhere. Other errors are told to whoever asked, no more."""
+    session = view.sessions.get(name)
+    if session is None or not isinstance(error, NoCapacityError):
+        return []
+    record, reason = session.record, f"an operator wants it moved: {error.detail}"
+    return [
+        RecordDecision(
+            Decision(session=name, epoch=record.epoch, worker=record.worker, kind="stay", reason=reason)
+        )
+    ]
+
+
+def choose(
+    view: View, asked: MoveAsked, placement: Placement, candidates: Sequence[Candidate], now: float
+) -> tuple[SessionView, Choice]:
+    """The session and where it goes. Raises a TurboServeError that says why it cannot be moved."""
+    session = session_of(view, asked, now)
+    if asked.worker is not None:
+        return session, named(view, session, asked.worker)
+    return session, best(view, session, placement, candidates, now)
+
+
+def session_of(view: View, asked: MoveAsked, now: float) -> SessionView:
+    """The session, if it can be moved now. Raises a TurboServeError that says why not."""
+    session = view.sessions.get(asked.session)
+    if session is None:
+        raise SessionNotFoundError(f"there is no session {asked.session}", field="session")
+    record = session.record
+    quiesced = record.phase in (Phase.ACTIVE, Phase.SUSPENDED) and record.move is None
+    if not quiesced or record.worker is None:
+        doing = "moving already" if record.move is not None else record.phase.value
+        raise TransitionError(
+            f"session {record.id} is {doing} and cannot be moved", field="phase", limit=record.phase.value
+        )
+    source = view.workers.get(record.worker)
+    if source is not None and not source.provides_state:
+        raise TransitionError(
+            f"its worker {record.worker} does not give the state of sessions to others", field="session"
+        )
+    if not cluster_projection.is_movable(view, session, now):
+        raise ConflictError(
+            f"session {record.id} is being placed or read at the moment",
+            field="session",
+            retry_after_s=RETRY_S,
+        )
+    return session
+
+
+def named(view: View, session: SessionView, name: str) -> Choice:
+    """The worker that the operator names, if it can take the session. Raises a TurboServeError if not."""
+    record, worker = session.record, view.workers.get(name)
+    if worker is None:
+        raise NotFoundError(f"there is no worker {name}", field="worker")
+    if name == record.worker:
+        raise InvalidInputError(f"session {record.id} is at {name} already", field="worker")
+    if worker.model != record.model:
+        raise InvalidInputError(
+            f"worker {name} serves {worker.model}, not {record.model}", field="worker", limit=worker.model
+        )
+    if None not in (worker.weights_digest, record.weights_digest) and (
+        worker.weights_digest != record.weights_digest
+    ):
+        raise InvalidInputError(
+            f"worker {name} has the weights {worker.weights_digest}, and the session's state was made with "
+            f"{record.weights_digest}",
+            field="worker",
+            limit=worker.weights_digest,
+        )
+    if not worker.ready:
+        phase = "draining" if worker.draining else worker.phase.value
+        raise NoCapacityError(f"worker {name} is {phase}", field="worker", limit=phase, retry_after_s=1.0)
+    if record.phase.holds_slot and worker.load >= worker.capacity:
+        raise NoCapacityError(
+            f"worker {name} holds {worker.load} of {worker.capacity} sessions",
+            field="worker",
+            limit=worker.capacity,
+            retry_after_s=1.0,
+        )
+    return Choice(record.id, name, f"an operator wants it on {name}", _numbers(worker))
+
+
+def best(
+    view: View, session: SessionView, placement: Placement, candidates: Sequence[Candidate], now: float
+) -> Choice:
+    """The worker that suits best, other than its own. Raises NoCapacityError if none has room."""
+    record = session.record
+    failed = {worker for worker, until in session.move_failures.items() if until > now}
+    demand = Demand(
+        session=record.id,
+        model=record.model,
+        kind="migrate",
+        excluded=frozenset({*failed, record.worker or ""}),
+        weights_digest=record.weights_digest,
+    )
+    others = [candidate for candidate in candidates if candidate.worker != record.worker]
+    [choice] = placement.place(others, [demand])
+    if choice.worker is None:
+        raise NoCapacityError(f"no other worker: {choice.reason}", field="worker", retry_after_s=1.0)
+    reason = f"an operator wants it elsewhere: {choice.reason}"
+    return Choice(record.id, choice.worker, reason, choice.numbers)
+
+
+def _numbers(worker: WorkerView) -> dict[str, float]:
+    return {"sessions": worker.load + 1, "capacity": worker.capacity}
+
+
+def error_of(refused: Refused, worker: str) -> TurboServeError:
+    """What the operator is told if the store refuses to begin."""
+    match refused:
+        case Refused.NO_CAPACITY:
+            return NoCapacityError(f"worker {worker} has no room", field="worker", retry_after_s=1.0)
+        case Refused.WORKER_GONE:
+            return NotFoundError(f"worker {worker} is gone", field="worker")
+        case Refused.NOT_FOUND:
+            return SessionNotFoundError("the session is not there any more", field="session")
+        case Refused.NOT_SENT:
+            return UnavailableError("the state store is away", retry_after_s=RETRY_S)
+        case Refused.UNKNOWN:
+            return DeadlineError("whether the move has begun is not known: read the session")
+        case _:
+            return ConflictError(
+                "the session changed in the same moment", field="session", retry_after_s=RETRY_S
+            )

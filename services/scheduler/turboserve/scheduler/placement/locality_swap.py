@@ -1,0 +1,104 @@
+"""New sessions leave the slots near a bottleneck to the sessions that are to move away from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+from turboserve.scheduler.placement.cluster import Cluster
+from turboserve.scheduler.placement.demands import Choice, Demand
+from turboserve.scheduler.placement.links import LinkKind, kind_between
+from turboserve.scheduler.placement.moves import Move, Rebalancer
+from turboserve.scheduler.placement.states import SessionState
+
+_NEARNESS = list(LinkKind)
+
+
+def swap_for_locality(
+    cluster: Cluster, demands: Sequence[Demand], choices: Sequence[Choice], rebalancer: Rebalancer
+) -> list[Choice]:
+    """`choices`, some of them exchanged with the target of a move that they make the longer.
+
+    A new session costs the same everywhere, a moving one less nearby. If one that was just assigned took a
+    slot nearer to a move's source than the move's target is, it goes to that target instead. As many
+    sessions are on every worker as before, so L′ is the same, and the move, when it is decided, is shorter.
+    """
+    before = {d.session: cluster.sessions.get(d.session) for d in demands}
+    _try_out(cluster, demands, choices, before)
+    moves = rebalancer.propose(cluster, inf)
+    after = _exchanged(cluster, demands, choices, moves) if moves else list(choices)
+    for name, state in before.items():
+        if state is None:
+            cluster.drop_session(name)
+        else:
+            cluster.put_session(state)
+    return after
+
+
+def _try_out(
+    cluster: Cluster,
+    demands: Sequence[Demand],
+    choices: Sequence[Choice],
+    before: dict[str, SessionState | None],
+) -> None:
+    for demand, choice in zip(demands, choices, strict=True):
+        if choice.worker is not None:
+            state = before[demand.session] or SessionState(demand.session, demand.model)
+            cluster.put_session(replace(state, reserved=choice.worker, movable=False))
+
+
+def _exchanged(
+    cluster: Cluster, demands: Sequence[Demand], choices: Sequence[Choice], moves: Sequence[Move]
+) -> list[Choice]:
+    found = list(choices)
+    open_ = [
+        i
+        for i, (demand, choice) in enumerate(zip(demands, choices, strict=True))
+        if choice.worker is not None and demand.counted_on is None and demand.holder != choice.worker
+    ]
+    for move in sorted(moves, key=lambda move: (-move.cost_s, move.session)):
+        session = cluster.sessions[move.session]
+        if session.suspended:
+            continue
+        far = _nearness(cluster, move.source, move.target)
+        nearer = [
+            (_nearness(cluster, move.source, str(found[i].worker)), i)
+            for i in open_
+            if _same_pool(cluster, str(found[i].worker), move.target)
+            and found[i].worker not in session.excluded
+            and cluster.entries[str(found[i].worker)].serves
+            and move.target not in demands[i].excluded
+        ]
+        best, i = min(nearer, default=(far, -1))
+        if best < far:
+            found[i] = _at(cluster, found[i], move)
+            open_.remove(i)
+    return found
+
+
+def _same_pool(cluster: Cluster, one: str, other: str) -> bool:
+    """Whether sessions can move between them: who may be given to the one may be given to the other."""
+    first, second = (cluster.entries[name].state for name in (one, other))
+    return (first.model, first.weights_digest) == (second.model, second.weights_digest)
+
+
+def _nearness(cluster: Cluster, source: str, worker: str) -> int:
+    hosts = (cluster.entries[name].state.host for name in (source, worker))
+    return _NEARNESS.index(kind_between(*hosts))
+
+
+def _at(cluster: Cluster, choice: Choice, move: Move) -> Choice:
+    entry = cluster.entries[move.target]
+    latency_s = entry.curve(entry.held + 1)
+    numbers = {
+        **choice.numbers,
+        "latency_s": latency_s,
+        "bottleneck_after_s": max(choice.numbers["bottleneck_before_s"], latency_s),
+        "sessions": entry.held + 1,
+        "capacity": entry.slots,
+    }
+    reason = (
+        f"{choice.reason}, with {choice.worker} left to a session of {move.source}, which is nearer to it"
+    )
+    return Choice(choice.session, move.target, reason, numbers)

@@ -1,0 +1,61 @@
+"""Where the suspended sessions of a worker go that is to be emptied."""
+
+from __future__ import annotations
+
+import heapq
+
+from turboserve.scheduler.placement.cluster import Cluster
+from turboserve.scheduler.placement.moves import Move, MoveKind
+from turboserve.scheduler.placement.plan import Planner
+from turboserve.scheduler.placement.pool import PoolEntry
+from turboserve.scheduler.placement.states import SessionState
+
+
+def drain_suspended(cluster: Cluster, planner: Planner, eta: float) -> list[Move]:
+    """One move for each, to the worker with the fewest sessions per slot, suspended ones counted: it is
+    where they are resumed if it has room then. They need host memory only, no slot."""
+    workers_by_load = [(float(item[0]), str(item[-1])) for item in planner.pool.suspended_ranking.items]
+    moves: list[Move] = []
+    for name in sorted(planner.pool.draining):
+        source = cluster.entries[name]
+        if source.state.suspect:
+            continue
+        for session in (cluster.sessions[suspended] for suspended in sorted(source.suspended)):
+            # One that is moving here, from another that is to be emptied, comes first.
+            if not session.movable or session.target is not None or session.worker != name:
+                continue
+            target = _take(cluster, workers_by_load, session)
+            if target is not None:
+                moves.append(_move(planner, session, source, target, eta))
+    return moves
+
+
+def _take(
+    cluster: Cluster, workers_by_load: list[tuple[float, str]], session: SessionState
+) -> PoolEntry | None:
+    aside = []
+    found: PoolEntry | None = None
+    while workers_by_load and found is None:
+        load, name = heapq.heappop(workers_by_load)
+        entry = cluster.entries[name]
+        if name not in session.excluded:
+            found = entry
+            load += 1 / entry.slots
+        aside.append((load, name))
+    for item in aside:
+        heapq.heappush(workers_by_load, item)
+    return found
+
+
+def _move(planner: Planner, session: SessionState, source: PoolEntry, target: PoolEntry, eta: float) -> Move:
+    cost_s = planner.cost_s(session, source, target)
+    return Move(
+        session=session.id,
+        source=source.id,
+        target=target.id,
+        gain_s=-eta * cost_s,
+        cost_s=cost_s,
+        reason=f"{source.id} is to be emptied; {target.id} has the fewest sessions for its size",
+        kind=MoveKind.DRAIN,
+        numbers={"cost_s": cost_s, "eta": eta, "state_bytes": session.state_bytes},
+    )

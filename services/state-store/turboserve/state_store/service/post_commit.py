@@ -1,0 +1,83 @@
+"""What follows a commit while the caller still waits: events, fence, workers, within a bound."""
+
+from __future__ import annotations
+
+import asyncio
+
+from turboserve import logs
+from turboserve.contracts.errors import TurboServeError
+from turboserve.contracts.sessions import SessionRecord
+from turboserve.state_store.hot.playheads import Playheads
+from turboserve.state_store.ports.records import SessionRow
+from turboserve.state_store.publish.assignments import Assignments
+from turboserve.state_store.publish.fence import Fence
+from turboserve.state_store.publish.outbox import Outbox
+
+FENCE_TIMEOUT_S = 1.0
+"""A caller waits this long for the fence; the row is committed, and the rest goes on without the caller."""
+
+log = logs.get("post_commit")
+
+
+class PostCommit:
+    """Nothing here can fail a request: its change is committed, and a sweep repairs what is cut short."""
+
+    def __init__(self, outbox: Outbox, fence: Fence, assignments: Assignments, playheads: Playheads) -> None:
+        self._outbox, self._fence = outbox, fence
+        self._assignments, self._playheads = assignments, playheads
+        self._tasks: set[asyncio.Task[SessionRecord | None]] = set()
+
+    def events(self) -> None:
+        self._outbox.wake()
+
+    async def changed(self, record: SessionRecord, *named: str | None) -> SessionRecord:
+        """After a change without a change of owner. The record to answer with.
+
+        `named`: workers that the row named before, and that are told as well.
+        """
+        self._outbox.wake()
+        await self._assignments.notify(record, *named)
+        return self._playheads.apply_to(record)
+
+    async def owner_changed(
+        self, record: SessionRecord, fence_revision: int, *named: str | None
+    ) -> SessionRecord:
+        """After a change of owner. The record to answer with, fenced if that was done in time."""
+        self._outbox.wake()
+        return await self._fenced(record, SessionRow(record, fence_revision), *named)
+
+    async def _fenced(
+        self, record: SessionRecord, known: SessionRow | None, *named: str | None
+    ) -> SessionRecord:
+        task = asyncio.create_task(self._settle(record.id, known, *named))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.wait({task}, timeout=FENCE_TIMEOUT_S)
+        settled = task.result() if task.done() else None
+        same = settled is not None and settled.epoch == record.epoch
+        return self._playheads.apply_to(settled if settled is not None and same else record)
+
+    async def settled(self, records: list[SessionRecord]) -> list[SessionRecord]:
+        """The records, with the fence of each written if that can be done now."""
+        out: list[SessionRecord] = []
+        for record in records:
+            if record.own_revision is None and record.epoch > 0:
+                out.append(await self._fenced(record, None))
+            else:
+                out.append(record)
+        return out
+
+    async def fresh(self, record: SessionRecord) -> SessionRecord:
+        [answer] = await self._playheads.onto([record])
+        return answer
+
+    async def _settle(
+        self, session: str, known: SessionRow | None, *named: str | None
+    ) -> SessionRecord | None:
+        try:
+            return await self._fence.settle(session, *named, known=known)
+        except TurboServeError as error:
+            log.warning("fence left to the sweep", session=session, error=error.detail)
+        except Exception:
+            log.exception("fence left to the sweep", session=session)
+        return None

@@ -1,0 +1,92 @@
+"""The engine's part of a move: a session stands still and is read here, is put down and adopted there.
+
+All of it on the engine's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from turboserve.worker.engine.backend import ReceiveBuffer
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.errors import DuplicateSessionError, UnknownSessionError
+from turboserve.worker.engine.moving import Page
+from turboserve.worker.engine.session import Playhead, QuiesceRequest, Session
+
+
+def quiesce(
+    engine: Engine, session: str, now: float, quiet_s: float, patience_s: float, number: int = 0
+) -> None:
+    """Ask the session to stand still at a boundary: `SessionQuiesced` of this number says when it does.
+
+    `quiet_s`: not before the next chunk is due only after so long, or ever less; `patience_s`: after this
+    regardless. Raises `UnknownSessionError`.
+    """
+    engine.table.active(session).quiesce_request = QuiesceRequest(quiet_s, now, patience_s, number)
+
+
+def unquiesce(engine: Engine, session: str) -> None:
+    """Go on, or forget that it was asked to stand still. Raises `UnknownSessionError`."""
+    held = engine.table.active(session)
+    held.quiesce_request, held.quiesced = None, False
+
+
+def read(engine: Engine, session: str) -> Sequence[Page]:
+    """Pages of an active session that nothing in work is writing to. Raises `UnknownSessionError`.
+
+    None while its state is on its way into the slab: what lies there is still another's.
+    """
+    held = engine.table.active(session)
+    if held.transfer is not None:
+        return []
+    return engine.backend.pages_in_use(held)
+
+
+def read_quiesced(engine: Engine, session: str) -> tuple[Mapping[str, Any], Sequence[Page]]:
+    """Header and all pages of a frozen or suspended session. Raises `UnknownSessionError`."""
+    held = engine.table.sessions.get(session)
+    if held is None:
+        return engine.backend.pages_of(engine.snapshot(session))
+    if not held.quiesced:
+        raise UnknownSessionError(session, "quiesced")
+    return engine.backend.pages_quiesced(held)
+
+
+def reserve(engine: Engine, *, on_host: bool) -> ReceiveBuffer:
+    """Memory for a session that is to come: a slab, or a piece of the host pool, large enough for any state.
+
+    Raises `SlabsExhaustedError`, `HostPoolFullError` or `HostMemoryUnavailableError`; given back with
+    `release`.
+    """
+    return engine.backend.receive_buffer(on_host=on_host)
+
+
+def release(engine: Engine, buffer: ReceiveBuffer) -> None:
+    """Let go of memory that no session came into, and that nobody writes to any more."""
+    if buffer.extent is None:
+        engine.table.pool.release(buffer.slab)
+    else:
+        engine.table.host.give_back(buffer.extent)
+
+
+def import_session(
+    engine: Engine, buffer: ReceiveBuffer, header: Mapping[str, Any], names: Iterable[str], now: float
+) -> None:
+    """Make the session whose pages are in `buffer` one of this engine's, where they are; it stands still
+    until it is thawed, or is suspended.
+
+    Raises `DuplicateSessionError` or `SnapshotRejectedError`; then `buffer` is as before.
+    """
+    table, name = engine.table, str(header["session"])
+    if table.knows(name):
+        raise DuplicateSessionError(name)
+    if buffer.extent is not None:
+        snapshot = buffer.snapshot(header, names)
+        table.lay_down(snapshot, table.host.shorten(buffer.extent, buffer.used_bytes))
+        return
+    state = buffer.state(header, names)
+    session = Session(state, engine.options.max_lead_s, Playhead(reported_at_s=now))
+    session.delivered = state.next_chunk
+    session.announced = session.quiesced = True
+    table.sessions[name] = session

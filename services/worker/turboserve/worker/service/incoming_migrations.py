@@ -1,0 +1,156 @@
+"""Sessions that are moving to this worker, as their target sees them. Pure.
+
+What is copied here is nobody's until the row says whose; then it becomes an entry of the table, or goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from turboserve.contracts.sessions import Phase, SessionRecord
+from turboserve.contracts.workers import Incoming, MoveReport, MoveStage
+from turboserve.worker.service import commands, events
+
+
+@dataclass(eq=False)
+class IncomingMigration:
+    """One move to this worker."""
+
+    record: SessionRecord
+    """The row as the source's: with target and move."""
+    learned_at: float
+    run: int
+    stage: MoveStage = MoveStage.COPYING
+    next_chunk: int = 0
+    control_seq: int = 0
+    """Number of the newest control that the state was made under."""
+    digest: str | None = None
+    bytes_moved: int = 0
+    state_bytes: int = 0
+    seconds: float = 0.0
+    limit_s: float = 0.0
+    """The copy is given up so long after it has begun; 0: it has not."""
+    reason: str | None = None
+    code: str | None = None
+    playhead_s: float = 0.0
+    playhead_at: float = 0.0
+    """When that was told."""
+    playing: bool = False
+
+    @property
+    def move(self) -> int:
+        return self.record.move or 0
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it comes suspended, to host memory."""
+        return self.record.phase is Phase.SUSPENDED
+
+    @property
+    def takes_slot(self) -> bool:
+        return not self.on_host and self.stage is not MoveStage.FAILED
+
+    def report(self) -> MoveReport:
+        return MoveReport(
+            session=self.record.id,
+            move=self.move,
+            stage=self.stage,
+            next_chunk=self.next_chunk,
+            digest=self.digest,
+            bytes_moved=self.bytes_moved,
+            state_bytes=self.state_bytes,
+            seconds=self.seconds,
+            limit_s=self.limit_s,
+            reason=self.reason,
+            code=self.code,
+        )
+
+
+class IncomingMigrations:
+    """All of them. Commands go to `out`."""
+
+    def __init__(self, worker: str, model: str, out: list[commands.Command]) -> None:
+        self._worker, self._model, self._out = worker, model, out
+        self._all: dict[str, IncomingMigration] = {}
+
+    def __iter__(self) -> Iterator[IncomingMigration]:
+        return iter(list(self._all.values()))
+
+    def get(self, session: str) -> IncomingMigration | None:
+        return self._all.get(session)
+
+    @property
+    def slots(self) -> int:
+        """Slots that are kept for them."""
+        return sum(arrival.takes_slot for arrival in self._all.values())
+
+    def reports(self) -> tuple[MoveReport, ...]:
+        return tuple(arrival.report() for arrival in self._all.values())
+
+    def expect(self, incoming: Incoming, now: float, run: int, free_slots: int) -> None:
+        """The row names this worker as its target. `run`: a number for the copy, if it is a new one."""
+        record = incoming.record
+        if record.target != self._worker or record.move is None:
+            return
+        known = self._all.get(record.id)
+        if known is not None and known.move == record.move:
+            known.record, known.learned_at = record, now
+            return
+        if known is not None:
+            free_slots += known.takes_slot
+            self.drop(record.id)
+        arrival = IncomingMigration(record, now, run)
+        self._all[record.id] = arrival
+        self._out.append(commands.Report())
+        if record.model != self._model:
+            self._fail(arrival, f"model: this worker serves {self._model}, not {record.model}")
+        elif arrival.takes_slot and free_slots < 1:
+            self._fail(arrival, "slots: all are in use or kept for others")
+        else:
+            self._out.append(
+                commands.FetchState(record.id, run, record.move, incoming.source, on_host=arrival.on_host)
+            )
+
+    def forget(self, session: str, learned_before: float | None = None) -> None:
+        """The row does not name this worker as its target any more."""
+        arrival = self._all.get(session)
+        if arrival is not None and (learned_before is None or arrival.learned_at < learned_before):
+            self.drop(session)
+            self._out.append(commands.Report())
+
+    def drop(self, session: str) -> None:
+        """Let go of what was copied."""
+        arrival = self._all.pop(session)
+        if arrival.stage is not MoveStage.FAILED:
+            self._out.append(commands.CancelFetch(session, arrival.run))
+
+    def take(self, record: SessionRecord) -> IncomingMigration | None:
+        """The row names this worker as its owner: the state that is here for it, if it is the one meant."""
+        arrival = self._all.get(record.id)
+        if arrival is None:
+            return None
+        if arrival.stage is MoveStage.VERIFIED and record.epoch == arrival.record.epoch + 1:
+            return self._all.pop(record.id)
+        self.drop(record.id)
+        return None
+
+    def handle(self, message: events.CopyStarted | events.StateReceived | events.StateFetchFailed) -> None:
+        """What became of a copy."""
+        arrival = self._all.get(message.session)
+        if arrival is None or arrival.run != message.run or arrival.stage is not MoveStage.COPYING:
+            return
+        if isinstance(message, events.CopyStarted):
+            arrival.limit_s = message.limit_s
+        elif isinstance(message, events.StateFetchFailed):
+            self._fail(arrival, message.reason, message.code)
+        else:
+            arrival.stage = MoveStage.VERIFIED
+            arrival.next_chunk, arrival.control_seq = message.next_chunk, message.control_seq
+            arrival.digest, arrival.bytes_moved = message.digest, message.bytes_moved
+            arrival.seconds, arrival.state_bytes = message.seconds, message.state_bytes
+        self._out.append(commands.Report())
+
+    def _fail(self, arrival: IncomingMigration, reason: str, code: str | None = None) -> None:
+        """What was copied is gone already; the failure is said again until the row hears it."""
+        arrival.stage, arrival.reason, arrival.code = MoveStage.FAILED, reason, code

@@ -1,0 +1,45 @@
+"""What passes between the engine's thread, the packager's and the event loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from opentelemetry.trace import Span
+
+from turboserve.worker.engine.events import ChunkReady
+from turboserve.worker.media import EncodedChunk
+from turboserve.worker.service import events
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratedChunk:
+    """A chunk as the engine made it, with the run it belongs to. Engine's thread → packager."""
+
+    run: int
+    ready: ChunkReady
+    concurrent_sessions: int
+    """Sessions that the engine worked on at the time, this one included."""
+
+
+@dataclass(frozen=True, eq=False)
+class PackagedChunk:
+    """A chunk that waits for publication. Packager → event loop, together with `ChunkPackaged`."""
+
+    session: str
+    run: int
+    index: int
+    control_seq: int
+    first_frame: int
+    fps: int
+    packaged: EncodedChunk
+    latents: bytes
+    latents_dtype: str
+    latents_shape: tuple[int, ...]
+    compute_s: float
+    """From its first denoising step to its packaging."""
+    concurrent_sessions: int
+    span: Span
+
+
+FromEngine = GeneratedChunk | events.SessionInput
+ToLoop = PackagedChunk | events.SessionInput

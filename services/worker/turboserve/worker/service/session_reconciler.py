@@ -1,0 +1,227 @@
+"""What is to be done for a session, from what its row wants and where its state is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from turboserve.worker.service import commands
+from turboserve.worker.service.outgoing_migrations import OutgoingMigrations
+from turboserve.worker.service.session_entry import DesiredState, PendingQuery, SessionEntry, StateLocation
+
+RETRY_S = 0.1
+RETRY_LIMIT_S = 2.0
+"""A publication without an answer is repeated after this long at first, doubling up to the limit."""
+RECHECK_S = 30.0
+"""After this long without an answer the log is read before the next attempt: well below the time for which
+the broker recognises a repeated message."""
+REFUSAL_S = 5.0
+"""What host or device memory had no room for is tried again after this long."""
+
+
+class SessionReconciler:
+    """Compares and commands. It keeps the slots, the numbers, and who has a publication in flight."""
+
+    def __init__(
+        self,
+        model: str,
+        capacity: int,
+        entries: Mapping[str, SessionEntry],
+        out: list[commands.Command],
+        reserved: Callable[[], int],
+    ) -> None:
+        """`reserved`: slots that are kept for sessions on their way here."""
+        self.model = model
+        self.capacity = capacity
+        self.out = out
+        """Commands since they were last taken away."""
+        self.in_flight: set[str] = set()
+        """Sessions with a publication whose outcome is not known; also of sessions that have left."""
+        self.outgoing = OutgoingMigrations(self.out, self.number)
+        self._entries, self._reserved = entries, reserved
+        self._number = 0
+
+    @property
+    def slots_used(self) -> int:
+        return sum(entry.takes_slot for entry in self._entries.values()) + self._reserved()
+
+    def number(self) -> int:
+        """A number never given before, for a run or a question."""
+        self._number += 1
+        return self._number
+
+    def settle(self, entry: SessionEntry, now: float) -> None:
+        """Bring the session closer to what its row wants. Doing it again right away does nothing."""
+        if entry.failure is not None:
+            return
+        self.outgoing.settle(entry, now)
+        wanted = entry.wanted
+        if wanted is DesiredState.WAIT:
+            return
+        if entry.is_fenced:
+            self._pause(entry)
+            return
+        if entry.checked != entry.ownership:
+            # What has no state here and is not to run needs no look at the log until it is.
+            if (
+                wanted is DesiredState.RUN or entry.place is not StateLocation.NOWHERE
+            ) and entry.awaiting is None:
+                self._read_log_end(entry)
+            return
+        if wanted is DesiredState.RUN:
+            self._run(entry, now)
+        else:
+            self._suspend_session(entry, now)
+        self._publish(entry, now)
+
+    def evict(self, entry: SessionEntry) -> None:
+        """Let go of this run, whatever there is of it. What comes of it later is stale."""
+        self.outgoing.end(entry)
+        self.out.append(commands.Evict(entry.session, entry.run))
+        entry.place, entry.awaiting, entry.paused, entry.have_latents = (
+            StateLocation.NOWHERE,
+            None,
+            False,
+            False,
+        )
+        entry.quiesced = False
+        entry.pending.clear()
+        entry.attempts, entry.retry_at = 0, 0.0
+        entry.run = self.number()
+
+    def fail(self, entry: SessionEntry, reason: str) -> None:
+        """The session is over; said again with every renewal until the row says so too."""
+        self.evict(entry)
+        entry.failure = reason
+        self.out += [commands.FailSession(entry.session, entry.record.epoch, reason), commands.Report()]
+
+    def refuse(self, entry: SessionEntry, reason: str, until: float = 0.0) -> None:
+        """Do not do what the row wants, and say so; tried again from `until` on."""
+        if entry.refusal != reason:
+            self.out.append(commands.Report())
+        entry.refusal, entry.refused_until = reason, until
+
+    def make_room_on_host(self) -> bool:
+        """Let go of the state that has been there longest; whether there was one.
+
+        Its session is rebuilt from its latents when it is wanted again. Kept for ever, the states of viewers
+        who never came back would fill the host, and then one slab after the other.
+        """
+        suspended = [
+            e
+            for e in self._entries.values()
+            if e.place is StateLocation.HOST and e.wanted is DesiredState.HOST
+        ]
+        if not suspended:
+            return False
+        self.evict(min(suspended, key=lambda entry: entry.suspended_order))
+        self.out.append(commands.Report())
+        return True
+
+    def _run(self, entry: SessionEntry, now: float) -> None:
+        if entry.place in (StateLocation.NOWHERE, StateLocation.HOST):
+            self._find_slot(entry, now)
+        if entry.place is StateLocation.SLAB:
+            entry.refusal = None
+            self._unquiesce(entry)
+            if entry.paused:
+                entry.paused = False
+                self.out.append(commands.ResumeGeneration(entry.session, entry.run, entry.control_sent))
+            if entry.record.control_seq > entry.control_sent:
+                entry.control_sent = entry.record.control_seq
+                self.out.append(
+                    commands.SetPrompt(entry.session, entry.run, entry.control_sent, entry.record.prompt)
+                )
+
+    def _find_slot(self, entry: SessionEntry, now: float) -> None:
+        if entry.awaiting is None and now >= entry.refused_until:
+            if self.model != entry.record.model:
+                self.refuse(entry, f"model: this worker serves {self.model}, not {entry.record.model}")
+            elif entry.takes_slot or self.slots_used < self.capacity:
+                self._take_slot(entry)
+            elif not any(other.place is StateLocation.LEAVING for other in self._entries.values()):
+                self.refuse(entry, f"slots: all {self.capacity} are in use")
+
+    def _take_slot(self, entry: SessionEntry) -> None:
+        if entry.place is StateLocation.HOST:
+            entry.place = StateLocation.SLAB
+            self.out += [commands.Resume(entry.session, entry.run, entry.playhead_s), commands.Report()]
+        elif entry.next_publish > 0 and not entry.have_latents:
+            self._ask(entry, PendingQuery.LATENTS)
+            self.out.append(
+                commands.FetchLatents(
+                    entry.session, entry.run, entry.query, entry.next_publish, entry.last_epoch
+                )
+            )
+        else:
+            self._admit(entry)
+
+    def _admit(self, entry: SessionEntry) -> None:
+        record = entry.record
+        entry.place, entry.have_latents = StateLocation.SLAB, False
+        entry.made_next = entry.next_publish
+        entry.control_sent = entry.control_taken = record.control_seq
+        self.out += [
+            commands.Admit(
+                entry.session,
+                entry.run,
+                entry.next_publish,
+                record.prompt,
+                record.seed,
+                record.control_seq,
+                entry.playhead_s,
+                isolated=record.device_errors > 0,
+            ),
+            commands.Report(),
+        ]
+
+    def _suspend_session(self, entry: SessionEntry, now: float) -> None:
+        if entry.place is StateLocation.SLAB:
+            self._unquiesce(entry)
+            if now >= entry.refused_until:
+                entry.place = StateLocation.LEAVING
+                self.out.append(commands.Suspend(entry.session, entry.run))
+            else:
+                self._pause(entry)
+        elif entry.place is StateLocation.NOWHERE:
+            # Nothing of it is here: it is rebuilt from the log when it is wanted again.
+            entry.refusal = None
+            if entry.takes_slot:
+                self.evict(entry)
+
+    def _unquiesce(self, entry: SessionEntry) -> None:
+        if entry.quiesced and entry.outgoing_migration is None:
+            entry.quiesced = False
+            self.out.append(commands.Unquiesce(entry.session, entry.run))
+
+    def _pause(self, entry: SessionEntry) -> None:
+        if entry.place is StateLocation.SLAB and not entry.paused:
+            entry.paused = True
+            self.out.append(commands.PauseGeneration(entry.session, entry.run, entry.control_sent))
+
+    def _publish(self, entry: SessionEntry, now: float) -> None:
+        if entry.session in self.in_flight or now < entry.retry_at:
+            return
+        if entry.attempts and now - entry.tried_at >= RECHECK_S:
+            entry.checked = None
+            self._read_log_end(entry)
+        elif entry.pending:
+            index, ownership = entry.pending[0], entry.ownership
+            began = index if entry.began is None else entry.began
+            self.in_flight.add(entry.session)
+            if entry.attempts == 0:
+                entry.tried_at = now
+                latents = commands.PublishLatents(
+                    entry.session, entry.run, index, ownership[0], began, entry.before
+                )
+                self.out.append(latents)
+            self.out.append(commands.PublishChunk(entry.session, entry.run, index, ownership, began))
+        elif entry.finished is not None:
+            self.fail(entry, entry.finished)
+
+    def _read_log_end(self, entry: SessionEntry) -> None:
+        self._ask(entry, PendingQuery.LOG_END)
+        self.out.append(commands.ReadLogEnd(entry.session, entry.query))
+
+    def _ask(self, entry: SessionEntry, what: PendingQuery) -> None:
+        entry.awaiting = what
+        entry.query = self.number()

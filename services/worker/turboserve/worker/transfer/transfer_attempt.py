@@ -1,0 +1,100 @@
+"""One attempt of a target to fetch a session, as its source sees it: what was sent, and how the two wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from turboserve.worker.transfer.channel import Channel
+from turboserve.worker.transfer.deadline import Deadline
+from turboserve.worker.transfer.errors import TransferError, TransferProtocolError, error_of
+from turboserve.worker.transfer.frames import Frame, Open, Refuse, Taken, Verified, Wait
+from turboserve.worker.transfer.link import Link
+
+WAIT_S = 0.5
+"""How often a waiting target is told that somebody is there."""
+
+T = TypeVar("T")
+F = TypeVar("F", Taken, Verified)
+
+
+@dataclass(eq=False)
+class TransferAttempt:
+    """One connection."""
+
+    opened: Open
+    channel: Channel
+    link: Link
+    deadline: Deadline
+    sent: dict[str, object] = field(default_factory=dict)
+    """Stamps of what the target has, by page."""
+    prints: dict[str, bytes] = field(default_factory=dict)
+    rounds: int = 0
+    bytes_moved: int = 0
+    bytes_per_s: float = 0.0
+    """Pace of the last round, hashing included; 0: there was none."""
+
+    async def receive_frame(self, kind: type[F]) -> F:
+        """The next frame, which has to be of this kind. Raises `TransferError`."""
+        frame = await self._next_frame()
+        if not isinstance(frame, kind):
+            raise _unexpected(frame)
+        return frame
+
+    async def until_taken(self, sending: Coroutine[Any, Any, T]) -> T:
+        """Send; a target that says no meanwhile is heard at once, and one that has everything sooner is told
+        that somebody is there."""
+        task = asyncio.ensure_future(sending)
+        control_frame = asyncio.ensure_future(self.receive_frame(Taken))
+        try:
+            while waiting := [each for each in (control_frame, task) if not each.done()]:
+                done, _ = await asyncio.wait(
+                    waiting, timeout=self.deadline.left(WAIT_S), return_when=asyncio.FIRST_COMPLETED
+                )
+                for each in (control_frame, task):
+                    if each in done:
+                        each.result()
+                if control_frame.done() and not done:
+                    await self.channel.send(Wait(), self.deadline.left())
+            sent, taken = task.result(), control_frame.result()
+        finally:
+            await _ended(task, control_frame)
+        if taken.number != self.rounds:
+            raise TransferProtocolError(f"round: {taken.number} was taken, {self.rounds} was sent")
+        return sent
+
+    async def meanwhile(self, waiting: Coroutine[Any, Any, T]) -> T:
+        """Wait, saying so, and notice when the target hangs up."""
+        task = asyncio.ensure_future(waiting)
+        control_frame = asyncio.ensure_future(self._next_frame())
+        try:
+            while True:
+                await asyncio.wait(
+                    [task, control_frame],
+                    timeout=self.deadline.left(WAIT_S),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if task.done():
+                    return task.result()
+                if control_frame.done():
+                    raise _unexpected(control_frame.result())
+                await self.channel.send(Wait(), self.deadline.left())
+        finally:
+            await _ended(task, control_frame)
+
+    async def _next_frame(self) -> Frame:
+        return await self.channel.receive(self.deadline.left())
+
+
+async def _ended(*tasks: asyncio.Future[Any]) -> None:
+    for each in tasks:
+        each.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _unexpected(frame: Frame) -> TransferError:
+    if isinstance(frame, Refuse):
+        return error_of(frame.code, frame.detail)
+    return TransferProtocolError(f"{frame.type}: not now")

@@ -1,0 +1,105 @@
+"""Names of the tree: one class of a name per distribution, exceptions that end in Error, no retired name."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DISTRIBUTIONS = {
+    path.parent.name: path.parent / "turboserve"
+    for pattern in ("*/pyproject.toml", "services/*/pyproject.toml")
+    for path in ROOT.glob(pattern)
+}
+BUILTIN_EXCEPTIONS = {
+    name
+    for name, value in vars(builtins).items()
+    if isinstance(value, type) and issubclass(value, BaseException)
+}
+_RETIRED = """
+    Aftermath Arrivals Bell Blow Blows Conductor Deed Departures Desk Filling Gift Hearing Landing Lane Led
+    Lives
+    NotReady Obituaries Patience Person Picture Pictured Pulse Question Rents Together Troubles Word
+    EndGift GiftBroken GiftSealed GiveRest GiveSeal Halt Thaw Unhalt NobodyRenews
+    PATIENCE_S abreast aftermath adoption asleep conductor deposed filling give_way halted happened
+    landing obituaries own_anew owned_anew parked play rents shelve shelved thaw told
+"""
+RETIRED = frozenset(_RETIRED.split())
+"""Names that docs/glossary.md replaces: of modules, classes, functions, constants and attributes."""
+
+
+@cache
+def trees(distribution: str) -> dict[Path, ast.Module]:
+    """Every module of the distribution."""
+    return {path: ast.parse(path.read_text()) for path in sorted(DISTRIBUTIONS[distribution].rglob("*.py"))}
+
+
+def classes(distribution: str) -> Iterator[tuple[Path, ast.ClassDef]]:
+    """Every class, nested ones too, with its file relative to the repository."""
+    for path, tree in trees(distribution).items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                yield path.relative_to(ROOT), node
+
+
+def defined(tree: ast.Module) -> Iterator[str]:
+    """Names of classes, functions, module constants, fields and attributes that the module defines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+            if isinstance(node, ast.ClassDef):
+                yield from (target.id for target in _assigned(node.body) if isinstance(target, ast.Name))
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+    yield from (target.id for target in _assigned(tree.body) if isinstance(target, ast.Name))
+
+
+def _assigned(body: list[ast.stmt]) -> Iterator[ast.expr]:
+    for statement in body:
+        if isinstance(statement, ast.Assign):
+            yield from statement.targets
+        elif isinstance(statement, ast.AnnAssign):
+            yield statement.target
+
+
+def test_the_distributions_are_found() -> None:
+    assert {"shared", "cli", "bench", "gateway", "scheduler", "autoscaler", "worker", "state-store"} <= set(
+        DISTRIBUTIONS
+    )
+    assert all(len(trees(name)) > 2 for name in DISTRIBUTIONS)
+
+
+@pytest.mark.parametrize("distribution", sorted(DISTRIBUTIONS))
+def test_no_two_classes_of_a_distribution_have_one_name(distribution: str) -> None:
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path, node in classes(distribution):
+        places[node.name].append(f"{path}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_exceptions_end_in_error() -> None:
+    found = [(path, node) for name in DISTRIBUTIONS for path, node in classes(name)]
+    bases = {node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases} for _, node in found}
+    exceptions, before = set(BUILTIN_EXCEPTIONS), 0
+    while len(exceptions) != before:
+        before = len(exceptions)
+        exceptions |= {name for name, of in bases.items() if of & exceptions}
+    own = [(path, node) for path, node in found if bases[node.name] & exceptions]
+    assert len(own) > 50
+    assert [f"{path}: {node.name}" for path, node in own if not node.name.endswith("Error")] == []
+
+
+@pytest.mark.parametrize("distribution", sorted(DISTRIBUTIONS))
+def test_no_retired_name_comes_back(distribution: str) -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, tree in trees(distribution).items()
+        for name in {path.stem, *defined(tree)} & RETIRED
+    }
+    assert sorted(found) == []

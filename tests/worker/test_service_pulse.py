@@ -1,8 +1,0 @@
-"""A device that hangs: the thread lives, and nothing is made."""
-
-from turboserve.worker.service.pulse import Pulse
-
-
-def test_only_a_number_that_stays_the_same_for_long_means_stuck() -> None:
-    pulse = Pulse(looks=3)
-    assert [pulse.stuck(turns) for turns in (0, 0, 0, 1, 1, 1, 1, 1, 2)] == [False] * 6 + [True, True, False]
