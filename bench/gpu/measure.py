@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "services" / "worker")]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "services" / "worker"), str(ROOT / "shared")]
 
 import torch  # noqa: E402
 

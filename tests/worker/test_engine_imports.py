@@ -1,4 +1,7 @@
-"""The engine runs on a machine that has torch, numpy and safetensors, and nothing else of ours."""
+"""The engine runs on a machine that has torch, numpy and safetensors.
+
+Of the other distributions it imports `turboserve.policies` alone, which needs the standard library only.
+"""
 
 import pkgutil
 import subprocess
@@ -12,7 +15,8 @@ import importlib, sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         root = name.split(".")[0]
-        ours = name.startswith("turboserve.") and not name.startswith("turboserve.worker")
+        available = ("turboserve.worker", "turboserve.policies")
+        ours = name.startswith("turboserve.") and not name.startswith(available)
         services = {"pydantic", "nats", "av", "structlog", "opentelemetry", "fastapi", "sqlalchemy"}
         models = {"transformers", "diffusers", "tokenizers", "huggingface_hub", "ftfy"}
         if ours or root in services | models:
