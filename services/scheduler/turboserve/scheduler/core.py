@@ -103,6 +103,8 @@ class Scheduler:
             case ViewersReported(session, viewers):
                 if viewers > 0 and session in self.view.sessions:
                     self.view.sessions[session].watched_at = self.listening.now
+                # The most frequent event changes no decision before the next tick.
+                return []
             case WorkersListed(ticket, workers):
                 if (asked_at := self._answer(self._look, ticket)) is not None:
                     self._workers_listed(ticket, asked_at, workers)
@@ -120,15 +122,14 @@ class Scheduler:
         if self._listing.due(now):
             self._send(ListAll(self._ask(self._listing, now)))
         if self.synced:
-            calm = isinstance(event, Tick | ViewersReported)
-            self.moves.wanted = self.moves.wanted or not calm
+            self.moves.wanted = self.moves.wanted or not isinstance(event, Tick)
             for step in self.moves.drive(self.view, now, self.listening.now, self._take):
                 self._send(step)
             self._decide(now)
             waiting = self.waiting > 0
             for begin in self.moves.propose(self.view, lambda: self._cluster(now), now, waiting, self._take):
                 self._begin(begin)
-            quiet = not self._commands and isinstance(event, Tick | LoadReported | ViewersReported)
+            quiet = not self._commands and isinstance(event, Tick | LoadReported)
             self._commands += self._feedback.reports(
                 self.view, self._cluster(now).slots, self.decisions, now, quiet
             )

@@ -71,6 +71,16 @@ class Planner:
         kind = kind_between(source.state.host, target.state.host)
         return self._links.seconds(kind, session.state_bytes)
 
+    def least_cost_s(self, session: SessionState, source: PoolEntry) -> float:
+        """κ to the nearest kind of target that there is, whether or not it has room."""
+        host, size = source.state.host, session.state_bytes
+        near = (kind for kind in LinkKind if kind is LinkKind.ACROSS or self._has(kind, host, source.id))
+        return min(self._links.seconds(kind, size) for kind in near)
+
+    def _has(self, kind: LinkKind, host: str, besides: str) -> bool:
+        ranking = self.pool.neighbours(kind, host)
+        return ranking is not None and any(str(item[-1]) != besides for item in ranking.items[:2])
+
     def drains(self) -> list[SessionState]:
         """Active sessions that have to leave workers which are to be emptied."""
         found = []

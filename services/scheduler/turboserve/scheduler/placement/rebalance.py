@@ -69,9 +69,8 @@ class MinMaxRebalancer:
         """The plan that gains most over `base`, and by how much; `base` itself if none gains."""
         weights = self.weights
         least_s = weights.least_gain * base.latency_s
-        unit_s = weights.eta * min(link.alpha_s for link in self.links.known.values())
         start = (base.latency_s, len(base.steps))
-        found = stages(cluster, planner, start, unit_s, least_s, weights.horizon)
+        found = stages(cluster, planner, start, weights.eta, least_s, weights.horizon)
         best, gain_s = base, least_s
         for stage in sorted(found, key=lambda stage: -stage.bound_s):
             if stage.bound_s <= gain_s:
@@ -87,6 +86,8 @@ class MinMaxRebalancer:
         drains = [step.session for step in base.steps]
         lowest = planner.plan(stage.floor_s, drains, self.weights.horizon)
         found = [] if lowest is None else [lowest]
+        if lowest is not None and lowest.cost_s <= base.cost_s + stage.cost_s:
+            return found
         limit_s = stage.ceiling_s
         for _ in range(TRIES):
             plan = planner.plan(limit_s, drains, self.weights.horizon)
