@@ -76,7 +76,8 @@ class LatencyProfile:
 
     def _set(self, batch: int, seconds: float) -> None:
         # A new dictionary each time: a reader on another thread keeps the one it has.
-        self._seconds = dict(sorted({**self._seconds, batch: seconds}.items()))
+        known = {**self._seconds, batch: seconds}
+        self._seconds = known if batch in self._seconds else dict(sorted(known.items()))
 
     def best_batch(self, limit: int, gain: float = 0.05) -> int:
         """Largest size up to `limit` to which each further row still raises throughput by `gain` of a row's
