@@ -24,8 +24,8 @@ class PatternIndex(Generic[T]):
         """By the part before `.*`."""
         self._tail: dict[str, dict[T, None]] = {}
         """By the part before `.>`."""
-        self._rest: dict[T, list[str]] = {}
-        """With wildcards elsewhere: by value, the pattern's tokens."""
+        self._rest: dict[str, dict[T, list[str]]] = {}
+        """With wildcards elsewhere: by first token, by value, the pattern's tokens."""
         self._found: dict[str, list[T]] = {}
         """Answers that were given since the last change."""
 
@@ -33,7 +33,8 @@ class PatternIndex(Generic[T]):
         self._found.clear()
         place = self._place(pattern)
         if place is None:
-            self._rest[value] = pattern.split(".")
+            tokens = pattern.split(".")
+            self._rest.setdefault(tokens[0], {})[value] = tokens
         else:
             place[0].setdefault(place[1], {})[value] = None
 
@@ -41,7 +42,8 @@ class PatternIndex(Generic[T]):
         self._found.clear()
         place = self._place(pattern)
         if place is None:
-            self._rest.pop(value, None)
+            first, _, _ = pattern.partition(".")
+            self._rest.get(first, {}).pop(value, None)
             return
         values = place[0].get(place[1])
         if values is not None:
@@ -74,7 +76,9 @@ class PatternIndex(Generic[T]):
                 end = subject.find(".", end + 1)
         if self._rest:
             tokens = subject.split(".")
-            found += [value for value, pattern in self._rest.items() if _matches(pattern, tokens)]
+            for first in (tokens[0], "*", ">"):
+                if (patterns := self._rest.get(first)) is not None:
+                    found += [value for value, pattern in patterns.items() if _matches(pattern, tokens)]
         return found
 
     def _place(self, pattern: str) -> tuple[dict[str, dict[T, None]], str] | None:
