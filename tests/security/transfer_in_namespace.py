@@ -76,7 +76,7 @@ async def main(backend: str, stranger: int) -> dict[str, object]:
     interface = find_interface(f"{TRANSFER}/24".replace(".1.1/", ".1.0/"))
     confine_libraries(interface)
     links = [Links([backend], torch.device("cpu"), MODEL, interface) for _ in range(2)]
-    giver = Giver(SIZE, Steps(None, None), at_rest=False)  # type: ignore[arg-type]
+    giver = Giver(SIZE, Steps(None, None), quiesced=False)  # type: ignore[arg-type]
     server, port = await listen(Source(giver, links[0], CopyLimits()).serve, interface.address, 0)
     room = Room(SIZE)
     target = Target(TARGET, links[1], PATIENCE_S)

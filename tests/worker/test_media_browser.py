@@ -32,6 +32,7 @@ async ({codec, parts}) => {
   for (let n = 0; n < video.buffered.length; n++)
     ranges.push([video.buffered.start(n), video.buffered.end(n)]);
   const colours = [];
+  let before = [0, 0, 0];
   for (const at of [0.2, 1.0, 1.8]) {
     video.currentTime = at;
     await new Promise(done => video.addEventListener('seeked', done, {once: true}));
@@ -41,13 +42,14 @@ async ({codec, parts}) => {
       context.drawImage(video, 0, 0);
       return [...context.getImageData(32, 32, 1, 1).data.slice(0, 3)];
     };
-    // A busy machine says that it has sought before it has a picture to draw. None is black.
+    // On a busy machine `seeked` comes before the new picture: until then the one before is drawn, or black.
     let colour = look();
-    for (let tries = 0; tries < 600 && Math.max(...colour) === 0; tries++) {
+    for (let tries = 0; tries < 600 && colour.join() === before.join(); tries++) {
       await new Promise(done => setTimeout(done, 50));
       colour = look();
     }
     colours.push(colour);
+    before = colour;
   }
   return {ranges, colours};
 }
