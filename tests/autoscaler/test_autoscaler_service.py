@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from service_process import eventually
 
 from turboserve import subjects
@@ -89,12 +90,17 @@ async def test_an_orderly_stop_leaves_the_workers_for_the_next(autoscaler: Any) 
 
 async def test_told_to_it_stops_the_workers_with_itself(autoscaler: Any) -> None:
     autoscaler.variables["TURBOSERVE_POOL_STOP_WITH_AUTOSCALER"] = "1"
-    autoscaler.start()
-    [worker] = (await autoscaler.ready(1)).values()
-    autoscaler.end(signal.SIGTERM)
-    await gone(worker.pid)
-    # It has half a second to tell the store, and does not fail if that is too busy to hear it.
-    assert await autoscaler.rows() == {} or "final report not acknowledged" in autoscaler.logged()
+    # The store has half a second to acknowledge the final report, and may be too busy for one of them.
+    for _ in range(5):
+        autoscaler.start()
+        [worker] = (await autoscaler.ready(1)).values()
+        autoscaler.end(signal.SIGTERM)
+        await gone(worker.pid)
+        if await autoscaler.rows() == {}:
+            break
+        assert "final report not acknowledged" in autoscaler.logged()
+    else:
+        pytest.fail("no final report was acknowledged")
 
 
 async def test_a_worker_that_never_becomes_ready_is_replaced(autoscaler: Any) -> None:

@@ -7,7 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import typer
+from typer.testing import CliRunner
+
 from turboserve.cli.reference import TABLES, markers, tables_in
+from turboserve.cli.reference import reference as command
 from turboserve.cli.reference.events import types
 from turboserve.cli.reference.text import docstring
 from turboserve.cli.settings import rows
@@ -44,6 +49,30 @@ def test_the_documented_tables_are_what_the_command_makes(tmp_path: Path) -> Non
 
 def test_the_command_prints_one_table() -> None:
     assert [reference("events").strip()] == documented("events")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["settings", "--update", "."], "takes no table"),
+        (["--update", "missing"], "does not exist"),
+        (["--update", "empty"], "holds a table"),
+        (["--update", "cut"], "the table subjects needs one line"),
+        (["nothing"], "name one of"),
+    ],
+)
+def test_the_command_refuses_what_would_update_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "page.md").write_text(f"{markers('subjects')[0]}\nold\n")
+    app = typer.Typer()
+    app.command()(command)
+    done = CliRunner().invoke(app, arguments, env={"TERMINAL_WIDTH": "300", "COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert reason in done.output
 
 
 def test_every_setting_says_what_it_means() -> None:

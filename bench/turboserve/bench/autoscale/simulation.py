@@ -62,7 +62,7 @@ class Simulation:
             if queued == now:
                 heapq.heappop(self._queue)[2]()
             else:
-                self._happened(self._instants[self._next][1])
+                self._apply_steps(self._instants[self._next][1])
                 self._next += 1
                 self._decide()
 
@@ -71,7 +71,7 @@ class Simulation:
         shared = (self.trace, self.plant, self._instants)
         return copy.deepcopy(self, {id(one): one for one in shared})
 
-    def _happened(self, steps: Iterable[Step]) -> None:
+    def _apply_steps(self, steps: Iterable[Step]) -> None:
         for step in steps:
             if self.now > 0:
                 # Who is there at 0 came before: no burst.

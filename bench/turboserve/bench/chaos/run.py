@@ -129,12 +129,12 @@ async def run_scenario(
     await asyncio.to_thread(stack.start)
     try:
         async with httpx.AsyncClient(base_url=stack.url) as api:
-            return await _play(plan, seconds, stack, ProcessFaults(stack, surroundings), api, sessions)
+            return await _run_faults(plan, seconds, stack, ProcessFaults(stack, surroundings), api, sessions)
     finally:
         await asyncio.to_thread(stack.stop)
 
 
-async def _play(
+async def _run_faults(
     plan: Plan,
     seconds: float,
     stack: BackgroundStack,

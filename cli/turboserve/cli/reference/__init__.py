@@ -9,11 +9,19 @@ from typing import Annotated
 import typer
 
 from turboserve.cli import settings
-from turboserve.cli.reference import events, metrics, operations, subjects
+from turboserve.cli.reference import events, operations, subjects
+
+
+def _metrics() -> str:
+    # Imports OpenTelemetry's SDK, which no other command of this module needs.
+    from turboserve.cli.reference import metrics
+
+    return metrics.markdown()
+
 
 TABLES: dict[str, Callable[[], str]] = {
     "events": events.markdown,
-    "metrics": metrics.markdown,
+    "metrics": _metrics,
     "operations": operations.markdown,
     "settings": settings.markdown,
     "subjects": subjects.markdown,
@@ -27,11 +35,16 @@ def markers(table: str) -> tuple[str, str]:
 
 
 def tables_in(text: str) -> dict[str, str]:
-    """Name of each table that a document holds → its Markdown there."""
+    """Name of each table that a document holds → its Markdown there.
+
+    Raises ValueError for a table that does not begin and end once.
+    """
     found = {}
     for table in TABLES:
         begin, end = markers(table)
         if begin in text:
+            if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
+                raise ValueError(f"the table {table} needs one line {begin!r} and one {end!r} after it")
             found[table] = text.split(begin)[1].split(end)[0].strip()
     return found
 
@@ -48,17 +61,34 @@ def updated(text: str) -> str:
 def reference(
     table: Annotated[str | None, typer.Argument(help=f"One of: {', '.join(TABLES)}.")] = None,
     update: Annotated[
-        Path | None, typer.Option(help="Rewrite the tables in all Markdown files below this folder.")
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="Rewrite the tables in all Markdown files below this folder."
+        ),
     ] = None,
 ) -> None:
     """Print a table of the reference documentation, or update all of them in place."""
     if update is not None:
-        for file in sorted(update.rglob("*.md")):
-            text = file.read_text()
-            if (new := updated(text)) != text:
-                file.write_text(new)
-                typer.echo(f"updated {file}")
+        if table is not None:
+            raise typer.BadParameter("--update takes no table: it updates all of them")
+        _update(update)
         return
     if table not in TABLES:
         raise typer.BadParameter(f"name one of: {', '.join(TABLES)}")
     typer.echo(TABLES[table]())
+
+
+def _update(folder: Path) -> None:
+    found = 0
+    for file in sorted(folder.rglob("*.md")):
+        text = file.read_text()
+        try:
+            found += len(tables_in(text))
+            new = updated(text)
+        except ValueError as error:
+            raise typer.BadParameter(f"{file}: {error}") from error
+        if new != text:
+            file.write_text(new)
+            typer.echo(f"updated {file}")
+    if not found:
+        raise typer.BadParameter(f"no Markdown file below {folder} holds a table")

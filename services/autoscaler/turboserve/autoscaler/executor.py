@@ -86,7 +86,7 @@ class Executor:
 def _living(provider_workers: list[ProviderWorker]) -> tuple[RunningWorker, ...]:
     """Raises ProviderError if a member cannot be one: then nothing of the list is believed."""
     for provider_worker in provider_workers:
-        for field, name in (("slot", provider_worker.member), ("worker", provider_worker.worker)):
+        for field, name in (("member", provider_worker.member), ("worker", provider_worker.worker)):
             if not is_id(name):
                 raise ProviderError(f"its list has a {field} that cannot be one: {name!r}", field=field)
     return tuple(

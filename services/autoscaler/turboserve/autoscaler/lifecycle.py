@@ -19,7 +19,7 @@ class Lifecycle:
     def __init__(
         self, tracker: CommandTracker, gone: GoneNotifier, policy: Policy, new_worker: Callable[[], str]
     ) -> None:
-        self._tracker, self._obituaries, self._policy = tracker, gone, policy
+        self._tracker, self._gone_notifier, self._policy = tracker, gone, policy
         self._new_worker = new_worker
 
     # What is heard of it
@@ -109,7 +109,7 @@ class Lifecycle:
 
     def _released(self, member: PoolMember, now: float) -> None:
         if member.worker is not None:
-            self._obituaries.add(member.worker, member.reason, self._tracker.stamp())
+            self._gone_notifier.add(member.worker, member.reason, self._tracker.stamp())
         member.vacate()
         member.reserved = False
         if member.wanted:

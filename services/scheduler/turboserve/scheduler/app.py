@@ -24,6 +24,10 @@ async def start(
     settings: SchedulerSettings,
     make_core: Callable[[SchedulerSettings], Scheduler] = core_of,
 ) -> Lead:
-    """Join the other schedulers, with a new core for each term. Raises ValueError for a lease that is out of
-    order."""
+    """Join the other schedulers, with a new core for each term.
+
+    Raises ValueError for a lease that is out of order, and what making the core raises: a placement policy
+    that cannot be imported ends the process before it becomes the leader.
+    """
+    make_core(settings)
     return await serve(runtime, settings.leadership(), lambda: make_core(settings), settings.tick_s)

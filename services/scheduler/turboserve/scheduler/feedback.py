@@ -15,8 +15,8 @@ class Feedback:
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
-        self._told_at: float | None = None
-        self._told: list[LoadFeedback] = []
+        self._sent_at: float | None = None
+        self._sent: list[LoadFeedback] = []
 
     def reports(
         self, view: View, slots: Callable[[str], int], decisions: int, now: float, quiet: bool
@@ -26,13 +26,13 @@ class Feedback:
         `slots`: K of a worker. `quiet`: nothing was decided, so that it need not even be computed before its
         time.
         """
-        due = self._told_at is None or now >= self._told_at + self._every_s
+        due = self._sent_at is None or now >= self._sent_at + self._every_s
         if quiet and not due:
             return []
         load = load_feedback(view, slots, decisions)
-        if not due and load == self._told:
+        if not due and load == self._sent:
             return []
-        self._told_at, self._told = now, load
+        self._sent_at, self._sent = now, load
         return [SendFeedback(one) for one in load]
 
 

@@ -49,7 +49,7 @@ class LogSpace:
         self._canaries, self._histories, self._settings = canaries, histories, settings
         self._purge = LogPurge(bus)
         self._shares = Shares(settings.log_low_share, settings.log_scarce_share, settings.log_full_share)
-        self._told = SpaceLevel.ENOUGH
+        self._level = SpaceLevel.ENOUGH
         self._detail: str | None = None
 
     def warning(self) -> str | None:
@@ -73,7 +73,7 @@ class LogSpace:
         if level is not SpaceLevel.ENOUGH:
             await self._make_room(level)
             await self._look()
-        return self._told
+        return self._level
 
     async def _look(self) -> SpaceLevel:
         streams = [await self._state(name) for name in (CHUNKS, EVENTS)]
@@ -101,10 +101,10 @@ class LogSpace:
         self._detail = None
         if level is not SpaceLevel.ENOUGH:
             self._detail = ", ".join([level.value, *(f"{name} {value}" for name, value in numbers.items())])
-        if level is not self._told:
-            worse = _LEVELS.index(level) > _LEVELS.index(self._told)
+        if level is not self._level:
+            worse = _LEVELS.index(level) > _LEVELS.index(self._level)
             (log.warning if worse else log.info)("room for the log", space=level.value, **numbers)
-            self._told = level
+            self._level = level
 
     def _disk(self) -> Disk | None:
         if self._settings.log_directory is None:

@@ -19,7 +19,7 @@ from turboserve.subjects import CHUNKS, OWN
 
 ATTEMPTS = 5
 BATCH = 100
-ABREAST = 16
+CONCURRENT_WRITES = 16
 
 log = logs.get("fence")
 
@@ -108,7 +108,7 @@ class Fence:
         """
         async with self._database.statement() as db:
             settled = list(await db.fence.settled())
-        gate = asyncio.Semaphore(ABREAST)
+        gate = asyncio.Semaphore(CONCURRENT_WRITES)
 
         async def check(session: str, epoch: int, revision: int) -> bool:
             async with gate:

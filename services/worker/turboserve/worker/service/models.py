@@ -109,11 +109,11 @@ def make_engine(models: Models, settings: Settings) -> Engine:
     profiles = _profiles(models, settings, weight.device)
     state_bytes = state_host_bytes(models)
     if settings.host_memory_bytes is not None:
-        return _told(Engine(models, options, profiles=profiles), state_bytes)
+        return _warn_without_host_memory(Engine(models, options, profiles=profiles), state_bytes)
     wanted = default_host_bytes(state_bytes, slots, free_host_bytes())
     for host_bytes in halves(wanted, state_bytes):
         try:
-            return _told(
+            return _warn_without_host_memory(
                 Engine(models, replace(options, host_bytes=host_bytes), profiles=profiles), state_bytes
             )
         except HostMemoryUnavailableError as error:
@@ -123,7 +123,7 @@ def make_engine(models: Models, settings: Settings) -> Engine:
     raise refused
 
 
-def _told(engine: Engine, state_bytes: int) -> Engine:
+def _warn_without_host_memory(engine: Engine, state_bytes: int) -> Engine:
     if engine.options.host_bytes < state_bytes:
         log.warning(
             "no host memory for sessions: suspended sessions keep their slabs, none can arrive suspended",

@@ -159,7 +159,7 @@ class PairLink(Link):
     def _receive(self, parts: list[Tensor], deadline: Deadline) -> int:
         taken = 0
         for number, piece in enumerate(pieces(parts)):
-            data = self._landing(piece, self._room(number, piece))
+            data = self._receive_memory(piece, self._room(number, piece))
             work = self._live(deadline).recv([data], 1 - self._rank, 0)
             self._flights.append(_Flight(work, data, piece))
             taken += data.numel()
@@ -208,7 +208,7 @@ class PairLink(Link):
             at += part.numel()
         return room
 
-    def _landing(self, piece: list[Tensor], room: Tensor) -> Tensor:
+    def _receive_memory(self, piece: list[Tensor], room: Tensor) -> Tensor:
         return piece[0] if self._direct(piece) else room
 
     def _scatter(self, data: Tensor, piece: list[Tensor]) -> None:
