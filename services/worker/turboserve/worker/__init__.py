@@ -1,4 +1,4 @@
-"""The worker: one model replica, a session table, and an engine that makes chunks.
+"""The worker: one model replica, a session table, and an engine that generates chunks.
 
-`model` and `engine` need torch, numpy and safetensors only, so that they run on a bare GPU machine.
+`model` and `engine` need only torch, numpy and safetensors, so that they run on a bare GPU machine.
 """

@@ -1,4 +1,4 @@
-"""`python -m turboserve.worker`: one worker, until a signal."""
+"""Run one worker until a signal: `python -m turboserve.worker`."""
 
 from turboserve import service
 from turboserve.worker.service.app import start

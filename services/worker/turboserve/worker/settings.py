@@ -12,100 +12,100 @@ from turboserve.config import Settings as Shared
 from turboserve.worker.engine.gather import GATHER_POLICIES
 
 AUTO_SESSIONS = 16
-"""Slots at most where no limit is set."""
+"""Largest number of slots where no limit is set."""
 
 
 class Settings(Shared):
-    """Which model on which device, and how much of both."""
+    """Settings of one worker: the model, the device, memory, migration and video."""
 
     worker_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    """None: a new one each start, for the id of a worker that was declared gone never comes back."""
+    """The worker's id. None: a new id at each start, because the id of a gone worker never returns."""
     pool_slot: str | None = None
-    """The pool's name for the place it runs in."""
+    """The pool's name for the pool member that this worker is."""
     model: Literal["toyworld", "self-forcing-1.3b", "longlive-1.3b"] = "toyworld"
-    """What it serves."""
+    """The model that the worker serves."""
     model_weights: Path | None = None
-    """toyworld's weights file; None: those that ship with the worker."""
+    """toyworld's weights file. None: the file that ships with the worker."""
     checkpoint: Path | None = None
-    """A public model's transformer: `.pt`, `.safetensors`, an index of several, or a folder with one of
-    them."""
+    """A public model's transformer: `.pt`, `.safetensors`, an index of several, or a folder with one."""
     checkpoint_container: str | None = None
-    """Which dictionary of a `.pt` checkpoint to take, such as `generator_ema`; None: as its authors do."""
+    """The dictionary of a `.pt` checkpoint to load, such as `generator_ema`. None: the authors' choice."""
     lora: Path | None = None
     """Adapter that is merged into the checkpoint: LongLive's `lora.pt`."""
     vae: Path | None = None
     """A public model's decoder: `Wan2.1_VAE.pth`, a folder of diffusers' `AutoencoderKLWan`, or
     `taew2_1.pth`."""
     text_encoder: str | None = None
-    """A public model's UMT5: a folder of diffusers, transformers or Wan, or a hub's name that is cached."""
+    """A public model's UMT5: a folder of diffusers, transformers or Wan, or a cached hub model's name."""
     rotation: Literal["absolute", "window"] | None = None
-    """How keys carry their position in a public model; `window` lets sessions of a model with a window go on
-    without end. None: as it was published."""
+    """How keys carry their position in a public model. `window` lets sessions of a model with a window
+    continue without end. None: as the model was published."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of a public model's weights; `auto`: bfloat16 on a GPU, else float32."""
+    """Type of a public model's weights. `auto`: bfloat16 on a GPU, else float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto`: a GPU if there is one."""
+    """Device of the model. `auto`: a GPU if there is one."""
     torch_threads: int = Field(default=1, ge=1)
-    """Threads of one operation on the CPU: more workers beat more threads."""
+    """Threads of one operation on the CPU. More workers are faster than more threads."""
     worker_max_sessions: int | None = Field(default=None, ge=1)
-    """Sessions that hold a slot, K; none: as many as memory holds and the profile keeps in real time."""
+    """K, the number of slots. None: as many as memory holds and the profile keeps in real time."""
     memory_bytes: int = Field(default=0, ge=0)
-    """Device memory for the models, their workspace and all sessions; 0: nine tenths of what is free; on a
-    CPU 2 GiB beside the models."""
+    """Device memory for the models, their workspace and all sessions. 0: the models, plus nine tenths of the
+    memory that is then free on a GPU, or plus 2 GiB on a CPU."""
     host_memory_bytes: int | None = Field(default=None, ge=0)
-    """Memory of the host for suspended sessions, page-locked for a GPU. A state that does not fit stays in
-    its slab, and its session paused. None: for as many states as there are slots, 1 GiB at least and half of
-    the free memory at most."""
+    """Host memory for suspended sessions, page-locked for a GPU. A state that does not fit stays in its slab,
+    and its session is paused. None: as many states as there are slots, at least 1 GiB, and at most half of
+    the free memory."""
     max_lead_s: Seconds = 3.0
-    """A session generates no chunk that starts further ahead of its playhead."""
+    """Largest lead: a session generates no chunk that starts further ahead of its playhead."""
     profile: Path | None = None
-    """Measured latencies of the engine's stages, from `turboserve profile engine`; None: it learns them."""
+    """File of measured stage latencies, from `turboserve profile engine`. None: the engine learns them."""
     gather_policy: Annotated[str, AfterValidator(GATHER_POLICIES.check)] = "step"
     """Policy that chooses the sessions of a forward: `step` (any sessions at any steps), or an installed one.
     `turboserve-baselines` installs `chunk` (whole chunks together) and `fcfs` (one session at a time)."""
     attention: Literal["rows", "flash", "cudnn", "varlen"] = "rows"
-    """Each session's attention by itself, by the kernel that PyTorch chooses or by a certain one; or that of
-    all sessions of a forward in one call (`varlen`, which a GPU does in bfloat16 alone)."""
+    """Attention kernel. `rows`, `flash` and `cudnn` compute each session's attention by itself: `rows` by the
+    kernel that PyTorch chooses, the other two by the named one. `varlen` computes all sessions of a forward
+    in one call; a GPU supports that in bfloat16 only."""
     compile: bool = False
-    """Have torch's compiler fuse what lies between two attentions: a minute more at the start, and on a CPU a
-    C++ compiler. Measure first whether it pays."""
+    """Fuse the operations between two attentions with torch's compiler. The start takes a minute longer, and
+    on a CPU a C++ compiler is required. Measure first whether it pays."""
     decode_batch: int | None = Field(default=None, ge=1)
-    """Sessions' chunks that are decoded at once at most; how many are, the measured latencies say. None: on a
-    GPU as many as a twentieth of its memory decodes; on a CPU one, which is as fast there, and whose pictures
-    are the same bit for bit whoever waits beside it."""
+    """Largest number of sessions whose chunks are decoded together; measured latencies choose the number.
+    None: on a GPU, as many as a twentieth of its memory decodes. On a CPU, one: that is as fast there, and a
+    session's frames do not depend on the other sessions, bit for bit."""
     overlap: Literal["auto", "on", "off"] = "auto"
-    """Decode and suspend on threads of their own while the next chunk is denoised; `auto`: on a GPU, and on a
-    CPU with more than one core."""
+    """Decode and suspend on separate threads during denoising. `auto`: on a GPU, and on a CPU with more than
+    one core."""
     transfer_host: str = "127.0.0.1"
-    """The one address at which other workers reach this one for the state of sessions that migrate: an
+    """The one address at which other workers fetch the state of migrating sessions from this worker. It is an
     address, an interface, a network (`10.0.0.0/8`: the machine's first address in it), or `hostname` (the
-    address of the machine's own name). Every interface (`0.0.0.0`) is refused. Set it on all workers alike.
-    Who asks for a state has to prove the migration's key; what moves is verified and not encrypted, so this
-    is for a network of the workers' own."""
+    address of the machine's own name). Every interface (`0.0.0.0`) is refused. Set it on all workers alike. A
+    worker that asks for a state must prove that it holds the migration's key. The state is verified and not
+    encrypted: use a network that only workers share."""
     transfer_port: int = Field(default=0, ge=0, le=65_535)
-    """0: any that is free."""
+    """Port of the transfer address. 0: any free port."""
     transfer_backends: tuple[Literal["nccl", "gloo", "nixl", "shm"], ...] = ("nccl", "gloo", "shm")
-    """How state may travel, the best first; what this machine lacks is left out. `nixl` needs the worker's
-    extra of that name."""
+    """Transfer backends, the best first; those that this machine lacks are left out. `nixl` needs the
+    worker's extra of that name."""
     transfer_bytes_per_s: float = Field(default=10e6, gt=0)
-    """Pace by which a state's size makes the limit of its copy, where none has come from that host yet. What
-    was measured takes its place; four times as long as a copy takes by it is added to `move_limit_s`."""
+    """Assumed transfer rate that limits a copy's time until a rate is measured for the source's host. Four
+    times the estimated copy time is added to `move_limit_s`."""
     move_still_s: Seconds = 20.0
-    """A session that is watched stands still for no longer while the rest of its state is copied: on a way
-    that is too slow for this, it stays."""
+    """Longest time for which a watched session may be quiesced while the rest of its state is copied. Over a
+    slower connection, the session stays on its source."""
     move_quiet_s: Seconds = 0.3
-    """A session that moves stands still at a moment at which its next chunk is not due for this long; the
-    longer it waits for one..."""
+    """Idle window required at the handoff, in seconds: a migrating session is quiesced when its next chunk is
+    not due for this long."""
     move_patience_s: Seconds = 2.0
-    """...the less will do, and after this long any."""
+    """Time in which the required idle window shrinks linearly to zero, in seconds."""
     worker_tick_s: Seconds = 0.05
-    """How often it looks whether something is to be tried again."""
+    """Interval at which the worker checks whether something must be retried."""
     real_time_margin: float = Field(default=0.6, gt=0, le=1)
-    """Share of a chunk's playing time that making it may take, where K comes from the profile. The rest is
-    for packaging, for everything else on the machine, and for catching up."""
+    """Share of a chunk's playing time that its generation may take, where K comes from the profile. The rest
+    is for packaging, for everything else on the machine, and for catching up."""
     video_crf: int = Field(default=18, ge=0, le=51)
     """H.264 quality: lower is better and larger."""
     video_preset: Literal["ultrafast", "superfast", "veryfast", "faster", "fast", "medium"] = "veryfast"
     """H.264 effort."""
     chunk_ttl_s: int = Field(default=86_400, ge=60)
-    """The broker drops a chunk after this long."""
+    """Time after which the broker drops a chunk."""

@@ -1,1 +1,1 @@
-"""The service around the engine: a pure session table, and the shell that connects it to bus and device."""
+"""The service around the engine: a pure session table, and a shell that connects it to bus and device."""

@@ -1,4 +1,4 @@
-"""Being known while the model loads: people, the pool and the bill see a worker that starts."""
+"""Announce a worker while its model loads, so that the pool, operators and usage accounting see it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STARTED_AGAIN = "its worker was started again, and loads"
 
 
 def starting(worker: str, settings: Settings, device: str, pid: int, now: float) -> LoadReport:
-    """What a worker says of itself before it can serve: no place, no profile."""
+    """Report of a worker that cannot serve yet: no capacity, no profile."""
     return LoadReport(
         worker=worker,
         model=settings.model,
@@ -35,7 +35,8 @@ def starting(worker: str, settings: Settings, device: str, pid: int, now: float)
 async def announced(
     report: LoadReport, settings: Settings, bus: Bus, clock: Clock, gone: Callable[[str], None]
 ) -> AsyncIterator[None]:
-    """Renew as `report` says while the body runs; if it raises, leave. `gone` as in Worker."""
+    """Renew with `report` while the body runs; send the final report if it raises. `gone`: see
+    `Heartbeat`."""
     announcement = _Announcement(report)
     heartbeat = Heartbeat(
         bus, clock, settings.heartbeat_s, lambda: announcement.report, announcement.handle, gone
@@ -48,19 +49,22 @@ async def announced(
         await stop(beating)
         await heartbeat.leave()
         raise
-    # Not cut short: a renewal that is carried out late would say again that the worker starts.
+    # Let the last heartbeat finish: a renewal applied late would report again that the worker starts.
     heartbeat.end()
     await beating
 
 
 class _Announcement:
-    """What it says. Nothing is given to a worker that starts: what rows name it for was given to the process
-    before it, of the same id, and is another's to run. (A drain is said again.)"""
+    """The report of a starting worker.
+
+    A starting worker runs no session. Rows that name this worker id belong to the previous process; refuse
+    them. A drain order in an answer is ignored: the state store repeats it.
+    """
 
     def __init__(self, report: LoadReport) -> None:
         self.report = report
         self.changed: Callable[[], None] = lambda: None
-        """Called when it says something new."""
+        """Called when the report changes."""
 
     def handle(self, message: events.Input) -> None:
         if not isinstance(message, events.Renewed):

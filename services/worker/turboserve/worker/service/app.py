@@ -1,4 +1,4 @@
-"""Putting a worker together: its platform, models, capacity, and its place in the service runner."""
+"""Compose a worker: its platform, models, capacity and health checks, for the service runner."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logs.get("worker")
 
 
 async def start(runtime: Runtime, load: Callable[[Settings], Models] = load_models) -> None:
-    """`compose` on this machine. `load`: brings the models to the device."""
+    """Compose the worker on this machine and export its gauges. `load`: brings the models to the device."""
     settings = runtime.settings
     assert isinstance(settings, Settings)
     worker = await compose(runtime, settings, HostPlatform(settings, runtime.clock, load))
@@ -31,9 +31,9 @@ async def start(runtime: Runtime, load: Callable[[Settings], Models] = load_mode
 
 
 async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> Worker:
-    """Say that it starts; load, warm up, join.
+    """Announce the worker, load and warm up the models, and join the cluster.
 
-    Raises InvalidInputError for an id of another identity, what `Platform.load` does, and `OSError`.
+    Raises InvalidInputError for an id of another identity, any error of `Platform.load`, and `OSError`.
     """
     name = worker_id(settings, runtime.bus.user)
     started_at = runtime.clock.wall()
@@ -59,9 +59,9 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
 
 
 def worker_id(settings: Settings, user: str) -> str:
-    """The id that was given to it, or a new one, of the identity that `user` has at the broker.
+    """Return the configured worker id, or a new id of the identity that `user` has at the broker.
 
-    Raises InvalidInputError for an id of another identity, whose requests would be refused.
+    Raises InvalidInputError for an id of another identity: the broker would refuse its requests.
     """
     identity = Caller.from_token(user).id
     name = settings.worker_id or new_id(identity or "wrk")
@@ -75,7 +75,7 @@ def worker_id(settings: Settings, user: str) -> str:
 
 
 def capacity_of(engine: Engine, seconds: dict[int, float], settings: Settings) -> int:
-    """K: the configured limit, or what the profile keeps in real time; never more than there are slabs."""
+    """K: the configured limit, or what the profile keeps in real time; never more than the slabs."""
     slots = engine.table.pool.slots
     if settings.worker_max_sessions is not None:
         return min(settings.worker_max_sessions, slots)
@@ -85,7 +85,7 @@ def capacity_of(engine: Engine, seconds: dict[int, float], settings: Settings) -
 
 
 def expose(worker: Worker) -> None:
-    """Gauges over the table and the engine's memory."""
+    """Export gauges of the table and of the engine's memory."""
     engine = worker.engine
     table, pool = worker.table, engine.table.pool
     media_start = engine.config.media_start

@@ -1,4 +1,4 @@
-"""What the session table wants done. The shell carries commands out in the order in which they are given."""
+"""Commands of the session table. The shell carries them out in the order in which they are given."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class FetchLatents:
     query: int
     next_chunk: int
     epoch: int
-    """Of the newest chunk in the log: latents of its index, but another epoch, are of one that nobody saw."""
+    """Epoch of the newest chunk in the log. No viewer saw the chunk of latents with its index and another
+    epoch."""
 
 
 @dataclass(frozen=True)
 class Admit:
-    """Give the session a slab and start it at `next_chunk`, from the fetched latents where that is not 0."""
+    """Give the session a slab and start it at `next_chunk`, from the fetched latents unless that is 0."""
 
     session: str
     run: int
@@ -39,12 +40,12 @@ class Admit:
     control_seq: int
     playhead_s: float
     isolated: bool = False
-    """A device may have failed of its input: its first chunks are computed while nothing else is."""
+    """Whether the first chunks are computed alone: the session's input may have made a device fail."""
 
 
 @dataclass(frozen=True)
 class Evict:
-    """Let go of all memory of this run, on device and host, and of its unpublished chunks."""
+    """Release all memory of this run, on device and host, and its unpublished chunks."""
 
     session: str
     run: int
@@ -60,7 +61,7 @@ class Suspend:
 
 @dataclass(frozen=True)
 class Resume:
-    """Move the state back into a slab and go on."""
+    """Move the state back into a slab and continue."""
 
     session: str
     run: int
@@ -69,7 +70,7 @@ class Resume:
 
 @dataclass(frozen=True)
 class PauseGeneration:
-    """Keep the state where it is, but generate no further chunk."""
+    """Keep the state where it is, and generate no further chunk."""
 
     session: str
     run: int
@@ -85,17 +86,17 @@ class ResumeGeneration:
 
 @dataclass(frozen=True)
 class Quiesce:
-    """Have it stand still at a chunk boundary at which no viewer waits; answer with `Quiesced`."""
+    """Quiesce the session at a chunk boundary at which no viewer waits; answer with `Quiesced`."""
 
     session: str
     run: int
     number: int
-    """Of this wish: the answer to an earlier one, which was taken back, means nothing."""
+    """Number of this request. The answer to an earlier, withdrawn request is ignored."""
 
 
 @dataclass(frozen=True)
 class Unquiesce:
-    """Go on, from where it stands still."""
+    """Continue a quiesced session."""
 
     session: str
     run: int
@@ -103,7 +104,7 @@ class Unquiesce:
 
 @dataclass(frozen=True)
 class SendFinalDelta:
-    """It stands still: its target may have the rest of its state."""
+    """Let the target have the rest of the state: the session is quiesced."""
 
     session: str
     move: int
@@ -111,7 +112,7 @@ class SendFinalDelta:
 
 @dataclass(frozen=True)
 class SendManifest:
-    """The log has all chunks before this one: its target may have the seal."""
+    """Let the target have the manifest: the log has all chunks before `next_chunk`."""
 
     session: str
     move: int
@@ -120,27 +121,27 @@ class SendManifest:
 
 @dataclass(frozen=True)
 class CancelTransfer:
-    """Give nothing more to the target."""
+    """Send nothing more to the target."""
 
     session: str
 
 
 @dataclass(frozen=True)
 class FetchState:
-    """Keep memory for the session, and copy its state into it; answer with `Arrived` or
+    """Reserve memory for the session and copy its state into it; answer with `StateReceived` or
     `StateFetchFailed`."""
 
     session: str
     run: int
     move: int
     source: tuple[str, ...]
-    """Where it is to be had."""
+    """Addresses of the source."""
     on_host: bool
 
 
 @dataclass(frozen=True)
 class CancelFetch:
-    """End the copy, and let go of what it has brought."""
+    """End the copy and release what it has received."""
 
     session: str
     run: int
@@ -148,7 +149,7 @@ class CancelFetch:
 
 @dataclass(frozen=True)
 class SetPrompt:
-    """Take effect at the next chunk boundary."""
+    """Change the prompt at the next chunk boundary."""
 
     session: str
     run: int
@@ -163,12 +164,12 @@ class SetPlayhead:
     playhead_s: float
     playing: bool
     age_s: float = 0.0
-    """It was there so long ago, and has played on since."""
+    """Age of `playhead_s`, seconds. Playback has continued since."""
 
 
 @dataclass(frozen=True)
 class PublishChunk:
-    """Append the packaged chunk through the fence; answer with `Published`, whatever happens."""
+    """Append the packaged chunk through the fence; answer with `Published`, whatever the outcome."""
 
     session: str
     run: int
@@ -180,7 +181,7 @@ class PublishChunk:
 
 @dataclass(frozen=True)
 class PublishLatents:
-    """Send the chunk's clean latents to the hot store, for whoever has to go on after us."""
+    """Send the chunk's clean latents to the hot store, for the worker that takes the session over."""
 
     session: str
     run: int
@@ -193,7 +194,7 @@ class PublishLatents:
 
 @dataclass(frozen=True)
 class ForgetChunk:
-    """The packaged chunk is not needed any more."""
+    """Drop the packaged chunk."""
 
     session: str
     run: int
@@ -202,7 +203,7 @@ class ForgetChunk:
 
 @dataclass(frozen=True)
 class FailSession:
-    """Tell the state store that the session cannot go on."""
+    """Report to the state store that the session cannot continue."""
 
     session: str
     epoch: int
@@ -211,15 +212,15 @@ class FailSession:
 
 @dataclass(frozen=True)
 class StopGenerating:
-    """The lease is over: make nothing until the next `GenerateUntil`."""
+    """Generate nothing until the next `GenerateUntil`: the lease is over."""
 
 
 @dataclass(frozen=True)
 class GenerateUntil:
-    """Make chunks, and begin no work on them once the monotonic clock says `until`.
+    """Generate chunks, and begin no work on them once the monotonic clock reaches `until`.
 
-    The engine looks at the clock itself: a process that stood still goes on with whatever is due first, and
-    that may be its next step rather than our word that the lease is over.
+    The engine compares the clock itself. A process that was stopped may resume with an engine step before it
+    handles `StopGenerating`.
     """
 
     until: float
@@ -227,7 +228,7 @@ class GenerateUntil:
 
 @dataclass(frozen=True)
 class Report:
-    """Renew and send a load report at once: what we hold has changed, or we need to hear the truth."""
+    """Renew and send a load report at once: what is held has changed, or the table needs the current rows."""
 
 
 Command = (

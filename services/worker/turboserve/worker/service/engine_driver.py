@@ -1,6 +1,6 @@
-"""What the engine's thread does: it carries out the table's commands, and says what the engine's events mean.
+"""The work of the engine's thread: carry out the table's commands, and translate the engine's events.
 
-Not bound to a thread: `engine_thread` runs it on one.
+The driver is not bound to a thread: `engine_thread` runs it on one.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from turboserve.worker.service import commands, events
 from turboserve.worker.service.packaged_chunks import FromEngine, GeneratedChunk
 
 ISOLATED_CHUNKS = 8
-"""So many chunks of a session that was in a failing step are computed in steps of its own."""
+"""Number of chunks that are computed alone, for a session that was in a failing step."""
 IDLE_S = 0.5
-"""The engine is asked again after this long without a command."""
+"""Longest wait for a command before the engine is asked again, seconds."""
 
 log = logs.get("engine")
 
 
 @dataclass(frozen=True, eq=False)
 class AdmitRequest:
-    """`Admit` and what was fetched for it."""
+    """`Admit` with the latents that were fetched for it."""
 
     admit: commands.Admit
     latents: Tensor | None = None
-    """Clean latents of the newest chunks before `next_chunk`, [frames, C, H, W]; None: lost, or none yet."""
+    """Clean latents of the newest chunks before `next_chunk`, [frames, C, H, W]. None: lost, or none yet."""
     sink: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class EngineCall:
-    """Anything that has to be done on the engine's thread; `future` has its result."""
+    """A call on the engine's thread. `future` receives its result."""
 
     function: Callable[[Engine], Any]
     future: Future[Any]
@@ -73,12 +73,12 @@ class _EngineRun:
 
     run: int
     warming: AdmitRequest | None = None
-    """Set while a first chunk is made only to give a session without latents a context."""
+    """Set while a first chunk is generated only to give a session without latents a context."""
     held_back: list[EngineCommand] = field(default_factory=list)
 
 
 class EngineDriver:
-    """Owned by whatever steps the engine. `deliver` is called in the order in which things happened."""
+    """Drives one engine, on the thread that owns it. `deliver` is called in the order of the events."""
 
     def __init__(
         self,
@@ -88,14 +88,17 @@ class EngineDriver:
         quiet_s: float = 0.2,
         patience_s: float = 2.0,
     ) -> None:
-        """`now`: monotonic seconds on the engine's clock. `quiet_s`, `patience_s`: see
-        `Settings.move_quiet_s` and `Settings.move_patience_s`."""
+        """Store the engine and its callbacks.
+
+        `now`: monotonic seconds on the engine's clock. `quiet_s`, `patience_s`: see `Settings.move_quiet_s`
+        and `Settings.move_patience_s`.
+        """
         self.engine = engine
         self._quiet_s, self._patience_s = quiet_s, patience_s
         self._deliver, self._now = deliver, now
         self._runs: dict[str, _EngineRun] = {}
         self.generate_until = -math.inf
-        """No step begins at this time or later, by the lease."""
+        """The end of the lease: no step begins at this time or later."""
 
     @property
     def generating(self) -> bool:
@@ -103,23 +106,23 @@ class EngineDriver:
         return self._now() < self.generate_until
 
     def has_come(self, session: str, run: int) -> None:
-        """A session was brought to the engine, and this is its run from now on."""
+        """Register the run of a session that was imported into the engine."""
         self._runs[session] = _EngineRun(run)
 
     def device_error_sessions(self, error: BaseException) -> tuple[str, ...]:
-        """Sessions of the step that has raised `error`, if the device failed in it."""
+        """Sessions of the step that raised `error`; empty unless the device failed in the step."""
         lost = isinstance(error, DEVICE_LOST) or isinstance(error.__cause__, DEVICE_LOST)
         return self.engine.computing if lost else ()
 
     def step(self) -> list[engine_events.Event]:
-        """One step of the engine, if one may begin now; what it did, to be given to `stamp`."""
+        """Run one step of the engine if one may begin now. Returns its events, to be passed to `stamp`."""
         now = self._now()
         return self.engine.step(now) if now < self.generate_until else []
 
     def idle_s(self, *, rested: bool = False) -> float:
-        """For how long there is nothing to do unless a command comes; 0: a step may begin.
+        """Seconds for which there is nothing to do unless a command comes; 0: a step may begin.
 
-        `rested`: a step has just found nothing to do.
+        `rested`: the last step found nothing to do.
         """
         now = self._now()
         if now >= self.generate_until:
@@ -130,7 +133,7 @@ class EngineDriver:
         return IDLE_S if due is None else min(IDLE_S, max(0.001, due - now))
 
     def carry_out(self, command: EngineCommand) -> None:
-        """Do it now. A run that cannot go on is evicted, and delivered as failed."""
+        """Carry out the command now. A run that cannot continue is evicted, and delivered as failed."""
         if isinstance(command, commands.GenerateUntil | commands.StopGenerating):
             self.generate_until = command.until if isinstance(command, commands.GenerateUntil) else -math.inf
             return
@@ -149,8 +152,9 @@ class EngineDriver:
         try:
             self._apply(command)
         except UnknownSessionError as error:
-            # On the host, it left its slab while the command was on its way: what still matters is said again
-            # with its return. Otherwise it failed a moment ago, or this is the first that is heard of it.
+            # A session on the host left its slab while the command was on its way. The table repeats a
+            # command that still matters when the session resumes. Any other session that the engine does not
+            # know has failed.
             if not self._on_host(command.session):
                 self._fail(command.session, str(error))
         except SlabsExhaustedError as error:
@@ -159,7 +163,7 @@ class EngineDriver:
             self._fail(command.session, str(error))
 
     def _call(self, command: EngineCall) -> None:
-        # Who asked may have given up meanwhile; from here on that has no effect.
+        # The caller may have canceled the call. After this line a cancellation has no effect.
         if not command.future.set_running_or_notify_cancel():
             return
         try:
@@ -218,7 +222,7 @@ class EngineDriver:
             self._runs[admit.session] = _EngineRun(admit.run, warming)
 
     def _warmed(self, engine_run: _EngineRun, chunk: engine_events.ChunkReady) -> None:
-        """Begin again at the chunk that is due, with this first chunk's latents for the lost context."""
+        """Restart at the due chunk, with this first chunk's latents in place of the lost context."""
         assert engine_run.warming is not None
         admit = engine_run.warming.admit
         del self._runs[admit.session]
@@ -229,7 +233,7 @@ class EngineDriver:
             self.carry_out(command)
 
     def stamp(self, event: engine_events.Event) -> None:
-        """Deliver an event, with the run that it belongs to."""
+        """Deliver an event with its session's run."""
         engine_run = self._runs.get(event.session)
         if engine_run is None:
             return

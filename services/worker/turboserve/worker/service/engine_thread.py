@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class EngineThread:
-    """See `ports.EngineRunner`. `deliver` is called on this thread, in order; all waits while it blocks."""
+    """See `ports.EngineRunner`. `deliver` is called on this thread, in order, and may block it."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class EngineThread:
         self.failure: BaseException | None = None
         self.device_error_sessions: tuple[str, ...] = ()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
-        # What a lane has done is taken up at once, also where nothing else is to be done.
+        # The end of a stream executor's job wakes this thread at once, also when nothing else is due.
         engine.when_done(lambda: self._commands.put(None))
 
     def start(self) -> None:
@@ -70,7 +70,7 @@ class EngineThread:
         await asyncio.to_thread(self.stop, timeout_s)
 
     def stop(self, timeout_s: float) -> None:
-        """End after the step in work, and wait for that."""
+        """End after the current step, and wait for it at most `timeout_s`."""
         self._stopping = True
         self._commands.put(None)
         self._thread.join(timeout_s)
@@ -94,7 +94,7 @@ class EngineThread:
             log.exception("engine thread failed")
 
     def _take_commands(self) -> None:
-        """Everything that waits; where the engine has nothing to do, wait for something."""
+        """Carry out all queued commands. If the engine has nothing to do, wait for a command first."""
         wait_s = self._driver.idle_s()
         try:
             command = self._commands.get(timeout=wait_s) if wait_s > 0 else self._commands.get_nowait()

@@ -1,6 +1,6 @@
-"""What the session table is told. Each may come late, twice, out of order, or never, unless it says so.
+"""Events of the session table. Each may come late, twice, out of order, or never, unless it says otherwise.
 
-`run` numbers one stay of a session in the engine: what belongs to an earlier run is stale and means nothing.
+`run` numbers one engine run of a session. Events of an earlier run are stale and are ignored.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ Ownership = tuple[int, int]
 
 @dataclass(frozen=True)
 class Renewed:
-    """The state store answered a renewal: these are all rows that name this worker."""
+    """The state store answered a renewal: `records` are all rows that name this worker."""
 
     asked_at: float
-    """When the renewal was sent, monotonic seconds: what was learned later is newer than the answer."""
+    """When the renewal was sent, monotonic seconds. What was learned later is newer than the answer."""
     records: tuple[SessionRecord, ...]
     drain: bool = False
     incoming: tuple[Incoming, ...] = ()
-    """All sessions that are moving here."""
+    """All sessions that are migrating to this worker."""
     keys: tuple[MigrationKey, ...] = ()
-    """Of all sessions that migrate to or from here."""
+    """Keys of all sessions that migrate to or from this worker."""
 
 
 @dataclass(frozen=True)
 class RenewalUnavailable:
-    """No state store is there to renew with, or it says that its database is away: so nobody can give our
-    sessions to another worker either."""
+    """The state store or its database cannot be reached. No session can be reassigned either."""
 
     asked_at: float
 
@@ -43,9 +42,9 @@ class Assigned:
 
     record: SessionRecord
     incoming: Incoming | None = None
-    """For the target of a move: where the state is to be had."""
+    """For the target of a migration: where it fetches the state."""
     key: MigrationKey | None = None
-    """While the session migrates."""
+    """The migration's key, while the session migrates."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class PlayheadMoved:
     session: str
     playhead_s: float
     playing: bool = True
-    """Whether anybody watches, so that it moves on by itself."""
+    """Whether a viewer watches, so that the playhead advances with time."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +67,12 @@ class LogEndRead:
     mine: bool
     """Whether this worker wrote the last entry; False for an empty log."""
     epoch: int = 0
-    """Of the last entry; 0 for an empty log."""
+    """Epoch of the last entry; 0 for an empty log."""
 
 
 @dataclass(frozen=True)
 class LatentsFetched:
-    """What is left of the session's latents is here, or is known to be lost. Answers `FetchLatents`."""
+    """The session's remaining latents are fetched, or are known to be lost. Answers `FetchLatents`."""
 
     session: str
     query: int
@@ -81,7 +80,7 @@ class LatentsFetched:
 
 @dataclass(frozen=True)
 class ChunkPackaged:
-    """The engine made a chunk and it is packaged. In order within a run."""
+    """A chunk of the engine is packaged. Comes in order within a run."""
 
     session: str
     run: int
@@ -118,7 +117,7 @@ class SuspendFailed:
 
 @dataclass(frozen=True)
 class AdmissionRefused:
-    """The engine has no room after all. Answers `Admit` (state nowhere) or `Resume` (state on the host)."""
+    """The engine has no free slab. Answers `Admit` (no state here) or `Resume` (state on the host)."""
 
     session: str
     run: int
@@ -128,7 +127,7 @@ class AdmissionRefused:
 
 @dataclass(frozen=True)
 class QuiesceRequested:
-    """The target of its move has the bulk of its state, and waits for the rest."""
+    """The target of the migration has the bulk of the state and waits for the rest."""
 
     session: str
     move: int
@@ -136,7 +135,7 @@ class QuiesceRequested:
 
 @dataclass(frozen=True)
 class Quiesced:
-    """The session stands still before this chunk. Answers the `Quiesce` of this number."""
+    """The session is quiesced before chunk `next_chunk`. Answers the `Quiesce` with this number."""
 
     session: str
     run: int
@@ -146,7 +145,7 @@ class Quiesced:
 
 @dataclass(frozen=True)
 class ManifestSent:
-    """From now on the target has all that it needs. Told before that is so."""
+    """From now on the target may have the complete state. Comes before the manifest is sent."""
 
     session: str
     move: int
@@ -154,7 +153,7 @@ class ManifestSent:
 
 @dataclass(frozen=True)
 class TransferEnded:
-    """The target has hung up, or was given all there is."""
+    """The transfer attempt has ended, with or without the whole state."""
 
     session: str
     move: int
@@ -162,18 +161,17 @@ class TransferEnded:
 
 @dataclass(frozen=True)
 class CopyStarted:
-    """Memory is kept for a state, and the copy begins. Follows `FetchState`."""
+    """Memory is reserved for a state, and the copy begins. Follows `FetchState`."""
 
     session: str
     run: int
     limit_s: float
-    """The copy is given up after this long."""
+    """Time after which the copy is given up, seconds."""
 
 
 @dataclass(frozen=True)
 class StateReceived:
-    """A state that was fetched is here, verified; it stands still, or is on the host. Answers
-    `FetchState`."""
+    """A fetched state is verified; its session is quiesced, or on the host. Answers `FetchState`."""
 
     session: str
     run: int
@@ -187,7 +185,7 @@ class StateReceived:
 
 @dataclass(frozen=True)
 class StateFetchFailed:
-    """A state could not be fetched, and nothing of it is here. Answers `FetchState`."""
+    """A state could not be fetched, and no part of it is kept. Answers `FetchState`."""
 
     session: str
     run: int
@@ -198,7 +196,7 @@ class StateFetchFailed:
 
 @dataclass(frozen=True)
 class RunFailed:
-    """This run cannot go on; the engine has let go of it."""
+    """This run cannot continue; the engine has released it."""
 
     session: str
     run: int
@@ -207,7 +205,7 @@ class RunFailed:
 
 @dataclass(frozen=True)
 class RunFinished:
-    """The model can represent no more of this session: it ends once its chunks are published."""
+    """The model cannot represent more of this session: the session ends once its chunks are published."""
 
     session: str
     run: int
@@ -215,19 +213,19 @@ class RunFinished:
 
 
 class PublishOutcome(Enum):
-    """What became of a publication."""
+    """Outcome of a publication."""
 
     ACKED = "acked"
-    """The chunk is in the log, by this worker's hand."""
+    """The chunk is in the log, written by this worker."""
     FENCED = "fenced"
-    """The broker refused it, or another worker's chunk of this index is there."""
+    """The broker refused the chunk, or the log has another worker's chunk of this index."""
     UNKNOWN = "unknown"
-    """No answer: it may be in the log or not."""
+    """No answer: the chunk may be in the log or not."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """What became of a `PublishChunk`. Exactly one for each."""
+    """Outcome of a `PublishChunk`. Exactly one for each."""
 
     session: str
     run: int
@@ -238,7 +236,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed; several a second."""
+    """Time has passed. Comes several times a second."""
 
 
 TransferEvent = QuiesceRequested | Quiesced | ManifestSent | TransferEnded
@@ -262,5 +260,5 @@ SessionInput = (
     | RunFinished
     | Published
 )
-"""About one session."""
+"""Events of one session."""
 Input = SessionInput | Renewed | RenewalUnavailable | Assigned | Tick

@@ -1,4 +1,4 @@
-"""Renewing: every heartbeat, and at once when something changed, say what is held and hear what should be."""
+"""Renewals: at every heartbeat and after every change, report what is held and receive the assigned rows."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from turboserve.subjects import LOAD, RENEW
 from turboserve.worker.service import events
 
 PAUSE_S = 0.05
-"""Reports are at least this far apart."""
+"""Smallest time between two reports, seconds."""
 FINAL_REPORT_TIMEOUT_S = 0.3
-"""The state store carries a goodbye out also when its answer comes too late."""
+"""Time to wait for the answer to the final report, seconds. The state store applies the report also when its
+answer comes too late."""
 
 log = logs.get("heartbeat")
 
 
 class Heartbeat:
-    """Sends LOAD and RENEW; hands the answers to `handle`, and a verdict of death to `gone`."""
+    """Sends LOAD and RENEW. Answers go to `deliver_event`; the refusal of a worker that was declared gone
+    goes to `gone`."""
 
     def __init__(
         self,
@@ -50,7 +52,7 @@ class Heartbeat:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Beat until `leave`."""
+        """Send heartbeats until `end` or `leave`."""
         while not self._leaving:
             self._wanted.clear()
             await self._beat()
@@ -60,15 +62,15 @@ class Heartbeat:
                     await self._wanted.wait()
 
     def end(self) -> None:
-        """Beat no more: `run` returns once the beat that is under way is over."""
+        """Send no further heartbeat. `run` returns after the heartbeat under way."""
         self._leaving = True
         self._wanted.set()
 
     async def leave(self) -> None:
-        """Beat no more, and say so: the sessions move at once rather than when silence is taken for death.
+        """Send the final report, so that the sessions move at once rather than after a timeout.
 
-        For after the last chunk: the fence keeps out what comes later. Raises nothing, waits
-        `FINAL_REPORT_TIMEOUT_S`.
+        Call this after the last chunk: the fence refuses later ones. Raises no TurboServeError; waits at most
+        `FINAL_REPORT_TIMEOUT_S` for the answer.
         """
         self._leaving = True
         load = self._report().model_copy(update={"phase": WorkerPhase.GONE})
@@ -86,13 +88,14 @@ class Heartbeat:
         except NoServerError:
             self._deliver(events.RenewalUnavailable(asked_at))
         except WorkerGoneError as error:
-            # A renewal that was on its way when the goodbye overtook it is told so, too.
+            # A renewal under way gets this answer too when the final report overtakes it.
             if not self._leaving:
                 self._gone(error.detail)
         except UnavailableError as error:
             log.warning("not renewed", error=error.detail)
             if error.answered:
-                # The state store is there and its database is not: it cannot give our sessions away either.
+                # The state store answers and its database does not: the state store cannot reassign sessions
+                # either.
                 self._deliver(events.RenewalUnavailable(asked_at))
         except TurboServeError as error:
             log.error("renewal refused", error=error.detail, code=error.code)

@@ -1,4 +1,4 @@
-"""How much memory of the host suspended sessions may take, where no setting says it."""
+"""Choose how much host memory suspended sessions may take, where no setting does."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from turboserve.worker.engine.slab import SlabLayout
 
 LEAST_BYTES = 1 << 30
 _SHARE = 0.5
-"""Of what is free: the machine has other workers, and this one's own code."""
+"""Share of the free memory: the machine has other workers, and this worker's own code."""
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def state_host_bytes(models: Models) -> int:
-    """What one suspended session takes in host memory at most, also one that arrives there."""
+    """Largest host memory that one suspended session takes, including one that arrives by migration."""
     config = models.transformer.config
     layout = SlabLayout.of(config, models.transformer.patch_embedding.weight.dtype)
     return host_bytes(layout, own_limit(config, models.decoder.cache_bytes))
 
 
 def default_host_bytes(state_bytes: int, slots: int, free_bytes: int) -> int:
-    """Room for as many states as there are slots, `LEAST_BYTES` at least; half of what is free at most."""
+    """Room for as many states as slots, at least `LEAST_BYTES` and at most half of the free memory."""
     return min(max(LEAST_BYTES, slots * state_bytes), int(_SHARE * free_bytes))
 
 
 def halves(size: int, state_bytes: int, least: int = LEAST_BYTES) -> Iterator[int]:
-    """`size`, and ever half of it down to `least`: workers that start together each see all that is free.
+    """Yield `size`, then repeatedly half of it, down to `least`.
 
-    One state is tried before anything that would hold none.
+    Workers that start together each see all free memory. The size of one state is tried before any smaller
+    size.
     """
     while True:
         yield size
@@ -43,20 +44,20 @@ def halves(size: int, state_bytes: int, least: int = LEAST_BYTES) -> Iterator[in
 
 
 def free_host_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
-    """Memory of the machine that nothing needs, or what is left to this container, if that is less."""
+    """Free memory of the machine, or what is left to this container, if that is less."""
     free = _entry(meminfo, "MemAvailable:")
-    # Not Linux: nobody says what is free.
+    # Not Linux: the free memory is not known.
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if free is None else free << 10
     limit, used = _entry(cgroup / "memory.max"), _entry(cgroup / "memory.current")
     if limit is None or used is None:
         return free
-    # Files that were read lie in the container's memory too, until somebody needs it.
+    # The page cache counts as used memory of the container, and is reclaimed on demand.
     cached = _entry(cgroup / "memory.stat", "inactive_file") or 0
     return min(free, max(0, limit - used + cached))
 
 
 def _entry(file: Path, name: str | None = None) -> int | None:
-    """The number in a file, or the one in the line that begins with `name`; None: there is none."""
+    """The number in a file, or in its line that begins with `name`. None: there is none."""
     try:
         lines = [line.split() for line in file.read_text().splitlines()]
         if name is None:

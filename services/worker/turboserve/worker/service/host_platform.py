@@ -22,9 +22,9 @@ from turboserve.worker.transfer.interface import find_interface
 from turboserve.worker.transfer.network import SocketNetwork
 
 GONE_STATUS = 3
-"""Exit status of a worker that was declared gone; it is started again under a new id."""
+"""Exit status of a worker that was declared gone. The worker is started again under a new id."""
 PACKAGER_LIMIT = 4
-"""What waits for packaging at most, for each slab: chunks, and whatever else the engine says."""
+"""Largest number of items that wait for packaging, per slab: chunks and other events of the engine."""
 
 log = logs.get("worker")
 
@@ -33,7 +33,7 @@ class HostPlatform:
     """See `ports.Platform`."""
 
     def __init__(self, settings: Settings, clock: Clock, load: Callable[[Settings], Models]) -> None:
-        """Raises `InterfaceError`: a wrong one is known before minutes go into loading."""
+        """Find device and transfer interface. Raises `InterfaceError` before minutes go into loading."""
         self._settings, self._clock, self._load = settings, clock, load
         self._interface = find_interface(settings.transfer_host)
         self.device = str(choose_device(settings))

@@ -1,6 +1,7 @@
-"""Sessions that are moving to this worker, as their target sees them. Pure.
+"""Sessions that are migrating to this worker, as their target sees them. Pure.
 
-What is copied here is nobody's until the row says whose; then it becomes an entry of the table, or goes.
+A copied state belongs to no worker until the row names the owner. It then becomes an entry of the table, or
+is dropped.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ from turboserve.worker.service import commands, events
 
 @dataclass(eq=False)
 class IncomingMigration:
-    """One move to this worker."""
+    """One migration to this worker."""
 
     record: SessionRecord
-    """The row as the source's: with target and move."""
+    """The source's row, with target and move."""
     learned_at: float
     run: int
     stage: MoveStage = MoveStage.COPYING
     next_chunk: int = 0
     control_seq: int = 0
-    """Number of the newest control that the state was made under."""
+    """Number of the newest control that the state was generated under."""
     digest: str | None = None
     bytes_moved: int = 0
     state_bytes: int = 0
     seconds: float = 0.0
     limit_s: float = 0.0
-    """The copy is given up so long after it has begun; 0: it has not."""
+    """Time after which the copy is given up, from its beginning, seconds. 0: the copy has not begun."""
     reason: str | None = None
     code: str | None = None
     playhead_s: float = 0.0
     playhead_at: float = 0.0
-    """When that was told."""
+    """When `playhead_s` was reported, monotonic seconds."""
     playing: bool = False
 
     @property
@@ -44,7 +45,7 @@ class IncomingMigration:
 
     @property
     def on_host(self) -> bool:
-        """Whether it comes suspended, to host memory."""
+        """Whether the session is suspended and goes to host memory."""
         return self.record.phase is Phase.SUSPENDED
 
     @property
@@ -68,7 +69,7 @@ class IncomingMigration:
 
 
 class IncomingMigrations:
-    """All of them. Commands go to `out`."""
+    """All migrations to this worker. Commands go to `out`."""
 
     def __init__(self, worker: str, model: str, out: list[commands.Command]) -> None:
         self._worker, self._model, self._out = worker, model, out
@@ -82,14 +83,14 @@ class IncomingMigrations:
 
     @property
     def slots(self) -> int:
-        """Slots that are kept for them."""
+        """Slots that are kept for arriving sessions."""
         return sum(arrival.takes_slot for arrival in self._all.values())
 
     def reports(self) -> tuple[MoveReport, ...]:
         return tuple(arrival.report() for arrival in self._all.values())
 
     def expect(self, incoming: Incoming, now: float, run: int, free_slots: int) -> None:
-        """The row names this worker as its target. `run`: a number for the copy, if it is a new one."""
+        """Handle a row that names this worker as its target. `run`: number of a new migration's copy."""
         record = incoming.record
         if record.target != self._worker or record.move is None:
             return
@@ -113,20 +114,23 @@ class IncomingMigrations:
             )
 
     def forget(self, session: str, learned_before: float | None = None) -> None:
-        """The row does not name this worker as its target any more."""
+        """Drop the migration: the row does not name this worker as its target any more."""
         arrival = self._all.get(session)
         if arrival is not None and (learned_before is None or arrival.learned_at < learned_before):
             self.drop(session)
             self._out.append(commands.Report())
 
     def drop(self, session: str) -> None:
-        """Let go of what was copied."""
+        """Release what was copied."""
         arrival = self._all.pop(session)
         if arrival.stage is not MoveStage.FAILED:
             self._out.append(commands.CancelFetch(session, arrival.run))
 
     def take(self, record: SessionRecord) -> IncomingMigration | None:
-        """The row names this worker as its owner: the state that is here for it, if it is the one meant."""
+        """Return the verified state for a row that names this worker as its owner; None if there is none.
+
+        Drops a state that is not verified, or whose epoch is not the one before the row's.
+        """
         arrival = self._all.get(record.id)
         if arrival is None:
             return None
@@ -136,7 +140,7 @@ class IncomingMigrations:
         return None
 
     def handle(self, message: events.CopyStarted | events.StateReceived | events.StateFetchFailed) -> None:
-        """What became of a copy."""
+        """Handle the outcome of a copy."""
         arrival = self._all.get(message.session)
         if arrival is None or arrival.run != message.run or arrival.stage is not MoveStage.COPYING:
             return
@@ -152,5 +156,5 @@ class IncomingMigrations:
         self._out.append(commands.Report())
 
     def _fail(self, arrival: IncomingMigration, reason: str, code: str | None = None) -> None:
-        """What was copied is gone already; the failure is said again until the row hears it."""
+        """Mark a copy as failed, its memory already released. Reports repeat this until the row changes."""
         arrival.stage, arrival.reason, arrival.code = MoveStage.FAILED, reason, code

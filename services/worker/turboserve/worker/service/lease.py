@@ -1,4 +1,4 @@
-"""The lease: a worker that nobody has confirmed for too long makes nothing more until someone does."""
+"""The lease: a worker whose renewals are not confirmed stops generating until one is."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ import math
 
 
 class Lease:
-    """Counts from when the renewal was asked for, not answered: whoever waits for us counts from no later."""
+    """The time until which a worker may generate.
+
+    The lease counts from the time a renewal was sent, not answered. A process that waits for the lease to end
+    starts counting no earlier.
+    """
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
         self.until = -math.inf
-        """Chunks may be generated before this time, monotonic seconds. None before the first renewal."""
+        """Time before which chunks may be generated, monotonic seconds. -inf before the first renewal."""
 
     def renewed(self, asked_at: float) -> None:
-        """The state store confirmed a renewal sent at `asked_at`."""
+        """Extend the lease: the state store confirmed a renewal sent at `asked_at`."""
         self.until = max(self.until, asked_at + self._lease_s)
 
     def excused(self, asked_at: float) -> None:
-        """Nobody was there to renew with at `asked_at`, so nobody could take our sessions away then either.
+        """Extend a valid lease, because no session could be reassigned at `asked_at`: no state store was
+        reachable.
 
-        They may have been taken before, once the lease was over: an excuse goes on from a lease that holds,
-        and never brings one back.
+        Sessions may have been reassigned after a lease ended. An excuse therefore extends a lease that is
+        valid, and never restores one that is over.
         """
         if self.valid(asked_at):
             self.renewed(asked_at)

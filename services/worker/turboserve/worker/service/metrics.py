@@ -1,4 +1,4 @@
-"""What a worker measures about itself."""
+"""Metrics of a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys of the migrations that this worker takes part in, as its rows bring them."""
+"""The keys of the migrations that this worker takes part in, from its rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from turboserve.worker.service import events
 
 
 class MigrationKeys:
-    """The newest key of each session that migrates to or from here."""
+    """The newest key of each session that migrates to or from this worker."""
 
     def __init__(self) -> None:
         self._keys: dict[str, tuple[MigrationKey, float]] = {}
@@ -17,10 +17,10 @@ class MigrationKeys:
         return len(self._keys)
 
     def learn(self, message: events.Input, now: float) -> None:
-        """Take the keys that a message brings, and forget those whose migration is over by it."""
+        """Store the keys of a message, and drop the keys of migrations that are over by it."""
         match message:
             case events.Renewed():
-                # An answer says nothing about what was learned after the question.
+                # An answer does not cover keys learned after the renewal was sent.
                 for session, (_, learned_at) in list(self._keys.items()):
                     if learned_at < message.asked_at:
                         del self._keys[session]
@@ -33,7 +33,7 @@ class MigrationKeys:
                     self._keys.pop(message.record.id, None)
 
     def of(self, session: str, move: int) -> bytes | None:
-        """32 bytes; `None`: no such migration is known."""
+        """The key, 32 bytes; None: no such migration is known."""
         found = self._keys.get(session)
         if found is None or found[0].move != move:
             return None

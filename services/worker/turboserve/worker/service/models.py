@@ -1,4 +1,4 @@
-"""From settings to an engine: the device, the models, and how many sessions' memory there is."""
+"""Create an engine from settings: the device, the models, and memory for the sessions."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from turboserve.worker.settings import AUTO_SESSIONS, Settings
 
 CPU_BYTES = 2 << 30
 _FREE_SHARE = 0.9
-"""The rest is for what no formula knows: fragments, and workspaces of the device's libraries."""
+"""Share of the free memory that is used. The rest is for what no formula covers: fragmentation, and
+workspaces of the device's libraries."""
 
 log = logs.get("worker")
 
 
 def choose_device(settings: Settings) -> torch.device:
-    """The device that was asked for, or the best there is."""
+    """The configured device, or a GPU if there is one."""
     if settings.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(settings.device)
 
 
 def choose_dtype(settings: Settings, device: torch.device) -> torch.dtype:
-    """What a public model's weights are in."""
+    """Type of a public model's weights."""
     half = settings.dtype == "bfloat16" or (settings.dtype == "auto" and device.type == "cuda")
     return torch.bfloat16 if half else torch.float32
 
 
 class MissingFileError(ValueError):
-    """A public model lacks one of its files: names the variable that says where it is."""
+    """A public model lacks one of its files. The message names the variable for its path."""
 
     def __init__(self, model: str, setting: str) -> None:
         super().__init__(f"TURBOSERVE_{setting.upper()}: model {model} needs it")
@@ -52,7 +53,7 @@ class MissingFileError(ValueError):
 
 
 def load_models(settings: Settings) -> Models:
-    """The configured model on the chosen device. Takes seconds for toyworld and minutes for a public model.
+    """Load the configured model on the chosen device: seconds for toyworld, minutes for a public model.
 
     Raises `CheckpointError` or `UnreadableCheckpointError` for bad files, `MissingFileError`, and
     `TextEncoderUnavailableError` where the worker's extra `models` is not installed.
@@ -87,8 +88,11 @@ def _load_public(settings: Settings, device: torch.device) -> Models:
 
 
 def make_engine(models: Models, settings: Settings) -> Engine:
-    """An engine with as many slabs as are wanted and fit. Raises `BudgetTooSmallError` when none does,
-    `HostMemoryUnavailableError`, `AttentionUnavailableError` and `InvalidProfileError`."""
+    """Create an engine with as many slabs as are wanted and fit.
+
+    Raises `BudgetTooSmallError` if no slab fits, `HostMemoryUnavailableError`, `AttentionUnavailableError`
+    and `InvalidProfileError`.
+    """
     weight = models.transformer.patch_embedding.weight
     model_bytes = models.weight_bytes
     total_bytes = settings.memory_bytes or _free_bytes(weight.device) + model_bytes
@@ -118,7 +122,7 @@ def make_engine(models: Models, settings: Settings) -> Engine:
             )
         except HostMemoryUnavailableError as error:
             log.warning("less host memory than was free", error=str(error))
-            # Its frames would keep the slabs of the engine that did not come to be.
+            # The traceback's frames would keep the slabs of the failed engine.
             refused = error.with_traceback(None)
     raise refused
 
@@ -135,15 +139,18 @@ def _warn_without_host_memory(engine: Engine, state_bytes: int) -> Engine:
 
 
 def overlaps(settings: Settings, device: torch.device) -> bool:
-    """Whether lanes get threads of their own. On one core they would only take turns with the engine's."""
+    """Whether stream executors get threads. On one core they would only take turns with the engine's."""
     if settings.overlap == "auto":
         return device.type == "cuda" or len(os.sched_getaffinity(0)) > 1
     return settings.overlap == "on"
 
 
 def decodes_at_once(models: Models, settings: Settings, total_bytes: int) -> int:
-    """Rows of a decode at most. On a CPU several take about as long as one after the other, and many are
-    rounded otherwise: there it is one."""
+    """Largest number of rows of a decode.
+
+    On a CPU the default is one: several rows take about as long as one after the other, and round
+    differently.
+    """
     limit = settings.worker_max_sessions or AUTO_SESSIONS
     if settings.decode_batch is not None:
         return min(limit, settings.decode_batch)

@@ -1,4 +1,4 @@
-"""Live migration, the worker's shell: the two roles of the data plane, the engine and the table together."""
+"""Live migration in the worker's shell: connects the data plane, the engine and the session table."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Command = (
 
 @dataclass(eq=False)
 class _IncomingCopy:
-    """A session on its way here."""
+    """A session on its way to this worker."""
 
     task: asyncio.Task[None]
     run: int
@@ -54,7 +54,7 @@ class _IncomingCopy:
 
 @dataclass(eq=False)
 class _ReservedMemory:
-    """Memory for it. Only the engine's thread touches this."""
+    """Memory for an arriving session. Only the engine's thread uses this object."""
 
     buffer: ReceiveBuffer | None = None
 
@@ -74,7 +74,7 @@ class _ReservedMemory:
 
 
 class Moves:
-    """Belongs to the event loop's thread. It is the `Giver` of its source."""
+    """Runs this worker's migrations on the event loop's thread. It is its source's `StateProvider`."""
 
     def __init__(
         self,
@@ -99,14 +99,14 @@ class Moves:
         self._source = Source(self, self.links, limits, now)
         self._target = Target(worker, self.links, limits.least_s, network.connect, now)
         self.addresses: tuple[str, ...] = ()
-        """Where other workers ask for state; empty before `start`."""
+        """Addresses at which other workers fetch state; empty before `start`."""
         self._copies: dict[str, _IncomingCopy] = {}
         self._quiesced: dict[str, asyncio.Event] = {}
         self._manifest_ready: dict[str, tuple[asyncio.Event, set[int]]] = {}
 
     @property
     def machine(self) -> str:
-        """What `LoadReport.host` says."""
+        """The value of `LoadReport.host`."""
         return self._network.machine
 
     async def start(self) -> None:
@@ -115,12 +115,12 @@ class Moves:
         self.addresses = (f"{address}?backend={','.join(self.links.backends)}",)
 
     def fetch_no_more(self) -> None:
-        """End what is on its way here: nobody will run it. What others fetch goes on."""
+        """Cancel the copies to this worker, which will not run their sessions. Copies from it continue."""
         for copy in self._copies.values():
             copy.task.cancel()
 
     async def stop(self) -> None:
-        """Hang up on everyone, and let go of what is on its way here."""
+        """Close all connections, and release what is on its way to this worker."""
         self._network.close()
         await stop(*(copy.task for copy in self._copies.values()))
         self._source.close()
@@ -148,53 +148,53 @@ class Moves:
                     copy.task.cancel()
                 self._engine.submit(commands.Evict(session, run))
 
-    # The giver
+    # The source
 
     def key(self, session: str, move: int) -> bytes | None:
-        """See `Giver.key`."""
+        """See `StateProvider.key`."""
         return self.keys.of(session, move)
 
     def check(self, session: str, move: int, target: str) -> None:
-        """See `Giver.check`."""
+        """See `StateProvider.check`."""
         self._table.check(session, move, target)
 
     def offer(self, session: str, move: int, target: str) -> bool:
-        """See `Giver.offer`."""
+        """See `StateProvider.offer`."""
         quiesced = self._table.offer(session, move, target)
         self._quiesced[session] = asyncio.Event()
         self._manifest_ready[session] = asyncio.Event(), set()
         return quiesced
 
     async def pages(self, session: str) -> Sequence[Page]:
-        """See `Giver.pages`."""
+        """See `StateProvider.pages`."""
         pages = await self._on_engine(session, lambda engine: session_import.read(engine, session))
         if not pages:
             raise SourceNotReadyError(f"session {session}: its state is on its way into its slab")
         return pages
 
     async def rest(self, session: str, move: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
-        """See `Giver.rest`."""
+        """See `StateProvider.rest`."""
         quiesced = self._quiesced[session]
         self._deliver(events.QuiesceRequested(session, move))
         await quiesced.wait()
         return await self._on_engine(session, lambda engine: session_import.read_quiesced(engine, session))
 
     async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
-        """See `Giver.acknowledged`."""
+        """See `StateProvider.acknowledged`."""
         event, numbers = self._manifest_ready[session]
         while next_chunk not in numbers:
             event.clear()
             await event.wait()
 
     def sending_manifest(self, session: str, move: int) -> None:
-        """See `Giver.sending_manifest`."""
+        """See `StateProvider.sending_manifest`."""
         entry = self._table.entries.get(session)
         if entry is None or entry.outgoing_migration is None or entry.outgoing_migration.move != move:
             raise MigrationNotOfferedError(f"session {session}: move {move} is over here")
         self._deliver(events.ManifestSent(session, move))
 
     def over(self, session: str, move: int) -> None:
-        """See `Giver.over`."""
+        """See `StateProvider.over`."""
         self._quiesced.pop(session, None)
         self._manifest_ready.pop(session, None)
         self._deliver(events.TransferEnded(session, move))
@@ -234,14 +234,15 @@ class Moves:
         except (TransferError, EngineError) as error:
             answer = events.StateFetchFailed(session, run, f"{error.code}: {error}"[:500], error.code)
             if isinstance(error, EngineError):
-                # No room, or not a state of this model; what went wrong on the way is counted there.
+                # The engine has no room, or the state is not of this model. Other transfer errors are counted
+                # where they occur.
                 metrics.broken.add(1, {"role": "target", "code": error.code})
             log.warning("state not fetched", session=session, reason=answer.reason)
         except Exception as error:
             answer = events.StateFetchFailed(session, run, f"internal: {error!r}"[:500])
             log.exception("state not fetched", session=session)
         finally:
-            # Nobody writes to the memory any more: the fetch has ended, however it did.
+            # The fetch has ended: no transfer writes to the memory any more.
             self._engine.call(kept.release)
         copy = self._copies.get(session)
         if copy is not None and copy.run == run:

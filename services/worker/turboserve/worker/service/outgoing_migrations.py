@@ -1,7 +1,8 @@
-"""A session that is moving away, as its source sees it. Pure.
+"""A session that is migrating away, as its source sees it. Pure.
 
-The row says that it moves; the target comes and asks for the state; the session stands still for the end of
-it, and after that it does what its row says, and nothing before it is read again.
+1. The row says that the session migrates, and the target asks for the state.
+2. The session is quiesced while the end of its state is sent.
+3. Then the session follows its row. Nothing generated earlier is read again.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ from turboserve.worker.service.session_entry import (
 from turboserve.worker.transfer.errors import MigrationNotOfferedError, NoStateError, SourceNotReadyError
 
 ASK_S = 2.0
-"""A session that stands still for a move asks for its row this often."""
+"""Interval at which the row of a quiesced session is requested, seconds."""
 
 
 @dataclass(frozen=True)
 class OutgoingMigrations:
-    """What the session table does for those that leave."""
+    """The session table's side of migrations away."""
 
     out: list[commands.Command]
-    """Takes the commands."""
+    """Receives the commands."""
     number: Callable[[], int]
-    """Gives a number that was never given before."""
+    """Returns a number that was never returned before."""
 
     @staticmethod
     def check(entry: SessionEntry | None, session: str, move: int, target: str) -> SessionEntry:
-        """Whether this target may have the state now: its entry. Changes nothing.
+        """Return the session's entry if this target may have the state now. Changes nothing.
 
         Raises `MigrationNotOfferedError`, `SourceNotReadyError` or `NoStateError`.
         """
         if entry is None or not _moves(entry.record, move) or entry.record.target != target:
             raise MigrationNotOfferedError(f"session {session}: no move {move} to {target} is known here")
-        # Before the next check: the log is not read for a suspended session without state, so that its
-        # ownership would never be settled.
+        # This check comes before the next: the log of a suspended session without state is not read, so that
+        # its ownership is never settled.
         if entry.place is StateLocation.NOWHERE and not entry.takes_slot:
             raise NoStateError(f"session {session}: its state is not here")
         if entry.is_fenced or entry.failure is not None or entry.checked != entry.ownership:
@@ -53,11 +54,11 @@ class OutgoingMigrations:
         return entry
 
     def offer(self, entry: SessionEntry | None, session: str, move: int, target: str) -> bool:
-        """The target comes for the state: whether it is on the host. Raises what `check` does."""
+        """Offer the state to the target. Returns whether it is on the host. Raises the errors of `check`."""
         entry = self.check(entry, session, move, target)
         suspended = entry.wanted is DesiredState.HOST
         if entry.outgoing_migration is not None and entry.outgoing_migration.move == move:
-            # Asked for again. What stands still, or may be the target's already, stays so.
+            # The target asks again. A quiesced session, or one that the target may already have, stays so.
             entry.outgoing_migration.whole = False
         else:
             entry.outgoing_migration = OutgoingMigration(
@@ -66,7 +67,7 @@ class OutgoingMigrations:
         return suspended
 
     def handle(self, entry: SessionEntry, message: events.TransferEvent, now: float) -> None:
-        """An input about the gift."""
+        """Handle an event of the migration."""
         outgoing_migration = entry.outgoing_migration
         if outgoing_migration is None:
             return
@@ -90,7 +91,7 @@ class OutgoingMigrations:
                 self._broken(entry, outgoing_migration)
 
     def settle(self, entry: SessionEntry, now: float) -> None:
-        """Compare the gift with the row."""
+        """Compare the migration with the row."""
         outgoing_migration = entry.outgoing_migration
         if outgoing_migration is None:
             return
@@ -112,14 +113,14 @@ class OutgoingMigrations:
                 self.out.append(commands.Report())
 
     def end(self, entry: SessionEntry) -> None:
-        """It does not move any more, or there is nothing left of it here."""
+        """End the migration: the session does not migrate any more, or its state is not here any more."""
         if entry.outgoing_migration is not None:
             entry.outgoing_migration = None
             self.out.append(commands.CancelTransfer(entry.session))
 
     def _broken(self, entry: SessionEntry, outgoing_migration: OutgoingMigration) -> None:
         if outgoing_migration.manifest_sent:
-            # The target may have verified it: only the row can say whose it is.
+            # The target may have verified the state: only the row says which worker owns the session.
             self.out.append(commands.Report())
         else:
             entry.outgoing_migration = None

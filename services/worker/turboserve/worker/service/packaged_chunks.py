@@ -1,4 +1,4 @@
-"""What passes between the engine's thread, the packager's and the event loop."""
+"""Items that pass between the engine's thread, the packager's thread and the event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turboserve.worker.service import events
 
 @dataclass(frozen=True, eq=False)
 class GeneratedChunk:
-    """A chunk as the engine made it, with the run it belongs to. Engine's thread → packager."""
+    """A chunk as the engine generated it, with its run. Engine's thread → packager."""
 
     run: int
     ready: ChunkReady
@@ -23,7 +23,7 @@ class GeneratedChunk:
 
 @dataclass(frozen=True, eq=False)
 class PackagedChunk:
-    """A chunk that waits for publication. Packager → event loop, together with `ChunkPackaged`."""
+    """A chunk that waits for publication. Packager → event loop, where `ChunkPackaged` announces it."""
 
     session: str
     run: int
@@ -36,7 +36,7 @@ class PackagedChunk:
     latents_dtype: str
     latents_shape: tuple[int, ...]
     compute_s: float
-    """From its first denoising step to its packaging."""
+    """Time from the first denoising step to packaging, seconds."""
     concurrent_sessions: int
     span: Span
 

@@ -1,4 +1,4 @@
-"""Chunks as the engine makes them become chunks that can be published, in order, on a thread of its own."""
+"""Package the engine's chunks for publication, in order, on a separate thread."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _trace = tracer("worker")
 
 
 class ChunkEncoder(Protocol):
-    """Pictures and latents → bytes."""
+    """Encodes frames and latents to bytes."""
 
     latents_dtype: str
     """As in `LatentsHeader.dtype`."""
 
     def encode(self, ready: ChunkReady, first_frame: int, fps: int) -> EncodedChunk:
-        """The chunk's video. Whatever it raises ends the session."""
+        """Encode the chunk's video. Any exception ends the session."""
         ...
 
     def latents(self, ready: ChunkReady) -> tuple[bytes, tuple[int, ...]]:
@@ -40,10 +40,10 @@ class ChunkEncoder(Protocol):
 
 
 class TensorEncoder:
-    """See `ChunkEncoder`: H.264 of tensors."""
+    """Encodes tensors to H.264. See `ChunkEncoder`."""
 
     def __init__(self, encoder: FragmentEncoder, dtype: torch.dtype) -> None:
-        """`dtype`: of the latents that are sent."""
+        """`dtype`: type of the published latents."""
         self._encoder, self._dtype = encoder, dtype
         self.latents_dtype = str(dtype).removeprefix("torch.")
 
@@ -57,14 +57,14 @@ class TensorEncoder:
 
 
 class ChunkPackager:
-    """What is done to one item. Keeps nothing between calls."""
+    """Converts one item. Keeps no state between calls but the latency profile."""
 
     def __init__(self, encoder: ChunkEncoder, fps: int, clock: Clock, profile: LatencyProfile) -> None:
-        """`profile`: the engine's of this stage, refined with every chunk."""
+        """`profile`: the engine's profile of the packaging stage, refined with every chunk."""
         self._encoder, self._fps, self._clock, self._profile = encoder, fps, clock, profile
 
     def convert(self, item: FromEngine) -> ToLoop:
-        """A chunk packaged, or the failure of its run; anything else as it is."""
+        """Package a chunk; return the failure of its run if that fails. Any other item passes unchanged."""
         if not isinstance(item, GeneratedChunk):
             return item
         try:
@@ -110,34 +110,37 @@ class ChunkPackager:
 
 
 class QueuedPackager:
-    """See `ports.QueuedPackager`. Everything the engine says passes through here, so that it arrives in the
-    order it happened in; the engine goes on with the next chunk meanwhile."""
+    """Packages on a thread. See `ports.Packager`.
+
+    Every item of the engine passes through the queue, so that items arrive in their order. Meanwhile the
+    engine generates the next chunk.
+    """
 
     def __init__(self, packager: ChunkPackager, deliver: Callable[[ToLoop], None], limit: int) -> None:
-        """`deliver` is called on this thread. `limit`: what waits at most."""
+        """`deliver` is called on this thread. `limit`: largest number of waiting items."""
         self._packager, self._deliver = packager, deliver
         self._queue: queue.Queue[FromEngine | None] = queue.Queue(limit)
         self._thread = threading.Thread(target=self._main, name="packager", daemon=True)
 
     def start(self) -> None:
-        """See `ports.QueuedPackager.start`."""
+        """See `ports.Packager.start`."""
         self._thread.start()
 
     def put(self, item: FromEngine) -> None:
-        """Called on the engine's thread, which waits here if it makes chunks faster than they are encoded."""
+        """Queue an item. Called on the engine's thread, which waits here if it is faster than the encoder."""
         self._queue.put(item)
 
     @property
     def alive(self) -> bool:
-        """See `ports.QueuedPackager.alive`."""
+        """See `ports.Packager.alive`."""
         return self._thread.is_alive()
 
     async def end(self, timeout_s: float) -> None:
-        """See `ports.QueuedPackager.end`."""
+        """See `ports.Packager.end`."""
         await asyncio.to_thread(self.stop, timeout_s)
 
     def stop(self, timeout_s: float) -> None:
-        """End after what was put so far, and wait for that."""
+        """End after all queued items, and wait for that at most `timeout_s`."""
         self._queue.put(None)
         self._thread.join(timeout_s)
 
@@ -147,5 +150,5 @@ class QueuedPackager:
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    """A tensor's elements as they lie in memory; for types that numpy does not know as well."""
+    """A tensor's elements as they lie in memory. Also supports types that numpy does not know."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -1,6 +1,6 @@
-"""What a worker's service layer needs of the machine, as protocols. `machine` has the real ones.
+"""Protocols for what a worker's service layer needs of the machine. `host_platform` has the real ones.
 
-Everything here is called on the event loop.
+All methods are called on the event loop.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class EngineRunner(Protocol):
     (`engine_thread.EngineThread`)."""
 
     engine: Engine
-    """Read-only here: what is done to it goes through `submit` and `call`."""
+    """The engine, read-only here. Changes go through `submit` and `call`."""
     turns: int
-    """Rises with every round, several times a second also when there is nothing to do."""
+    """Increases with every round, several times a second also when there is nothing to do."""
     failure: BaseException | None
-    """What ended it, if that was not `end`."""
+    """The exception that ended the runner, if `end` did not."""
     device_error_sessions: tuple[str, ...]
-    """Sessions of the step in which the device failed, if that was it."""
+    """Sessions of the step in which the device failed; empty if it did not fail."""
 
     @property
     def alive(self) -> bool:
-        """Whether it runs: from `start` until `end` or a failure."""
+        """Whether the runner runs: from `start` until `end` or a failure."""
         ...
 
     def start(self) -> None:
@@ -41,40 +41,40 @@ class EngineRunner(Protocol):
         ...
 
     def submit(self, command: EngineCommand) -> None:
-        """Have it carried out, in the order of submission."""
+        """Carry out a command, in the order of submission."""
         ...
 
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
-        """Have it called where the engine is stepped, in its turn; its result or error."""
+        """Call `function` between two steps, in its turn. Returns a future for its result or error."""
         ...
 
     def adopt(self, session: str, run: int, adopt: Callable[[Engine], None]) -> Future[None]:
-        """The same for a call that brings the engine a session, whose run this is from then on."""
+        """Call `adopt`, which imports a session into the engine, and register `run` as the session's run."""
         ...
 
     async def end(self, timeout_s: float) -> None:
-        """Begin no further step; wait for the one in work, for so long at most."""
+        """Begin no further step, and wait at most `timeout_s` for the current one."""
         ...
 
 
 class Packager(Protocol):
-    """Makes what the engine delivers fit for publication, in order (`packager.QueuedPackager`)."""
+    """Packages what the engine delivers for publication, in order (`packager.QueuedPackager`)."""
 
     @property
     def alive(self) -> bool:
-        """Whether it runs: from `start` until `end` or a failure."""
+        """Whether the packager runs: from `start` until `end` or a failure."""
         ...
 
     def start(self) -> None: ...
 
     async def end(self, timeout_s: float) -> None:
-        """End after what the engine has delivered so far; wait for that, for so long at most."""
+        """End after what the engine has delivered so far, and wait for that at most `timeout_s`."""
         ...
 
 
 @dataclass(frozen=True)
 class Device:
-    """What a worker generates with. Neither has been started."""
+    """The engine runner and the packager of a worker. Neither is started."""
 
     engine: EngineRunner
     packager: Packager
@@ -82,11 +82,11 @@ class Device:
 
 @dataclass(frozen=True)
 class Loaded:
-    """An engine that is ready, and what was measured with it."""
+    """An engine that is ready, and its measured chunk latencies."""
 
     engine: Engine
     seconds: dict[int, float]
-    """L(b): so many seconds make one chunk each for b sessions."""
+    """L(b): seconds in which b sessions get one chunk each."""
 
 
 class Platform(Protocol):
@@ -97,17 +97,18 @@ class Platform(Protocol):
     pid: int
 
     async def load(self) -> Loaded:
-        """Load the models and warm them up. Raises what says why that cannot be."""
+        """Load the models and warm them up. Raises an error that names the reason if it cannot."""
         ...
 
     def run(self, engine: Engine, deliver: Callable[[ToLoop], None]) -> Device:
-        """What runs this engine. `deliver` gets on the event loop what the packager makes, in order."""
+        """Create this engine's device. `deliver` receives the packager's items on the event loop, in
+        order."""
         ...
 
     def network(self, engine: Engine) -> TransferNetwork:
-        """How the states of this engine's sessions travel."""
+        """Create the network over which states of this engine's sessions are transferred."""
         ...
 
     def leave(self, reason: str) -> None:
-        """The state store has given this worker's sessions away: end the process at once."""
+        """End the process at once: the state store has declared this worker gone."""
         ...

@@ -16,7 +16,7 @@ class StateLocation(Enum):
     NOWHERE = "nowhere"
     SLAB = "slab"
     LEAVING = "leaving"
-    """In a slab, on its way to host memory."""
+    """In a slab, about to move to host memory."""
     HOST = "host"
 
 
@@ -30,7 +30,7 @@ class DesiredState(Enum):
 
 
 class PendingQuery(Enum):
-    """What was asked and not answered yet."""
+    """A query without an answer."""
 
     LOG_END = "log end"
     LATENTS = "latents"
@@ -38,19 +38,19 @@ class PendingQuery(Enum):
 
 @dataclass(eq=False)
 class OutgoingMigration:
-    """The state is being given to the target of a move."""
+    """The source's side of a migration."""
 
     move: int
     quiesce: int | None = None
-    """Number of the wish that it stand still, once that was told."""
+    """Number of the quiesce request, once it was sent."""
     quiesced_at: int | None = None
-    """The chunk before which the session stands still."""
+    """The chunk before which the session is quiesced."""
     whole: bool = False
-    """All its chunks are in the log."""
+    """Whether all chunks of the session are in the log."""
     manifest_sent: bool = False
-    """The target has all it needs to run it."""
+    """Whether the target may have the complete state."""
     asked_at: float = 0.0
-    """When the row was last asked for since."""
+    """When the row was last requested, monotonic seconds."""
 
 
 @dataclass(eq=False)
@@ -64,23 +64,23 @@ class SessionEntry:
     place: StateLocation = StateLocation.NOWHERE
     awaiting: PendingQuery | None = None
     query: int = 0
-    """Number of the newest question; answers to older ones are ignored."""
+    """Number of the newest query. Answers to older queries are ignored."""
     checked: Ownership | None = None
-    """The ownership under which the log's end was read: publishing is allowed under no other."""
+    """The ownership under which the log's end was read. Publishing is allowed under no other."""
     fenced: Ownership | None = None
-    """The ownership that the broker refused: nothing is published until the row names another."""
+    """The ownership that the broker refused. Nothing is published until the row names another."""
     next_publish: int = 0
     """Index after the last chunk known to be in the log."""
     last_epoch: int = 0
-    """Of that chunk; 0: there is none, or the log has dropped it."""
+    """Epoch of the last chunk known to be in the log. 0: there is none, or the log has dropped it."""
     began: int | None = None
-    """The first chunk in the log that may be of the ownership under which its end was read..."""
+    """First chunk in the log that may belong to the ownership under which the log's end was read."""
     before: int = 0
-    """...and the epoch of the one before that."""
+    """Epoch of the chunk before `began`; 0 if there is none."""
     made_next: int = 0
-    """Index of the chunk that the engine makes next."""
+    """Index of the chunk that the engine generates next."""
     pending: deque[int] = field(default_factory=deque)
-    """Chunks packaged and not known to be in the log, contiguous."""
+    """Chunks that are packaged and not known to be in the log, contiguous."""
     retry_at: float = 0.0
     attempts: int = 0
     tried_at: float = 0.0
@@ -91,18 +91,18 @@ class SessionEntry:
     playhead_s: float = 0.0
     paused: bool = False
     quiesced: bool = False
-    """It was told to stand still for a move, or came here so."""
+    """Whether a quiesce was requested for a migration, or the session arrived quiesced."""
     outgoing_migration: OutgoingMigration | None = None
     suspended_order: int = 0
-    """Rises with every arrival on the host: the lowest has been there longest."""
+    """Increases with every arrival on the host. The lowest number has been there longest."""
     have_latents: bool = False
     refusal: str | None = None
     """Why this worker does not do what the row wants."""
     refused_until: float = 0.0
     finished: str | None = None
-    """Why it ends after the chunks that are pending."""
+    """Why the session ends after its pending chunks."""
     failure: str | None = None
-    """Why the session cannot go on; it is over once the row says so."""
+    """Why the session cannot continue. The session is over once the row says so."""
 
     @property
     def session(self) -> str:
@@ -110,7 +110,7 @@ class SessionEntry:
 
     @property
     def ownership(self) -> Ownership:
-        """The current one by the row; only of meaning where the fence is in the log."""
+        """The current ownership by the row. Valid only where the fence is in the log."""
         return self.record.epoch, self.record.own_revision or 0
 
     @property
@@ -127,7 +127,7 @@ class SessionEntry:
 
     @property
     def takes_slot(self) -> bool:
-        """Whether it holds a slab, or one is kept for it."""
+        """Whether the session holds a slab, or one is kept for it."""
         return (
             self.place in (StateLocation.SLAB, StateLocation.LEAVING)
             or self.awaiting is PendingQuery.LATENTS
@@ -136,5 +136,5 @@ class SessionEntry:
 
     @property
     def paused_in_slab(self) -> bool:
-        """In a slab although the row wants it suspended: host memory is full."""
+        """Whether the state is in a slab although the row wants it suspended: host memory is full."""
         return self.place is StateLocation.SLAB and self.paused and self.wanted is DesiredState.HOST

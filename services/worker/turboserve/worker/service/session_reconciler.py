@@ -1,4 +1,4 @@
-"""What is to be done for a session, from what its row wants and where its state is. Pure."""
+"""Issue commands for a session from what its row wants and where its state is. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from turboserve.worker.service.session_entry import DesiredState, PendingQuery, 
 
 RETRY_S = 0.1
 RETRY_LIMIT_S = 2.0
-"""A publication without an answer is repeated after this long at first, doubling up to the limit."""
+"""Longest delay before a publication without an answer is repeated, seconds. Delays double from `RETRY_S`."""
 RECHECK_S = 30.0
-"""After this long without an answer the log is read before the next attempt: well below the time for which
-the broker recognises a repeated message."""
+"""Time without an answer after which the log is read before the next attempt, seconds. It is well below the
+time for which the broker recognizes a repeated message."""
 REFUSAL_S = 5.0
-"""What host or device memory had no room for is tried again after this long."""
+"""Delay before host or device memory that was full is tried again, seconds."""
 
 
 class SessionReconciler:
-    """Compares and commands. It keeps the slots, the numbers, and who has a publication in flight."""
+    """Compares rows with states and issues commands. Keeps slots, numbers, and publications in flight."""
 
     def __init__(
         self,
@@ -29,13 +29,13 @@ class SessionReconciler:
         out: list[commands.Command],
         reserved: Callable[[], int],
     ) -> None:
-        """`reserved`: slots that are kept for sessions on their way here."""
+        """`reserved`: slots that are kept for arriving sessions."""
         self.model = model
         self.capacity = capacity
         self.out = out
-        """Commands since they were last taken away."""
+        """Commands since they were last taken."""
         self.in_flight: set[str] = set()
-        """Sessions with a publication whose outcome is not known; also of sessions that have left."""
+        """Sessions with a publication whose outcome is not known, including sessions that have left."""
         self.outgoing = OutgoingMigrations(self.out, self.number)
         self._entries, self._reserved = entries, reserved
         self._number = 0
@@ -45,12 +45,12 @@ class SessionReconciler:
         return sum(entry.takes_slot for entry in self._entries.values()) + self._reserved()
 
     def number(self) -> int:
-        """A number never given before, for a run or a question."""
+        """A number never returned before, for a run or a query."""
         self._number += 1
         return self._number
 
     def settle(self, entry: SessionEntry, now: float) -> None:
-        """Bring the session closer to what its row wants. Doing it again right away does nothing."""
+        """Bring the session closer to what its row wants. Repeating it right away does nothing."""
         if entry.failure is not None:
             return
         self.outgoing.settle(entry, now)
@@ -61,7 +61,7 @@ class SessionReconciler:
             self._pause(entry)
             return
         if entry.checked != entry.ownership:
-            # What has no state here and is not to run needs no look at the log until it is.
+            # A session without state here that is not to run needs no read of the log yet.
             if (
                 wanted is DesiredState.RUN or entry.place is not StateLocation.NOWHERE
             ) and entry.awaiting is None:
@@ -74,7 +74,7 @@ class SessionReconciler:
         self._publish(entry, now)
 
     def evict(self, entry: SessionEntry) -> None:
-        """Let go of this run, whatever there is of it. What comes of it later is stale."""
+        """Release this run, wherever its state is. Its later events are stale."""
         self.outgoing.end(entry)
         self.out.append(commands.Evict(entry.session, entry.run))
         entry.place, entry.awaiting, entry.paused, entry.have_latents = (
@@ -89,22 +89,22 @@ class SessionReconciler:
         entry.run = self.number()
 
     def fail(self, entry: SessionEntry, reason: str) -> None:
-        """The session is over; said again with every renewal until the row says so too."""
+        """End the session as failed. Every renewal repeats the failure until the row says so too."""
         self.evict(entry)
         entry.failure = reason
         self.out += [commands.FailSession(entry.session, entry.record.epoch, reason), commands.Report()]
 
     def refuse(self, entry: SessionEntry, reason: str, until: float = 0.0) -> None:
-        """Do not do what the row wants, and say so; tried again from `until` on."""
+        """Refuse what the row wants, and report the refusal. Retried from `until` on."""
         if entry.refusal != reason:
             self.out.append(commands.Report())
         entry.refusal, entry.refused_until = reason, until
 
     def make_room_on_host(self) -> bool:
-        """Let go of the state that has been there longest; whether there was one.
+        """Release the oldest state on the host. Returns whether there was one.
 
-        Its session is rebuilt from its latents when it is wanted again. Kept for ever, the states of viewers
-        who never came back would fill the host, and then one slab after the other.
+        Its session is rebuilt from its latents when it is wanted again. Without this limit, the states of
+        viewers who never returned would fill the host, and then one slab after the other.
         """
         suspended = [
             e
@@ -183,7 +183,7 @@ class SessionReconciler:
             else:
                 self._pause(entry)
         elif entry.place is StateLocation.NOWHERE:
-            # Nothing of it is here: it is rebuilt from the log when it is wanted again.
+            # No state is here: the session is rebuilt from the log when it is wanted again.
             entry.refusal = None
             if entry.takes_slot:
                 self.evict(entry)

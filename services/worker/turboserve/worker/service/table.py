@@ -1,10 +1,15 @@
-"""The session table: what this worker holds, and what is to be done next. Pure: (input, time) → commands.
+"""The session table: what this worker holds, and what to do next. Pure: (event, time) → commands.
 
-Level-triggered: an input changes what is known, and the conductor then compares what each row wants with
-where the state is. So an input that is lost, repeated or late costs time and nothing else. Invariants (tests
-hold them): at most one publication in flight per session; a session's chunks are published contiguously;
-nothing is published under an ownership for which the log's end was not read, nor after the broker refused it;
-slots never exceed the capacity; nothing is generated once the lease is over.
+The table is level-triggered: an event changes what is known, and the session reconciler then compares each
+row with the state's location. An event that is lost, repeated or late costs time and nothing else. Invariants
+(tests check them):
+
+- At most one publication is in flight per session.
+- A session's chunks are published contiguously.
+- Nothing is published under an ownership for which the log's end was not read, nor after the broker refused
+  it.
+- Slots never exceed the capacity.
+- Nothing is generated once the lease is over.
 """
 
 from __future__ import annotations
@@ -22,10 +27,10 @@ from turboserve.worker.service.session_entry import PendingQuery, SessionEntry, 
 from turboserve.worker.service.session_reconciler import REFUSAL_S, RETRY_LIMIT_S, RETRY_S, SessionReconciler
 
 LEFT_KEPT = 1_024
-"""Sessions remembered after they left, so that an old row cannot bring them back."""
+"""Number of sessions remembered after they left, so that an old row cannot bring them back."""
 _DOUBLINGS = 16
 _LOCAL = (events.ChunkPackaged, events.ControlTookEffect, events.PlayheadMoved, events.Published)
-"""Inputs that concern their session alone, unless it takes or leaves a place."""
+"""Events that affect only their session, unless its location or slot changes."""
 
 
 class Table:
@@ -45,7 +50,7 @@ class Table:
         self._left: OrderedDict[str, tuple[int, bool]] = OrderedDict()
 
     def handle(self, message: events.Input, now: float) -> list[commands.Command]:
-        """Take in one input; what is to be done because of it, in order."""
+        """Handle one event. Returns the commands that follow from it, in order."""
         if isinstance(message, _LOCAL):
             self._handle_one(message, now)
         else:
@@ -90,7 +95,7 @@ class Table:
             self._reconciler.settle(entry, now)
 
     def _heed_lease(self, now: float) -> None:
-        """The engine is told the end of the lease, and told again whenever that is later than it was."""
+        """Send the engine each later end of the lease; stop generation when the lease is over."""
         self.generating, generated = self._lease.valid(now), self.generating
         if self.generating and self._generates_until < self._lease.until:
             self._generates_until = self._lease.until
@@ -99,17 +104,17 @@ class Table:
             self._say(commands.StopGenerating())
 
     def check(self, session: str, move: int, target: str) -> None:
-        """Whether this target may have the state. Changes nothing.
+        """Check that this target may have the state. Changes nothing.
 
         Raises `MigrationNotOfferedError`, `SourceNotReadyError` or `NoStateError`.
         """
         self._reconciler.outgoing.check(self.entries.get(session), session, move, target)
 
     def offer(self, session: str, move: int, target: str) -> bool:
-        """The target of a move comes for the state: whether that is on the host. Raises what `check` does."""
+        """Offer the state to a target. Returns whether it is on the host. Raises the errors of `check`."""
         return self._reconciler.outgoing.offer(self.entries.get(session), session, move, target)
 
-    # What is reported
+    # Reports
 
     @property
     def slots_used(self) -> int:
@@ -129,11 +134,11 @@ class Table:
 
     @property
     def unpublished(self) -> int:
-        """Chunks made and not known to be in the log."""
+        """Chunks generated and not known to be in the log."""
         return sum(len(entry.pending) for entry in self.entries.values())
 
     def held(self, media_start_s: Callable[[int], float]) -> tuple[HeldSession, ...]:
-        """What is here, on the device or the host. `media_start_s`: chunk index → its start, seconds."""
+        """The states on the device or the host. `media_start_s`: chunk index → its start, seconds."""
         return tuple(
             HeldSession(
                 session=entry.session,
@@ -162,10 +167,11 @@ class Table:
             self._learn(record, now)
         listed = {record.id for record in message.records}
         for entry in list(self.entries.values()):
-            # A row learned after the question was asked may be missing from the answer and still be ours.
+            # A row learned after the renewal was sent may be missing from the answer and still name this
+            # worker.
             if entry.session not in listed and entry.learned_at < message.asked_at:
                 self._leave(entry)
-                # An old hint must not bring back what the store has said is not ours.
+                # An older row must not bring back a session that the answer does not list.
                 self._remember_left(entry.session, (entry.record.version + 1, False))
             elif entry.failure is not None:
                 self._say(commands.FailSession(entry.session, entry.record.epoch, entry.failure))
@@ -177,11 +183,11 @@ class Table:
                 self.incoming.forget(arrival.record.id, learned_before=message.asked_at)
 
     def _expect(self, incoming: Incoming, now: float) -> None:
-        """The row names this worker as the target of a move."""
+        """Handle a row that names this worker as the target of a migration."""
         record = incoming.record
         self._learn(record, now)
         if record.id not in self.entries and _age(record) >= self._left.get(record.id, (0, False)):
-            # Sessions that are paused in their slab hold slots too: `capacity` has left them out already.
+            # Sessions that are paused in their slab hold slots too: `capacity` already leaves them out.
             free = self._reconciler.capacity - self.slots_used
             self.incoming.expect(incoming, now, self._reconciler.number(), free)
 
@@ -204,7 +210,7 @@ class Table:
             self.entries[record.id] = entry
             self._say(commands.Report())
         if entry.ownership != (record.epoch, record.own_revision or 0):
-            # Answers to what was asked under another ownership prove nothing now.
+            # Answers to queries under another ownership prove nothing now.
             entry.awaiting, entry.have_latents = None, False
             entry.refusal, entry.refused_until, entry.failure = None, 0.0, None
         if entry.place in (StateLocation.NOWHERE, StateLocation.HOST):
@@ -212,7 +218,7 @@ class Table:
         entry.record, entry.learned_at = record, now
 
     def _new_entry(self, record: SessionRecord, now: float) -> SessionEntry:
-        """An entry for a row that names this worker: with the state that was copied here for it, if any."""
+        """An entry for a row that names this worker, with the state that was copied here for it, if any."""
         arrival = self.incoming.take(record)
         if arrival is None:
             return SessionEntry(record, now, self._reconciler.number())
@@ -224,7 +230,7 @@ class Table:
         entry.suspended_order = self._reconciler.number()
         entry.playhead_s = max(record.playhead_s, arrival.playhead_s)
         if entry.quiesced:
-            # The next report may come after its chunk has become due.
+            # The next playhead may be reported after the session's chunk has become due.
             reported_here = arrival.playing and entry.playhead_s == arrival.playhead_s
             age_s = now - arrival.playhead_at if reported_here else 0.0
             self._say(
@@ -238,7 +244,7 @@ class Table:
         self._say(commands.Report())
 
     def _remember_left(self, session: str, age: tuple[int, bool]) -> None:
-        """Only rows of this age or newer are believed from now on."""
+        """Ignore rows older than `age` from now on."""
         self._left[session] = max(age, self._left.get(session, age))
         self._left.move_to_end(session)
         if len(self._left) > LEFT_KEPT:
@@ -247,7 +253,7 @@ class Table:
     def _say(self, command: commands.Command) -> None:
         self._reconciler.out.append(command)
 
-    # One session's inputs
+    # Events of one session
 
     def _about_one(self, message: events.SessionInput, now: float) -> None:
         if isinstance(message, events.Published):
@@ -296,7 +302,7 @@ class Table:
             case events.AdmissionRefused():
                 if entry.place is StateLocation.SLAB:
                     entry.place = StateLocation.HOST if message.on_host else StateLocation.NOWHERE
-                    # What was sent after it has not been taken: it is said again with the next attempt.
+                    # The engine did not take the commands after it: the next attempt repeats them.
                     entry.control_sent, entry.paused = entry.control_taken, message.on_host
                     self._reconciler.refuse(entry, message.reason, now + REFUSAL_S)
             case events.RunFailed():
@@ -308,11 +314,11 @@ class Table:
 
     def _log_end_read(self, entry: SessionEntry, message: events.LogEndRead) -> None:
         entry.awaiting = None
-        # The log may have dropped old chunks of a session that slept long, or be lost whole. The row has
-        # counted them, and so have we: no index that a viewer has seen comes again.
+        # The log may have dropped old chunks of a session that was suspended for long, or be lost whole. The
+        # row and this entry have counted those chunks: an index that a viewer has seen is never used again.
         end = max(message.next_chunk, entry.record.next_chunk, entry.next_publish)
         if entry.place is not StateLocation.NOWHERE:
-            # Whatever was written since the last chunk we know of must have come from this very state.
+            # Chunks after the last known one must have come from this state; otherwise the state is evicted.
             ours = end == entry.next_publish or (message.mine and entry.next_publish < end <= entry.made_next)
             if not ours:
                 self._reconciler.evict(entry)
@@ -352,5 +358,5 @@ class Table:
 
 
 def _age(record: SessionRecord) -> tuple[int, bool]:
-    """Rows compare by version; that the fence is in the log is noted without raising it."""
+    """Order of a row: its version, then whether its fence is in the log, which does not raise the version."""
     return record.version, record.own_revision is not None

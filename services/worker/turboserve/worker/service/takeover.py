@@ -1,4 +1,4 @@
-"""What a worker needs to know of a session that was somewhere else before: the log's end and its latents."""
+"""Read what a takeover of a session needs: the log's end and the latents."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from turboserve.worker.service.wire import LogEnd, Wire
 
 RETRY_S = 0.2
 RETRY_TIMEOUT_S = 10.0
-"""A viewer waits this long at most for the latents; then the session goes on without its context."""
+"""Longest wait of a viewer for the latents, seconds. Then the session continues without context."""
 
 log = logs.get("takeover")
 T = TypeVar("T")
 
 Wanted = Callable[[], bool]
-"""Whether the answer is still waited for."""
+"""Whether the answer is still wanted."""
 
 
 class Takeover:
-    """Asks until there is an answer."""
+    """Queries until there is an answer."""
 
     def __init__(self, wire: Wire, config: ModelConfig, clock: Clock) -> None:
         self._wire, self._config, self._clock = wire, config, clock
 
     async def log_end(self, session: str, wanted: Wanted) -> LogEnd | None:
-        """Where the log ends; None once nobody waits for it any more."""
+        """Where the log ends; None once the answer is not wanted any more."""
         while wanted():
             try:
                 return await self._wire.log_end(session)
@@ -47,13 +47,14 @@ class Takeover:
     async def latents(
         self, session: str, next_chunk: int, epoch: int, wanted: Wanted
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Clean latents of the newest chunks before `next_chunk`, up to the window, and those of the sink.
+        """Clean latents of the newest chunks before `next_chunk`, up to the window, and the sink's latents.
 
-        `epoch`: of chunk `next_chunk` - 1 in the log; 0: the log has lost it, and only its latents can say
-        whose it was. Else only the latents of what is in the log are taken: an
-        owner that was fenced has sent those of a chunk which nobody has seen, and they stay where the
-        rightful owner's were lost. What is older than the first that is missing is not used either.
-        [frames, C, H, W] each; None for what is lost.
+        `epoch`: epoch of chunk `next_chunk` - 1 in the log. 0: the log has lost that chunk, and only its
+        latents name its epoch. With another value, only latents of chunks in the log are used. A fenced owner
+        may have sent latents of a chunk that no viewer saw, and these remain where the rightful owner's were
+        lost. Latents older than the first missing ones are not used.
+
+        Returns [frames, C, H, W] each; None for what is lost.
         """
         config = self._config
         window = -(-config.window_frames // config.frames_per_chunk)
@@ -88,7 +89,7 @@ class Takeover:
         return torch.cat(found), sink
 
     async def _sink(self, session: str, deadline: float, wanted: Wanted) -> Tensor | None:
-        """Latents of the first frames, unless chunk 0 in log replaced's. None: lost."""
+        """Latents of the first frames, unless they belong to another chunk 0 than the log's. None: lost."""
         kept = await self._ask(partial(self._wire.latents, session, 0), deadline, wanted)
         if kept is None:
             return None
@@ -100,7 +101,7 @@ class Takeover:
         return latents[: self._config.sink_size]
 
     async def _ask(self, ask: Callable[[], Awaitable[T | None]], deadline: float, wanted: Wanted) -> T | None:
-        """The answer; None: there is none, or none in time."""
+        """The answer. None: there is none, or none in time."""
         while wanted():
             try:
                 return await ask()

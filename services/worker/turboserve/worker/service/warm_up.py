@@ -1,4 +1,4 @@
-"""A short run at start: warms caches and compilers, and measures what a chunk takes by number of sessions."""
+"""A short run at start: warms caches and compilers, and measures a chunk's time by number of sessions."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from turboserve.worker.engine.spec import Control, SessionSpec
 PROMPTS = ("a red circle moving left on black", "a blue square on white")
 BATCHES = (1, 2, 4)
 ROUNDS = 2
-"""Chunks of each session; the fastest counts, for what disturbs only ever slows down, and so does novelty."""
+"""Chunks of each session. The fastest round counts: noise and cold caches only add time."""
 MOST_SWITCHES = 24
 WAIT_S = 1.0
 
 
 class WarmUpError(RuntimeError):
-    """The engine cannot make a chunk. Not worth a retry."""
+    """The engine cannot generate a chunk. Do not retry."""
 
 
 def measure(engine: Engine) -> dict[int, float]:
     """L(b): seconds in which b sessions together get one chunk each. The engine must hold no session.
 
-    On a CPU these are seconds of the processor, not of the wall: workers start together, and what one of them
-    measures while all the others warm up says nothing about the hours after. All threads count, so that what
-    is done in lanes does.
+    On a CPU these are processor seconds, not wall-clock seconds: workers start together, and a time measured
+    while all others warm up does not hold later. The processor time of all threads counts, including that of
+    stream executors.
     """
     clock = time.process_time if engine.table.device.type == "cpu" else time.monotonic
     seconds: dict[int, float] = {}
@@ -40,7 +40,7 @@ def measure(engine: Engine) -> dict[int, float]:
 
 
 def sessions_in_real_time(seconds: dict[int, float], chunk_s: float, margin: float, limit: int) -> int:
-    """The largest number of sessions, 1 at least, whose chunks are made in `margin` of their playing time."""
+    """Largest number of sessions, at least 1, whose chunks take at most `margin` of their playing time."""
     profile = LatencyProfile(seconds)
     count = 1
     while count < limit and profile(count + 1) <= margin * chunk_s:
@@ -49,10 +49,11 @@ def sessions_in_real_time(seconds: dict[int, float], chunk_s: float, margin: flo
 
 
 def switch_prompts(engine: Engine) -> None:
-    """One session that changes its prompt after every chunk, until its window is full and evicts frames.
+    """Change one session's prompt after every chunk, until its window is full and evicts frames.
 
-    So every length of a recache has been computed once before anybody waits for one: of windows of more than
-    `MOST_SWITCHES` chunks the shorter ones. The engine must hold no session. Raises `WarmUpError`.
+    Every length of a recache is thus computed once before a viewer waits for one. Of a window longer than
+    `MOST_SWITCHES` chunks, only the shorter lengths are computed. The engine must hold no session. Raises
+    `WarmUpError`.
     """
     config = engine.config
     last = -(-config.window_frames // config.frames_per_chunk)
@@ -64,7 +65,7 @@ def switch_prompts(engine: Engine) -> None:
         while made <= last:
             for event in _step(engine):
                 made += isinstance(event, ChunkReady)
-            # While a chunk is in work, so that its recache is the next that happens.
+            # The control comes while a chunk is in progress, so that its recache comes next.
             if session.chunk is not None and session.chunk.index == asked < last:
                 asked += 1
                 engine.control(name, Control(asked, prompt=PROMPTS[asked % 2]))
@@ -96,7 +97,7 @@ def _step(engine: Engine) -> Sequence[Event]:
 
 @contextmanager
 def _admitted(engine: Engine, count: int, chunks: int) -> Iterator[list[str]]:
-    """So many sessions, not held back by their lead for so many chunks, gone afterwards."""
+    """Admit `count` sessions whose lead does not limit them for `chunks` chunks; evict them afterwards."""
     names = [f"warm-up-{number}" for number in range(count)]
     playhead_s = engine.config.media_start(chunks + 1)
     for name in names:

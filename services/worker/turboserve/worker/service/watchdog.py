@@ -1,10 +1,10 @@
-"""Whether a thread that should go round and round still does."""
+"""Detect that a looping thread does not advance."""
 
 from __future__ import annotations
 
 
 class Watchdog:
-    """Counts looks and not time: what stops the whole process, or starves it, stops the looks as well."""
+    """Counts observations, not time: what stops or starves the whole process also stops observations."""
 
     def __init__(self, looks: int) -> None:
         self._looks = looks
@@ -12,7 +12,8 @@ class Watchdog:
         self._still = 0
 
     def stuck(self, turns: int) -> bool:
-        """Whether `turns`, a number that rises with every round, was the same in so many looks in a row."""
+        """Whether `turns`, which increases with every round, was the same in `looks` observations in a
+        row."""
         self._still = self._still + 1 if turns == self._turns else 0
         self._turns = turns
         return self._still >= self._looks

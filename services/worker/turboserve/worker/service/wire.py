@@ -34,11 +34,11 @@ class LogEnd:
     next_chunk: int
     mine: bool
     epoch: int
-    """Of the last entry; 0: there is none."""
+    """Epoch of the last entry; 0 if there is none."""
 
 
 class Wire:
-    """Stateless: every call stands alone and can be repeated."""
+    """Requests to the broker and the hot store. Every call stands alone and can be repeated."""
 
     def __init__(self, bus: Bus, clock: Clock, worker: str, config: ModelConfig, chunk_ttl_s: int) -> None:
         self._bus, self._clock, self._worker = bus, clock, worker
@@ -47,7 +47,7 @@ class Wire:
         self._secret = bytes.fromhex(random_token(32))
 
     async def publish(self, chunk: PackagedChunk, ownership: Ownership, began: int) -> PublishOutcome:
-        """Append once. UNKNOWN: append the same again until it is known. `began`: see `ChunkHeader`."""
+        """Append once. UNKNOWN: repeat the append until the outcome is known. `began`: see `ChunkHeader`."""
         epoch, revision = ownership
         packaged = chunk.packaged
         header = ChunkHeader(
@@ -84,11 +84,12 @@ class Wire:
                 "chunk not acknowledged", session=chunk.session, chunk=chunk.index, error=error.detail
             )
             return PublishOutcome.UNKNOWN
-        # The broker had it already: this process's earlier attempt, since nobody else knows the message id.
+        # A broker that already has the message has it from this process: no other process knows the message
+        # id.
         return PublishOutcome.ACKED
 
     async def send_latents(self, chunk: PackagedChunk, epoch: int, began: int, before: int) -> None:
-        """Best effort: without them a takeover goes on from empty context."""
+        """Send the latents, best effort. Without them a takeover continues from an empty context."""
         header = LatentsHeader(
             session=chunk.session,
             index=chunk.index,
@@ -106,7 +107,7 @@ class Wire:
             log.warning("latents not sent", session=chunk.session, chunk=chunk.index, error=repr(error))
 
     async def log_end(self, session: str) -> LogEnd:
-        """By what owners wrote. Raises `UnavailableError`."""
+        """Where the log ends, counting only entries that owners wrote. Raises `UnavailableError`."""
         self._owners.changed(session)
         found = await self._owners.newest(session)
         if found is None:
@@ -115,12 +116,12 @@ class Wire:
         return LogEnd(header.index + 1, header.worker == self._worker, header.epoch)
 
     async def first_epoch(self, session: str) -> int | None:
-        """Epoch of chunk 0; None: the log has dropped it. Raises `UnavailableError`."""
+        """Epoch of chunk 0. None: the log has dropped it. Raises `UnavailableError`."""
         found = await self._owners.first(session, 1)
         return found[0].epoch if found is not None and found[0].index == 0 else None
 
     async def latents(self, session: str, index: int) -> tuple[LatentsHeader, Tensor] | None:
-        """Clean latents of one chunk, [F, C, H, W]; None: not kept, or not this model's.
+        """Clean latents of one chunk, [F, C, H, W]. None: not kept, or not of this model.
 
         Raises `UnavailableError`.
         """
@@ -142,10 +143,10 @@ class Wire:
         return header, torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
 
     def _message_id(self, session: str, index: int, epoch: int) -> str:
-        """Of one chunk of this process, the same for each attempt.
+        """Message id of one chunk of this process, the same for each attempt.
 
-        Message ids are of the stream, and the broker drops what comes under a known one: so nobody else can
-        know an id before it is used.
+        The broker drops a message with a known id anywhere in the stream. The id is therefore a secret until
+        it is used.
         """
         name = f"{session}:{index}:{self._worker}:{epoch}"
         return f"{name}:{blake2b(name.encode(), key=self._secret, digest_size=16).hexdigest()}"

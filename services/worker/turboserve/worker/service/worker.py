@@ -1,4 +1,4 @@
-"""The worker's shell: carries out what the session table commands, and tells it what came of it."""
+"""The worker's shell: carries out the session table's commands, and delivers the resulting events to it."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from turboserve.worker.service.wire import Wire
 from turboserve.worker.settings import Settings
 
 STUCK_S = 120.0
-"""No step of any model takes this long: the device hangs."""
+"""Time after which a step counts as a hung device, seconds. No step of any model takes this long."""
 FINAL_REPORT_TIMEOUT_S = 2.0
-"""How long a stopping worker waits for its chunks to be published."""
+"""Longest time that a stopping worker waits for its chunks to be published, then for its engine, s."""
 
 log = logs.get("worker")
 
 
 class Worker:
-    """One worker's life between `start` and `stop`. All methods belong to the event loop's thread."""
+    """One worker between `start` and `stop`. All methods run on the event loop's thread."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Worker:
         capacity: int,
         started_at: float | None = None,
     ) -> None:
-        """`started_at`: when it began to load, wall-clock seconds; None: now."""
+        """`started_at`: when the worker began to load, wall-clock seconds. None: now."""
         engine = loaded.engine
         config = engine.config
         self.id = worker
@@ -81,10 +81,10 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
-    # Life
+    # Start and stop
 
     async def start(self, spawn: Callable[[Coroutine[Any, Any, None], str], object]) -> None:
-        """Begin; `spawn` runs what goes on for ever."""
+        """Start the threads and the subscriptions. `spawn` runs the endless tasks."""
         self._packager.start()
         self._engine.start()
         await self._moves.start()
@@ -93,7 +93,7 @@ class Worker:
         spawn(self._tick(), "ticks")
 
     async def stop(self) -> None:
-        """Make nothing new; publish what is made, as far as that takes a moment; end the threads; leave."""
+        """Generate nothing new; publish what is generated, for a short time; end the threads; leave."""
         self._stopping = True
         self._moves.fetch_no_more()
         self._engine.submit(commands.StopGenerating())
@@ -103,10 +103,12 @@ class Worker:
         await self._engine.end(FINAL_REPORT_TIMEOUT_S)
         await self._packager.end(0.5)
         if self._engine.alive:
-            # A forward that takes long: chunks may still be made here, so that nobody may take over yet.
+            # A long forward still runs and may yield chunks: without a final report, no worker takes over
+            # yet.
             log.warning("engine still running: final report skipped", waited_s=FINAL_REPORT_TIMEOUT_S)
         else:
-            # A large copy may take a moment to end, and that nothing is made here any more is known now.
+            # Nothing is generated here any more. The report goes first, because the end of a large copy may
+            # take time.
             await self.heartbeat.leave()
         await self._moves.stop()
         for task in list(self._tasks):
@@ -118,7 +120,7 @@ class Worker:
 
     @property
     def engine(self) -> Engine:
-        """To be read."""
+        """The engine, for reading."""
         return self._engine.engine
 
     @property
@@ -157,7 +159,8 @@ class Worker:
             stuck = pulse.stuck(self._engine.turns)
             if self._stopping:
                 continue
-            # The process ends, and its sessions go on elsewhere: it renews, so nobody else would notice.
+            # End the process, so that its sessions continue elsewhere. Its renewals continue, so that no
+            # other process would notice the fault.
             if not self._engine.alive:
                 raise RuntimeError("the engine's thread has ended") from self._engine.failure
             if not self._packager.alive:
@@ -165,7 +168,7 @@ class Worker:
             if stuck:
                 raise RuntimeError(f"the engine is stuck in one step for {STUCK_S:g} s")
 
-    # Inputs
+    # Events
 
     def handle(self, message: events.Input) -> None:
         self._moves.keys.learn(message, self._clock.monotonic())
@@ -194,13 +197,13 @@ class Worker:
             return
         before = audience.aggregate
         together = audience.update(message, self._clock.monotonic())
-        # A gateway whose viewers are behind another's says nothing new.
+        # A gateway whose viewers are behind another gateway's changes nothing.
         if together != before:
             playing = together.viewers > 0
             self.handle(events.PlayheadMoved(message.session, together.playhead_s, playing))
 
     def _follow_playheads(self) -> None:
-        """Listen to the playheads of exactly those sessions that are in the table, or on their way there."""
+        """Subscribe to the playheads of exactly the sessions that are in the table or migrating to it."""
         watched = self.table.watched
         for session in watched - self._playheads.keys():
             self._audiences[session] = Audience()
@@ -304,7 +307,7 @@ class Worker:
             self.handle(events.LatentsFetched(command.session, command.query))
 
     def _asked(self, command: commands.ReadLogEnd | commands.FetchLatents) -> bool:
-        """Whether the answer is still waited for."""
+        """Whether the answer is still wanted."""
         entry = self.table.entries.get(command.session)
         return entry is not None and entry.awaiting is not None and entry.query == command.query
 
