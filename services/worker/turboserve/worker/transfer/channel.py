@@ -1,4 +1,4 @@
-"""The control channel: frames behind a length, and behind a MAC once both sides are authenticated.
+"""The control channel: length-prefixed frames, each with a MAC once both sides are authenticated.
 
     before    length (4 bytes, big endian), JSON
     after     length, JSON, MAC (32 bytes): HMAC-SHA256 over the frame's number in its direction and the JSON
@@ -24,26 +24,26 @@ from turboserve.worker.transfer.errors import (
 from turboserve.worker.transfer.frames import FRAME, Frame
 
 FRAME_LIMIT = 4 << 20
-"""Bytes of one frame: a round over 10,000 pages takes a quarter of it."""
+"""Largest frame, bytes. A round over 10,000 pages takes a quarter of it."""
 MAC_BYTES = 32
 _LENGTH = struct.Struct(">I")
 _NUMBER = struct.Struct(">Q")
 
 
 class ByteReader(Protocol):
-    """What is needed of `asyncio.StreamReader`."""
+    """The part of `asyncio.StreamReader` that a channel uses."""
 
     async def readexactly(self, n: int, /) -> bytes: ...
 
 
 class Connection(Protocol):
-    """What is needed of a stream's transport."""
+    """The part of a stream's transport that a channel uses."""
 
     def abort(self) -> None: ...
 
 
 class ByteWriter(Protocol):
-    """What is needed of `asyncio.StreamWriter`."""
+    """The part of `asyncio.StreamWriter` that a channel uses."""
 
     @property
     def transport(self) -> Connection: ...
@@ -68,20 +68,20 @@ class Channel:
         self._send_key: bytes | None = None
         self._receive_key: bytes | None = None
         self._sent = self._received = 0
-        """Frames in each direction since the channel is protected."""
+        """Frames sent and received since the channel was protected."""
 
     @property
     def peer(self) -> str:
-        """The other side's address; empty if it is gone already."""
+        """The other side's address; empty if the connection is already closed."""
         found = self._writer.get_extra_info("peername")
         return str(found[0]) if found else ""
 
     def protect(self, *, sends: bytes, receives: bytes) -> None:
-        """From the next frame on, every frame in each direction carries a MAC under that direction's key."""
+        """Protect every later frame in each direction with a MAC under that direction's key."""
         self._send_key, self._receive_key = sends, receives
 
     async def send(self, frame: Frame, seconds: float) -> None:
-        """Raises `PeerLostError` or `DeadlineExceededError`."""
+        """Send one frame. Raises `PeerLostError` or `DeadlineExceededError`."""
         data = frame.model_dump_json().encode()
         if len(data) > FRAME_LIMIT:
             raise TransferProtocolError(f"frame: {len(data)} bytes, at most {FRAME_LIMIT}")
@@ -91,7 +91,7 @@ class Channel:
             self._sent += 1
         try:
             self._writer.write(_LENGTH.pack(len(data)) + data + mac)
-            # Not wait_for, here and below: before Python 3.12 it can swallow a cancellation.
+            # `wait_for` can swallow a cancellation before Python 3.12, here and below.
             async with asyncio.timeout(seconds):
                 await self._writer.drain()
         except TimeoutError:
@@ -100,7 +100,7 @@ class Channel:
             raise PeerLostError(f"{frame.type}: {error}") from error
 
     async def receive(self, seconds: float, limit: int = FRAME_LIMIT) -> Frame:
-        """The next frame, of at most `limit` bytes."""
+        """Receive the next frame, of at most `limit` bytes."""
         try:
             async with asyncio.timeout(seconds):
                 return await self._next(limit)
@@ -110,7 +110,7 @@ class Channel:
             raise PeerLostError("the other side has hung up") from error
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection; abort it if that takes more than 1 s."""
         self._writer.close()
         try:
             async with asyncio.timeout(1.0):
@@ -119,7 +119,7 @@ class Channel:
             self.abort()
 
     def abort(self) -> None:
-        """Hang up at once; what was not sent yet is dropped."""
+        """Close the connection at once and drop unsent data."""
         self._writer.transport.abort()
 
     async def _next(self, limit: int) -> Frame:

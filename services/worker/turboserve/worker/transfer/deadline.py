@@ -1,4 +1,4 @@
-"""How long a transfer may take, and a way to end it early from another thread."""
+"""The time limit of a transfer, and a way to abort it from another thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turboserve.worker.transfer.errors import DeadlineExceededError, TransferAbo
 
 
 class Deadline:
-    """A monotonic point in time that a whole transfer shares, and its abort. Thread-safe."""
+    """A monotonic deadline that a whole transfer shares, and its abort. Thread-safe."""
 
     def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
@@ -21,7 +21,7 @@ class Deadline:
         self._aborted = threading.Event()
 
     def abort(self) -> None:
-        """End it: whoever asks `left` next gets `TransferAbortedError`."""
+        """Abort the transfer: the next call of `left` raises `TransferAbortedError`."""
         self._aborted.set()
 
     @property
@@ -38,15 +38,15 @@ class Deadline:
         return left if at_most is None else min(left, at_most)
 
     def sleep(self, seconds: float) -> None:
-        """Wait, at most as long as is left. Raises `TransferAbortedError` at once when it is given up."""
+        """Wait `seconds`, at most as long as is left. An abort raises `TransferAbortedError` at once."""
         if self._aborted.wait(self.left(seconds)):
             raise TransferAbortedError("the transfer was given up")
 
 
 async def ended(work: asyncio.Future[Any]) -> None:
-    """Wait until it has ended, however it ends, and however often whoever waits is cancelled meanwhile.
+    """Wait until `work` has ended, in any way, even if the caller is canceled repeatedly meanwhile.
 
-    Raises `CancelledError` only afterwards.
+    Raises `CancelledError` only after that.
     """
     cancelled = False
     while not work.done():

@@ -1,4 +1,4 @@
-"""What can go wrong between two workers. Each error names the thing, and says whether to try again."""
+"""Errors between two workers. Each names the thing, and says whether to try again."""
 
 from __future__ import annotations
 
@@ -6,82 +6,82 @@ from turboserve.contracts.workers import NO_STATE
 
 
 class TransferError(Exception):
-    """Root. `code` is stable: for metrics, for the wire, for the reason of a move that failed."""
+    """Root of the errors. `code` is stable: metrics, the wire and the reason of a failed migration use it."""
 
     code = "transfer_error"
     retryable = True
-    """Whether the same move may succeed on another attempt."""
+    """Whether the same migration may succeed on another attempt."""
 
 
 class PeerLostError(TransferError):
-    """The other worker is gone, or has hung up."""
+    """The other worker is lost, or has closed the connection."""
 
     code = "peer_lost"
 
 
 class DeadlineExceededError(TransferError):
-    """The other worker did not answer, or memory did not move, within the deadline."""
+    """The other worker did not answer, or memory was not transferred, within the deadline."""
 
     code = "deadline_passed"
 
 
 class TransferAbortedError(TransferError):
-    """This side has given the transfer up."""
+    """This side has aborted the transfer."""
 
     code = "aborted"
     retryable = False
 
 
 class TransferProtocolError(TransferError):
-    """What came over the control channel is not what may come there."""
+    """A frame of the control channel is malformed or not allowed at this point."""
 
     code = "protocol_broken"
     retryable = False
 
 
 class AuthenticationError(TransferError):
-    """The other side did not prove the key of this migration, or a frame is not the other side's.
+    """The other side did not prove the key of this migration, or a frame is not from the other side.
 
-    Another attempt may succeed: one of the two may not have heard of the migration yet.
+    Another attempt may succeed: one of the two may not know of the migration yet.
     """
 
     code = "not_authenticated"
 
 
 class TransferBackendError(TransferError):
-    """The library that moves memory reports an error."""
+    """The library that transfers memory reports an error."""
 
     code = "backend_failed"
 
 
 class TransferTooSlowError(TransferError):
-    """The session would have to stand still too long while the rest of its state is copied."""
+    """The session would be quiesced for too long while the rest of its state is copied."""
 
     code = "too_slow"
     retryable = False
 
 
 class NoCommonBackendError(TransferError):
-    """The two workers have no way to move memory in common."""
+    """The two workers have no transfer backend in common."""
 
     code = "no_backend"
     retryable = False
 
 
 class MigrationNotOfferedError(TransferError):
-    """The source's row does not say that this session moves to this worker in this move."""
+    """The source's row does not say that this session migrates to this worker in this migration."""
 
     code = "not_offered"
 
 
 class SourceNotReadyError(TransferError):
-    """The source cannot give the state away just now."""
+    """The source cannot send the state now."""
 
     code = "not_ready"
 
 
 class NoStateError(TransferError):
-    """The source does not have the session's state: there is nothing to move."""
+    """The source does not have the session's state."""
 
     code = NO_STATE
     retryable = False
@@ -95,7 +95,7 @@ class LayoutMismatchError(TransferError):
 
 
 class TruncatedStateError(TransferError):
-    """Fewer bytes came than were announced."""
+    """Fewer bytes arrived than were announced."""
 
     code = "truncated"
 
@@ -110,6 +110,6 @@ class DigestMismatchError(TransferError):
 
 
 def error_of(code: str, detail: str) -> TransferError:
-    """The error that the other side names; an unknown code becomes the root with that text."""
+    """The error with the other side's code; a plain `TransferError` if the code is unknown."""
     kinds = {kind.code: kind for kind in TransferError.__subclasses__() if kind is not DigestMismatchError}
     return kinds.get(code, TransferError)(detail)

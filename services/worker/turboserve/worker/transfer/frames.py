@@ -1,4 +1,4 @@
-"""The frames of the control channel: JSON, each checked before it is believed."""
+"""The frames of the control channel: JSON, validated before use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGES_LIMIT = 16_384
 VERSION = 2
 NONCE_BYTES = 32
 ENTRY_LIMIT = 1 << 16
-"""Bytes of one rendezvous entry."""
+"""Largest rendezvous entry, bytes."""
 
 Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """32 bytes, hexadecimal."""
@@ -31,7 +31,7 @@ class Open(_Frame):
     session: Id
     move: int = Field(ge=0, lt=1 << 63)
     worker: Id
-    """The target."""
+    """Id of the target."""
     nonce: Hex32
 
 
@@ -43,14 +43,14 @@ class Challenge(_Frame):
 
 
 class Proof(_Frame):
-    """either way: the sender holds the migration's key."""
+    """Either direction: the sender holds the migration's key."""
 
     type: Literal["proof"] = "proof"
     mac: Hex32
 
 
 class Denied(_Frame):
-    """source → target: the proof is not one of a migration that the source knows; the connection ends."""
+    """source → target: the proof belongs to no migration that the source knows; the connection ends."""
 
     type: Literal["denied"] = "denied"
 
@@ -60,49 +60,49 @@ class Hello(_Frame):
 
     type: Literal["hello"] = "hello"
     model: str = Field(max_length=64)
-    """`state_fingerprint` of its model: configuration and weights."""
+    """`state_fingerprint` of the target's model: configuration and weights."""
     backends: tuple[str, ...] = Field(max_length=16)
-    """Those it has, the one it likes best first."""
+    """The target's backends, in order of preference."""
     warm: tuple[str, ...] = Field(default=(), max_length=64)
-    """Names of its links to this source that are free."""
+    """Names of the target's idle links to this source."""
     machine: str = Field(default="", max_length=128)
     """See `shm.machine`."""
     limit_s: float = Field(default=20.0, gt=0, allow_inf_nan=False)
-    """The target gives up after this long."""
+    """Time after which the target gives up, seconds."""
     device: str = Field(default="cpu", max_length=16)
     addresses: Addresses = ()
     """Addresses from which the target's libraries may connect."""
 
 
 class Welcome(_Frame):
-    """source → target: over this link."""
+    """source → target: the link that carries the state."""
 
     type: Literal["welcome"] = "welcome"
     backend: str
     link: Id
     warm: bool = False
-    """One that both have already; else both make it now."""
+    """Whether both sides already have the link; otherwise both create it now."""
     addresses: Addresses = ()
     """Addresses from which the source's libraries may connect."""
 
 
 class StoreEntry(_Frame):
-    """either way, while a link is being made: a key and value of the rendezvous of a group of two."""
+    """Either direction, while a link is created: a key and value of the rendezvous of a group of two."""
 
     type: Literal["store_entry"] = "store_entry"
     key: str = Field(max_length=256)
     value: str = Field(max_length=2 * ENTRY_LIMIT, pattern=r"^([0-9a-f]{2})*$")
-    """Hexadecimal."""
+    """The value, hexadecimal."""
 
 
 class Linked(_Frame):
-    """either way: the sender's end of the new link stands, and no more entries follow."""
+    """Either direction: the sender's end of the new link is ready, and no more entries follow."""
 
     type: Literal["linked"] = "linked"
 
 
 class Refuse(_Frame):
-    """either way: no, and why; the connection ends."""
+    """Either direction: the sender refuses, with the reason; the connection ends."""
 
     type: Literal["refuse"] = "refuse"
     code: str = Field(max_length=64)
@@ -125,11 +125,11 @@ class Round(_Frame):
     number: int
     pages: tuple[PageSpec, ...] = Field(max_length=PAGES_LIMIT)
     offer: dict[str, Any] = {}
-    """What the backend says of them (`Link.offer`)."""
+    """The backend's description of the pages (`Link.offer`)."""
 
 
 class Taken(_Frame):
-    """target → source: the round's pages are here."""
+    """target → source: the round's pages have arrived."""
 
     type: Literal["taken"] = "taken"
     number: int
@@ -137,23 +137,23 @@ class Taken(_Frame):
 
 
 class Wait(_Frame):
-    """source → target: I live, and am not done yet: with waiting for the chunk boundary, or with hashing."""
+    """source → target: the source is alive, and still waits for the chunk boundary or hashes pages."""
 
     type: Literal["wait"] = "wait"
 
 
 class Manifest(_Frame):
-    """source → target: that was all; the session stands still, and the log has all its chunks."""
+    """source → target: everything is sent. The session is quiesced, and the log has all its chunks."""
 
     type: Literal["seal"] = "seal"
     header: dict[str, Any]
     pages: tuple[str, ...] = Field(max_length=PAGES_LIMIT)
-    """All pages of the state: what came in earlier rounds and is not among them is dropped."""
+    """All pages of the state. Pages of earlier rounds that are not among them are dropped."""
     digest: str = Field(max_length=128)
 
 
 class Verified(_Frame):
-    """target → source: the state is here, bit for bit."""
+    """target → source: the state has arrived, bit for bit."""
 
     type: Literal["verified"] = "verified"
     digest: str = Field(max_length=128)

@@ -1,7 +1,7 @@
-"""Connections whose peer has not proved anything yet: few, short, and cheap to lose.
+"""Connections whose peer has not proved its key yet: few, short, and cheap to drop.
 
-A target that is what it says needs two frames to be admitted. Who floods the port pushes out the oldest of
-its own address first, so that a stranger neither uses up descriptors nor keeps a target out.
+A legitimate target is admitted after two frames. A flood of connections replaces the oldest ones of its own
+address first, so that an unknown peer neither exhausts descriptors nor keeps a target out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from turboserve.worker.transfer.errors import AuthenticationError
 TOTAL_LIMIT = 256
 ADDRESS_LIMIT = 128
 REPORT_S = 10.0
-"""The log tells of refused strangers this often at most."""
+"""Shortest time between two log lines about refused peers, seconds."""
 
 log = logs.get("transfer")
 
@@ -31,7 +31,7 @@ class _Connection:
 
 
 class HalfOpenConnections:
-    """Those of one worker. Belongs to the event loop's thread."""
+    """The half-open connections of one worker. Use it on the event loop's thread."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class HalfOpenConnections:
         self._now = now
         self._total, self._per_address = total, per_address
         self._open: list[_Connection] = []
-        """The oldest first."""
+        """The connections, the oldest first."""
         self._counts: Counter[str] = Counter()
         self._refused = 0
         self._told_at = float("-inf")
@@ -52,7 +52,7 @@ class HalfOpenConnections:
 
     @contextmanager
     def held(self, address: str, abort: Callable[[], None]) -> Iterator[None]:
-        """While the body runs, the connection counts; `abort` is called if it has to make room."""
+        """Count a connection while the body runs. `abort` is called if the connection must make room."""
         if self._counts[address] >= self._per_address:
             self._drop_oldest(address)
         elif len(self._open) >= self._total:
@@ -67,7 +67,7 @@ class HalfOpenConnections:
                 self._forget(mine)
 
     def refused(self, address: str, error: Exception) -> None:
-        """Count it, and tell of it now and then."""
+        """Count a refused peer, and log the count at most every `REPORT_S`."""
         code = AuthenticationError.code
         metrics.broken.add(1, {"role": "source", "code": code})
         self._refused += 1

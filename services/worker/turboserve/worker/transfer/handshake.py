@@ -1,16 +1,16 @@
 """Mutual authentication of the two workers of one migration, and the keys that protect their frames.
 
-Both hold the migration's key, which the state store made and delivers with their rows. Each sends a nonce and
-proves the key by a MAC over both nonces, the migration's identity and its own role. The key itself is never
-sent, and no message of one connection is valid in another.
+Both sides hold the migration's key, which the state store generates and delivers with their rows. Each side
+sends a nonce and proves the key by a MAC over both nonces, the migration's identity and its own role. The key
+itself is never sent, and no message of one connection is valid in another.
 
     target → source   Open       session, move, target, nonce
     source → target   Challenge  nonce
     target → source   Proof
     source → target   Proof, or Denied
 
-The source answers `Denied` alike for a session or move that it does not know and for a wrong key. It takes
-neither memory nor any decision for a peer before that peer's proof is verified.
+The source answers `Denied` alike for an unknown session, an unknown move and a wrong key. It allocates no
+memory and decides nothing for a peer before it has verified the peer's proof.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from turboserve.worker.transfer.frames import (
 )
 
 OPEN_LIMIT = 1 << 10
-"""Bytes of one frame before both sides are authenticated."""
+"""Largest frame before both sides are authenticated, bytes."""
 _LABEL = b"turboserve migration 2"
 
 
 @dataclass(frozen=True)
 class Keys:
-    """What both sides derive from the migration's key and the two nonces. 32 bytes each."""
+    """Keys that both sides derive from the migration's key and the two nonces. 32 bytes each."""
 
     target_proof: bytes
     source_proof: bytes
@@ -52,7 +52,7 @@ class Keys:
 
 
 def derive(key: bytes, opened: Open, challenge: Challenge) -> Keys:
-    """The keys of one connection."""
+    """Derive the keys of one connection."""
     parts = (
         opened.session.encode(),
         struct.pack(">Q", opened.move),
@@ -60,7 +60,7 @@ def derive(key: bytes, opened: Open, challenge: Challenge) -> Keys:
         bytes.fromhex(opened.nonce),
         bytes.fromhex(challenge.nonce),
     )
-    # Each part behind its length: no two different identities have the same transcript.
+    # Each part follows its length: no two different identities have the same transcript.
     transcript = hashlib.sha256(b"".join(struct.pack(">I", len(part)) + part for part in parts)).digest()
 
     def expand(purpose: bytes) -> bytes:
@@ -76,14 +76,14 @@ def derive(key: bytes, opened: Open, challenge: Challenge) -> Keys:
 
 
 def link_proof(key: bytes, link: str, role: str) -> bytes:
-    """What the end with this role sends over a new link. 32 bytes."""
+    """The proof that the end with this role sends over a new link, 32 bytes."""
     return hmac.digest(key, f"{link}\0{role}".encode(), "sha256")
 
 
 async def authenticate(channel: Channel, opened: Open, key: bytes, seconds: float) -> Keys:
-    """At the target: prove the key, verify the source's proof, protect the channel from here on.
+    """As the target: prove the key, verify the source's proof, and protect the channel from then on.
 
-    `seconds` is the limit of each step. Raises `AuthenticationError` and what `Channel` raises.
+    `seconds` is the limit of each step. Raises `AuthenticationError` and the errors of `Channel`.
     """
     await channel.send(opened, seconds)
     challenge = await channel.receive(seconds, OPEN_LIMIT)
@@ -103,10 +103,10 @@ async def authenticate(channel: Channel, opened: Open, key: bytes, seconds: floa
 async def admit(
     channel: Channel, key_of: Callable[[str, int], bytes | None], seconds: float
 ) -> tuple[Open, Keys]:
-    """At the source: have the target prove the key, then prove it too, and protect the channel.
+    """As the source: verify the target's proof of the key, prove the key, and protect the channel.
 
-    `key_of` gives the key of a session's move, or `None`. `seconds` is the limit of each step. Raises
-    `AuthenticationError` after `Denied` was sent, and what `Channel` raises.
+    `key_of` returns the key of a session's migration, or `None`. `seconds` is the limit of each step. Raises
+    `AuthenticationError` after `Denied` was sent, and the errors of `Channel`.
     """
     opened = await channel.receive(seconds, OPEN_LIMIT)
     if not isinstance(opened, Open):
@@ -115,7 +115,7 @@ async def admit(
         raise TransferProtocolError(f"version: {opened.version}, {VERSION} is spoken here")
     challenge = Challenge(nonce=new_nonce())
     known = key_of(opened.session, opened.move)
-    # With a key that nobody has, a move that is not known here takes the same steps.
+    # A random key makes an unknown migration take the same steps as a known one.
     keys = derive(secrets.token_bytes(NONCE_BYTES) if known is None else known, opened, challenge)
     await channel.send(challenge, seconds)
     answer = await channel.receive(seconds, OPEN_LIMIT)
@@ -128,7 +128,7 @@ async def admit(
 
 
 def new_nonce() -> str:
-    """Hexadecimal."""
+    """A random nonce, hexadecimal."""
     return secrets.token_hex(NONCE_BYTES)
 
 

@@ -1,7 +1,7 @@
-"""The network interface of the transfer, and how the libraries are kept on it.
+"""Find the network interface of the transfer, and confine the libraries to it.
 
-The control channel, gloo's listeners and those of NIXL and NCCL belong on one address of one interface. gloo
-is given the address itself; the other two are told by environment variables which interface to use.
+The control channel and the listeners of gloo, NIXL and NCCL all use one address of one interface. gloo takes
+the address itself. Environment variables name the interface to NIXL and NCCL.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 HOSTNAME = "hostname"
-"""Stands for the address that the machine's own name has, such as a container's."""
+"""Value of `transfer_host` for the address of the machine's own name, such as a container's."""
 ADDRESSES_LIMIT = 16
 INFINIBAND = Path("/sys/class/infiniband")
 
@@ -26,12 +26,12 @@ class InterfaceError(ValueError):
 
 @dataclass(frozen=True)
 class Interface:
-    """One address of this machine, and the interface that has it."""
+    """One address of this machine, and its interface."""
 
     address: str = "127.0.0.1"
     name: str = "lo"
     addresses: tuple[str, ...] = ("127.0.0.1",)
-    """All addresses of the interface: connections that leave by it may come from any of them."""
+    """All addresses of the interface. Connections that leave by it may come from any of them."""
 
 
 def find_interface(host: str) -> Interface:
@@ -64,17 +64,17 @@ def find_interface(host: str) -> Interface:
             if ipaddress.ip_address(address) in wanted:
                 return _interface(address, name, own)
     if wanted.num_addresses == 1 and wanted.is_loopback:
-        # Every address of 127.0.0.0/8 is the machine's, though only one is listed.
+        # Every address of 127.0.0.0/8 belongs to the machine, though only one is listed.
         return Interface(host, _loopback(own), (host, *own.get(_loopback(own), ())))
     raise InterfaceError(f"transfer_host: this machine has no address in {host}")
 
 
 def confine_libraries(interface: Interface) -> None:
-    """Have UCX (below NIXL) and NCCL, as far as they use TCP, listen on this interface alone.
+    """Restrict the TCP use of UCX (below NIXL) and NCCL to this interface.
 
-    By their environment variables, which they read when they begin; one that is set already stays. UCX's list
-    names this interface and the InfiniBand ports. A list of what to leave out would let UCX listen on every
-    interface that comes up later.
+    Both libraries read environment variables when they start; a variable that is already set stays. UCX's
+    list names this interface and the InfiniBand ports. A list of exclusions would let UCX listen on every
+    interface that appears later.
     """
     devices = [interface.name, *_infiniband_ports()]
     os.environ.setdefault("UCX_NET_DEVICES", ",".join(devices))
@@ -82,7 +82,7 @@ def confine_libraries(interface: Interface) -> None:
 
 
 def _infiniband_ports() -> list[str]:
-    """As UCX names them: `mlx5_0:1`. They listen on no IP address."""
+    """InfiniBand ports as UCX names them, such as `mlx5_0:1`. They listen on no IP address."""
     ports = INFINIBAND.glob("*/ports/*")
     return sorted(f"{port.parent.parent.name}:{port.name}" for port in ports)
 
@@ -103,7 +103,7 @@ def _named(name: str, host: str) -> Interface:
 
 
 def _own_addresses() -> dict[str, list[str]]:
-    """By interface; without link-local ones, which mean nothing without a scope."""
+    """Addresses by interface, without link-local ones, which need a scope."""
     own: dict[str, list[str]] = {}
     for name, entries in psutil.net_if_addrs().items():
         internet = [one.address for one in entries if one.family in (socket.AF_INET, socket.AF_INET6)]

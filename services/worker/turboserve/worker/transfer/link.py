@@ -1,4 +1,4 @@
-"""The one interface of all backends, and the memory they move."""
+"""The one interface of all backends, and the memory that they transfer."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor
 from turboserve.worker.transfer.deadline import Deadline
 
 PIECE_BYTES = 8 << 20
-"""What is in flight at once: after each piece the deadline and an abort are looked at."""
+"""Bytes in flight at once. After each piece the deadline and an abort are checked."""
 PROGRESS_S = 2.0
-"""A piece that takes longer than this has met a peer that is dead or stopped."""
+"""Longest time of one piece, seconds. A slower peer counts as dead or stopped."""
 
 
 @dataclass(frozen=True)
 class LocalPages:
-    """Pages on this worker: of each, its parts as flat bytes, uint8 [n], on one device."""
+    """Pages on this worker: the parts of each as flat bytes, uint8 [n], on one device."""
 
     pages: Sequence[Sequence[Tensor]]
 
     def parts(self, page_range: range) -> list[Tensor]:
-        """Parts of these pages that have bytes, in order."""
+        """The non-empty parts of these pages, in order."""
         return [part for index in page_range for part in self.pages[index] if part.numel()]
 
     def size(self, page_range: range) -> int:
@@ -34,17 +34,17 @@ class LocalPages:
 
 @dataclass(frozen=True)
 class RemotePages:
-    """Pages on the other worker, with what it said of them (`Link.offer`)."""
+    """Pages on the other worker, with its description of them (`Link.offer`)."""
 
     offer: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Link(ABC):
-    """A way between this worker and one other, in one direction, for one transfer at a time.
+    """A connection between this worker and one other, in one direction, for one transfer at a time.
 
-    Made on demand and kept warm for the next session between the two. A link that has raised is closed and
-    never used again. All calls block and are made on a thread of the transfer's own; `close` may be called on
-    any thread and at any time.
+    Links are created on demand and kept for the next session between the two workers. A link that has raised
+    an error is closed and never used again. All calls block and run on a thread of the transfer; `close` may
+    be called on any thread and at any time.
     """
 
     kind: ClassVar[str]
@@ -52,11 +52,11 @@ class Link(ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        """Names the link at both ends."""
+        """Name of the link at both ends."""
         self.closed = False
 
     def offer(self, pages: LocalPages, page_range: range, deadline: Deadline) -> dict[str, Any]:
-        """At the source: make pages ready; what the target needs to know to get at them, as JSON."""
+        """At the source: prepare the pages. Returns what the target needs to access them, as JSON."""
         return {}
 
     @abstractmethod
@@ -68,31 +68,31 @@ class Link(ABC):
         page_range: range,
         deadline: Deadline,
     ) -> int:
-        """Move pages `page_range` of a session; returns bytes moved. Both workers call it, each with its own
-        `LocalPages` and `RemotePages` for the other's.
+        """Transfer pages `page_range` of a session. Returns the number of bytes.
 
-        Raises `TransferError`: `DeadlineExceededError`, `TransferAbortedError`, `PeerLostError`,
+        Both workers call it, each with its own `LocalPages` and `RemotePages` for the other's. Raises
+        `TransferError`: `DeadlineExceededError`, `TransferAbortedError`, `PeerLostError`,
         `TruncatedStateError` or `TransferBackendError`. Then the link is closed, nothing is written to the
         target's memory any more, and neither side holds anything for the transfer.
         """
 
     def settle(self) -> None:  # noqa: B027 - most backends hold nothing.
-        """At the source: the target has taken what was last offered."""
+        """At the source: release the last offer, because the target has taken it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back. Safe to repeat."""
+        """Release everything. Safe to repeat."""
 
 
 def let_go(error: BaseException) -> None:
-    """Clear what the calls that failed hold: an error that somebody keeps must keep no connection open."""
+    """Clear the frames of failed calls: an error that is kept must keep no connection open."""
     traceback.clear_frames(error.__traceback__)
     if error.__context__ is not None:
         let_go(error.__context__)
 
 
 def pieces(parts: Sequence[Tensor], size: int = PIECE_BYTES) -> Iterator[list[Tensor]]:
-    """The parts in order, as lists of at most `size` bytes together. Both ends cut alike."""
+    """Split the parts, in order, into lists of at most `size` bytes each. Both ends split alike."""
     piece: list[Tensor] = []
     room = size
     for part in parts:

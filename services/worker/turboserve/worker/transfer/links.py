@@ -1,4 +1,4 @@
-"""The links of one worker: which backends it has, which links stand ready, and how the two sides agree."""
+"""The links of one worker: its backends, its idle links, and the negotiation of both sides."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from turboserve.worker.transfer.interface import Interface
 from turboserve.worker.transfer.link import Link
 
 CONNECT_S = 5.0
-"""A new link has to stand within this long."""
+"""Longest time in which a new link must be ready, seconds."""
 LATE_S = 1.0
-"""By how much a call with a time-out may miss it."""
+"""Delay by which a call may exceed its timeout, seconds."""
 IDLE_LIMIT = 8
-"""Links that are kept warm; the one that was unused longest goes first."""
+"""Number of idle links that are kept. The least recently used is closed first."""
 THREADS = 16
 
 T = TypeVar("T")
 
 
 def available(backend: str, device: torch.device) -> bool:
-    """Whether this process can use it for state on this device."""
+    """Whether this process can use the backend for state on this device."""
     match backend:
         case "nccl":
             return device.type == "cuda" and dist.is_available() and dist.is_nccl_available()
@@ -55,7 +55,7 @@ def available(backend: str, device: torch.device) -> bool:
 
 
 class Links:
-    """Owned by the event loop; what blocks is done on threads of its own."""
+    """Owns the links of one worker, on the event loop. Blocking calls run on separate threads."""
 
     def __init__(
         self,
@@ -64,15 +64,19 @@ class Links:
         model: str,
         interface: Interface = Interface(),  # noqa: B008 - frozen.
     ) -> None:
-        """`backends`: in order of preference; what this machine does not have is left out. `model`: the
-        `state_fingerprint` of the model whose sessions move here. `interface`: where the libraries listen."""
+        """Find the available backends.
+
+        `backends`: in order of preference; what this machine lacks is left out. `model`: the
+        `state_fingerprint` of the model whose sessions are transferred. `interface`: where the libraries
+        listen.
+        """
         self.model = model
         self._interface = interface
         self.backends = tuple(name for name in backends if available(name, device))
         self._device = device
         self._idle: list[tuple[str, bool, Link]] = []
-        """(peer, whether we are the source, link), the longest unused first. A source knows its peers by
-        their ids, a target by the address that it asked."""
+        """Idle links as (peer, whether this worker is the source, link), the least recently used first. A
+        source identifies peers by their ids, a target by the address that it connected to."""
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="transfer")
 
     @property
@@ -80,7 +84,7 @@ class Links:
         return len(self._idle)
 
     async def blocking(self, call: Callable[[], T], deadline: Deadline, link: Link | None = None) -> T:
-        """Do it on a thread. Cancelled, even more than once, it first ends the call, so that no memory is in
+        """Run `call` on a thread. A cancellation, even a repeated one, first ends the call: no memory is in
         use afterwards."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, call)
         try:
@@ -93,9 +97,11 @@ class Links:
             raise
 
     async def connecting(self, call: Callable[[], T], seconds: float, drop: Callable[[T], object]) -> T:
-        """Do it on a thread of its own, which is left behind if it is not back soon after `seconds`, or when
-        nobody waits for it any more: it ends by its own time-outs. No session's memory is in use yet. What
-        comes too late is given to `drop`. Raises `PeerLostError`, and what `call` does."""
+        """Run `call` on a new thread, and abandon it if it takes longer than `seconds` or is canceled.
+
+        An abandoned call ends by its own timeouts; no session's memory is in use yet. A late result is passed
+        to `drop`. Raises `PeerLostError`, and the errors of `call`.
+        """
         loop = asyncio.get_running_loop()
         coming: asyncio.Future[T] = loop.create_future()
 
@@ -127,8 +133,8 @@ class Links:
             raise PeerLostError(f"no link within {seconds:.3g} s") from None
 
     def hello(self, source: str, limit_s: float) -> Hello:
-        """What a target says once it is admitted. `source`: the address that its links are kept under;
-        `limit_s`: how long it waits."""
+        """The frame that an admitted target sends. `source`: the address under which its links are kept;
+        `limit_s`: time after which the target gives up."""
         warm = tuple(link.name for peer, giving, link in self._idle if peer == source and not giving)
         return Hello(
             model=self.model,
@@ -143,10 +149,10 @@ class Links:
     async def give(
         self, channel: Channel, hello: Hello, peer: str, key: bytes, quiesced: bool, deadline: Deadline
     ) -> Link:
-        """At the source: choose a way to the target, tell it, and have it stand.
+        """At the source: choose a link to the target, announce it, and create it if necessary.
 
-        `peer` is the target's id. `key` is that of the MACs on a new link (`handshake.Keys.link`).
-        Raises `TransferError`.
+        `peer` is the target's id. `key` is the key of the MACs on a new link (`handshake.Keys.link`). Raises
+        `TransferError`.
         """
         backend = self._choose(hello, quiesced)
         warm = self._take(peer, giving=True, names=hello.warm, backend=backend)
@@ -162,7 +168,7 @@ class Links:
     async def take(
         self, channel: Channel, welcome: Welcome, source: str, key: bytes, deadline: Deadline
     ) -> Link:
-        """At the target: the other end of it. `key` as in `give`. Raises `TransferError`."""
+        """At the target: return the other end of the link. `key` as in `give`. Raises `TransferError`."""
         if welcome.backend not in self.backends:
             raise TransferProtocolError(f"backend: {welcome.backend} was not on offer")
         if welcome.warm:
@@ -174,7 +180,7 @@ class Links:
         return await self._make(welcome.backend, welcome.link, pair.TARGET, channel, ends, deadline)
 
     def put_back(self, peer: str, link: Link, *, giving: bool) -> None:
-        """Keep it warm, unless it is closed."""
+        """Keep the link for the next transfer, unless it is closed."""
         if link.closed:
             return
         self._idle.append((peer, giving, link))
@@ -182,7 +188,7 @@ class Links:
             self._idle.pop(0)[2].close()
 
     def close(self) -> None:
-        """Close what is idle; what is in use closes with its transfer."""
+        """Close idle links. A link in use closes with its transfer."""
         while self._idle:
             self._idle.pop()[2].close()
         self._threads.shutdown(wait=False)
@@ -198,7 +204,7 @@ class Links:
         ]
         if quiesced and near and "shm" in common:
             return "shm"
-        # State in host memory has no business on a device's wires.
+        # State in host memory is not sent by device backends.
         common = [name for name in common if name != "nccl" or not quiesced]
         if not common:
             raise NoCommonBackendError(f"backends: {list(self.backends)} here, {list(hello.backends)} there")
@@ -255,10 +261,10 @@ class Links:
         seconds: float,
         deadline: Deadline,
     ) -> Link:
-        """Make it, passing what its store holds to the other side and back."""
+        """Create the link, and exchange the entries of its store with the other side."""
         making = asyncio.create_task(self.connecting(make, seconds, Link.close))
         try:
-            # One side may be done well before the other.
+            # One side may be ready well before the other.
             standing = Deadline(deadline.left(seconds + 2 * LATE_S))
             await rendezvous.exchange(channel, store, making, standing)
         except BaseException:

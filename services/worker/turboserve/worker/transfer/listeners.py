@@ -1,8 +1,8 @@
-"""Keep strangers from the listening sockets that a library opens and gives no handle to.
+"""Restrict the listening sockets that a library opens and gives no handle to.
 
-A library's listener asks nobody for a secret. So the kernel is told, by a socket filter, from which addresses
-it may be reached: those of the one peer, and none at all once the link stands. Linux only; elsewhere, and
-where the kernel refuses, the sockets stay as the library made them.
+A library's listener authenticates no peer. A socket filter in the kernel therefore accepts packets from the
+one peer's addresses only, and none at all once the link is ready. Linux only: elsewhere, and where the kernel
+refuses, the sockets stay as the library created them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NETWORK_HEADER = 0xFFF00000
 _LOAD, _EQUALS, _RETURN = 0x20, 0x15, 0x06
 _ACCEPT, _DROP = 0xFFFFFFFF, 0
 _SOURCE = {socket.AF_INET: 12, socket.AF_INET6: 8}
-"""Where the source address begins in the header."""
+"""Offset of the source address in the header, by address family."""
 
 Instruction = tuple[int, int, int, int]
 """(code, jump if true, jump if false, operand) of classic BPF."""
@@ -38,7 +38,7 @@ _opening = threading.Lock()
 
 
 class Listeners:
-    """The listening sockets that belong to one link."""
+    """The listening sockets of one link."""
 
     def __init__(self, sockets: list[socket.socket]) -> None:
         """`sockets` are duplicates; the library keeps its own."""
@@ -46,27 +46,27 @@ class Listeners:
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Where they listen."""
+        """The addresses and ports on which the sockets listen."""
         return [one.getsockname()[:2] for one in self._sockets]
 
     def only_from(self, addresses: Iterable[str]) -> None:
-        """Drop what comes from elsewhere."""
+        """Drop packets from all other addresses."""
         for one in self._sockets:
             _attach(one, _filter(one.family, addresses))
 
     def refuse_all(self) -> None:
-        """Drop every packet to them. Connections that were accepted before go on."""
+        """Drop every packet to the sockets. Connections that were accepted before continue."""
         self.only_from(())
 
     def close(self) -> None:
-        """Give the duplicates back, so that the library's own close is the end of the socket."""
+        """Close the duplicates, so that the library's own close ends the socket."""
         while self._sockets:
             self._sockets.pop().close()
 
 
 def opened_by(call: Callable[[], T]) -> tuple[T, Listeners]:
-    """Do it, and find the sockets that it left listening."""
-    # One at a time: else one call's sockets would pass for another's.
+    """Run `call`. Returns its result and the sockets that it left listening."""
+    # Calls run one at a time: otherwise the sockets of one call would be attributed to another.
     with _opening:
         before = _listening()
         result = call()
@@ -75,7 +75,7 @@ def opened_by(call: Callable[[], T]) -> tuple[T, Listeners]:
 
 
 def _listening() -> dict[int, int]:
-    """Inode and descriptor of this process's listening TCP sockets."""
+    """Inode and descriptor of each listening TCP socket of this process."""
     found: dict[int, int] = {}
     try:
         descriptors = [int(entry.name) for entry in DESCRIPTORS.iterdir()]
@@ -90,9 +90,9 @@ def _listening() -> dict[int, int]:
 
 
 def _duplicate(descriptor: int) -> socket.socket | None:
-    """A listening TCP socket's duplicate; `None`: it is something else."""
+    """Duplicate a listening TCP socket; `None` for any other descriptor."""
     try:
-        # Others open and close descriptors meanwhile: a duplicate stays what it was.
+        # Other threads open and close descriptors meanwhile: a duplicate keeps its socket.
         copy = os.dup(descriptor)
     except OSError:
         return None
@@ -116,7 +116,7 @@ def _duplicate(descriptor: int) -> socket.socket | None:
 
 
 def _filter(family: int, addresses: Iterable[str]) -> list[Instruction]:
-    """Accept packets from these addresses alone."""
+    """A filter that accepts packets from these addresses only."""
     at = _NETWORK_HEADER + _SOURCE[socket.AddressFamily(family)]
     program: list[Instruction] = []
     for address in addresses:
@@ -126,7 +126,7 @@ def _filter(family: int, addresses: Iterable[str]) -> list[Instruction]:
         words = struct.unpack(f">{len(packed) // 4}I", packed)
         for number, word in enumerate(words):
             program.append((_LOAD, 0, 0, at + 4 * number))
-            # Another word: on to the next address, behind what is left of this one.
+            # On a mismatch, jump over the rest of this address to the next one.
             program.append((_EQUALS, 0, 2 * (len(words) - number - 1) + 1, word))
         program.append((_RETURN, 0, 0, _ACCEPT))
     return [*program, (_RETURN, 0, 0, _DROP)]

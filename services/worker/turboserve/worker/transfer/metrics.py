@@ -1,4 +1,4 @@
-"""What a worker measures about its transfers."""
+"""Metrics of a worker's transfers."""
 
 from __future__ import annotations
 

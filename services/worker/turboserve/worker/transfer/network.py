@@ -1,4 +1,4 @@
-"""How a worker reaches others: it listens, it connects, and it has links that move memory."""
+"""The network of a worker's transfers: a listener, connections, and links that transfer memory."""
 
 from __future__ import annotations
 
@@ -20,53 +20,53 @@ from turboserve.worker.transfer.source import listen
 T = TypeVar("T")
 
 Serve = Callable[[ByteReader, ByteWriter], Awaitable[None]]
-"""Serves one connection, to its end."""
+"""Serves one connection until its end."""
 
 
 class LinkTable(Protocol):
     """The links of one worker (`links.Links`)."""
 
     model: str
-    """Fingerprint of the model whose sessions move here."""
+    """Fingerprint of the model whose sessions are transferred."""
 
     @property
     def backends(self) -> Sequence[str]:
-        """In order of preference."""
+        """Backends in order of preference."""
         ...
 
     def hello(self, source: str, limit_s: float) -> Hello:
-        """What a target says once it is admitted. `source`: the address that its links are kept under;
-        `limit_s`: how long it waits."""
+        """The frame that an admitted target sends. `source`: the address under which its links are kept;
+        `limit_s`: time after which the target gives up."""
         ...
 
     async def give(
         self, channel: Channel, hello: Hello, peer: str, key: bytes, quiesced: bool, deadline: Deadline
     ) -> Link:
-        """At the source: choose a way to the target, tell it, and have it stand. Raises `TransferError`."""
+        """At the source: choose, announce and, if necessary, create a link to the target. Raises
+        `TransferError`."""
         ...
 
     async def take(
         self, channel: Channel, welcome: Welcome, source: str, key: bytes, deadline: Deadline
     ) -> Link:
-        """At the target: the other end of it. Raises `TransferError`."""
+        """At the target: return the other end of the link. Raises `TransferError`."""
         ...
 
     def put_back(self, peer: str, link: Link, *, giving: bool) -> None:
-        """Keep it for the next session between the two, unless it is closed."""
+        """Keep the link for the next session between the two workers, unless it is closed."""
         ...
 
     async def blocking(self, call: Callable[[], T], deadline: Deadline, link: Link | None = None) -> T:
-        """Have done what takes long. Cancelled, it first ends the call, so that no memory is in use
-        afterwards."""
+        """Run a blocking call. A cancellation first ends the call, so that no memory is in use afterwards."""
         ...
 
     def close(self) -> None:
-        """Close what is idle; what is in use closes with its transfer."""
+        """Close idle links. A link in use closes with its transfer."""
         ...
 
 
 class TransferNetwork(Protocol):
-    """What the two roles of a migration need of the machine."""
+    """What source and target need of the machine."""
 
     @property
     def links(self) -> LinkTable: ...
@@ -77,25 +77,25 @@ class TransferNetwork(Protocol):
         ...
 
     async def listen(self, serve: Serve) -> str:
-        """Serve connections from now on; the address for other workers. Raises `OSError`."""
+        """Serve connections from now on. Returns the address for other workers. Raises `OSError`."""
         ...
 
     async def connect(self, host: str, port: int) -> tuple[ByteReader, ByteWriter]:
-        """Raises `OSError`."""
+        """Connect to another worker. Raises `OSError`."""
         ...
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         ...
 
 
 class SocketNetwork:
-    """See `TransferNetwork`: TCP on one interface."""
+    """TCP on one interface. See `TransferNetwork`."""
 
     def __init__(
         self, interface: Interface, port: int, backends: Sequence[str], device: torch.device, model: str
     ) -> None:
-        """`port`: 0 for any. `backends`, `model`: see `Links`."""
+        """`port`: 0 for any free port. `backends`, `model`: see `Links`."""
         self._interface, self._port = interface, port
         self.links = Links(backends, device, model, interface)
         self.machine = shm.machine()

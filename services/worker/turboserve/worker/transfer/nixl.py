@@ -1,8 +1,8 @@
-"""NIXL: the target reads the source's memory, which takes no part in it (TurboServe, 6.1).
+"""NIXL: the target reads the source's memory, in which the source takes no part (TurboServe, 6.1).
 
-Each link has an agent of its own at both ends. That costs some threads, and it is what makes a failure safe:
-a read from a peer that is stopped cannot be called back, so the agent goes, and its connection with it; after
-that nobody writes to the target's memory.
+Each link has its own agent at both ends, which costs some threads. The agents make a failure safe: a read
+from a stopped peer cannot be canceled, so that the link drops its agent and the connection, and nothing
+writes to the target's memory after that.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from turboserve.worker.transfer.listeners import opened_by
 
 POLL_S = 0.0005
 READ_BYTES = 64 << 20
-"""Read at once: of so much each end hears whether it has come."""
+"""Bytes of one read. Each end checks for progress after each."""
 SLOW_BYTES_S = 10e6
-"""A peer that is slower than this is taken for dead or stopped."""
+"""Transfer rate below which a peer counts as dead or stopped, bytes per second."""
 PIECE, DONE = b"piece", b"read"
-"""What the target says of a piece, and of the last one."""
+"""Notifications of the target: a piece was read, the last piece was read."""
 MEMORY = {"cpu": "DRAM", "cuda": "VRAM"}
 Place = tuple[int, int, int]
 """(address, bytes, device)."""
 
 
 def installed() -> bool:
-    """Whether the extra `turboserve-worker[nixl]` is there."""
+    """Whether the extra `turboserve-worker[nixl]` is installed."""
     return importlib.util.find_spec("nixl") is not None
 
 
 class NixlLink(Link):
-    """One agent. The target's knows the source's from its first offer on."""
+    """One agent. The target's agent knows the source's from its first offer on."""
 
     kind = "nixl"
 
@@ -54,12 +54,12 @@ class NixlLink(Link):
         from nixl._api import nixl_agent, nixl_agent_config
 
         try:
-            # Its own progress thread would spin on a core for as long as the link is kept warm.
+            # NIXL's progress thread would use a core for as long as the link is kept.
             config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
             agent, listeners = opened_by(lambda: nixl_agent(f"{name}-{role}", config))
         except Exception as error:
             raise TransferBackendError(f"nixl: {error!r}") from error
-        # UCX authenticates nobody who connects over TCP, and serves reads of memory.
+        # UCX does not authenticate TCP peers, and serves reads of memory.
         listeners.only_from(peers)
         listeners.close()
         self._agent: Any = agent
@@ -67,7 +67,7 @@ class NixlLink(Link):
         self._peer: str | None = None
 
     def offer(self, pages: LocalPages, page_range: range, deadline: Deadline) -> dict[str, Any]:
-        """See `Link.offer`: registers the memory, and says where each part lies."""
+        """Register the memory and describe where each part lies. See `Link.offer`."""
         self.settle()
         parts = pages.parts(page_range)
         if not parts:
@@ -93,7 +93,7 @@ class NixlLink(Link):
         page_range: range,
         deadline: Deadline,
     ) -> int:
-        """See `Link.transfer`. The source only keeps the library going until the target says it has read."""
+        """See `Link.transfer`. The source only drives the library until the target reports the last read."""
         try:
             if isinstance(source, LocalPages):
                 return self._serve(source.size(page_range), deadline)
@@ -111,7 +111,7 @@ class NixlLink(Link):
             self._agent.deregister_memory(offered)
 
     def close(self) -> None:
-        """See `Link.close`: no read goes on after it."""
+        """Close the link: no read continues after it. See `Link.close`."""
         self.closed = True
         agent, self._agent = self._agent, None
         self._offered = None
@@ -119,7 +119,7 @@ class NixlLink(Link):
             try:
                 agent.remove_remote_agent(self._peer)
             except Exception:
-                # It is not known any more, which is what is wanted.
+                # The agent does not know the peer any more, as intended.
                 self._peer = None
 
     def _serve(self, size: int, deadline: Deadline) -> int:
@@ -176,7 +176,7 @@ class NixlLink(Link):
         word: bytes,
         deadline: Deadline,
     ) -> None:
-        """Read one piece, and have the source told so."""
+        """Read one piece, and notify the source of it."""
         handle = agent.initialize_xfer(
             "READ",
             agent.get_xfer_descs(ours, kinds[0]),
@@ -212,7 +212,7 @@ def _places(parts: list[Tensor]) -> list[Place]:
 
 
 def _cut(places: list[Place], size: int = READ_BYTES) -> Iterator[list[Place]]:
-    """The places in order, as lists of `size` bytes together; both ends' places are cut alike."""
+    """Split the places, in order, into lists of `size` bytes each. Both ends split alike."""
     piece: list[Place] = []
     room = size
     for address, left, device in places:
@@ -228,7 +228,7 @@ def _cut(places: list[Place], size: int = READ_BYTES) -> Iterator[list[Place]]:
 
 
 def _regions(parts: list[Tensor]) -> list[tuple[int, int, int, str]]:
-    """The memory that holds them, each once: parts of one slab are registered together."""
+    """The memory regions of the parts, each once: parts of one slab are registered together."""
     regions = {}
     for part in parts:
         storage = part.untyped_storage()
@@ -271,5 +271,5 @@ def _quietly(call: Any) -> None:
     try:
         call()
     except Exception:
-        # The agent goes with the link after a failure, and with it all that it still holds.
+        # After a failure, closing the link drops the agent and everything it holds.
         return

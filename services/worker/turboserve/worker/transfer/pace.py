@@ -1,7 +1,10 @@
-"""How long a copy may take: what the state's size and the pace of its way make of it, within bounds.
+"""Limits of a copy's time: derived from the state's size and the measured transfer rate, within bounds.
 
-Three wait for a copy, and each longer than the one before: its target (`CopyRate.limit_s`, and it says so),
-its source (`LATER_S` more), and the scheduler, which adds a margin of its own to what the target says.
+Three parties wait for a copy, each longer than the one before:
+
+1. the target (`CopyRate.limit_s`, which it announces),
+2. the source (`LATER_S` longer),
+3. the scheduler, which adds its own margin to the target's limit.
 """
 
 from __future__ import annotations
@@ -10,43 +13,42 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 LATER_S = 2.0
-"""A source gives up so much later than its target said that it would."""
+"""Time by which a source waits longer than its target announced, seconds."""
 SLACK = 4.0
-"""A copy may take so many times as long as moving its state once does: there are several rounds, and others
-may be using the same way."""
+"""Factor on the time to send the state once: a copy has several rounds, and the network is shared."""
 COPIES_KEPT = 8
-"""Of each host the slowest of the latest so many counts."""
+"""Number of copies kept per host. The slowest of them counts."""
 HOSTS_KEPT = 256
 
 
 @dataclass(frozen=True)
 class CopyLimits:
-    """Bounds of a copy. Seconds, bytes."""
+    """Bounds of a copy, in seconds and bytes."""
 
     least_s: float = 20.0
-    """For however small a state: a good moment has to come, too."""
+    """Time added for a state of any size, seconds: the handoff waits for an idle window."""
     most_s: float = 3_600.0
     bytes_per_s: float = 10e6
-    """Taken for the pace of a way that was not measured yet."""
+    """Assumed transfer rate before one is measured, bytes per second."""
     still_s: float = 20.0
-    """A session that somebody watches stands still for no longer."""
+    """Longest time for which a watched session may be quiesced, seconds."""
 
 
 class CopyRate:
-    """What copies from each host took of late. No failure makes the next limit shorter."""
+    """Transfer rates of recent copies by host. No failure shortens the next limit."""
 
     def __init__(self, limits: CopyLimits) -> None:
         self._limits = limits
         self._measured: OrderedDict[str, deque[float]] = OrderedDict()
 
     def limit_s(self, host: str, size: int) -> float:
-        """For a state of `size` bytes from there."""
+        """Time limit for a state of `size` bytes from this host, seconds."""
         limits, measured = self._limits, self._measured.get(host)
         pace = min(measured) if measured else limits.bytes_per_s
         return min(limits.most_s, limits.least_s + SLACK * size / pace)
 
     def took(self, host: str, size: int, seconds: float) -> None:
-        """So many bytes have come from there in that time."""
+        """Record a copy of `size` bytes from this host in `seconds`."""
         if size > 0 and seconds > 0:
             self._measured.setdefault(host, deque(maxlen=COPIES_KEPT)).append(size / seconds)
             self._measured.move_to_end(host)
@@ -54,6 +56,6 @@ class CopyRate:
                 self._measured.popitem(last=False)
 
     def forget(self, host: str) -> None:
-        """A copy from there failed: that it was faster than is assumed of any way may be what was wrong."""
+        """After a failed copy, drop the host's rates if they exceed the assumed rate: they may be wrong."""
         if min(self._measured.get(host, ()), default=0.0) > self._limits.bytes_per_s:
             del self._measured[host]

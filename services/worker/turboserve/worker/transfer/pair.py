@@ -1,10 +1,11 @@
-"""torch.distributed between two workers: a group of two, made on demand, without a world of fixed size.
+"""torch.distributed between two workers: a process group of two, created on demand.
 
-Both build the process group directly on a store of their own (`rendezvous`). `gloo` moves host memory over
-TCP, `nccl` device memory. A peer that dies or stops is noticed within `PROGRESS_S`.
+Both workers create the process group directly on their own store (`rendezvous`). `gloo` transfers host memory
+over TCP, `nccl` device memory. A peer that dies or stops is noticed within `PROGRESS_S`.
 
-Whoever reaches the library's listener first may pass for the peer. So before anything else both ends send a
-MAC over the new link: no state goes to, or comes from, a connection that did not prove the migration's key.
+The first peer to reach the library's listener may impersonate the other worker. Both ends therefore first
+exchange a MAC over the new link. No state is sent to or accepted from a connection that did not prove the
+migration's key.
 """
 
 from __future__ import annotations
@@ -45,38 +46,38 @@ from turboserve.worker.transfer.link import (
 from turboserve.worker.transfer.listeners import opened_by
 
 SOURCE, TARGET = 0, 1
-"""Ranks."""
+"""Ranks of the two ends."""
 ROLES = ("source", "target")
 POLL_S = 0.0005
 DIRECT_BYTES = 256 << 10
-"""A piece that is one run of at least so many bytes is sent from where it lies."""
+"""Smallest contiguous piece that is sent without a bounce buffer, bytes."""
 AT_ONCE_S = 0.001
 
 
 @dataclass(frozen=True)
 class LinkEndpoints:
-    """Both ends of a link that is being made."""
+    """Both ends of a link that is being created."""
 
     key: bytes
-    """Of the MACs by which the ends recognize each other, 32 bytes."""
+    """Key of the MACs by which the ends recognize each other, 32 bytes."""
     host: str
-    """The address that the library listens at here."""
+    """Address at which the library listens on this worker."""
     peers: Sequence[str]
     """Addresses from which the other end may connect."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Flight:
-    """A piece on its way."""
+    """A piece that is being transferred."""
 
     work: Any
-    """The library's operation. As long as anything refers to it, so does it to the connection."""
+    """The library's operation. The operation keeps the connection open as long as it is referenced."""
     data: Tensor
     piece: list[Tensor]
 
 
 class PairLink(Link):
-    """Common to both backends: cut into pieces, two of them in flight."""
+    """Common part of both backends: splits pages into pieces. The receiver keeps up to two in flight."""
 
     def __init__(self, name: str, store: HashStore, rank: int, device: torch.device) -> None:
         super().__init__(name)
@@ -86,7 +87,7 @@ class PairLink(Link):
         self._group: Any = None
         self._bounce = [torch.empty(0, dtype=torch.uint8, device=device)] * 2
         self._flights: deque[_Flight] = deque()
-        """Held here alone, so that nothing of them is left in the frames of an error."""
+        """The only references to pieces in flight, so that an error's frames hold none."""
 
     def transfer(
         self,
@@ -111,16 +112,16 @@ class PairLink(Link):
             raise
 
     def recognize(self, key: bytes, seconds: float) -> None:
-        """Both ends prove the key to each other, over the link itself.
+        """Prove the key to the other end and verify its proof, over the link itself.
 
-        Raises `AuthenticationError`, `PeerLostError` or `DeadlineExceededError`; the link is closed then.
+        Raises `AuthenticationError`, `PeerLostError` or `DeadlineExceededError`; the link is then closed.
         """
         mine, theirs = (link_proof(key, self.name, ROLES[rank]) for rank in (self._rank, 1 - self._rank))
         sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.device)
         received = torch.zeros(len(theirs), dtype=torch.uint8, device=self.device)
         deadline = Deadline(seconds)
         try:
-            # In turns, as a transfer goes: two operations at once would take two connections of NCCL.
+            # The ends take turns, as in a transfer: two operations at once would need two NCCL connections.
             for rank in (SOURCE, TARGET):
                 group, data = self._live(deadline), sent if rank == self._rank else received
                 act = group.send if rank == self._rank else group.recv
@@ -137,12 +138,12 @@ class PairLink(Link):
             raise
 
     def close(self) -> None:
-        """See `Link.close`. A transfer in flight ends with the piece it is at."""
+        """See `Link.close`. A transfer in flight ends with its current piece."""
         self.closed = True
         self._group = self._store = None
 
     def _cut(self) -> None:
-        """Have nothing in flight any more: from here on nobody writes to the pieces' memory."""
+        """Drop everything in flight: nothing writes to the pieces' memory after that."""
         self._flights.clear()
 
     def _send(self, parts: list[Tensor], deadline: Deadline) -> int:
@@ -170,7 +171,7 @@ class PairLink(Link):
         return taken
 
     def _land(self, deadline: Deadline, left: int) -> list[_Flight]:
-        """Wait until no more than `left` pieces are in flight; those that have come."""
+        """Wait until at most `left` pieces are in flight. Returns the completed pieces."""
         landed = []
         while len(self._flights) > left:
             self._wait(self._flights[0].work, deadline)
@@ -185,14 +186,14 @@ class PairLink(Link):
 
     @abstractmethod
     def _wait(self, work: Any, deadline: Deadline) -> None:
-        """Until the piece is through. Raises what `deadline.left` does, or what the library says."""
+        """Wait until the piece is transferred. Raises the errors of `deadline.left` and of the library."""
 
     def _direct(self, piece: list[Tensor]) -> bool:
         alone = len(piece) == 1 and piece[0].numel() >= DIRECT_BYTES
         return alone and piece[0].device.type == self.device.type
 
     def _room(self, number: int, piece: list[Tensor]) -> Tensor:
-        """One of the two bounce buffers, grown to the piece."""
+        """One of the two bounce buffers, enlarged to the piece."""
         size = 0 if self._direct(piece) else sum(part.numel() for part in piece)
         if self._bounce[number % 2].numel() < size:
             room = min(PIECE_BYTES, 1 << (size - 1).bit_length())
@@ -221,17 +222,18 @@ class PairLink(Link):
 
 
 class GlooLink(PairLink):
-    """Host memory over TCP; device memory by way of it."""
+    """Transfers host memory over TCP; device memory passes through host memory."""
 
     kind = "gloo"
 
     def __init__(self, name: str, store: HashStore, rank: int, ends: LinkEndpoints, seconds: float) -> None:
-        """Connects, and proves the key: blocks until the other side does the same.
+        """Connect and prove the key. Blocks until the other side does the same.
 
-        Raises `AuthenticationError`, and `PeerLostError` also when it does not come within `seconds`.
+        Raises `AuthenticationError`, and `PeerLostError`, also if the other side does not connect within
+        `seconds`.
         """
         super().__init__(name, store, rank, torch.device("cpu"))
-        # Not in torch's stubs, and the only way to say which address and how many threads.
+        # Only these private options, which torch's stubs lack, set the address and the number of threads.
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = _span(seconds)
         options._threads = 1
@@ -244,7 +246,7 @@ class GlooLink(PairLink):
             options._devices = [device]
             self._group = dist.ProcessGroupGloo(store, rank, 2, options)
             self.recognize(ends.key, seconds)
-            # The pair is connected: the library's listener has nobody to wait for any more.
+            # The pair is connected: the library's listener is not needed any more.
             listeners.refuse_all()
         except RuntimeError as error:
             self.close()
@@ -258,7 +260,7 @@ class GlooLink(PairLink):
         work.wait(_span(deadline.left(PROGRESS_S)))
 
     def _cut(self) -> None:
-        # Letting go of an operation does not end it. A wait for it that times out does: it closes the pair.
+        # Dropping an operation does not end it. A wait for it that times out closes the pair.
         for flight in self._flights:
             with suppress(RuntimeError):
                 flight.work.wait(_span(AT_ONCE_S))
@@ -266,7 +268,7 @@ class GlooLink(PairLink):
 
 
 class NcclLink(PairLink):
-    """Device memory, GPU to GPU."""
+    """Transfers device memory from GPU to GPU."""
 
     kind = "nccl"
 
@@ -279,7 +281,7 @@ class NcclLink(PairLink):
         device: torch.device,
         seconds: float,
     ) -> None:
-        """Proves the key, and makes the communicator with that: blocks until the other side does the same.
+        """Create the communicator and prove the key. Blocks until the other side does the same.
 
         Raises `TransferBackendError`, `AuthenticationError`, `PeerLostError` or `DeadlineExceededError`.
         """
@@ -293,14 +295,14 @@ class NcclLink(PairLink):
         self.recognize(ends.key, seconds)
 
     def close(self) -> None:
-        """See `Link.close`. An operation that is under way is aborted."""
+        """See `Link.close`. An operation under way is aborted."""
         group = self._group
         super().close()
         if group is not None:
             group.abort()
 
     def _wait(self, work: Any, deadline: Deadline) -> None:
-        # `wait` would only order the stream: the host would not learn that the peer is dead.
+        # `wait` alone would only order the stream: the host would not notice that the peer is dead.
         until = time.monotonic() + deadline.left(PROGRESS_S)
         while not work.is_completed():
             deadline.left()
@@ -312,7 +314,7 @@ class NcclLink(PairLink):
 
 
 def _named(error: RuntimeError) -> TransferError:
-    """torch raises one class for everything."""
+    """Convert torch's `RuntimeError`, the only class that torch raises, to a `TransferError`."""
     text = _first_line(error)
     late = "imed out" in text or "timeout" in text
     return DeadlineExceededError(text) if late else PeerLostError(text)

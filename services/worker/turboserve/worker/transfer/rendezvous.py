@@ -1,7 +1,7 @@
-"""The rendezvous of a group of two, over the control channel that both have already.
+"""The rendezvous of a process group of two, over the existing control channel.
 
-torch.distributed finds its peer through a store. Each side has one of its own, which no socket serves; what
-one side's library writes is sent to the other side as a frame of the authenticated channel.
+torch.distributed finds its peer through a store. Each side has its own store, which no socket serves. An
+entry that one side's library writes is sent to the other side as a frame of the authenticated channel.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENTRIES_LIMIT = 64
 
 
 def new_store(seconds: float) -> HashStore:
-    """One side's store; whoever waits for a key gives up after `seconds`."""
+    """Create one side's store. A wait for a key gives up after `seconds`."""
     store = HashStore()
     store.set_timeout(timedelta(seconds=max(0.001, seconds)))
     return store
@@ -32,10 +32,10 @@ def new_store(seconds: float) -> HashStore:
 async def exchange(
     channel: Channel, store: HashStore, making: asyncio.Future[Any], deadline: Deadline
 ) -> None:
-    """Pass entries in both directions until `making` is done on both sides.
+    """Exchange entries in both directions until `making` is done on both sides.
 
-    Raises what `making` raises, what the other side refuses with, `TransferProtocolError` and what `Channel`
-    raises.
+    Raises the errors of `making`, the other side's refusal, `TransferProtocolError` and the errors of
+    `Channel`.
     """
     sent: set[str] = set()
     heard: set[str] = set()
@@ -46,7 +46,7 @@ async def exchange(
             if hearing is None and not linked:
                 hearing = asyncio.ensure_future(channel.receive(deadline.left()))
             waited = [one for one in (hearing, None if told else making) if one is not None]
-            # The library says to nobody that it has written something.
+            # The library does not signal a new entry: poll for it.
             await asyncio.wait(waited, timeout=deadline.left(POLL_S), return_when=asyncio.FIRST_COMPLETED)
             for key in sorted(set(store.list_keys()) - sent - heard):
                 sent.add(key)
@@ -62,7 +62,7 @@ async def exchange(
                     linked = True
                 elif isinstance(frame, StoreEntry) and len(heard) < ENTRIES_LIMIT:
                     heard.add(frame.key)
-                    # torch's stub wants text; the library itself stores bytes.
+                    # torch's stub requires text; the library itself stores bytes.
                     store.set(frame.key, bytes.fromhex(frame.value))  # type: ignore[arg-type]
                 else:
                     raise _unexpected(frame)

@@ -1,7 +1,7 @@
 """Host memory on the same machine: the source copies into an anonymous file, the target copies out of it.
 
-The file has no name: it goes with the last process that holds it, however that ends. The target opens it
-through /proc, which the kernel allows to processes of the same user.
+The file has no name. It disappears with the last process that holds it, however that process ends. The target
+opens the file through /proc, which the kernel allows to processes of the same user.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from turboserve.worker.transfer.link import Link, LocalPages, RemotePages, piece
 
 
 def machine() -> str:
-    """The same text in two processes exactly when they can see each other's memory."""
+    """A machine's name: equal in two processes exactly when they can see each other's memory; or empty."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     namespace = Path("/proc/self/ns/pid")
     if not (boot.exists() and namespace.exists()):
@@ -34,7 +34,7 @@ def machine() -> str:
 
 
 class ShmLink(Link):
-    """Needs no connection. Nothing is written to the target's memory but by the target."""
+    """A link without a connection. Only the target writes to the target's memory."""
 
     kind = "shm"
 
@@ -63,7 +63,7 @@ class ShmLink(Link):
         page_range: range,
         deadline: Deadline,
     ) -> int:
-        """See `Link.transfer`. At the source all is done by `offer`."""
+        """See `Link.transfer`. The source has nothing to do: `offer` did all."""
         if isinstance(source, LocalPages):
             return source.size(page_range)
         assert isinstance(target, LocalPages)
@@ -111,7 +111,7 @@ def _take(source: RemotePages, target: LocalPages, page_range: range, deadline: 
 
 
 def _copy(file: int, parts: list[Tensor], deadline: Deadline, *, write: bool) -> None:
-    """Between the file, from its beginning, and the parts."""
+    """Copy between the file, from its beginning, and the parts."""
     size = sum(part.numel() for part in parts)
     if not size:
         return
@@ -131,5 +131,5 @@ def _copy(file: int, parts: list[Tensor], deadline: Deadline, *, write: bool) ->
                     at += part.numel()
                     del view
         finally:
-            # The mapping can only be closed once nothing refers to it.
+            # The mapping can be closed only if nothing refers to it.
             del shared

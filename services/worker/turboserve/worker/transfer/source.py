@@ -1,4 +1,4 @@
-"""The source's side: give a session's state away over a connection that its target has made."""
+"""The source's role: send a session's state over a connection that its target opened."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from turboserve.worker.transfer.network import LinkTable
 
 ADMIT_S = 3.0
-"""Limit of the whole authentication, and of the first frame after it."""
+"""Limit of the whole authentication, and of the first frame after it, seconds."""
 CONNECTIONS_LIMIT = 64
-"""Authenticated ones; those before that have limits of their own (`half_open`)."""
+"""Largest number of authenticated connections. `half_open_connections` limits the others."""
 ACCEPTS_AT_ONCE = 16
 WAITING = 128
 BULK_ROUNDS = 3
 SMALL_BYTES = 4 << 20
-"""Less than this is not worth another round while the session generates."""
+"""Smallest delta that is worth another round while the session generates, bytes."""
 
 log = logs.get("transfer")
 
@@ -55,51 +55,57 @@ log = logs.get("transfer")
 async def listen(
     serve: Callable[[ByteReader, ByteWriter], Awaitable[None]], host: str, port: int
 ) -> tuple[asyncio.Server, int]:
-    """Serve connections to this address; the server and its port. Raises `OSError`."""
+    """Serve connections to this address. Returns the server and its port. Raises `OSError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family)
-    # asyncio accepts as many at once as it lets wait: few here, so that a flood leaves the loop to others...
+    # asyncio accepts up to `backlog` connections at once: a small number leaves the loop time for other work
+    # during a flood.
     server = await asyncio.start_server(serve, sock=listener, backlog=ACCEPTS_AT_ONCE)
-    # ...and more wait in the kernel: not so many that a target's turn comes only after it has given up.
+    # More connections wait in the kernel, but not so many that a target gives up before its turn.
     listener.listen(WAITING)
     return server, int(listener.getsockname()[1])
 
 
 class StateProvider(Protocol):
-    """The worker, as its transfers see it."""
+    """The worker's interface for its transfers."""
 
     def key(self, session: str, move: int) -> bytes | None:
-        """The key of this migration, as the row brought it; `None`: no such migration is known here."""
+        """The migration's key, from the session's row; `None`: no such migration is known here."""
         ...
 
     def check(self, session: str, move: int, target: str) -> None:
-        """Whether it may have the state; changes nothing. Raises `MigrationNotOfferedError`,
-        `SourceNotReadyError` or `NoStateError`."""
+        """Check that the target may have the state. Changes nothing.
+
+        Raises `MigrationNotOfferedError`, `SourceNotReadyError` or `NoStateError`.
+        """
         ...
 
     def offer(self, session: str, move: int, target: str) -> bool:
-        """It comes for the state: whether that is in host memory, at rest. Raises what `check` does."""
+        """Offer the state to the target. Returns whether the session is suspended, with its state in host
+        memory. Raises the errors of `check`."""
         ...
 
     async def pages(self, session: str) -> Sequence[Page]:
-        """Those that nothing in work is writing to. Raises `NoStateError`."""
+        """The pages that no current work writes to. Raises `NoStateError`."""
         ...
 
     async def rest(self, session: str, move: int) -> tuple[Mapping[str, Any], Sequence[Page]]:
-        """Have the session stand still at a chunk boundary: its header and all its pages."""
+        """Quiesce the session at a chunk boundary. Returns its header and all its pages."""
         ...
 
     async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
-        """Wait until the log has all chunks before this one."""
+        """Wait until the log has all chunks before `next_chunk`."""
         ...
 
     def sending_manifest(self, session: str, move: int) -> None:
-        """From here on the target may own it: it stays still until its row is read. Raises
-        `MigrationNotOfferedError`."""
+        """From here on the target may own the session: it stays quiesced until its row is read.
+
+        Raises `MigrationNotOfferedError`.
+        """
         ...
 
     def over(self, session: str, move: int) -> None:
-        """The connection has ended, however it did."""
+        """The connection has ended in any way."""
         ...
 
 
@@ -113,25 +119,26 @@ class Source:
         limits: CopyLimits,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """An attempt may take as long as its target says, `limits.most_s` at most, and a little more."""
+        """Store the provider and the links. An attempt may take as long as its target announces, at most
+        `limits.most_s`, and `LATER_S` more."""
         self._provider, self._links, self._limits = provider, links, limits
         self._open: dict[str, tuple[asyncio.Task[None], int]] = {}
-        """What gives a session away, and for which move; a newer connection takes its place."""
+        """By session: the task that sends its state, and for which move. A newer connection replaces it."""
         self._turns = asyncio.Semaphore(SOURCES_AT_ONCE)
-        """Of those that send while their session generates."""
+        """Turns of the transfers that send while their session generates."""
         self._connections = 0
         self._now = now
         self._half_open = HalfOpenConnections(now=now)
 
     async def serve(self, reader: ByteReader, writer: ByteWriter) -> None:
-        """One connection, to its end. Whatever fails is refused and counted; raises cancellation alone."""
+        """Serve one connection until its end. Refuses and counts failures; raises only a cancellation."""
         channel = Channel(reader, writer)
         try:
             with self._half_open.held(channel.peer, channel.abort):
                 async with asyncio.timeout(ADMIT_S):
                     opened, keys = await handshake.admit(channel, self._provider.key, ADMIT_S)
         except (TransferError, TimeoutError) as error:
-            # Anybody can cause this, and as often as they like: it is counted and not answered.
+            # Any peer can cause this, at any rate: it is counted and not answered.
             self._half_open.refused(channel.peer, error)
             await channel.close()
             return
@@ -153,12 +160,12 @@ class Source:
             await channel.close()
 
     def abort(self, session: str) -> None:
-        """The row says that it does not move (any more)."""
+        """End the session's transfer: its row does not say (any more) that it migrates."""
         if session in self._open:
             self._open[session][0].cancel()
 
     def close(self) -> None:
-        """Hang up on everyone."""
+        """End all transfers."""
         for task, _ in list(self._open.values()):
             task.cancel()
 
@@ -168,9 +175,9 @@ class Source:
             raise TransferProtocolError(f"{hello.type}: the first word is hello")
         if hello.model != self._links.model:
             raise LayoutMismatchError(f"model: {hello.model}, {self._links.model} is served here")
-        # A stranger is refused before anything is taken from whoever is being served.
+        # An unknown peer is refused before the current transfer is interrupted.
         self._provider.check(opened.session, opened.move, opened.worker)
-        # Until it has ended the older one stays in its place: of several newcomers each waits for its turn.
+        # The older transfer stays registered until it has ended: each of several new ones waits for its turn.
         while (served := self._open.get(opened.session)) is not None:
             older, move = served
             older.cancel()
@@ -231,13 +238,14 @@ class Source:
                 self._turns.release()
 
     async def _bulk(self, attempt: TransferAttempt) -> None:
-        """While the session generates: everything, then what changed meanwhile, as long as that is much."""
+        """While the session generates, send all pages, then the changed ones as long as they are many."""
         for _ in range(BULK_ROUNDS):
             pages = await self._left(attempt)
             if attempt.rounds and sum(page.size for page in pages) < SMALL_BYTES:
                 return
             await self._round(attempt, pages)
-        # On a way that is slower than the session writes, rounds do not get smaller: better it stays.
+        # If the session writes faster than the link transfers, rounds do not get smaller: the session stays
+        # here.
         size = sum(page.size for page in await self._left(attempt))
         if attempt.bytes_per_s and size > attempt.bytes_per_s * self._limits.still_s:
             raise TransferTooSlowError(
@@ -246,11 +254,11 @@ class Source:
             )
 
     async def _left(self, attempt: TransferAttempt) -> list[Page]:
-        """What has changed since it was sent."""
+        """The pages that have changed since they were sent."""
         return changed(await attempt.meanwhile(self._provider.pages(attempt.opened.session)), attempt.sent)
 
     async def _send_final_delta(self, attempt: TransferAttempt, still_s: float | None) -> None:
-        """At the boundary: the rest, and the seal; within `still_s` of it."""
+        """At the boundary: send the rest and the manifest, within `still_s`."""
         session, move = attempt.opened.session, attempt.opened.move
         header, pages = await attempt.meanwhile(self._provider.rest(session, move))
         if still_s is None:
@@ -282,7 +290,7 @@ class Source:
         link, deadline, number = attempt.link, attempt.deadline, attempt.rounds
         memory, everything = LocalPages([page.parts for page in pages]), range(len(pages))
         begun = self._now()
-        # Some links copy everything here already.
+        # Some links already copy everything here.
         offering = self._links.blocking(lambda: link.offer(memory, everything, deadline), deadline, link)
         offer = await attempt.meanwhile(offering)
         specs = tuple(

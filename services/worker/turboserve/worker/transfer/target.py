@@ -1,4 +1,4 @@
-"""The target's side: fetch a session's state from its source, and believe nothing before it is checked."""
+"""The target's role: fetch a session's state from its source, and trust nothing before it is verified."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ Connect = Callable[[str, int], Awaitable[tuple[ByteReader, ByteWriter]]]
 
 CONNECT_S = 2.0
 SILENCE_S = 3.0
-"""A source that waits says so more often than this."""
+"""Longest silence of a source, seconds. A waiting source sends a frame more often."""
 RETRY_S = 0.1
 MISMATCHES_LIMIT = 2
-"""A state that arrives wrong so often is wrong where it comes from."""
+"""Number of mismatches after which the state is wrong at its source."""
 
 log = logs.get("transfer")
 
 
 class ReceiveMemory(Protocol):
-    """Memory that is kept for the session (`engine.landing.PagedReceiveBuffer`)."""
+    """Memory that is reserved for the session (`engine.receive_buffer.PagedReceiveBuffer`)."""
 
     def begin(self) -> None:
-        """Another attempt begins: nothing of the earlier ones is wanted."""
+        """Begin another attempt: drop everything of the earlier ones."""
         ...
 
     def place(self, name: str, size: int, dtype: str = "", shape: Sequence[int] = ()) -> tuple[Tensor, ...]:
@@ -67,23 +67,23 @@ class ReceiveMemory(Protocol):
         ...
 
     def check(self, header: Mapping[str, Any], names: Iterable[str]) -> object:
-        """Whether header and pages are those of one state of this model. Raises `SnapshotRejectedError`."""
+        """Check that header and pages are one state of this model. Raises `SnapshotRejectedError`."""
         ...
 
 
 @dataclass(frozen=True)
 class FetchedState:
-    """A state that is here, bit for bit."""
+    """A state that has arrived, bit for bit."""
 
     header: Mapping[str, Any]
     pages: tuple[str, ...]
     digest: str
     bytes_moved: int
-    """Over all rounds."""
+    """Bytes over all rounds of the last attempt."""
     state_bytes: int
     rounds: int
     seconds: float
-    """Since the first attempt began."""
+    """Seconds since the first attempt began."""
     backend: str
 
     @property
@@ -98,21 +98,21 @@ class _AttemptBudget:
     patience_s: float
     now: Callable[[], float]
     waits_from: float
-    """Since when nothing of the state has come."""
+    """Time since which no page has arrived or been announced, monotonic seconds."""
     count: int = 0
-    """Those that failed."""
+    """Number of failed attempts."""
     heard: bool = False
-    """Of the one under way: something of the state has come, or was about to."""
+    """Whether the current attempt has received or announced a page of the state."""
     mismatches: int = 0
     last: TransferError | None = None
 
     def failed(self, error: TransferError) -> TransferError:
-        """Take note of it; what explains best why nothing came. Raises that if no other attempt will help."""
+        """Record a failed attempt. Returns the error that explains it best; raises if no retry will help."""
         self.count += 1
         self.mismatches += isinstance(error, DigestMismatchError)
         if not error.retryable or self.mismatches >= MISMATCHES_LIMIT:
             raise error
-        # What the other side has said explains more than that it then ran out of time.
+        # What the other side reported explains more than its later timeout.
         if self.last is None or not isinstance(error, DeadlineExceededError):
             self.last = error
         if self.heard:
@@ -149,7 +149,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def host_of(sources: Sequence[str]) -> str:
-    """Where a source is, by its first address; empty: it has none that can be read."""
+    """Host of a source, by its first address; empty if there is none that can be parsed."""
     try:
         return (urlsplit(sources[0]).hostname or "") if sources else ""
     except ValueError:
@@ -157,7 +157,7 @@ def host_of(sources: Sequence[str]) -> str:
 
 
 class Target:
-    """Fetches for one worker."""
+    """Fetches states for one worker."""
 
     def __init__(
         self,
@@ -167,18 +167,18 @@ class Target:
         connect: Connect = asyncio.open_connection,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A source of which nothing comes is asked again for `patience_s`, however long a copy may take."""
+        """A source that sends nothing is retried for `patience_s`, however long a copy may take."""
         self._worker, self._links, self._patience_s = worker, links, patience_s
         self._connect, self._now = connect, now
 
     async def fetch(
         self, session: str, move: int, key: bytes, sources: Sequence[str], room: ReceiveMemory, limit_s: float
     ) -> FetchedState:
-        """Copy the state into `room`, within `limit_s` for all attempts. Tries again while that may help.
+        """Copy the state into `room`, within `limit_s` for all attempts. Retries while that may help.
 
-        `key` is the migration's, 32 bytes, as the source has it too.
+        `key` is the migration's key, 32 bytes, which the source has too.
 
-        Raises `TransferError`; then, and when it is cancelled, nothing is written to the room any more.
+        Raises `TransferError`. After that, and after a cancellation, nothing is written to `room` any more.
         """
         started, deadline = self._now(), Deadline(limit_s, self._now)
         tries = _AttemptBudget(self._patience_s, self._now, waits_from=started)
@@ -228,7 +228,7 @@ class Target:
         try:
             keys = await handshake.authenticate(channel, opened, key, deadline.left(SILENCE_S))
         except BaseException:
-            # Nothing is explained to a source that is not the one.
+            # A source that is not authenticated gets no explanation.
             channel.abort()
             raise
         try:

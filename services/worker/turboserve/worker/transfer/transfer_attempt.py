@@ -1,4 +1,4 @@
-"""One attempt of a target to fetch a session, as its source sees it: what was sent, and how the two wait."""
+"""One transfer attempt of a target, as its source sees it: what was sent, and how the two wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turboserve.worker.transfer.frames import Frame, Open, Refuse, Taken, Verifi
 from turboserve.worker.transfer.link import Link
 
 WAIT_S = 0.5
-"""How often a waiting target is told that somebody is there."""
+"""Interval at which a waiting target receives a `Wait` frame, seconds."""
 
 T = TypeVar("T")
 F = TypeVar("F", Taken, Verified)
@@ -22,30 +22,33 @@ F = TypeVar("F", Taken, Verified)
 
 @dataclass(eq=False)
 class TransferAttempt:
-    """One connection."""
+    """One connection over which a source sends a session's state."""
 
     opened: Open
     channel: Channel
     link: Link
     deadline: Deadline
     sent: dict[str, object] = field(default_factory=dict)
-    """Stamps of what the target has, by page."""
+    """Identity stamps of the pages that the target has, by page."""
     prints: dict[str, bytes] = field(default_factory=dict)
     rounds: int = 0
     bytes_moved: int = 0
     bytes_per_s: float = 0.0
-    """Pace of the last round, hashing included; 0: there was none."""
+    """Transfer rate of the last round, hashing included, bytes per second; 0: there was none."""
 
     async def receive_frame(self, kind: type[F]) -> F:
-        """The next frame, which has to be of this kind. Raises `TransferError`."""
+        """Receive the next frame, which must be of this kind. Raises `TransferError`."""
         frame = await self._next_frame()
         if not isinstance(frame, kind):
             raise _unexpected(frame)
         return frame
 
     async def until_taken(self, sending: Coroutine[Any, Any, T]) -> T:
-        """Send; a target that says no meanwhile is heard at once, and one that has everything sooner is told
-        that somebody is there."""
+        """Send a round until the target has taken it.
+
+        While sending, also read the control channel, so that a refusal ends the transfer at once. A target
+        that has everything earlier receives `Wait` frames.
+        """
         task = asyncio.ensure_future(sending)
         control_frame = asyncio.ensure_future(self.receive_frame(Taken))
         try:
@@ -66,7 +69,7 @@ class TransferAttempt:
         return sent
 
     async def meanwhile(self, waiting: Coroutine[Any, Any, T]) -> T:
-        """Wait, saying so, and notice when the target hangs up."""
+        """Wait for `waiting` and send `Wait` frames. A frame or a hang-up of the target raises an error."""
         task = asyncio.ensure_future(waiting)
         control_frame = asyncio.ensure_future(self._next_frame())
         try:
