@@ -1,1 +1,1 @@
-"""The engine: sessions' state, the KV frame-slot ring, gather policies and the stages that use them."""
+"""The engine: sessions' state, the ring of KV frame slots, gather policies and the stages that use them."""

@@ -1,4 +1,4 @@
-"""The session table: who is here, on the device or suspended on the host, and the memory they hold."""
+"""The engine's session table: active sessions, sessions suspended on the host, and their memory."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from turboserve.worker.engine.stream_executor import Wakeup
 from turboserve.worker.engine.transfer import Transfer, TransferDirection
 
 _Seated = tuple[SessionState, Transfer | None]
-"""A state on its slab, and what is still to fill that."""
+"""A state on its slab, and the transfer that still has to fill the slab."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Suspended:
-    """A suspended session: its state is on the host, the rest of it waits here."""
+    """A suspended session: its state is on the host, the rest of the session is kept here."""
 
     session: Session | None
-    """None: it came here in this state."""
+    """None: the session arrived suspended."""
     snapshot: Snapshot
     extent: Extent
 
 
 class SessionTable:
     """Active and suspended sessions. Every slab and every host byte in use belongs to exactly one of them, or
-    is kept for one that is on its way here (`adoption.reserve`)."""
+    is reserved for an arriving session (`session_import.reserve`)."""
 
     def __init__(self, backend: Backend, options: EngineOptions, wakeup: Wakeup) -> None:
-        """`wakeup` rings when a transfer is done."""
+        """`wakeup` is signaled when a transfer is done."""
         self.device = backend.device
         self.pool, self.host = backend.pool, backend.host
         self.transfers: JobExecutor[Transfer] = backend.executor("transfer", wakeup)
         self.sessions: dict[str, Session] = {}
-        """Active sessions by name, and those whose state is on its way."""
+        """Active sessions by name, and sessions whose state is being transferred."""
         self._suspended: dict[str, _Suspended] = {}
         self._backend = backend
         self._options = options
@@ -67,7 +67,7 @@ class SessionTable:
         return session in self.sessions or session in self._suspended
 
     def lay_down(self, snapshot: Snapshot, extent: Extent) -> None:
-        """Take in a suspended session; `snapshot` lies in `extent` of the host pool."""
+        """Add a suspended session. `snapshot` lies in `extent` of the host pool."""
         self._suspended[snapshot.session] = _Suspended(None, snapshot, extent)
 
     def admit(self, spec: SessionSpec, snapshot: Snapshot | None) -> Session:
@@ -92,7 +92,7 @@ class SessionTable:
         return session
 
     def suspend(self, session: Session) -> None:
-        """Begin to move a session at rest to the host. Raises `HostPoolFullError` or
+        """Begin to move a session at a chunk boundary to the host. Raises `HostPoolFullError` or
         `HostMemoryUnavailableError`; then the session is as before."""
         self._begin(session, self._backend.leave(session))
 
@@ -112,7 +112,7 @@ class SessionTable:
         return session
 
     def transferred(self, transfer: Transfer) -> Session | None:
-        """Book a transfer that is done: its session, or None if that was evicted meanwhile."""
+        """Record a finished transfer. Returns its session, or None if the session was evicted meanwhile."""
         session = self.sessions.get(transfer.session)
         if session is None or session.transfer is not transfer:
             return None
@@ -151,7 +151,7 @@ class SessionTable:
             self.transfers.submit(transfer)
 
     def _seated(self, build: Callable[[Slab], _Seated]) -> _Seated:
-        """What `build` makes of a free slab, which is given back if that fails."""
+        """Return the result of `build` for a free slab. The slab is released if `build` fails."""
         slab = self.pool.acquire()
         try:
             return build(slab)

@@ -1,4 +1,4 @@
-"""The kinds of attention that an engine can be given: which rows go into one call, and by which kernel."""
+"""The kinds of attention of an engine: which rows one call takes, and which kernel computes them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class AttentionKind:
 
     memory: Callable[[Sequence[Row]], AttentionMemory]
     kernel: SDPBackend | None = None
-    """The only kernel allowed; None: as PyTorch chooses."""
+    """The only kernel allowed. None: PyTorch chooses."""
 
     @contextmanager
     def chosen(self) -> Iterator[None]:
-        """In it, attention is done by the kernel."""
+        """Compute attention by this kernel while the body runs."""
         if self.kernel is None:
             yield
             return
@@ -41,14 +41,14 @@ KINDS = {
     "cudnn": AttentionKind(RowsMemory, SDPBackend.CUDNN_ATTENTION),
     "varlen": AttentionKind(VarlenMemory),
 }
-"""By name: each row in a call of its own, by the kernel that PyTorch chooses or a certain one; or all rows in
-one."""
+"""Kinds by name. `varlen` computes all rows in one call; the others compute each row in its own call, by the
+kernel that PyTorch chooses or by the named one."""
 
 
 @torch.inference_mode()
 def attention_kind(name: str, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> AttentionKind:
-    """The kind of this name. Raises `AttentionUnavailableError` where it does not do such heads on this
-    device."""
+    """The attention kind of this name. Raises `AttentionUnavailableError` if the device lacks it for such
+    heads."""
     if name not in KINDS:
         raise AttentionUnavailableError(name, f"is not one of {', '.join(KINDS)}")
     kind = KINDS[name]

@@ -1,8 +1,8 @@
-"""What the engine needs of whatever holds and computes sessions' states.
+"""The engine's interface to the backend, which holds and computes sessions' states.
 
 The engine decides when something happens to a session; a backend knows what a state is. `tensor_backend` has
-tensors on a device. Another implementation may have states that stand for such, and latencies that are given.
-Belongs to the engine's thread, but for `decode` and transfers, which lanes run.
+tensors on a device. Another implementation may simulate states and latencies. All methods run on the engine's
+thread, except `decode` and transfers, which stream executors run.
 """
 
 from __future__ import annotations
@@ -33,56 +33,55 @@ J = TypeVar("J", bound=Job)
 
 
 class JobExecutor(Protocol[J]):
-    """Does jobs in the order in which they are handed in, beside the engine's own work
-    (`stream_executor.StreamExecutor`)."""
+    """Runs jobs in the order of submission, beside the engine (`stream_executor.StreamExecutor`)."""
 
     @property
     def threaded(self) -> bool:
-        """Whether a job may be done after `submit` has returned."""
+        """Whether a job may finish after `submit` has returned."""
         ...
 
     @property
     def load(self) -> int:
-        """Jobs handed in and not collected."""
+        """Number of jobs submitted and not collected."""
         ...
 
     @property
     def finished(self) -> bool:
-        """Whether `collect` would give something."""
+        """Whether `collect` has something to return or raise."""
         ...
 
     def submit(self, job: J) -> None:
-        """Hand a job in. What it reads must stay as it is until it is collected."""
+        """Submit a job. Its inputs must not change until the job is collected."""
         ...
 
     def collect(self) -> list[J]:
-        """The jobs that are done, in order, each once. Raises `RuntimeError` if the lane has broken down."""
+        """Return the finished jobs, in order, each once. Raises `RuntimeError` if the executor has failed."""
         ...
 
 
 class ReceiveBuffer(Protocol):
-    """Memory that is kept for a session on its way here (`receive_buffer.PagedReceiveBuffer`)."""
+    """Memory that is reserved for an arriving session (`receive_buffer.PagedReceiveBuffer`)."""
 
     @property
     def slab(self) -> Slab: ...
 
     @property
     def extent(self) -> Extent | None:
-        """The piece of the host pool, of a session that arrives suspended."""
+        """The piece of the host pool, if the session arrives suspended."""
         ...
 
     @property
     def used_bytes(self) -> int:
-        """Of the extent, from its beginning."""
+        """Bytes used of the extent, from its beginning."""
         ...
 
     @property
     def most_bytes(self) -> int:
-        """No state of this model is larger."""
+        """Largest size of a state of this model, bytes."""
         ...
 
     def begin(self) -> None:
-        """Another attempt begins: nothing of the earlier ones is wanted."""
+        """Begin another attempt: drop what earlier attempts stored beside the slab."""
         ...
 
     def place(self, name: str, size: int, dtype: str = "", shape: Sequence[int] = ()) -> tuple[Tensor, ...]:
@@ -90,15 +89,15 @@ class ReceiveBuffer(Protocol):
         ...
 
     def check(self, header: Mapping[str, Any], names: Iterable[str]) -> object:
-        """Whether the pages are those of one state of this model. Raises `SnapshotRejectedError`."""
+        """Check that the pages are those of one state of this model. Raises `SnapshotRejectedError`."""
         ...
 
     def state(self, header: Mapping[str, Any], names: Iterable[str]) -> SessionState:
-        """The session whose pages are here. Raises `SnapshotRejectedError` unless they are one state's."""
+        """The session's state from its pages. Raises `SnapshotRejectedError` unless they are one state's."""
         ...
 
     def snapshot(self, header: Mapping[str, Any], names: Iterable[str]) -> Snapshot:
-        """The same of a session that arrived suspended, where it lies. Raises `SnapshotRejectedError`."""
+        """The snapshot of a session that arrived suspended, in place. Raises `SnapshotRejectedError`."""
         ...
 
 
@@ -107,41 +106,43 @@ class Backend(Protocol):
 
     config: ModelConfig
     fingerprint: str
-    """Of configuration and weights: states of sessions go on only where it is equal."""
+    """Digest of configuration and weights: a session's state continues only where it is equal."""
     device: torch.device
     pool: SlabPool
     host: HostPool
     state_host_bytes: int
-    """What one suspended session takes in host memory at most, also one that arrives there."""
+    """Largest host memory of one suspended session, including one that arrives by migration, bytes."""
 
     @property
     def text(self) -> TextEncoder: ...
 
     def executor(self, name: str, wakeup: Wakeup) -> JobExecutor[Any]:
-        """A new lane. `wakeup` rings for each job that is done."""
+        """Create an executor. `wakeup` is signaled for each finished job."""
         ...
 
     # States
 
     def fresh(self, spec: SessionSpec, slab: Slab) -> SessionState:
-        """The state of a session that has made nothing."""
+        """The state of a session that has generated nothing."""
         ...
 
     def check(self, rebuild: Rebuild) -> None:
-        """Raises `InvalidRebuildError`."""
+        """Check the latents of a rebuild. Raises `InvalidRebuildError`."""
         ...
 
     def rebuild(self, session: Session, rebuild: Rebuild) -> None:
-        """Plan the passes that make a lost session whole, and its decoder's warming."""
+        """Plan the passes that rebuild a lost session, and the warming of its decoder."""
         ...
 
     def leave(self, session: Session) -> Transfer:
-        """What moves a session at rest to the host. Raises `HostPoolFullError` or
-        `HostMemoryUnavailableError`; then the session is as before."""
+        """Create the transfer that moves a session at a chunk boundary to the host.
+
+        Raises `HostPoolFullError` or `HostMemoryUnavailableError`; then the session is as before.
+        """
         ...
 
     def arrive(self, snapshot: Snapshot, slab: Slab, extent: Extent | None) -> tuple[SessionState, Transfer]:
-        """A state on its slab, and what fills it. `extent`: where the snapshot lies, if in the pool.
+        """A state on its slab, and the transfer that fills it. `extent`: the snapshot's, if in the pool.
 
         Raises `SnapshotRejectedError`.
         """
@@ -150,51 +151,51 @@ class Backend(Protocol):
     # A session's forwards
 
     def chunk(self, state: SessionState) -> ChunkWork:
-        """The next chunk."""
+        """The work of the next chunk."""
         ...
 
     def recache(self, state: SessionState) -> Work:
-        """The newest latents again, under a new prompt."""
+        """The work that computes the newest latents again under a new prompt."""
         ...
 
     def replay(self, state: SessionState, parts: list[tuple[int, Tensor]]) -> Work:
-        """Clean passes over kept latents: first frame and latents of each."""
+        """The work of clean passes over kept latents. `parts`: first frame and latents of each."""
         ...
 
     def set_prompt(self, state: SessionState, prompt: str, text: Tensor) -> None:
-        """From its next forward on the session has this prompt. `text`: its embedding."""
+        """Set the prompt of the session's next forwards. `text`: its embedding."""
         ...
 
     def finish(self, state: SessionState, chunk: ChunkWork) -> None:
-        """Add a finished chunk to what the session remembers."""
+        """Add a finished chunk's latents to the session's state."""
         ...
 
     # Computing
 
     def forward(self, works: Sequence[Work]) -> list[Tensor]:
-        """One forward of each; they have equally many frames. Repeating a call gives the same."""
+        """Run one forward of each work, all of equally many frames. A repeated call gives the same result."""
         ...
 
     def decode(self, batch: Sequence[Decoding]) -> list[Decoded]:
-        """Pictures of clean latents. Repeating a call gives the same."""
+        """Decode clean latents to frames. Repeating a call gives the same result."""
         ...
 
-    # Moves
+    # Migration
 
     def pages_in_use(self, session: Session) -> list[Page]:
-        """Those that nothing in work is writing to."""
+        """The pages that no current work writes to."""
         ...
 
     def pages_quiesced(self, session: Session) -> tuple[dict[str, Any], list[Page]]:
-        """Header and all pages of a session of which nothing is being computed."""
+        """Header and all pages of a session for which nothing is being computed."""
         ...
 
     def pages_of(self, snapshot: Snapshot) -> tuple[dict[str, Any], list[Page]]:
-        """The same of a session in host memory."""
+        """Header and all pages of a session in host memory."""
         ...
 
     def receive_buffer(self, *, on_host: bool) -> ReceiveBuffer:
-        """Memory for a session that is to come, large enough for any state.
+        """Reserve memory for an arriving session, large enough for any state.
 
         Raises `SlabsExhaustedError`, `HostPoolFullError` or `HostMemoryUnavailableError`; then nothing has
         changed.
@@ -206,6 +207,6 @@ class Replica(Protocol):
     """Models that an engine can run (`engine.Models`)."""
 
     def backend(self, options: EngineOptions) -> Backend:
-        """Raises `BudgetTooSmallError` when not one slab fits, `HostMemoryUnavailableError`,
+        """Create the backend. Raises `BudgetTooSmallError` if no slab fits, `HostMemoryUnavailableError`,
         `AttentionUnavailableError`."""
         ...

@@ -1,5 +1,4 @@
-"""What happens between two chunks: finished work is booked, controls apply, sessions suspend, chunks
-begin."""
+"""The chunk boundary: finish work, apply controls, suspend sessions and begin chunks."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from turboserve.worker.engine.session import PendingControl, Session
 
 
 class Boundary:
-    """Moves a session over a chunk boundary as far as it goes without a forward."""
+    """Advances a session at a chunk boundary as far as possible without a forward."""
 
     def __init__(self, backend: Backend, table: SessionTable, pacing: Pacing) -> None:
         self._backend = backend
@@ -31,7 +30,7 @@ class Boundary:
         self._pacing = pacing
 
     def cross(self, session: Session, now: float) -> Sequence[Event]:
-        """Book what is finished and begin what is due."""
+        """Finish completed work and begin what is due."""
         if session.transfer is not None or session.quiesced:
             return ()
         events: list[Event] = []
@@ -45,13 +44,13 @@ class Boundary:
             session.due_at_s = now
             return events
         if session.warming or session.state.text is None or session.controls:
-            # A control that still waits for its prompt's embedding must not slip behind the next chunk.
+            # The next chunk must not begin before a control whose prompt still waits for its embedding.
             return events
         if not session.announced:
             session.announced = True
             events.append(SessionReady(session.name, session.state.next_chunk))
         if session.suspending:
-            # The decoder's cache leaves with the rest, so nothing of the session may be in its lane.
+            # The decoder's cache is part of the state: nothing of the session may be in the decode executor.
             return events if session.busy else events + self._suspend(session)
         if session.quiesce_request is not None and self._stops(session, now):
             if not session.busy:
@@ -92,7 +91,7 @@ class Boundary:
         return [ControlApplied(session.name, c.control_seq, session.state.next_chunk) for c in applied]
 
     def _apply_controls(self, session: Session) -> Sequence[Event]:
-        """Apply all waiting controls at once: of several prompts only the last is worth a recache."""
+        """Apply all waiting controls at once: only the last of several prompts is worth a recache."""
         if not all(pending.ready for pending in session.controls):
             return []
         pending = list(session.controls)
@@ -104,7 +103,7 @@ class Boundary:
             session.state.seed = session.state.seed if control.seed is None else control.seed
             session.max_lead_s = session.max_lead_s if control.max_lead_s is None else control.max_lead_s
         prompts = [each for each in pending if each.text is not None]
-        # The first prompt of a session is how it begins, not a change that somebody waits to see applied.
+        # The first prompt starts the session. It is not a change that a viewer waits for.
         first = session.state.text is None
         session.applying = [each.control for each in (pending[1:] if first else pending)]
         if prompts:
@@ -122,7 +121,7 @@ class Boundary:
         self._backend.set_prompt(session.state, pending.control.prompt, pending.text)
 
     def _stops(self, session: Session, now: float) -> bool:
-        """Whether the session, which is wanted still, begins no further chunk."""
+        """Whether the session begins no further chunk because it is to be quiesced."""
         quiesce_request = session.quiesce_request
         if quiesce_request is None:
             return False
@@ -140,7 +139,7 @@ class Boundary:
             return False
         if not self._pacing.may_generate(session, now) or session.held_up:
             return False
-        # The end is told after the last chunk.
+        # The end is reported after the last chunk.
         return self._limit is None or self._past_the_end(session) is None or not session.busy
 
     def _begin(self, session: Session, now: float) -> list[Event]:
@@ -153,7 +152,7 @@ class Boundary:
         return []
 
     def _past_the_end(self, session: Session) -> str | None:
-        """Why the model cannot represent the session's next chunk, if so."""
+        """Why the model cannot represent the session's next chunk; None if it can."""
         if self._limit is None:
             return None
         last = session.state.first_frame(self._config) + self._config.frames_per_chunk

@@ -1,4 +1,4 @@
-"""How a worker's memory is shared out at start: models, workspace, and as many sessions as then fit."""
+"""The memory budget of a worker at start: models, workspace, and as many sessions as then fit."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ class MemoryBudget:
     model_bytes: int
     """Weights of all networks: transformer, text encoder, decoder."""
     workspace_bytes: int
-    """What computing takes for a moment, however many sessions there are."""
+    """Temporary memory of computing that does not depend on the number of sessions."""
     slab_bytes: int
-    """Of each session: keys and values."""
+    """Keys and values of one session."""
     decode_cache_bytes: int
-    """Of each session."""
+    """Decoder cache of one session."""
     state_bytes: int = 0
-    """Of each session: latents, prompt embeddings and what else it holds outside its slab."""
+    """Other memory of one session outside its slab: latents and prompt embeddings."""
     row_bytes: int = 0
-    """What its row of a forward takes for a moment."""
+    """Temporary memory of one session's row of a forward."""
 
     @property
     def session_bytes(self) -> int:
-        """What one more session takes."""
+        """Memory of one more session."""
         return self.slab_bytes + self.decode_cache_bytes + self.state_bytes + self.row_bytes
 
     def expected_bytes(self, sessions: int) -> int:
-        """All of it, with so many sessions."""
+        """Memory of everything with `sessions` sessions."""
         return self.model_bytes + self.workspace_bytes + sessions * self.session_bytes
 
     def sessions(self) -> int:
-        """Sessions that fit. Raises `BudgetTooSmallError` when none does."""
+        """Number of sessions that fit. Raises `BudgetTooSmallError` if none fits."""
         count = (self.total_bytes - self.expected_bytes(0)) // self.session_bytes
         if count < 1:
             raise BudgetTooSmallError(self.expected_bytes(1), self.total_bytes)
@@ -53,15 +53,15 @@ class MemoryBudget:
 
 
 def plan(models: Models, total_bytes: int, decode_batch: int = 1) -> MemoryBudget:
-    """The budget of an engine whose forwards have as many rows as there are sessions, and which decodes
-    `decode_batch` of them at once."""
+    """The budget of an engine with one row per session in a forward and `decode_batch` sessions in a
+    decode."""
     config = models.transformer.config
     dtype = models.transformer.patch_embedding.weight.dtype
     layout = SlabLayout.of(config, dtype)
     decoder, text = models.decoder, models.text
     row = forward_bytes(config, dtype, config.frames_per_chunk)
-    # A recache is a batch of its own, of so few rows that it has no more tokens than a batch of chunks; one
-    # row is the least.
+    # A recache is a separate batch, of so few rows that it has no more tokens than a batch of chunks, but at
+    # least one row.
     recache = max(0, forward_bytes(config, dtype, config.window_frames) - row)
     projected = 2 * layout.text_bytes
     decoding = decode_batch * decode_bytes(models)
@@ -83,25 +83,26 @@ def plan(models: Models, total_bytes: int, decode_batch: int = 1) -> MemoryBudge
 
 
 def decode_bytes(models: Models) -> int:
-    """What one row of a decode takes at most: its workspace, and new caches beside the old ones until the
-    engine takes them up."""
+    """Largest memory of one row of a decode: its workspace, and new caches that the engine does not use
+    yet."""
     return models.decoder.workspace_bytes + LANE_DEPTH * models.decoder.cache_bytes
 
 
 def affordable_decodes(models: Models, total_bytes: int, limit: int) -> int:
-    """Sessions that may be decoded at once, 1 to `limit`, with more than one in `DECODE_SHARE` of memory.
+    """Number of sessions decoded at once, 1 to `limit`. All but the first fit in `DECODE_SHARE` of memory.
 
-    What a batch gains is not known before it was tried, and its memory is kept whether or not it is used.
+    The gain of a batch is not known before it is measured, and its memory is reserved whether it is used or
+    not.
     """
     more = int(DECODE_SHARE * total_bytes) // max(1, decode_bytes(models))
     return max(1, min(limit, 1 + more))
 
 
 def forward_bytes(config: ModelConfig, dtype: torch.dtype, frames: int) -> int:
-    """What one row of `frames` latent frames takes at most during a forward, beside weights and slab.
+    """Largest memory of one row of `frames` latent frames during a forward, beside weights and slab.
 
-    The larger of two moments of a block: rotating queries and keys, in float32 and complex numbers of it, or
-    the feed-forward's two wide tensors. A test holds it against the tensors of real forwards.
+    This is the larger of two moments of a block: the rotation of queries and keys, in float32 and complex64,
+    or the two wide tensors of the feed-forward. A test checks it against the tensors of real forwards.
     """
     size, tokens = dtype.itemsize, frames * config.tokens_per_frame
     attention = config.dim * (10 * size + 16)
@@ -117,15 +118,16 @@ def rotation_bytes(config: ModelConfig, frames: int) -> int:
 
 
 def modulation_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Modulations of all blocks and the head for one timestep, while they are made and after."""
+    """Modulations of all blocks and the head for one timestep, while they are computed and after."""
     return 2 * (6 * config.num_layers + 2) * config.dim * dtype.itemsize
 
 
 def state_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """What a session holds on the device beside slab and decoder cache.
+    """Memory of a session on the device beside slab and decoder cache, bytes.
 
-    Latents of its window in the slab's type; in float32 those that wait for the decoder, and a chunk's own:
-    noise, noisy, clean and the flow. Embeddings of the prompt it has and of one that waits, in float32.
+    - latents of its window, in the slab's type
+    - float32 latents that wait for the decoder, and those of the current chunk: noise, noisy, clean and flow
+    - float32 embeddings of the current prompt and of a waiting one
     """
     latents = torch.Size(config.latent_shape).numel()
     chunks = -(-config.window_frames // config.frames_per_chunk)

@@ -1,4 +1,4 @@
-"""The stage that turns clean latents into pictures, in a lane beside the forwards."""
+"""The stage that decodes clean latents to frames, in a stream executor beside the forwards."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from turboserve.worker.engine.stages import Clock, Fail, Stage, StageOutcome
 
 @dataclass(frozen=True, eq=False)
 class Decoded:
-    """What one decode gives, on the host but for the cache."""
+    """The result of one decode, on the host except for the cache."""
 
     frames: Tensor
     """uint8 [N, H, W, 3]"""
     latents: Tensor
-    """What was decoded, [F, C, H, W]."""
+    """The decoded latents, [F, C, H, W]."""
     cache: dict[str, Tensor]
     """The session's decoder cache for its next latents."""
 
 
 @dataclass(eq=False)
 class Decoding:
-    """One session's latents on their way through the decoder."""
+    """One session's latents in the decode stage."""
 
     session: Session
     item: Undecoded
-    """The first of what the session has undecoded."""
+    """The first of the session's undecoded latents."""
     cache: dict[str, Tensor] | None
-    """The session's before them; it stays as it is."""
+    """The session's cache before these latents; it is not changed."""
     ready_s: float = 0.0
 
 
 class DecodeBatch:
-    """What is decoded at once: a job of the decode lane."""
+    """Latents that are decoded at once: a job of the decode executor."""
 
     def __init__(self, stage: DecodeStage, batch: list[Decoding]) -> None:
         self.batch = batch
         self.outcomes: list[StageOutcome[Decoding, Decoded]] = []
         self.seconds: float | None = None
-        """None: it raised an error, and each of it was decoded alone."""
+        """Duration of the decode. None: it raised an error, and each item was decoded alone."""
         self._stage = stage
 
     def run(self) -> None:
@@ -58,12 +58,13 @@ class DecodeBatch:
 
 
 class DecodeStage(Stage[Session, Decoding, Decoded]):
-    """Clean latents → pixel frames, through each session's own streaming cache.
+    """Decodes clean latents to frames, with each session's own streaming cache.
 
-    Which sessions, and how many at once, the gather policy says by this stage's profile. A batch has equally
-    many latent frames in all rows, and only rows that begin their video or only others, for those have no
-    cache. With one row at most (`EngineOptions.decode_batch`; so workers do it on a CPU) a session's latents
-    give the same pictures bit for bit whatever else is decoded; with more, a pixel may differ by one of 255.
+    The gather policy chooses the sessions and their number by this stage's profile. All rows of a batch have
+    equally many latent frames, and either all or none of them begin their video, because a session that
+    begins has no cache. With at most one row (`EngineOptions.decode_batch`, as on CPU workers), a session's
+    latents give the same frames bit for bit whatever else is decoded. With more rows, a pixel may differ by
+    one of 255.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
         self._max_batch = max_batch
 
     def now(self) -> float:
-        """The engine's clock."""
+        """Time on the engine's clock."""
         return self._clock()
 
     def waiting(self, sessions: Iterable[Session]) -> list[Session]:
@@ -91,7 +92,7 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
         return [session for session in sessions if session.decodable]
 
     def gather(self, waiting: list[Session], now: float) -> list[Decoding]:
-        """See `Stage.gather`. What it gathers is in the lane from then on."""
+        """See `Stage.gather`. The gathered sessions count as being in the decode executor from then on."""
         candidates = [self._pacing.decoding(session, now) for session in waiting]
         chosen = self._policy.gather(candidates, self.profile, self._max_batch)
         by_name = {session.name: session for session in waiting}
@@ -123,8 +124,8 @@ class DecodeStage(Stage[Session, Decoding, Decoded]):
         return events
 
     def observe(self, batch: list[Decoding], seconds: float) -> None:
-        """See `Stage.observe`. First chunks have fewer pictures, and what only warms a decoder has more
-        latents than a chunk: neither says how long one takes."""
+        """See `Stage.observe`. A first chunk has fewer frames, and the warming of a decoder has more latents
+        than a chunk: neither tells how long a chunk takes."""
         if all(each.item.index is not None and each.cache is not None for each in batch):
             self.profile.observe(len(batch), seconds)
 

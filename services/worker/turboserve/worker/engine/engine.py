@@ -1,7 +1,7 @@
-"""The engine: sessions in, chunks out. Owned by one thread, driven by `step`; it does no I/O.
+"""The engine: sessions in, chunks out. One thread owns it and calls `step`; it does no I/O.
 
-What a step runs first is the pipeline's end: a decoded chunk is what a viewer waits for. With `overlap`,
-decoding and moving state are done in lanes of their own while the next forward is computed.
+A step runs the end of the pipeline first: a viewer waits for a decoded chunk. With `overlap`, stream
+executors decode and transfer state while the next forward is computed.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.model.weights import weight_bytes
 
 LANE_DEPTH = 2
-"""Batches in the decode lane at once: the one that is decoded, and one so that the lane need not wait for the
-engine. The others wait with their sessions, where the most urgent goes first."""
+"""Batches in the decode executor at once: one in progress, and one ready, so that the executor need not wait
+for the engine. Further latents stay with their sessions, where the most urgent ones go first."""
 COMPILER = "inductor"
-"""torch's own, which writes Triton for a GPU and C++ for a CPU."""
+"""torch's own compiler, which generates Triton for a GPU and C++ for a CPU."""
 TEXT_BATCH = 4
-"""Prompts encoded at once at most, to bound memory."""
+"""Largest number of prompts encoded at once, to bound memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Models:
-    """One replica of everything that computes."""
+    """One replica of all networks."""
 
     transformer: CausalWanTransformer
     text: TextEncoder
     decoder: Decoder
     weights: str = ""
-    """`weights_digest` of all three networks; empty where they need not be told apart, as in benchmarks."""
+    """`weights_digest` of all three networks; empty where replicas are not compared, as in benchmarks."""
 
     @property
     def fingerprint(self) -> str:
@@ -78,9 +78,9 @@ class Engine:
         clock: Clock = time.monotonic,
         profiles: Mapping[str, Mapping[int, float]] | None = None,
     ) -> None:
-        """Allocates the slabs. Raises what `Replica.backend` does.
+        """Allocate the slabs. Raises the errors of `Replica.backend`.
 
-        `profiles`: measured seconds by batch size, by stage (`profile_file.STAGES`), to begin with.
+        `profiles`: initial measured seconds by batch size, by stage (`profile_file.STAGES`).
         """
         known = {stage: LatencyProfile((profiles or {}).get(stage)) for stage in STAGES}
         self.models = models
@@ -93,7 +93,7 @@ class Engine:
         self.table = SessionTable(backend, options, self._wakeup)
         device = self.table.device
         self.package = known["package"]
-        """L(b) of packaging, which is not the engine's work: whoever does it refines this."""
+        """L(b) of packaging. The engine does not package: the packager refines this profile."""
         self.pacing = Pacing(self.config, options, known["forward"], known["decode"], self.package)
         most = min(options.max_batch, TEXT_BATCH)
         self.text = TextStage(backend.text, device, clock, most, known["text"])
@@ -118,22 +118,22 @@ class Engine:
         self._boundary = Boundary(backend, self.table, self.pacing)
         self._isolation = Isolation()
         self._step_of: tuple[str, ...] = ()
-        """Sessions that the calling thread computes for."""
+        """Sessions for which the calling thread computes."""
 
     @property
     def host_states(self) -> int:
-        """Suspended sessions that the host memory holds at once, however large each is."""
+        """Number of suspended sessions that the host memory holds at once, at their largest size."""
         return self.options.host_bytes // self.backend.state_host_bytes
 
     @property
     def free_slots(self) -> int:
-        """Sessions that can still be admitted or resumed."""
+        """Number of sessions that can still be admitted or resumed."""
         return self.table.pool.free
 
     def admit(self, spec: SessionSpec, now: float, snapshot: Snapshot | None = None) -> None:
-        """Take a session in: new, from the latents of a lost one (`spec.rebuild`), or from a snapshot.
+        """Admit a session: new, from the latents of a lost one (`spec.rebuild`), or from a snapshot.
 
-        A snapshot's own prompt and counters win over the spec's, and its tensors must stay as they are until
+        A snapshot's own prompt and counters override the spec's. Its tensors must not change until
         `SessionReady`. Raises `SlabsExhaustedError`, `DuplicateSessionError`, `InvalidRebuildError` or
         `SnapshotRejectedError`; then nothing has changed.
         """
@@ -149,38 +149,39 @@ class Engine:
         self.table.active(session).controls.append(PendingControl(control))
 
     def playhead(self, session: str, seconds: float, *, now: float, playing: bool = True) -> None:
-        """Tell where the session's viewer is. Raises `UnknownSessionError`."""
+        """Set the position of the session's viewer. Raises `UnknownSessionError`."""
         playhead = self.table.active(session).playhead
         playhead.position_s, playhead.reported_at_s, playhead.playing = seconds, now, playing
 
     def suspend(self, session: str) -> None:
-        """Ask for the session's state to move to the host at its next boundary: `Suspended` says when it has.
+        """Request that the session's state move to the host at the next boundary; `Suspended` reports it.
 
         Raises `UnknownSessionError`.
         """
         self.table.active(session).suspending = True
 
     def resume(self, session: str, now: float) -> None:
-        """Begin to bring a suspended session back to the device; it goes on when it is there.
+        """Begin to bring a suspended session back to the device; it continues when its state has arrived.
 
-        Raises `UnknownSessionError` or `SlabsExhaustedError`; then it stays suspended.
+        Raises `UnknownSessionError` or `SlabsExhaustedError`; then the session stays suspended.
         """
         self.table.resume(session).playhead.reported_at_s = now
 
     def snapshot(self, session: str) -> Snapshot:
-        """State of a suspended session, for moving it elsewhere; it stays here until resumed or evicted, and
-        so long the tensors are valid. Raises `UnknownSessionError`."""
+        """State of a suspended session. The snapshot's tensors are valid until the session is resumed or
+        evicted. Raises `UnknownSessionError`."""
         return self.table.suspended(session)
 
     def evict(self, session: str) -> None:
-        """Drop a session, wherever it is, and free all it held. Raises `UnknownSessionError`."""
+        """Drop a session, active or suspended, and free its memory. Raises `UnknownSessionError`."""
         self.table.evict(session)
 
     def step(self, now: float) -> list[Event]:
-        """Do one batch of one stage, if any has work; returns what happened, in order.
+        """Run one batch of one stage, if any has work. Returns the events, in order.
 
-        What one session raises ends that session. Raises what says that the device is lost
-        (`streams.DEVICE_LOST`), and `RuntimeError` if a lane has broken down: the engine is at its end then.
+        An error of one session ends that session only. Raises the errors of a lost device
+        (`streams.DEVICE_LOST`), and `RuntimeError` if a stream executor has failed: the engine cannot
+        continue then.
         """
         events = self._collect()
         if self._held_back(now):
@@ -197,13 +198,13 @@ class Engine:
 
     @property
     def computing(self) -> tuple[str, ...]:
-        """Sessions that something is computed for, in this step or in the decode lane. After `step` has
-        raised: those of the step that did."""
+        """Sessions for which something is computed, in this step or in the decode executor. After an error of
+        `step`: the sessions of that step."""
         lane = [session.name for session in self.table.sessions.values() if session.in_lane]
         return tuple(dict.fromkeys([*self._step_of, *lane]))
 
     def has_work(self, now: float) -> bool:
-        """Whether `step` would do something now. False: wait for a call, for `wait`, or for `next_due`."""
+        """Whether `step` would do something now. If not, wait for a call, for `wait`, or for `next_due`."""
         if self._decodes.finished or self.table.transfers.finished:
             return True
         if self._held_back(now):
@@ -217,22 +218,22 @@ class Engine:
 
     @property
     def executors_busy(self) -> bool:
-        """Whether a lane is at work, so that there will be something to do without any call."""
+        """Whether a stream executor has jobs, so that there will be something to do without any call."""
         return bool(self._decodes.load or self.table.transfers.load)
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until a lane has done something, or for `timeout_s` seconds."""
+        """Wait until a stream executor has finished a job, or for `timeout_s` seconds."""
         if not (self._decodes.finished or self.table.transfers.finished):
             self._wakeup.wait(timeout_s)
 
     def when_done(self, notify: Callable[[], None]) -> None:
-        """Have `notify` called, on another thread, whenever a lane has done something."""
+        """Call `notify`, on another thread, whenever a stream executor has finished a job."""
         self._wakeup.notify = notify
 
     def next_due(self, now: float, session: str | None = None) -> float | None:
-        """When the next idle session becomes due by its viewer's playing alone; None if no session will.
+        """Time at which the next idle session becomes due while its viewer plays; None if no session will.
 
-        `session`: look at this one alone.
+        `session`: consider only this session.
         """
         sessions = self.table.sessions
         if session is not None:
@@ -241,8 +242,7 @@ class Engine:
         return min((t for t in times if t is not None), default=None)
 
     def _held_back(self, now: float) -> bool:
-        """Whether the decode lane has to be empty before anything else may begin: what is computed alone
-        waits, or is in it."""
+        """Whether the decode executor must become empty first: an isolated session waits, or is in it."""
         return bool(self._decodes.load) and any(
             session.isolated and (session.waits or self._boundary.pending(session, now))
             for session in self.table.sessions.values()
@@ -257,7 +257,7 @@ class Engine:
         )
 
     def _cross(self, session: Session, now: float) -> Sequence[Event]:
-        """Over a boundary a prompt is projected and noise drawn: what fails there is its session's too."""
+        """At a boundary a prompt is projected and noise is drawn. An error there ends only this session."""
         self._step_of = (session.name,)
         try:
             return self._boundary.cross(session, now)
@@ -267,7 +267,7 @@ class Engine:
             return [self._fail(session, error)]
 
     def _collect(self) -> list[Event]:
-        """Scatter what the lanes have done."""
+        """Scatter the results of the stream executors."""
         self._wakeup.clear()
         events: list[Event] = []
         for job in self._decodes.collect():
@@ -307,7 +307,7 @@ class Engine:
         if job.seconds is not None:
             self.decode.observe(job.batch, job.seconds)
         here = self.table.sessions
-        # A session may have been evicted meanwhile, and another of its name come.
+        # A session may have been evicted meanwhile, and replaced by another of its name.
         left = [each for each in job.outcomes if here.get(each.item.session.name) is each.item.session]
         return self.decode.scatter(left, self._fail)
 

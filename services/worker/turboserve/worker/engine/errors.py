@@ -1,4 +1,4 @@
-"""What the engine refuses, and why. Each error names the thing and the limit, and says whether to retry."""
+"""Errors of the engine. Each names the thing and the limit, and says whether to retry."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BudgetTooSmallError(EngineError):
 
 
 class HostPoolFullError(EngineError):
-    """Suspended sessions fill the host memory set aside for them; the session stays active."""
+    """Suspended sessions fill their host memory; the session stays active."""
 
     code = "host_pool_full"
     retryable = True
@@ -52,7 +52,7 @@ class HostPoolFullError(EngineError):
 
 
 class HostMemoryUnavailableError(EngineError):
-    """The machine does not give the host memory that was set aside for suspended sessions."""
+    """The machine does not provide the host memory for suspended sessions."""
 
     code = "host_memory_unavailable"
 
@@ -62,7 +62,7 @@ class HostMemoryUnavailableError(EngineError):
 
 
 class UnknownSessionError(EngineError):
-    """No session of this name is here, in the state that the call needs."""
+    """There is no session of this name in the state that the call needs."""
 
     code = "unknown_session"
 
@@ -103,7 +103,7 @@ class SnapshotRejectedError(EngineError):
 
 
 class InvalidRebuildError(EngineError):
-    """The latents given to rebuild a cache do not reach the next chunk, or have the wrong shape."""
+    """The latents for a rebuild are not those of chunks before the next one, or have the wrong shape."""
 
     code = "bad_rebuild"
 

@@ -1,4 +1,4 @@
-"""What the engine tells the service, in the order in which it happened."""
+"""Events of the engine for the service, in the order in which they happened."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ChunkTimings:
-    """Monotonic seconds on the engine's clock."""
+    """Times of a chunk, monotonic seconds on the engine's clock."""
 
     due_s: float
-    """The session was allowed to generate the chunk."""
+    """When the session was allowed to generate the chunk."""
     started_s: float
-    """Its first forward was gathered."""
+    """When its first forward was gathered."""
     denoised_s: float
-    """Its latents were clean."""
+    """When its latents were clean."""
     ready_s: float
-    """Its frames were decoded."""
+    """When its frames were decoded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,11 +28,11 @@ class ChunkReady:
     session: str
     index: int
     latents: Tensor
-    """Clean latents [F, C, H, W] on the host: what a rebuild elsewhere needs."""
+    """Clean latents [F, C, H, W] on the host, for a rebuild on another worker."""
     frames: Tensor
     """Pixel frames, uint8 [N, H, W, 3] on the host."""
     control_seq: int
-    """The last control applied before this chunk."""
+    """Number of the last control applied before this chunk."""
     media_start_s: float
     """Seconds of video before the chunk's first frame."""
     timings: ChunkTimings
@@ -49,8 +49,7 @@ class ControlApplied:
 
 @dataclass(frozen=True)
 class SessionReady:
-    """An admitted or resumed session has its prompt and cache, and will generate `next_chunk` when it is
-    due."""
+    """An admitted or resumed session has its prompt and cache. It generates `next_chunk` when that is due."""
 
     session: str
     next_chunk: int
@@ -58,7 +57,7 @@ class SessionReady:
 
 @dataclass(frozen=True)
 class Suspended:
-    """A session's state is on the host and its slab is free. `host_bytes` is what it takes there."""
+    """A session's state is on the host and its slab is free. `host_bytes` is the state's size there."""
 
     session: str
     next_chunk: int
@@ -75,17 +74,17 @@ class SuspendRefused:
 
 @dataclass(frozen=True)
 class SessionQuiesced:
-    """The session stands still, whole, between two chunks, until it is thawed or evicted."""
+    """The session is quiesced between two chunks until it is unquiesced or evicted."""
 
     session: str
     next_chunk: int
     number: int = 0
-    """Of the wish that it should."""
+    """Number of the `QuiesceRequest`."""
 
 
 @dataclass(frozen=True)
 class SessionEnded:
-    """The model cannot represent more frames in this session. It keeps its slab until evicted."""
+    """The model cannot represent more frames in this session. It keeps its slab until it is evicted."""
 
     session: str
     reason: str
@@ -93,7 +92,7 @@ class SessionEnded:
 
 @dataclass(frozen=True)
 class SessionFailed:
-    """Computing for this session alone raised an error; the engine has evicted it. Others are not harmed."""
+    """Computing for this session raised an error; the engine has evicted it. Others are not affected."""
 
     session: str
     error: str

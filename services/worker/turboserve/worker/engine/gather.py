@@ -1,4 +1,4 @@
-"""Which sessions go into the next forward, or are decoded next. Pure: candidates in, batch out.
+"""Policies that choose the sessions of the next forward or decode. Pure: candidates in, batch out.
 
 All policies share one interface, so that a baseline differs from the default in nothing else.
 """
@@ -15,34 +15,33 @@ from turboserve.worker.engine.profile import LatencyProfile
 
 @dataclass(frozen=True)
 class Candidate:
-    """One session's next forward, or its next turn of another stage: then that is its only step."""
+    """One session's next forward. A candidate of another stage has only one step."""
 
     session: str
     frames: int
-    """Latent frames of the forward; a batch has equally many in all rows."""
+    """Latent frames of the forward, equal in all rows of a batch."""
     step: int
-    """Forwards of this chunk already done."""
+    """Number of forwards of this chunk already done."""
     steps_left: int
-    """Forwards until the chunk is done, this one included."""
+    """Number of forwards until the chunk is done, this one included."""
     waiting_s: float
     """Seconds since the chunk became due."""
     slack_s: float
     """Playout slack: seconds of video that the viewer has left."""
     credit_s: float
-    """Service credit: playout slack less the time to finish this chunk and to make the next (SlackServe,
+    """Service credit: playout slack less the time for the rest of this chunk and for the next (SlackServe,
     3.1)."""
     begins: bool = False
-    """Whether it comes without the cache that the others have; a batch has only such rows or none."""
+    """Whether the row has no cache yet. Either all or none of a batch's rows have a cache."""
 
 
 _GAIN = 0.8
-"""Found by simulating profiles from those that batch well to those that do not, at loads of 0.2 to 0.9."""
+"""Found by simulating profiles that batch well and profiles that do not, at loads of 0.2 to 0.9."""
 _LEAST_GAIN = 0.05
 
 
 class GatherPolicy(Protocol):
-    """Picks a batch. Never more than `limit` rows, never rows that are not alike (`frames`, `begins`), never
-    nothing of something."""
+    """Chooses a batch: at most `limit` rows, equal in `frames` and `begins`; at least one if any is ready."""
 
     def gather(self, ready: Sequence[Candidate], profile: LatencyProfile, limit: int) -> list[Candidate]:
         """Return the batch, a subset of `ready` without repetition; empty only if `ready` is."""
@@ -52,14 +51,16 @@ class GatherPolicy(Protocol):
 class LeastCreditFirst:
     """Any sessions at any steps: least service credit first, as many as the profile says pay.
 
-    The credit counts as it stood when the chunk was begun: what a chunk gained by its own forwards does not
-    cost it its turn, which would make every chunk finish late. A batch is smaller than what pays if that
-    saves everybody who can be saved: so it never runs past the tightest slack while no one else pays for it.
-    Where somebody will be late at any size, throughput is what helps the rest.
+    The order ignores a chunk's own progress. Otherwise a chunk would lose its turn by its forwards, and every
+    chunk would finish late.
+
+    If the size that pays delays a session that could be in time, the batch is the largest smaller one that
+    delays no such session. If no size achieves that, the batch keeps the size that pays: throughput helps the
+    other sessions most.
     """
 
     def __init__(self, aging: float = 0.25) -> None:
-        """`aging`: seconds of credit that a second of waiting is worth, so that nobody waits for ever."""
+        """`aging`: seconds of credit per second of waiting, so that no session waits forever."""
         self._aging = aging
 
     def gather(self, ready: Sequence[Candidate], profile: LatencyProfile, limit: int) -> list[Candidate]:
@@ -79,10 +80,10 @@ class LeastCreditFirst:
 
     @staticmethod
     def _gain(ready: int) -> float:
-        """Share of a row's throughput that a row of a batch must add.
+        """Share of a row's throughput that a further row of a batch must add.
 
-        Where a batch is hardly faster than its rows one by one, joining only makes the chunk in work later.
-        With few ready that is all it does; with many, throughput is what keeps everybody from waiting.
+        Where a batch is hardly faster than its rows one by one, joining only delays the chunk in progress.
+        With few ready rows that is the only effect; with many, throughput keeps sessions from waiting.
         """
         return max(_LEAST_GAIN, _GAIN / ready)
 
@@ -92,17 +93,17 @@ class LeastCreditFirst:
 
 
 GATHER_POLICIES: Policies[GatherPolicy] = Policies("gather", {"step": LeastCreditFirst})
-"""By the name that the settings use."""
+"""Policies by the name that the settings use."""
 
 
 def alike(ordered: Sequence[Candidate]) -> list[Candidate]:
-    """Those with as many frames as the first, and a cache if that has one, in order."""
+    """The candidates with the `frames` and `begins` of the first, in order."""
     first = ordered[0]
     return [c for c in ordered if (c.frames, c.begins) == (first.frames, first.begins)]
 
 
 def _in_time(ordered: Sequence[Candidate], seconds: float, size: int | None = None) -> int:
-    """How many finish within their slack if `size` at a time, or all at once, go through forwards of
-    `seconds`."""
+    """Number of candidates that finish within their slack, if `size` at a time (default: all at once) go
+    through forwards of `seconds`."""
     turns = size or max(1, len(ordered))
     return sum(c.steps_left * seconds * (1 + place // turns) <= c.slack_s for place, c in enumerate(ordered))

@@ -1,5 +1,4 @@
-"""Reference files: the results of public implementations, reproduced through this engine's own ring and
-recache."""
+"""Reference files: results of public implementations, reproduced with this engine's ring and recache."""
 
 from __future__ import annotations
 
@@ -28,12 +27,12 @@ _WEIGHTS = "weights."
 
 
 class GoldenError(ValueError):
-    """A reference file is malformed: names what is missing or wrong in it."""
+    """A reference file is malformed. The message names what is missing or wrong."""
 
 
 @dataclass(frozen=True)
 class GoldenReport:
-    """How far this engine is from a reference."""
+    """Differences between this engine and a reference."""
 
     per_chunk: tuple[float, ...]
     """Largest absolute error of each chunk's latents; infinite where one is not a number."""
@@ -41,7 +40,7 @@ class GoldenReport:
 
     @property
     def max_abs_error(self) -> float:
-        """The largest of all chunks."""
+        """Largest error of all chunks."""
         return max(self.per_chunk)
 
     @property
@@ -65,7 +64,7 @@ def check_file(
 ) -> GoldenReport:
     """Generate every chunk of a reference file with its noise and prompts, and compare.
 
-    Raises `GoldenError` or `ModelConfigError` for a malformed file, and what `load_state` raises for its
+    Raises `GoldenError` or `ModelConfigError` for a malformed file, and the errors of `load_state` for its
     weights.
     """
     file = _read(path)
@@ -80,8 +79,7 @@ def check_type(
     device: str = "cpu",
     memory: Callable[[Sequence[Row]], AttentionMemory] = RowsMemory,
 ) -> GoldenReport:
-    """The same file generated in `dtype`, with rows that attend by `memory`, against this engine's own
-    float32."""
+    """Generate a reference file in `dtype`, attending by `memory`, and compare with this engine's float32."""
     file = _read(path)
     exact = _generate(file, device, torch.float32)
     return GoldenReport(_errors(_generate(file, device, dtype, memory), exact), tolerance)
@@ -155,7 +153,7 @@ def _read(path: Path) -> _File:
     if not chunks:
         raise GoldenError(f"{path}: no chunk in latents")
     fields = ModelConfig.field_names()
-    # A file without a window says nothing of a session's length: it needs as many frames as it has.
+    # A file without a window does not limit a session's length: the limit is its number of frames.
     values = {"max_frames": chunks * frames} | {n: v for n, v in header.items() if n in fields}
     config = ModelConfig.from_mapping(values)
     if config.session_frames is not None and chunks * frames > config.session_frames:
@@ -173,7 +171,7 @@ def _read(path: Path) -> _File:
 
 
 def _switches(path: Path, value: object) -> tuple[int, ...]:
-    """Chunks at which a prompt takes over: rising, from 0."""
+    """Chunks at which a prompt takes over, increasing, at least 0."""
     whole = isinstance(value, list) and all(type(chunk) is int and chunk >= 0 for chunk in value)
     if not isinstance(value, list) or not whole or sorted(set(value)) != value:
         raise GoldenError(f"{path}: switches are {value!r}, need rising numbers of chunks")

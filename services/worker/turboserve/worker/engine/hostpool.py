@@ -1,4 +1,4 @@
-"""Host memory for suspended sessions: one arena of so many bytes, page-locked where a GPU copies."""
+"""Host memory for suspended sessions: one arena of a fixed size, page-locked where a GPU copies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from turboserve.worker.engine.errors import HostMemoryUnavailableError, HostPoolFullError
 
 ALIGNMENT = 256
-"""Bytes; every extent and every tensor in one begins at a multiple."""
+"""Alignment in bytes: every extent and every tensor in one begins at a multiple."""
 
 
 def aligned(size: int) -> int:
@@ -27,10 +27,10 @@ class Extent:
 
 
 class HostPool:
-    """Gives out pieces of the arena, first fit. Not thread-safe: the engine's thread owns it."""
+    """Allocates pieces of the arena, first fit. Not thread-safe: the engine's thread owns it."""
 
     def __init__(self, limit_bytes: int, pinned: bool) -> None:
-        """Page-locked memory is taken now, for that takes seconds; other memory when it is first written.
+        """Allocate page-locked memory now, because that takes seconds; other memory at the first use.
 
         Raises `HostMemoryUnavailableError`.
         """
@@ -43,16 +43,16 @@ class HostPool:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes given out."""
+        """Bytes allocated."""
         return self.limit_bytes - self.free_bytes
 
     @property
     def free_bytes(self) -> int:
-        """Bytes not given out, in however many pieces."""
+        """Bytes not allocated, in any number of pieces."""
         return sum(extent.size for extent in self._free)
 
     def take(self, size: int) -> Extent:
-        """A piece of at least `size` bytes. Raises `HostPoolFullError`; then nothing has changed."""
+        """Allocate a piece of at least `size` bytes. Raises `HostPoolFullError`; then nothing has changed."""
         size = aligned(max(size, 1))
         for place, free in enumerate(self._free):
             if free.size >= size:
@@ -63,7 +63,7 @@ class HostPool:
         raise HostPoolFullError(size, self.free_bytes, self.limit_bytes, largest)
 
     def give_back(self, extent: Extent) -> None:
-        """The opposite of `take`. Tensors in the piece are overwritten later."""
+        """Free a piece. Its tensors are overwritten later."""
         pieces = sorted([*self._free, extent], key=lambda piece: piece.start)
         merged = pieces[:1]
         for piece in pieces[1:]:
@@ -77,7 +77,7 @@ class HostPool:
         self._free = merged
 
     def shorten(self, extent: Extent, size: int) -> Extent:
-        """Give back what lies behind the first `size` bytes of a piece; what is left of it."""
+        """Free what lies behind the first `size` bytes of a piece. Returns the rest of the piece."""
         size = aligned(max(size, 1))
         if size >= extent.size:
             return extent
@@ -85,7 +85,8 @@ class HostPool:
         return Extent(extent.start, size)
 
     def tensors(self, extent: Extent, like: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Contiguous tensors in a piece, shaped and typed as `like`. Raises `HostMemoryUnavailableError`."""
+        """Contiguous tensors in a piece, with the shapes and types of `like`. Raises
+        `HostMemoryUnavailableError`."""
         arena = self._allocate() if self._arena is None else self._arena
         placed, at = {}, extent.start
         for name, tensor in like.items():

@@ -1,7 +1,7 @@
-"""Sessions that are computed alone, since a device may have failed of their input.
+"""Compute sessions alone whose input may have made a device fail.
 
-A device error does not say whose input caused it. So a session that was in a failing step begins in steps of
-its own, while nothing else computes: if a device fails again, it is known of whom.
+A device error does not say whose input caused it. A session that was in a failing step therefore begins with
+steps of its own, while nothing else computes: if a device fails again, that session is the cause.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 class Isolation:
-    """Takes turns between those that are computed alone and all others."""
+    """Alternates between isolated sessions and all others."""
 
     def __init__(self) -> None:
         self._alone = False
-        """Whether the last batch was one of those."""
+        """Whether the last batch was an isolated session."""
 
     def choose(self, waiting: list[T], session_of: Callable[[T], Session]) -> list[T]:
-        """Those of `waiting` of which the next batch may be: one that is isolated, or all that are not."""
+        """The candidates of the next batch: one isolated item of `waiting`, or all that are not isolated."""
         isolated = [each for each in waiting if session_of(each).isolated]
         if not isolated:
             return waiting

@@ -1,8 +1,8 @@
-"""A session's state as pages, for moving it: read while it generates, and put down elsewhere.
+"""A session's state as pages, for migration: read while the session generates, and received by the target.
 
-A page is one frame slot of the KV window over all layers, or one whole tensor. Each carries a stamp: what was
-read under an equal stamp is still the same, so that at the chunk boundary only the rest has to be sent again.
-`pages_in_use` and `pages_quiesced` belong to the engine's thread.
+A page is one frame slot of the KV window over all layers, or one whole tensor. Each page carries a stamp. A
+page that was read under an equal stamp has not changed, so that at the chunk boundary only the other pages
+are sent again. `pages_in_use` and `pages_quiesced` run on the engine's thread.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ SLOTTED = ("keys", "values", "sink_keys")
 """Tensors [layers, frames, …] that are paged by frame slot."""
 PROMPT = ("text_keys", "text_values")
 HASHERS = max(1, min(8, (os.cpu_count() or 1) // 4))
-"""Threads that hash pages."""
+"""Number of threads that hash pages."""
 HASHED_AT_ONCE_BYTES = 8 << 20
-"""Less than this is not worth them."""
+"""Smallest size for which hashing on several threads pays, bytes."""
 HASHED_UNASKED_BYTES = 32 << 20
-"""After so much of a page it is asked whether anybody still wants to know."""
+"""Bytes of a page that are hashed between two checks for an abort."""
 SOURCES_AT_ONCE = 2
-"""Sessions whose pages are sent while they generate, at most. Meanwhile each has two caches of the decoder:
-the one that is being sent, and the one that it goes on with."""
+"""Largest number of sessions whose pages are sent while they generate. Meanwhile each has two decoder caches:
+the one that is being sent, and the current one."""
 RECENT = "recent"
 DECODER = "decoder."
 
 
 class IdentityStamp:
-    """Stamp of a tensor that is never changed in place: equal to that of the same one, while that lives.
+    """Stamp of a tensor that is never changed in place: equal to a stamp of the same, existing tensor.
 
-    Does not keep it alive: the decoder's cache is made anew by every chunk, and takes gigabytes.
+    The stamp does not keep the tensor alive: every chunk creates a new decoder cache, which takes gigabytes.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -61,26 +61,26 @@ class IdentityStamp:
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """A part of a session's state that is moved at once."""
+    """A part of a session's state that is sent as a unit."""
 
     name: str
-    """`keys/3`, `values/3`, `sink_keys/0`: frame slots; else the tensor's name."""
+    """`keys/3`, `values/3`, `sink_keys/0` for frame slots; otherwise the tensor's name."""
     parts: tuple[Tensor, ...]
     """Flat bytes, uint8 [n] each, views of the session's own memory: one per layer, or one."""
     stamp: object
-    """Equal stamps: the page has not been written in between."""
+    """Equal stamps mean that the page was not written in between."""
     dtype: str = ""
-    """Of a page that is a whole tensor of its own, e.g. `float32`; empty for pages of the slab."""
+    """Type of a whole tensor, such as `float32`; empty for pages of the slab."""
     shape: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return sum(part.numel() for part in self.parts)
 
 
 def pages_in_use(session: Session, config: ModelConfig) -> list[Page]:
-    """All pages that nothing in work is writing to. The session may be anywhere in a chunk."""
+    """All pages that no current work writes to. The session may be anywhere in a chunk."""
     state, ring = session.state, session.state.ring
     pages: list[Page] = []
     if session.work is None or isinstance(session.work, ChunkWork):
@@ -92,7 +92,7 @@ def pages_in_use(session: Session, config: ModelConfig) -> list[Page]:
             stamp = (IdentityStamp(state.slab.text_keys), ring, ring.text_writes)
             pages += [Page(name, _flat(tensor), stamp) for name, tensor in _prompt(ring.filled())]
     own: dict[str, Tensor] = {} if state.text is None else {"text": state.text}
-    # The last chunk is in `recent` only once it is finished: before that its number is that of the next.
+    # `recent` receives a chunk when it is finished; before that, `next_chunk` is the chunk's own number.
     first = state.next_chunk - len(state.recent)
     own |= {f"{RECENT}/{first + n}": latents for n, latents in enumerate(state.recent)}
     own |= {DECODER + name: tensor for name, tensor in (state.decoder_cache or {}).items()}
@@ -101,7 +101,7 @@ def pages_in_use(session: Session, config: ModelConfig) -> list[Page]:
 
 @torch.inference_mode()
 def pages_quiesced(session: Session, config: ModelConfig, model: str) -> tuple[dict[str, Any], list[Page]]:
-    """Header and all pages of a session of which nothing is being computed. `model`: see `snapshot.parts`."""
+    """Header and all pages of a session while nothing is computed for it. `model`: see `snapshot.parts`."""
     generator = session.state.generator.get_state()
     pages = [*pages_in_use(session, config), _whole("generator", generator, IdentityStamp(generator))]
     header, _ = parts(session.state, model)
@@ -109,7 +109,7 @@ def pages_quiesced(session: Session, config: ModelConfig, model: str) -> tuple[d
 
 
 def pages_of(snapshot: Snapshot, config: ModelConfig) -> tuple[dict[str, Any], list[Page]]:
-    """The same of a session in host memory."""
+    """Header and all pages of a session in host memory."""
     pages: list[Page] = []
     for name, tensor in snapshot.tensors.items():
         if name == RECENT:
@@ -126,12 +126,12 @@ def pages_of(snapshot: Snapshot, config: ModelConfig) -> tuple[dict[str, Any], l
 
 
 def changed(pages: Sequence[Page], sent: Mapping[str, object]) -> list[Page]:
-    """Those whose bytes may differ from what was read under the stamps `sent`, by name."""
+    """The pages whose bytes may differ from what was read under the stamps `sent`, by name."""
     return [page for page in pages if page.name not in sent or page.stamp != sent[page.name]]
 
 
 def fingerprint_of(page_parts: Sequence[Tensor], check: Callable[[], object] | None = None) -> bytes:
-    """BLAKE2b of one page's bytes. `check` is called again and again, and ends it by what it raises."""
+    """BLAKE2b of one page's bytes. `check` is called repeatedly, and ends the hashing by raising an error."""
     hasher = hashlib.blake2b(digest_size=32)
     for part in page_parts:
         for piece in torch.split(part, HASHED_UNASKED_BYTES) if part.numel() else ():
@@ -144,8 +144,8 @@ def fingerprint_of(page_parts: Sequence[Tensor], check: Callable[[], object] | N
 def fingerprints_of(
     pages: Mapping[str, Sequence[Tensor]], check: Callable[[], object] | None = None
 ) -> dict[str, bytes]:
-    """The same of many pages, by name. Where there are cores to spare several are hashed at once: of a large
-    state that takes longer than moving it, and a viewer may be waiting."""
+    """BLAKE2b of many pages, by name. Several pages are hashed at once where there are enough cores: hashing
+    a large state takes longer than sending it, and a viewer may be waiting."""
     size = sum(part.numel() for page in pages.values() for part in page)
     if HASHERS == 1 or size < HASHED_AT_ONCE_BYTES:
         return {name: fingerprint_of(page, check) for name, page in pages.items()}
@@ -155,9 +155,9 @@ def fingerprints_of(
 
 
 def digest_of(header: Mapping[str, Any], fingerprints: Mapping[str, bytes]) -> str:
-    """Digest of a state: equal exactly when header and all pages are bit-equal, as `Snapshot.digest`.
+    """Digest of a state: equal exactly when header and all pages are bit-equal, as in `Snapshot.digest`.
 
-    Over the pages' digests rather than their bytes, so that a page which was hashed while the session still
+    The digest covers the pages' digests rather than their bytes. A page that was hashed while the session
     generated, and has not changed since, is not read again while a viewer waits.
     """
     hasher = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=32)

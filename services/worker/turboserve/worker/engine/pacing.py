@@ -1,7 +1,8 @@
-"""When a session may generate its next chunk, and how urgent it is.
+"""When a session may generate its next chunk, and how urgent the chunk is.
 
-Playout slack P is the video that a viewer has left. Service credit is P − R − T (SlackServe, 3.1): R the
-time to finish the chunk in work, T the time to make one more. Below zero, the viewer is about to see a stall.
+Playout slack P is the video that a viewer has left. Service credit is P − R − T (SlackServe, 3.1): R is the
+time to finish the current chunk, T the time to generate one more. Below zero, the viewer is about to see a
+stall.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from turboserve.worker.engine.spec import EngineOptions
 from turboserve.worker.model.config import ModelConfig
 
 _FIRST_CHUNK_SLACK = 4.0
-"""A viewer who has seen nothing yet is given this many times a chunk's time (SlackServe, Appendix C)."""
+"""Slack of a viewer who has seen nothing yet, as a multiple of a chunk's time (SlackServe, Appendix C)."""
 
 
 class Pacing:
@@ -29,7 +30,7 @@ class Pacing:
         decode: LatencyProfile,
         package: LatencyProfile,
     ) -> None:
-        """Profiles: of one forward, of a chunk's decoding, and of its packaging."""
+        """Profiles of one forward, of a chunk's decoding, and of its packaging."""
         self._config = config
         self._options = options
         self._forward = forward
@@ -38,7 +39,7 @@ class Pacing:
 
     @property
     def chunk_seconds(self) -> float:
-        """Time to make one chunk alone, from its first forward to a fragment that can be sent."""
+        """Time to generate one chunk alone, from its first forward to a fragment that can be sent."""
         return self._forward(1) * self._config.chunk_forwards + self._after_forwards
 
     @property
@@ -46,14 +47,14 @@ class Pacing:
         return self._decode(1) + self._package(1)
 
     def playhead(self, session: Session, now: float) -> float:
-        """Where the viewer is by now, in seconds of video."""
+        """The viewer's position now, in seconds of video."""
         return session.playhead.at(now, self._generated(session), self._options.playhead_trust_s)
 
     def may_generate(self, session: Session, now: float) -> bool:
         """Whether the next chunk starts less than the session's lead ahead of its playhead."""
         playhead = session.playhead
         start = self._config.media_start(session.state.next_chunk) - session.max_lead_s
-        # The viewer is at least where they were reported, and at most as much further as time has passed.
+        # The viewer is at least at the reported position, and at most as much further as time has passed.
         if start < playhead.position_s:
             return True
         if not playhead.playing or start - playhead.position_s >= now - playhead.reported_at_s:
@@ -61,7 +62,7 @@ class Pacing:
         return start < self.playhead(session, now)
 
     def due_at(self, session: Session, now: float) -> float | None:
-        """When an idle session's next chunk becomes due, if its viewer's playing alone brings that about."""
+        """Time at which an idle session's next chunk becomes due by playing; None if it does not."""
         if session.work is not None or session.paused or session.ended or not session.playhead.playing:
             return None
         if session.held_up:
@@ -103,7 +104,8 @@ class Pacing:
         """The session's next decoding, for a gather policy."""
         item = session.undecoded[0]
         left_s = self.slack(session, now) - self._package(1)
-        # A decoder that has to be warmed is of a session that lost its worker: nobody has waited longer.
+        # A decoder that must be warmed belongs to a session that lost its worker: its viewer has waited
+        # longest.
         waiting_s = math.inf if item.timings is None else max(0.0, now - item.timings.denoised_s)
         return Candidate(
             session=session.name,

@@ -1,5 +1,4 @@
-"""Slabs for a fixed number of sessions, allocated once: what does not fit is refused, never met as a
-fault."""
+"""Slabs for a fixed number of sessions, allocated once: a session that does not fit is refused."""
 
 from __future__ import annotations
 
@@ -10,11 +9,10 @@ from turboserve.worker.engine.slab import Slab, SlabLayout
 
 
 class SlabPool:
-    """As many slabs as fit in `capacity_bytes`, on one device. Not thread-safe: the engine's thread owns
-    it."""
+    """As many slabs as fit in `capacity_bytes`, on one device. Not thread-safe: for the engine's thread."""
 
     def __init__(self, layout: SlabLayout, capacity_bytes: int, device: torch.device) -> None:
-        """Raises `BudgetTooSmallError` when not even one slab fits."""
+        """Allocate the slabs. Raises `BudgetTooSmallError` if not even one fits."""
         self.layout = layout
         self.slots = capacity_bytes // layout.total_bytes
         if self.slots < 1:
@@ -32,7 +30,7 @@ class SlabPool:
 
     @property
     def free(self) -> int:
-        """Slabs not in use."""
+        """Number of free slabs."""
         return len(self._free)
 
     @property
@@ -41,7 +39,7 @@ class SlabPool:
         return sum(t.numel() * t.element_size() for t in (self._frames, self._text, self._sink))
 
     def acquire(self) -> Slab:
-        """Take a slab; its contents are undefined. Raises `SlabsExhaustedError` when none is free."""
+        """Take a slab; its contents are undefined. Raises `SlabsExhaustedError` if none is free."""
         if not self._free:
             raise SlabsExhaustedError(self.slots, self.layout.total_bytes)
         index = self._free.pop()
@@ -50,7 +48,7 @@ class SlabPool:
         return Slab(index, keys, values, text_keys, text_values, self._sink[index])
 
     def release(self, slab: Slab) -> None:
-        """Give a slab back. The caller keeps no view of it."""
+        """Return a slab. The caller must keep no view of it."""
         if slab.index in self._free:
             raise RuntimeError(f"slab {slab.index} released twice")
         self._free.append(slab.index)

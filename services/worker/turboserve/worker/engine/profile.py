@@ -1,5 +1,4 @@
-"""Measured latency of a stage as a function of its batch size, L(b) (NeuStream, 4.1), refined while it
-runs."""
+"""Measured latency of a stage by batch size, L(b) (NeuStream, 4.1), refined while it runs."""
 
 from __future__ import annotations
 
@@ -7,28 +6,25 @@ import bisect
 from collections.abc import Mapping
 
 _OUTLIER = 3.0
-"""A sample this many times above or below what is expected says something about the machine, not the
-stage."""
+"""Factor above or below the expected value beyond which a sample tells about the machine, not the stage."""
 _CONVINCED = 5
-"""So many outliers of a size in a row are the truth."""
+"""Number of outliers of a size in a row after which they are accepted."""
 _WEIGHT = 0.1
 """Share of a new sample in the running mean."""
 _STALE = 200
-"""After this many samples of other sizes, a size is worth trying again: what was measured may have been
-noise."""
+"""Number of samples of other sizes after which a size is measured again: its value may have been noise."""
 _WARM_UP = 2
-"""First samples of a batch size that only warm caches, allocators and compilers."""
+"""Number of first samples of a batch size that only warm caches, allocators and compilers."""
 
 
 class LatencyProfile:
-    """Seconds that a stage takes for a batch of b. Between measured sizes it is linear, beyond them
-    proportional.
+    """Seconds of a stage by batch size: linear between measured sizes, extrapolated above, constant below.
 
     One thread may observe while others read.
     """
 
     def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
-        """`seconds` are measurements by batch size; without any, every size is unknown (0 seconds)."""
+        """`seconds`: measurements by batch size. Without any, every size is unknown (0 seconds)."""
         self._seconds = dict(sorted((seconds or {}).items()))
         self._seen: dict[int, int] = {}
         self._unseen: dict[int, int] = {}
@@ -56,7 +52,7 @@ class LatencyProfile:
         return known[last] + slope * (batch - last)
 
     def observe(self, batch: int, seconds: float) -> None:
-        """Take a sample into account, unless it is one of a size's first or an outlier."""
+        """Add a sample, unless it is one of a size's first samples or an outlier."""
         for size in self._seconds:
             self._unseen[size] = 0 if size == batch else self._unseen.get(size, 0) + 1
         self._seen[batch] = self._seen.get(batch, 0) + 1
@@ -75,23 +71,23 @@ class LatencyProfile:
                 self._outliers[batch] = 0
 
     def _set(self, batch: int, seconds: float) -> None:
-        # A new dictionary each time: a reader on another thread keeps the one it has.
+        # Replace the dictionary: a reader on another thread keeps the old one.
         known = {**self._seconds, batch: seconds}
         self._seconds = known if batch in self._seconds else dict(sorted(known.items()))
 
     def best_batch(self, limit: int, gain: float = 0.05) -> int:
-        """Largest size up to `limit` to which each further row still raises throughput by `gain` of a row's
-        share.
+        """Largest size up to `limit` to which each further row adds at least `gain` of a row's throughput.
 
-        A batch of b pays against a smaller one of a when b / L(b) exceeds a / L(a) by more than
-        `gain` · (b − a) / b of it. All sizes are compared, not only neighbours: measured latencies are not
-        smooth, and one size that does not pay says nothing of the next. One that was not measured for long is
-        tried once, and again as much later, else a bad sample would stay true for ever; the size after the
-        best is tried if it is beyond all measured ones.
+        A batch of b pays against a smaller one of a when b / L(b) is at least a / L(a) times 1 + `gain` · (b
+        − a) / b. All sizes are compared, not only neighbors: measured latencies are not smooth, and one size
+        that does not pay says nothing about the next.
+
+        A size that was not measured for long is tried once, and again after as many samples; otherwise a bad
+        sample would count forever. The size after the best is tried if it is beyond all measured ones.
         """
         for size in self._seconds:
             if size <= limit and self._unseen.get(size, 0) > _STALE:
-                # Whether or not it comes to be: who asks may have a reason for fewer.
+                # Reset even if the batch does not get this size: the caller may choose fewer rows.
                 self._unseen[size] = 0
                 return size
         best = 1

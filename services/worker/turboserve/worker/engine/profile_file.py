@@ -1,4 +1,4 @@
-"""Measured latency profiles in a file: what `turboserve profile engine` writes and a worker begins with."""
+"""A file of measured latency profiles: `turboserve profile engine` writes it, and a worker starts with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STAGES = ("text", "recache", "forward", "decode", "package")
 
 
 class InvalidProfileError(ValueError):
-    """A profile file cannot be used: names the field and what it needs to be. Not worth a retry."""
+    """A profile file cannot be used. The message names the field and its allowed values. Do not retry."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A lost session is made whole by clean passes over what is left of its latents."""
+"""Rebuild a lost session by clean passes over its remaining latents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turboserve.worker.model.config import ModelConfig
 
 
 def check_rebuild(rebuild: Rebuild, config: ModelConfig) -> None:
-    """Whether the latents are some of the chunks before the next. Raises `InvalidRebuildError`."""
+    """Check that the latents are those of some chunks before the next. Raises `InvalidRebuildError`."""
     frames, *shape = rebuild.latents.shape
     _, *needed = config.latent_shape
     per_chunk = config.frames_per_chunk
@@ -31,7 +31,7 @@ def check_rebuild(rebuild: Rebuild, config: ModelConfig) -> None:
 def plan_rebuild(
     session: Session, next_chunk: int, parts: Sequence[Tensor], sink: Tensor | None, config: ModelConfig
 ) -> None:
-    """Have the session's first forwards go over its sink, if kept, then over its newest chunks.
+    """Plan the session's first forwards: over its sink, if kept, then over its newest chunks.
 
     `parts`: clean latents of the chunks before `next_chunk`, the oldest first, [F, C, H, W] each.
     """

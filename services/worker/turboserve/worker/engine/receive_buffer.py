@@ -1,4 +1,4 @@
-"""Where a moving session is put down: a slab that is kept for it, or host memory, filled page by page."""
+"""Memory for a migrating session at its target: a reserved slab, or host memory, filled page by page."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.rope import Rotation
 
 OWN_LIMIT = 64
-"""Whole tensors of one session at most."""
+"""Largest number of whole tensors of one session."""
 DIMENSIONS_LIMIT = 8
 SMALL_BYTES = 1 << 20
-"""Room for the generator and the prompt's embedding beside latents and decoder cache."""
+"""Memory for the generator and the prompt's embedding beside latents and decoder cache, bytes."""
 HOSTED = ("keys", "values", "text_keys", "text_values", "sink_keys")
 """A slab's tensors in host memory, in order."""
 _TYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "uint8", "int64")}
@@ -31,10 +31,10 @@ _OWN_NAME = re.compile(rf"text|generator|{RECENT}/\d{{1,9}}|{re.escape(DECODER)}
 
 
 def own_limit(config: ModelConfig, cache_bytes: int) -> int:
-    """Bytes that a session has beside its slab at most; `cache_bytes`: what its decoder keeps."""
+    """Largest memory of a session beside its slab, bytes. `cache_bytes`: size of the decoder's cache."""
     latents = torch.Size(config.latent_shape).numel() * torch.float32.itemsize
     chunks = -(-config.window_frames // config.frames_per_chunk) + 1
-    # Each bulk round may leave behind latents of chunks that are too old by the next one.
+    # Each bulk round may leave latents of chunks that are too old by the next round.
     return cache_bytes + 4 * chunks * latents + SMALL_BYTES
 
 
@@ -42,18 +42,18 @@ class HostAllocation:
     """A piece of the host pool for a session that arrives suspended: a slab's tensors, then whole tensors."""
 
     def __init__(self, extent: Extent, slab: Slab, own: Tensor) -> None:
-        """`own`: uint8 [n], for whole tensors; the last in the extent."""
+        """`own`: uint8 [n], memory for whole tensors, at the end of the extent."""
         self.extent, self.slab = extent, slab
         self._own = own
         self._used = 0
 
     @property
     def used_bytes(self) -> int:
-        """Of the extent, from its beginning."""
+        """Bytes used of the extent, from its beginning."""
         return self.extent.size - aligned(self._own.numel()) + self._used
 
     def clear(self) -> None:
-        """Whole tensors are put down anew."""
+        """Discard the whole tensors; they will be received again."""
         self._used = 0
 
     def take(self, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
@@ -67,12 +67,12 @@ class HostAllocation:
 
 
 def host_bytes(layout: SlabLayout, own_bytes: int) -> int:
-    """What room for any session of this layout takes in host memory, with `own_bytes` beside its slab."""
+    """Host memory for any session of this layout, with `own_bytes` beside its slab, in bytes."""
     return size_of(_hosted(layout, own_bytes))
 
 
 def allocate_host(host: HostPool, layout: SlabLayout, own_bytes: int) -> HostAllocation:
-    """Room for any session of this layout, with `own_bytes` beside its slab.
+    """Allocate host memory for any session of this layout, with `own_bytes` beside its slab.
 
     Raises `HostPoolFullError` or `HostMemoryUnavailableError`; then nothing has changed.
     """
@@ -87,7 +87,7 @@ def allocate_host(host: HostPool, layout: SlabLayout, own_bytes: int) -> HostAll
 
 
 def _hosted(layout: SlabLayout, own_bytes: int) -> dict[str, Tensor]:
-    """Types and shapes of what lies in such a room."""
+    """Types and shapes of the tensors in such an allocation."""
     frame = (layout.tokens_per_frame, layout.heads, layout.head_dim)
     text = (layout.layers, layout.text_len, layout.heads, layout.head_dim)
     window = (layout.layers, layout.frames, *frame)
@@ -100,7 +100,7 @@ def _hosted(layout: SlabLayout, own_bytes: int) -> dict[str, Tensor]:
 
 
 class PagedReceiveBuffer:
-    """Takes pages in any order and any number of times; what was put down last counts."""
+    """Receives pages in any order and any number of times; the last version of a page counts."""
 
     def __init__(
         self,
@@ -112,9 +112,11 @@ class PagedReceiveBuffer:
         own_bytes: int,
         room: HostAllocation | None = None,
     ) -> None:
-        """`model`: see `snapshot.parts`. `own_bytes`: beside the slab at most.
+        """Map the slab's tensors to pages.
 
-        `room`: where `slab` lies, of one that arrives suspended."""
+        `model`: see `snapshot.parts`. `own_bytes`: largest memory beside the slab. `room`: where `slab` lies,
+        if the session arrives suspended.
+        """
         self.slab = slab
         self.room = room
         self._config, self._model, self._rotation, self._device = config, model, rotation, device
@@ -124,24 +126,24 @@ class PagedReceiveBuffer:
         self._own: dict[str, Tensor] = {}
 
     def begin(self) -> None:
-        """Another attempt: what earlier ones have put down beside the slab goes."""
+        """Begin another attempt: drop what earlier attempts stored beside the slab."""
         self._own.clear()
         if self.room is not None:
             self.room.clear()
 
     @property
     def extent(self) -> Extent | None:
-        """The piece of the host pool, of one that arrives suspended."""
+        """The piece of the host pool, if the session arrives suspended."""
         return None if self.room is None else self.room.extent
 
     @property
     def used_bytes(self) -> int:
-        """Of the extent, from its beginning."""
+        """Bytes used of the extent, from its beginning."""
         return 0 if self.room is None else self.room.used_bytes
 
     @property
     def most_bytes(self) -> int:
-        """No state of this model is larger."""
+        """Largest size of a state of this model, bytes."""
         slab = [*self._slotted.values(), *self._prompt.values()]
         return self._limit_bytes + sum(t.numel() * t.element_size() for t in slab)
 
@@ -168,9 +170,9 @@ class PagedReceiveBuffer:
         return found
 
     def check(self, header: Mapping[str, Any], names: Iterable[str]) -> list[int]:
-        """Whether the pages are those of one state of this model; the frames in its slots.
+        """Check that the pages are those of one state of this model. Returns the frames in its slots.
 
-        Pages that are not among `names` are forgotten. Raises `SnapshotRejectedError`.
+        Pages that are not among `names` are dropped. Raises `SnapshotRejectedError`.
         """
         names = set(names)
         for field, wanted in (("version", VERSION), ("model", self._model)):
@@ -194,7 +196,7 @@ class PagedReceiveBuffer:
         return slots
 
     def state(self, header: Mapping[str, Any], names: Iterable[str]) -> SessionState:
-        """The session whose pages are here. Raises `SnapshotRejectedError` unless they are one state's."""
+        """The session's state from its pages. Raises `SnapshotRejectedError` unless they are one state's."""
         slots = self.check(header, names)
         ring = KVRing(self.slab, self._config, self._rotation)
         ring.restore(slots, int(header["ring"]["next"]), int(header["ring"]["shift"]))
@@ -219,9 +221,9 @@ class PagedReceiveBuffer:
         return state
 
     def snapshot(self, header: Mapping[str, Any], names: Iterable[str]) -> Snapshot:
-        """The same of a session that arrived suspended, where it lies: only its latents are copied, into one.
+        """The snapshot of a session that arrived suspended, in place. Only its latents are copied.
 
-        Raises what `state` does.
+        Raises the errors of `check`.
         """
         assert self.room is not None
         frames = len(self.check(header, names))

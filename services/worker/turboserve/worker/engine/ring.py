@@ -1,8 +1,8 @@
-"""The KV frame-slot ring: one session's window of keys and values, never copied and never shifted.
+"""The ring of KV frame slots: one session's window of keys and values, never copied and never shifted.
 
-Attention does not care about the order of keys once they carry their rotation, so a new frame overwrites in
-place the slot of the frame it evicts. Slots fill from 0, and a full ring stays full: what attention reads is
-always one contiguous prefix of the slab, without a mask.
+Attention does not depend on the order of keys once they carry their rotation. A new frame therefore
+overwrites in place the slot of the frame that it evicts. Slots fill from 0, and a full ring stays full:
+attention always reads one contiguous prefix of the slab, without a mask.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from turboserve.worker.model.rope import Rotation, rotate
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the tokens of one forward go: runs of (slab position, offset in the forward, count), in
-    tokens."""
+    """Where one forward's tokens go: runs of (slab position, offset in the forward, count), in tokens."""
 
     runs: tuple[tuple[int, int, int], ...]
     visible: int
@@ -30,16 +29,16 @@ class Placement:
 
 @dataclass(frozen=True, eq=False)
 class _LayerPlacement:
-    """One layer's part of a placement, as views of the slab: made once for all of a chunk's forwards."""
+    """One layer's part of a placement, as views of the slab, created once for all of a chunk's forwards."""
 
     writes: tuple[tuple[Tensor, Tensor, int, int], ...]
     """Keys and values [count, heads, head_dim] to overwrite, offset in the forward, count."""
     kept: tuple[tuple[Tensor, int, int], ...]
     """Sink keys to keep as written, offset, count."""
     keys: Tensor
-    """What attention reads, [1, heads, visible, head_dim]."""
+    """Keys that attention reads, [1, heads, visible, head_dim]."""
     values: Tensor
-    """The same of the values."""
+    """Values that attention reads, [1, heads, visible, head_dim]."""
 
 
 class KVRing:
@@ -65,10 +64,10 @@ class KVRing:
         self.slots: list[int] = []
         """Frame index in each filled slot."""
         self.writes = [0] * config.window_frames
-        """Forwards that were given each slot to write to: a slot whose number has not risen since it was read
-        holds what it held then."""
+        """Number of forwards that were given each slot to write to. A slot with the same number as when it
+        was read has the same contents."""
         self.text_writes = 0
-        """The same of the prompt."""
+        """Number of times that the prompt was written."""
         self._next = self._sink
         self._shift = 0
 
@@ -78,11 +77,11 @@ class KVRing:
         return max(self.slots) + 1 if self.slots else 0
 
     def place(self, first: int, count: int) -> Placement:
-        """Slots for frames first … first+count−1: their own if they have them, else the oldest's, evicting
-        those.
+        """Choose slots for frames first … first+count−1: their own, or those of the oldest frames, evicting
+        them.
 
-        The sink is never evicted. Raises `FramesExhaustedError` past the model's last frame: where
-        there is no window and no slot is left, or no rotation is defined.
+        The sink is never evicted. Raises `FramesExhaustedError` past the model's last frame: there is no
+        window and no slot is left, or no rotation is defined.
         """
         if first >= self.end:
             if self._limit is not None and first + count > self._limit:
@@ -94,10 +93,9 @@ class KVRing:
         return self.resident(first, count)
 
     def resident(self, first: int, count: int, *, keep_sink: bool = False) -> Placement:
-        """Slots of those of the frames first … first+count−1 that the ring holds; with `keep_sink`, not the
-        sink's.
+        """Slots of the frames first … first+count−1 that the ring holds; `keep_sink` leaves out the sink's.
 
-        Frames without a slot are read by nobody later: their keys and values are not written.
+        Keys and values of frames without a slot are not written: no later forward reads them.
         """
         where = {
             frame: slot
@@ -123,7 +121,7 @@ class KVRing:
         return attention(q, view.keys, view.values)
 
     def write(self, layer: int, placement: Placement, k: Tensor, v: Tensor) -> None:
-        """Write this forward's keys and values, [1, S, heads, head_dim], and leave attending to others."""
+        """Write this forward's keys and values, [1, S, heads, head_dim], without attending."""
         self._written(layer, placement, k, v)
 
     def _written(self, layer: int, placement: Placement, k: Tensor, v: Tensor) -> _LayerPlacement:
@@ -143,11 +141,11 @@ class KVRing:
 
     @property
     def slab(self) -> Slab:
-        """Where keys and values are."""
+        """The slab with keys and values."""
         return self._slab
 
     def set_text(self, layers: list[tuple[Tensor, Tensor]], row: int) -> None:
-        """Replace the prompt by row `row` of what the transformer's `project_text` gave."""
+        """Replace the prompt by row `row` of the result of the transformer's `project_text`."""
         self.text_writes += 1
         for layer, (keys, values) in enumerate(layers):
             self._slab.text_keys[layer] = keys[row]
@@ -159,16 +157,16 @@ class KVRing:
         return self._shift
 
     def bookkeeping(self) -> dict[str, object]:
-        """What the tensors do not say, as JSON."""
+        """The ring's state outside the tensors, as JSON."""
         return {"slots": list(self.slots), "next": self._next, "shift": self._shift}
 
     def restore(self, slots: list[int], next_slot: int, shift: int) -> None:
-        """Undo `bookkeeping`; the caller has filled the slab."""
+        """Restore the result of `bookkeeping`; the caller fills the slab."""
         self.slots, self._next, self._shift = list(slots), next_slot, shift
         self._blank()
 
     def filled(self) -> dict[str, Tensor]:
-        """Views of every part of the slab that holds something, by name; writing to them restores a ring."""
+        """Views of every filled part of the slab, by name; writing to them restores a ring."""
         frames = len(self.slots)
         sink = min(frames, self._slab.sink_keys.shape[1])
         return {
@@ -212,11 +210,11 @@ class KVRing:
                 tensor[:, len(self.slots) : self._always_read].zero_()
 
     def _follow(self) -> None:
-        """Under window rotation, turn the sink's keys so that it stands where the window begins.
+        """Under window rotation, turn the sink's keys so that the sink directly precedes the rolling frames.
 
-        Rotation is relative, so this equals reading the whole window with indices that start at its first
-        frame (LongLive's "infinity"), for the price of the sink alone. The turned keys come from the kept
-        ones each time: turning them in place would add up rounding errors over a long session.
+        Rotation is relative. This therefore equals reading the whole window with indices that start at its
+        first frame (LongLive's "infinity"), at the cost of the sink alone. The turned keys are computed from
+        the kept keys each time: turning them in place would accumulate rounding errors over a long session.
         """
         kept = self._slab.sink_keys.shape[1]
         if not kept:
@@ -225,7 +223,7 @@ class KVRing:
         if shift != self._shift:
             self._shift = shift
             turn = self._rotation.by_frames(shift, self._slab.keys.device)
-            # Layer by layer: all at once would take several times the sink's memory for a moment.
+            # Turning all layers at once would temporarily need several times the sink's memory.
             for keys, written in zip(self._slab.keys, self._slab.sink_keys, strict=True):
                 keys[:kept] = rotate(written, turn)
 

@@ -1,5 +1,4 @@
-"""One forward over any set of rows: sessions at their own steps, timesteps, frame indices, prompts and
-fill."""
+"""One forward over any rows: sessions at different steps, timesteps, frame indices, prompts and fill."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ from turboserve.worker.model.block import AttentionMemory
 from turboserve.worker.model.transformer import CausalWanTransformer, Conditioning
 
 ROTATIONS = 64
-"""Rotations kept: one for each session in work, since a chunk's forwards share theirs."""
+"""Number of rotations kept: one per active session, because a chunk's forwards share one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One session's part of a forward. Every forward of an engine is made of these and nothing else."""
+    """One session's part of a forward."""
 
     ring: KVRing
     placement: Placement
@@ -32,7 +31,7 @@ class Row:
 
 
 class RowsMemory:
-    """The transformer's memory for a batch of rows: each attends to its own ring, in place."""
+    """The transformer's memory for a batch of rows: each row attends to its own ring, in place."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = rows
@@ -52,9 +51,9 @@ class RowsMemory:
 
 
 class RowsForward:
-    """Runs one model over rows, keeping what depends on few values alone: timesteps, and a chunk's frames.
+    """Runs one model over rows. Caches what depends only on the timestep or on the chunk's frames.
 
-    Made once the model is where it stays: it lays out the model's projections anew (`fuse`).
+    Create it after the model is on its device: it changes the layout of the model's projections (`fuse`).
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class RowsForward:
         memory: Callable[[Sequence[Row]], AttentionMemory] = RowsMemory,
         compiler: str | None = None,
     ) -> None:
-        """`memory`: how the rows attend; `compiler`: a backend of `torch.compile`, None: as it is."""
+        """`memory`: how the rows attend. `compiler`: a backend of `torch.compile`; None: none."""
         model.fuse()
         model.compile_blocks(compiler)
         self._compiled = compiler is not None
@@ -78,8 +77,7 @@ class RowsForward:
     def __call__(self, rows: Sequence[Row]) -> Tensor:
         """Run the transformer once over rows with equally many frames; returns their flows [B, F, C, H, W].
 
-        Keys and values are written to the rows' rings as a side effect, which repeating the call repeats
-        exactly.
+        As a side effect, writes keys and values to the rows' rings; repeating the call repeats that exactly.
         """
         frames = rows[0].latents.shape[0]
         latents = torch.stack([row.latents for row in rows]).to(self._weight.dtype)
@@ -90,7 +88,7 @@ class RowsForward:
     def _conditioning(self, rows: Sequence[Row]) -> Conditioning:
         each = [self._condition(row.timestep) for row in rows]
         if len(each) == 1 or (not self._compiled and all(one is each[0] for one in each)):
-            # What is compiled is compiled for each form that its input may take, so let there be few.
+            # The compiler compiles once per form of the input: keep the number of forms small.
             return each[0]
         return Conditioning(
             torch.cat([one.blocks for one in each], dim=2), torch.cat([one.head for one in each], dim=1)
@@ -98,7 +96,7 @@ class RowsForward:
 
     def _condition(self, timestep: float) -> Conditioning:
         if timestep not in self._conditions:
-            # A model is sampled at a handful of timesteps, so this never grows past those.
+            # A model uses only a few timesteps, so that this dictionary stays small.
             of = torch.full((1, 1), timestep, dtype=torch.float64, device=self._weight.device)
             self._conditions[timestep] = self._model.condition(of)
         return self._conditions[timestep]

@@ -1,4 +1,4 @@
-"""A session as the engine schedules it: its state, what it works on, and where its viewer is."""
+"""A session as the engine schedules it: its state, its current work, and its viewer's position."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from turboserve.worker.engine.transfer import Transfer
 from turboserve.worker.engine.work import ChunkWork, Work
 
 MAX_UNDECODED = 2
-"""A session begins no chunk while so many of its chunks wait for their decoding: one in the lane while the
-next is denoised, and no more."""
+"""Undecoded chunks at which a session begins no other: one is decoded while the next is denoised."""
 
 
 @dataclass
 class Playhead:
-    """Where a viewer is in the video, as last reported, and as it has probably moved on since."""
+    """A viewer's position in the video: as last reported, and extrapolated since."""
 
     position_s: float = 0.0
     reported_at_s: float = 0.0
     playing: bool = False
 
     def at(self, now: float, generated_s: float, trust_s: float) -> float:
-        """Seconds of video played by `now`: never past what is generated, nor long past the last report."""
+        """Seconds of video played by `now`: at most what is generated, and `trust_s` past the last report."""
         if not self.playing:
             return self.position_s
         moved = min(max(0.0, now - self.reported_at_s), trust_s)
@@ -36,14 +35,14 @@ class Playhead:
 
 @dataclass
 class PendingControl:
-    """A control that waits for a chunk boundary, and its prompt's embedding once the text stage gave it."""
+    """A control that waits for a chunk boundary, and its prompt's embedding once it is computed."""
 
     control: Control
     text: Tensor | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether nothing but the boundary is missing."""
+        """Whether the control waits for nothing but the boundary."""
         return self.control.prompt is None or self.text is not None
 
 
@@ -54,30 +53,30 @@ class Undecoded:
     latents: Tensor
     """[F, C, H, W]"""
     index: int | None
-    """The chunk; None: of an earlier life of the session, only to warm its decoder."""
+    """Index of the chunk. None: latents of an earlier run of the session, which only warm its decoder."""
     control_seq: int = 0
     timings: ChunkTimings | None = None
-    """Of the chunk; when it is decoded, is not known yet."""
+    """Timings of the chunk, except the end of its decoding."""
 
 
 @dataclass(frozen=True)
 class QuiesceRequest:
-    """A wish that a session stand still at a chunk boundary, at a moment when no viewer waits for it."""
+    """A request to quiesce a session at a chunk boundary at which no viewer waits for it."""
 
     quiet_s: float
-    """The next chunk should not become due for so long."""
+    """Idle window: seconds for which the next chunk should not become due."""
     asked_s: float
-    """When it was wished, monotonic, engine's clock."""
+    """When the request was made, monotonic seconds on the engine's clock."""
     patience_s: float
-    """After so long any boundary will do."""
+    """Time after which any boundary is accepted, seconds."""
     number: int = 0
-    """Goes with the `SessionQuiesced` that answers it."""
+    """Number of the request, repeated in the `SessionQuiesced` that answers it."""
 
     def quiet_at(self, now: float) -> float:
-        """For how long the next chunk must not become due; zero: any boundary will do.
+        """Seconds for which the next chunk must not become due; zero: any boundary is accepted.
 
-        Ever less until patience ends: how much time there is between two of a session's chunks depends on who
-        else is served, and what comes soon may be the best that there is.
+        The value shrinks until the patience ends. The time between two chunks of a session depends on the
+        other sessions, and a boundary that comes soon may be the best one.
         """
         left_s = self.asked_s + self.patience_s - now
         return self.quiet_s * left_s / self.patience_s if left_s > 0 else 0.0
@@ -94,29 +93,29 @@ class Session:
     """Index after the last chunk that was decoded and delivered."""
     work: Work | None = None
     undecoded: deque[Undecoded] = field(default_factory=deque)
-    """In the order of the video; the first of them is in the decode lane if `in_lane`."""
+    """Latents in the order of the video; the first is in the decode executor if `in_lane`."""
     in_lane: bool = False
     transfer: Transfer | None = None
-    """Set while the state is on its way to the host or back: then nothing else happens to the session."""
+    """Set while the state is transferred to the host or back: nothing else happens to the session."""
     controls: deque[PendingControl] = field(default_factory=deque)
     applying: list[Control] = field(default_factory=list)
     """Controls that the recache in `work` applies."""
     announced: bool = False
-    """`SessionReady` was sent."""
+    """Whether `SessionReady` was sent."""
     paused: bool = False
     ended: bool = False
-    """`SessionEnded` was sent."""
+    """Whether `SessionEnded` was sent."""
     suspending: bool = False
     quiesce_request: QuiesceRequest | None = None
     quiesced: bool = False
-    """It stands still: `SessionQuiesced` was sent, or it was adopted so."""
+    """Whether the session is quiesced: `SessionQuiesced` was sent, or the session was imported quiesced."""
     replay: list[tuple[int, Tensor]] = field(default_factory=list)
-    """Of a session that is being rebuilt: first frame and latents of each clean pass still to be started."""
+    """First frame and latents of each clean pass that a rebuild has not started yet."""
     due_at_s: float | None = None
-    """When the chunk in work, or the next, became due; None while it is not."""
+    """When the current or next chunk became due; None while it is not due."""
     started_at_s: float | None = None
     isolated_until: int = 0
-    """Chunks before this one are computed in batches of their own, while nothing else computes."""
+    """Chunks before this one are computed in separate batches, while nothing else computes."""
 
     @property
     def isolated(self) -> bool:
@@ -125,7 +124,7 @@ class Session:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for a batch of any stage, or is in one."""
+        """Whether the session waits for a batch of any stage, or is in one."""
         prompts = self.transfer is None and any(not pending.ready for pending in self.controls)
         return self.forwarding or bool(self.undecoded) or prompts
 
@@ -136,7 +135,7 @@ class Session:
 
     @property
     def chunk(self) -> ChunkWork | None:
-        """The chunk in work."""
+        """The current chunk."""
         return self.work if isinstance(self.work, ChunkWork) else None
 
     @property
@@ -146,21 +145,21 @@ class Session:
 
     @property
     def decodable(self) -> bool:
-        """Whether the session waits for a place in the decode lane."""
+        """Whether the session waits for a place in the decode executor."""
         return bool(self.undecoded) and not self.in_lane
 
     @property
     def warming(self) -> bool:
-        """Whether its decoder is not yet where the session's next chunk needs it."""
+        """Whether the session's decoder is not yet ready for the next chunk."""
         return bool(self.undecoded) and any(each.index is None for each in self.undecoded)
 
     @property
     def busy(self) -> bool:
-        """Whether anything of it is being computed or moved, so that it is not one whole at rest."""
+        """Whether anything of the session is being computed, decoded or transferred."""
         return self.work is not None or bool(self.undecoded) or self.transfer is not None
 
     @property
     def held_up(self) -> bool:
-        """Whether the next chunk has to wait: for a lane, or because the session is to stand still."""
+        """Whether the next chunk must wait: for a stream executor, or because the session is quiesced."""
         lanes = self.transfer is not None or self.warming or len(self.undecoded) >= MAX_UNDECODED
         return lanes or self.quiesced

@@ -1,6 +1,6 @@
-"""The engine's part of a move: a session stands still and is read here, is put down and adopted there.
+"""The engine's part of a migration: quiesce and read a session at the source, import it at the target.
 
-All of it on the engine's thread.
+All functions run on the engine's thread.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from turboserve.worker.engine.session import Playhead, QuiesceRequest, Session
 def quiesce(
     engine: Engine, session: str, now: float, quiet_s: float, patience_s: float, number: int = 0
 ) -> None:
-    """Ask the session to stand still at a boundary: `SessionQuiesced` of this number says when it does.
+    """Request that the session be quiesced at a boundary; `SessionQuiesced` with this number reports it.
 
-    `quiet_s`: not before the next chunk is due only after so long, or ever less; `patience_s`: after this
-    regardless. Raises `UnknownSessionError`.
+    `quiet_s`: idle window before the next chunk is due, which shrinks to zero over `patience_s`. Raises
+    `UnknownSessionError`.
     """
     engine.table.active(session).quiesce_request = QuiesceRequest(quiet_s, now, patience_s, number)
 
 
 def unquiesce(engine: Engine, session: str) -> None:
-    """Go on, or forget that it was asked to stand still. Raises `UnknownSessionError`."""
+    """Continue the session, or withdraw the request to quiesce it. Raises `UnknownSessionError`."""
     held = engine.table.active(session)
     held.quiesce_request, held.quiesced = None, False
 
 
 def read(engine: Engine, session: str) -> Sequence[Page]:
-    """Pages of an active session that nothing in work is writing to. Raises `UnknownSessionError`.
+    """Pages of an active session that no current work writes to. Raises `UnknownSessionError`.
 
-    None while its state is on its way into the slab: what lies there is still another's.
+    Empty while the session's state is being transferred: the slab may still have another session's contents.
     """
     held = engine.table.active(session)
     if held.transfer is not None:
@@ -44,7 +44,7 @@ def read(engine: Engine, session: str) -> Sequence[Page]:
 
 
 def read_quiesced(engine: Engine, session: str) -> tuple[Mapping[str, Any], Sequence[Page]]:
-    """Header and all pages of a frozen or suspended session. Raises `UnknownSessionError`."""
+    """Header and all pages of a quiesced or suspended session. Raises `UnknownSessionError`."""
     held = engine.table.sessions.get(session)
     if held is None:
         return engine.backend.pages_of(engine.snapshot(session))
@@ -54,16 +54,15 @@ def read_quiesced(engine: Engine, session: str) -> tuple[Mapping[str, Any], Sequ
 
 
 def reserve(engine: Engine, *, on_host: bool) -> ReceiveBuffer:
-    """Memory for a session that is to come: a slab, or a piece of the host pool, large enough for any state.
+    """Reserve memory for any arriving session: a slab, or a piece of the host pool.
 
-    Raises `SlabsExhaustedError`, `HostPoolFullError` or `HostMemoryUnavailableError`; given back with
-    `release`.
+    Raises `SlabsExhaustedError`, `HostPoolFullError` or `HostMemoryUnavailableError`. `release` frees it.
     """
     return engine.backend.receive_buffer(on_host=on_host)
 
 
 def release(engine: Engine, buffer: ReceiveBuffer) -> None:
-    """Let go of memory that no session came into, and that nobody writes to any more."""
+    """Free a buffer that received no session, and that no transfer writes to any more."""
     if buffer.extent is None:
         engine.table.pool.release(buffer.slab)
     else:
@@ -73,8 +72,7 @@ def release(engine: Engine, buffer: ReceiveBuffer) -> None:
 def import_session(
     engine: Engine, buffer: ReceiveBuffer, header: Mapping[str, Any], names: Iterable[str], now: float
 ) -> None:
-    """Make the session whose pages are in `buffer` one of this engine's, where they are; it stands still
-    until it is thawed, or is suspended.
+    """Import the session in `buffer`, in place. It stays quiesced until it is unquiesced, or is suspended.
 
     Raises `DuplicateSessionError` or `SnapshotRejectedError`; then `buffer` is as before.
     """

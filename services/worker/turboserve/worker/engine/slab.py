@@ -1,4 +1,4 @@
-"""One session's keys and values: how many bytes they take, and the tensors that hold them."""
+"""One session's keys and values: their sizes, and the tensors that hold them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class SlabLayout:
     head_dim: int
     text_len: int
     kept_sink_frames: int
-    """Sink frames whose keys are kept a second time, as written: window rotation derives the read ones."""
+    """Number of sink frames whose keys are also kept as written, for window rotation."""
     dtype: torch.dtype
 
     @classmethod
     def of(cls, config: ModelConfig, dtype: torch.dtype) -> SlabLayout:
-        """The layout that a model's sessions need."""
+        """The layout for a model's sessions."""
         windowed = config.local_attn_size != -1
         return cls(
             layers=config.num_layers,
@@ -41,22 +41,22 @@ class SlabLayout:
 
     @property
     def self_bytes(self) -> int:
-        """Self-attention keys and values of all frame slots."""
+        """Bytes of the self-attention keys and values of all frame slots."""
         return 2 * self.frames * self._frame_bytes
 
     @property
     def text_bytes(self) -> int:
-        """Cross-attention keys and values of one prompt."""
+        """Bytes of the cross-attention keys and values of one prompt."""
         return 2 * self.layers * self.text_len * self.heads * self.head_dim * self.dtype.itemsize
 
     @property
     def sink_bytes(self) -> int:
-        """Keys of the sink as written; zero for absolute rotation."""
+        """Bytes of the sink's keys as written; zero for absolute rotation."""
         return self.kept_sink_frames * self._frame_bytes
 
     @property
     def total_bytes(self) -> int:
-        """All of one slab."""
+        """Bytes of one slab."""
         return self.self_bytes + self.text_bytes + self.sink_bytes
 
     @property

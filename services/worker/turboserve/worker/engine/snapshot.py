@@ -1,4 +1,4 @@
-"""A session's state as host tensors and a small header: for suspending, moving and comparing sessions."""
+"""A session's state as host tensors and a small header: for suspending, migrating and comparing sessions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _DECODER = "decoder."
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """One session between two chunks. `header` is JSON; `tensors` are on the host, and contiguous; those with
-    frame slots by layer."""
+    """One session between two chunks. `header` is JSON. `tensors` are on the host; those with frame slots are
+    contiguous per layer, the others as a whole."""
 
     header: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
@@ -57,20 +57,20 @@ class Snapshot:
 
 
 def fingerprint(config: ModelConfig) -> str:
-    """Short digest of a model's configuration: what a latency profile was measured with."""
+    """Short digest of a model's configuration. A latency profile is bound to it."""
     return hashlib.blake2b(config.to_json().encode(), digest_size=8).hexdigest()
 
 
 def state_fingerprint(config: ModelConfig, weights: str) -> str:
-    """Digest of a model's configuration and its weights (`weights_digest`): a session's state goes on only
-    where this is equal. 32 hexadecimal digits."""
+    """Digest of a model's configuration and weights (`weights_digest`), 32 hexadecimal digits. A session's
+    state continues only where this digest is equal."""
     return hashlib.blake2b(f"{config.to_json()}\0{weights}".encode(), digest_size=16).hexdigest()
 
 
 def parts(state: SessionState, model: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Header and tensors of a session between two chunks; the tensors are the session's own, not copies.
 
-    `model`: the `state_fingerprint` of what made the state.
+    `model`: the `state_fingerprint` of the models that generated the state.
     """
     tensors = dict(state.ring.filled())
     tensors["generator"] = state.generator.get_state()
@@ -84,7 +84,7 @@ def parts(state: SessionState, model: str) -> tuple[dict[str, Any], dict[str, Te
 
 
 def header_of(state: SessionState, model: str) -> dict[str, Any]:
-    """What a snapshot says of a session, without its window. `model`: see `parts`."""
+    """A snapshot's header without the window. `model`: see `parts`."""
     return {
         "version": VERSION,
         "model": model,
@@ -99,8 +99,7 @@ def header_of(state: SessionState, model: str) -> dict[str, Any]:
 
 @torch.inference_mode()
 def export(state: SessionState, model: str) -> Snapshot:
-    """Copy a session's state to host memory of its own. The session must be between two chunks. `model`: see
-    `parts`."""
+    """Copy a session's state, between two chunks, to newly allocated host memory. `model`: see `parts`."""
     header, tensors = parts(state, model)
     return Snapshot(header, {name: t.to("cpu", copy=True).contiguous() for name, t in tensors.items()})
 
@@ -109,11 +108,10 @@ def export(state: SessionState, model: str) -> Snapshot:
 def prepare(
     snapshot: Snapshot, slab: Slab, config: ModelConfig, model: str, rotation: Rotation, device: torch.device
 ) -> tuple[SessionState, dict[str, Tensor]]:
-    """The state that `parts` saw, but for the contents of its tensors: those, by name, are still to be
-    filled.
+    """Create the state of a snapshot. Returns it, and its tensors by name, which are still to be filled.
 
-    `model`: see `parts`. Raises `SnapshotRejectedError` when the snapshot is of another model, other weights
-    or another version, or its tensors do not fit.
+    `model`: see `parts`. Raises `SnapshotRejectedError` if the snapshot is of another model, other weights or
+    another version, or its tensors do not fit.
     """
     header, tensors = snapshot.header, snapshot.tensors
     _require("version", header.get("version"), VERSION)

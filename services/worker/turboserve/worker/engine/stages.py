@@ -1,7 +1,7 @@
 """The engine's stages: each gathers a batch, computes it and scatters results (NeuStream's stream module).
 
-A stage knows nothing of the others; the engine decides whose turn it is. Recaching and denoising are one
-stage with a latency profile each: both are forwards. Decoding is in `decoding`; packaging is the service's.
+A stage does not depend on the others; the engine decides whose turn it is. Recaching and denoising are one
+stage with a latency profile each: both are forwards. Decoding is in `decoding`; the service packages.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Clock = Callable[[], float]
 Fail = Callable[[Session, "Exception | None"], Event]
-"""Ends a session that raised an error, and says so."""
+"""Ends a session that raised an error. Returns the event."""
 
 
 @dataclass(frozen=True, eq=False)
 class StageOutcome(Generic[Item, Result]):
-    """What a stage made of one item: a result, or the error that this item alone raises."""
+    """A stage's result for one item, or the error that this item alone raises."""
 
     item: Item
     result: Result | None
@@ -43,8 +43,8 @@ class StageOutcome(Generic[Item, Result]):
 class Stage(ABC, Generic[Waiting, Item, Result]):
     """A step of the pipeline with a measured latency per batch size.
 
-    Its input queue is a view of the sessions, those in the state that it takes: so the queue cannot disagree
-    with them, however a session leaves.
+    The input queue is a view of the sessions in the matching state. The queue therefore cannot disagree with
+    the sessions, however a session leaves.
     """
 
     def __init__(self, device: torch.device, clock: Clock, profile: LatencyProfile | None = None) -> None:
@@ -58,7 +58,7 @@ class Stage(ABC, Generic[Waiting, Item, Result]):
 
     @abstractmethod
     def gather(self, waiting: list[Waiting], now: float) -> list[Item]:
-        """The next batch of what waits; empty only if nothing does."""
+        """The next batch of the waiting items; empty only if none waits."""
 
     @abstractmethod
     def compute(self, batch: list[Item]) -> list[Result]:
@@ -66,17 +66,17 @@ class Stage(ABC, Generic[Waiting, Item, Result]):
 
     @abstractmethod
     def scatter(self, outcomes: list[StageOutcome[Item, Result]], fail: Fail) -> list[Event]:
-        """Give each session its result, or let it fail."""
+        """Give each session its result, or make it fail."""
 
     def attempt(self, batch: list[Item]) -> tuple[list[StageOutcome[Item, Result]], float | None]:
-        """Compute a batch, and how long that took; an error is every item's, and took no time.
+        """Compute a batch and measure its duration. An error belongs to every item, and has no duration.
 
-        Raises `DEVICE_LOST`: that is no item's fault.
+        Raises `DEVICE_LOST` errors, which no single item causes.
         """
         start = self._clock()
         try:
             results = self.compute(batch)
-            # A GPU is given its work long before it has done it; without waiting, that would be measured.
+            # A GPU runs asynchronously: wait for it, so that the duration covers the computation.
             settle(self._device)
         except DEVICE_LOST:
             raise
@@ -86,15 +86,14 @@ class Stage(ABC, Generic[Waiting, Item, Result]):
         return [StageOutcome(item, result) for item, result in zip(batch, results, strict=True)], seconds
 
     def resolve(self, batch: list[Item]) -> tuple[list[StageOutcome[Item, Result]], float | None]:
-        """`attempt`; but if a batch raises, each item is tried alone, so that one bad session harms no
-        other."""
+        """Run `attempt`; if a batch raises, try each item alone, so that one bad session affects no other."""
         outcomes, seconds = self.attempt(batch)
         if seconds is None and len(batch) > 1:
             outcomes = [outcome for item in batch for outcome in self.attempt([item])[0]]
         return outcomes, seconds
 
     def run(self, batch: list[Item]) -> list[StageOutcome[Item, Result]]:
-        """`resolve`, and learn how long it took."""
+        """Run `resolve`, and refine the profile by its duration."""
         outcomes, seconds = self.resolve(batch)
         if seconds is not None:
             self.observe(batch, seconds)
@@ -114,7 +113,7 @@ class Prompted:
 
 
 class TextStage(Stage[Prompted, Prompted, Tensor]):
-    """Prompts → embeddings [L, text_dim]."""
+    """Encodes prompts to embeddings [L, text_dim]."""
 
     def __init__(
         self,
@@ -139,15 +138,14 @@ class TextStage(Stage[Prompted, Prompted, Tensor]):
         ]
 
     def gather(self, waiting: list[Prompted], now: float) -> list[Prompted]:
-        """See `Stage.gather`. In the order of the sessions, as many as pay: nothing else can be done for
-        them."""
+        """See `Stage.gather`. Takes prompts in the order of the sessions, as many as pay."""
         if not waiting:
             return []
         return waiting[: self.profile.best_batch(min(self._max_batch, len(waiting)))]
 
     @torch.inference_mode()
     def compute(self, batch: list[Prompted]) -> list[Tensor]:
-        """See `Stage.compute`. Each embedding in memory of its own: a session keeps it longer than others."""
+        """See `Stage.compute`. Each embedding has its own memory: sessions keep them for different times."""
         embedded = self._encoder.encode([each.pending.control.prompt or "" for each in batch])
         return [embedded[0]] if len(batch) == 1 else [row.clone() for row in embedded]
 
@@ -157,7 +155,7 @@ class TextStage(Stage[Prompted, Prompted, Tensor]):
         for outcome in outcomes:
             outcome.item.pending.text = outcome.result
             if outcome.error is not None:
-                # Several prompts of a session may wait; it ends once.
+                # Several prompts of a session may wait; the session ends once.
                 failed.setdefault(outcome.item.session.name, outcome)
         return [fail(outcome.item.session, outcome.error) for outcome in failed.values()]
 
@@ -165,7 +163,7 @@ class TextStage(Stage[Prompted, Prompted, Tensor]):
 class ForwardStage(Stage[Session, Session, Tensor]):
     """Transformer forwards of any kind: denoising steps, clean passes, recaches, replays.
 
-    A recache covers up to a whole window, not a chunk; it is a batch of its own and has a profile of its own.
+    A recache covers up to a whole window, not a chunk; it is a separate batch and has its own profile.
     """
 
     def __init__(
@@ -196,8 +194,8 @@ class ForwardStage(Stage[Session, Session, Tensor]):
         candidates = [self._pacing.candidate(session, now) for session in waiting]
         chosen = self._policy.gather(candidates, self.profile, self._max_batch)
         if chosen and chosen[0].frames > self._frames_per_chunk:
-            # A recache's rows are longer: as many as have a full batch's tokens, for so much memory there is,
-            # and as pay by what recaches take.
+            # The rows of a recache are longer. A batch has at most a full batch's tokens, which bounds its
+            # memory, and as many rows as pay by the recache profile.
             rows = max(1, self._max_batch * self._frames_per_chunk // chosen[0].frames)
             recaches = [each for each in candidates if each.frames == chosen[0].frames]
             chosen = self._policy.gather(recaches, self.recache_profile, rows)
@@ -226,12 +224,12 @@ class ForwardStage(Stage[Session, Session, Tensor]):
             except DEVICE_LOST:
                 raise
             except Exception as error:
-                # What comes after a forward takes memory too: noise, the clean latents.
+                # The steps after a forward allocate memory too: noise, the clean latents.
                 events.append(fail(session, error))
         return events
 
     def observe(self, batch: list[Session], seconds: float) -> None:
-        """See `Stage.observe`. Recaches of a window that is not full yet say nothing of those that are."""
+        """See `Stage.observe`. A recache of a partly filled window tells nothing about full windows."""
         frames = 0 if batch[0].work is None else batch[0].work.frames
         if frames == self._frames_per_chunk:
             self.profile.observe(len(batch), seconds)

@@ -1,4 +1,4 @@
-"""Everything that one session is, on its worker: what is moved when it moves, and nothing else."""
+"""The complete state of one session on its worker: exactly what a migration transfers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turboserve.worker.model.config import ModelConfig
 
 @dataclass(eq=False)
 class SessionState:
-    """State of one session between two chunks. The design, "What is moved"."""
+    """State of one session between two chunks."""
 
     session: str
     slab: Slab
@@ -24,35 +24,35 @@ class SessionState:
     seed: int
     prompt: str
     text: Tensor | None = None
-    """Embedding of `prompt`, [L, text_dim], once the text stage gave it."""
+    """Embedding of `prompt`, [L, text_dim], once the text stage has computed it."""
     control_seq: int = 0
     """Number of the last control applied."""
     next_chunk: int = 0
     recent: list[Tensor] = field(default_factory=list)
     """Clean latents of the newest chunks, [frames, C, H, W] each: at least the window, if generated."""
     decoder_cache: dict[str, Tensor] | None = None
-    """The decoder's own business; None before the first latent frame."""
+    """The decoder's cache, opaque to the engine; None before the first latent frame."""
 
     def first_frame(self, config: ModelConfig) -> int:
         """Absolute index of the next chunk's first latent frame."""
         return self.next_chunk * config.frames_per_chunk
 
     def remember(self, latents: Tensor, config: ModelConfig) -> None:
-        """Add a finished chunk's clean latents and drop those that no window reaches any more."""
+        """Add a finished chunk's clean latents, and drop those that no window reaches any more."""
         self.recent.append(latents)
         chunks = -(-config.window_frames // config.frames_per_chunk)
         del self.recent[:-chunks]
 
     def forget(self) -> None:
-        """Let go of what lies on the device beside the slab; the state is of no use afterwards."""
+        """Drop the tensors on the device beside the slab; the state is unusable afterwards."""
         self.text, self.decoder_cache = None, None
         self.recent.clear()
 
     def reseed(self, chunk: int) -> None:
-        """Set the generator to where chunk `chunk`'s noise begins.
+        """Set the generator to the beginning of chunk `chunk`'s noise.
 
-        The noise of a chunk depends on the session's seed and the chunk's number alone, so a session whose
-        state was lost continues with the noise it would have had.
+        The noise of a chunk depends only on the session's seed and the chunk's number. A session whose state
+        was lost therefore continues with the same noise.
         """
         digest = hashlib.blake2b(f"{self.seed}:{chunk}".encode(), digest_size=8).digest()
         self.generator.manual_seed(int.from_bytes(digest, "big") >> 1)

@@ -1,8 +1,8 @@
-"""Lanes: work that goes on beside the engine's own, one job after the other.
+"""Stream executors: run jobs in order beside the engine's own work.
 
-Decoding has one, so that a chunk is decoded while the next is denoised; moving state to the host and back has
-another. A threaded lane has its own thread and, on a GPU, its own stream. Without threads a job is done where
-it is handed in: for a single core, and for clocks that are not the wall's.
+One executor decodes, so that a chunk is decoded while the next is denoised. Another transfers state to the
+host and back. A threaded executor has its own thread and, on a GPU, its own stream. Without threads a job
+runs when it is submitted: for a single core, and for simulated clocks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from turboserve.worker.engine.streams import mark, settle
 
 
 class Job(Protocol):
-    """Something to be done in a lane. It keeps its own result."""
+    """Work for a stream executor. A job keeps its own result."""
 
     def run(self) -> None:
-        """Do it; must not raise but `DEVICE_LOST`, which ends the lane. On a GPU all it launches goes to the
-        lane's stream."""
+        """Run the job. Must raise only `DEVICE_LOST` errors, which end the executor. On a GPU, everything
+        that it launches goes to the executor's stream."""
         ...
 
 
@@ -33,33 +33,33 @@ _Entry = tuple[J, "torch.cuda.Event | None"]
 
 
 class Wakeup:
-    """Rung when a job is done: wakes whoever waits, and calls whom that concerns."""
+    """Signals that a job is done: wakes the waiting thread, and calls `notify`."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self.notify: Callable[[], None] | None = None
-        """Called on a lane's thread; must not block."""
+        """Called on an executor's thread; must not block."""
 
     def notify_done(self) -> None:
-        """A job is done."""
+        """Signal that a job is done."""
         self._event.set()
         if self.notify is not None:
             self.notify()
 
     def clear(self) -> None:
-        """What was rung for is about to be looked at."""
+        """Reset the signal, before finished jobs are collected."""
         self._event.clear()
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until it rings; whether it did."""
+        """Wait for the signal. Returns whether it came."""
         return self._event.wait(timeout_s)
 
 
 class StreamExecutor(Generic[J]):
-    """Does jobs in the order in which they are handed in. Owned by one thread, like the engine it serves."""
+    """Runs jobs in the order of submission. One thread owns it, as it owns the engine."""
 
     def __init__(self, name: str, device: torch.device, wakeup: Wakeup, threaded: bool) -> None:
-        """`wakeup` rings for each job that is done."""
+        """`wakeup` is signaled for each finished job."""
         self.threaded = threaded
         self._name = name
         self._device = device
@@ -72,16 +72,16 @@ class StreamExecutor(Generic[J]):
 
     @property
     def load(self) -> int:
-        """Jobs handed in and not collected."""
+        """Number of jobs submitted and not collected."""
         return self._handed_in
 
     @property
     def finished(self) -> bool:
-        """Whether `collect` would give something."""
+        """Whether `collect` has something to return or raise."""
         return bool(self._done or self._failed)
 
     def submit(self, job: J) -> None:
-        """Hand a job in. What it reads must stay as it is until it is collected."""
+        """Submit a job. Its inputs must not change until the job is collected."""
         self._handed_in += 1
         if not self.threaded:
             job.run()
@@ -94,7 +94,7 @@ class StreamExecutor(Generic[J]):
         self._jobs.put((job, mark(self._device)))
 
     def collect(self) -> list[J]:
-        """The jobs that are done, in order, each once. Raises `RuntimeError` if the lane has broken down."""
+        """Return the finished jobs, in order, each once. Raises `RuntimeError` if the executor has failed."""
         if self._failed:
             raise RuntimeError(f"lane {self._name} has broken down") from self._failed[0]
         done = []
@@ -104,7 +104,7 @@ class StreamExecutor(Generic[J]):
         return done
 
     def _start(self) -> None:
-        # The thread holds the queues alone, so that it ends with the lane's last user.
+        # The thread refers only to the queues, so that it ends with the executor's last reference.
         self._thread = threading.Thread(
             target=_main,
             args=(self._jobs, self._done, self._failed, self._wakeup, self._device),
@@ -122,7 +122,8 @@ def _main(
     wakeup: Wakeup,
     device: torch.device,
 ) -> None:
-    # The first call of a thread gives it the process's number of threads; else kernels would take their own.
+    # The first call of a thread sets its number of threads to the process's; without it, kernels would use
+    # another.
     torch.get_num_threads()
     try:
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -145,5 +146,5 @@ def _do(entry: _Entry[J], stream: torch.cuda.Stream | None) -> None:
         if before is not None:
             stream.wait_event(before)
         job.run()
-    # Only this thread waits. Whoever collects the job may use and free its tensors on any stream.
+    # Only this thread waits. After that, any stream may use and free the job's tensors.
     stream.synchronize()

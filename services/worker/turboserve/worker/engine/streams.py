@@ -1,4 +1,4 @@
-"""What differs between a CPU and a GPU in the engine: streams, waiting, and copies to the host."""
+"""Differences between a CPU and a GPU in the engine: streams, waiting, and copies to the host."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torch import Tensor
 DEVICE_LOST: tuple[type[Exception], ...] = (
     (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
 )
-"""What says that the device itself has failed: then every further call does, whatever the session. An engine
-lets these through, for its process has to end; sessions go on elsewhere."""
+"""Errors of a failed device: every later call fails too, for any session. An engine does not catch them,
+because its process has to end; sessions continue elsewhere."""
 
 
 def settle(device: torch.device) -> None:
-    """Wait until what this thread launched is done. Between computations, never inside a forward."""
+    """Wait until all work that this thread launched is done. Never call it inside a forward."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 def mark(device: torch.device) -> torch.cuda.Event | None:
-    """What this thread's stream has been given so far, for another stream to wait for; None on a CPU."""
+    """An event after this thread's work so far, for another stream to wait for; None on a CPU."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -28,8 +28,8 @@ def mark(device: torch.device) -> torch.cuda.Event | None:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """The tensor on the host. From a GPU it comes asynchronously into page-locked memory: its contents are
-    there after `settle`."""
+    """The tensor on the host. A copy from a GPU is asynchronous, in page-locked memory: valid after
+    `settle`."""
     if not tensor.is_cuda:
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -37,7 +37,7 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A small tensor of the host on the device, without waiting for it."""
+    """A small host tensor on the device, without waiting for the copy."""
     if device.type != "cuda":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)

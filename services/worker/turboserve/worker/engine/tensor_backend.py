@@ -1,4 +1,4 @@
-"""The backend that computes: states are tensors on a device, and lanes are threads."""
+"""The backend that computes: states are tensors on a device, and stream executors are threads."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class TensorBackend:
     """See `backend.Backend`."""
 
     def __init__(self, models: Models, options: EngineOptions, compiler: str | None) -> None:
-        """Allocates the slabs. Raises `BudgetTooSmallError`, `HostMemoryUnavailableError` and
-        `AttentionUnavailableError`.
+        """Allocate the slabs.
 
-        `compiler`: see `RowsForward`.
+        `compiler`: see `RowsForward`. Raises `BudgetTooSmallError`, `HostMemoryUnavailableError` and
+        `AttentionUnavailableError`.
         """
         model, decoder = models.transformer, models.decoder
         weight = model.patch_embedding.weight
@@ -146,10 +146,11 @@ class TensorBackend:
             for each, shown, cache in zip(batch, frames, after, strict=True)
         ]
 
-    # Moves
+    # Migration
 
     def pages_in_use(self, session: Session) -> list[Page]:
-        """See `Backend.pages_in_use`. What was launched has been written: another thread reads it."""
+        """See `Backend.pages_in_use`. Waits for launched work to write its pages: another thread reads
+        them."""
         settle(self.device)
         return pages_in_use(session, self.config)
 

@@ -1,4 +1,4 @@
-"""One session's state on its way to the host or back, piece by piece, while others compute."""
+"""Transfer of one session's state to the host or back, piece by piece, while others compute."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from turboserve.worker.engine.snapshot import Snapshot
 from turboserve.worker.engine.streams import DEVICE_LOST
 
 PIECE_BYTES = 64 << 20
-"""A transfer can be given up between two pieces: about 3 ms over PCIe."""
+"""Largest piece, bytes. A transfer can be given up between two pieces: about 3 ms over PCIe."""
 
 
 class TransferDirection(Enum):
-    """Where a session's state goes."""
+    """Direction of a state transfer."""
 
     LEAVING = "leaving"
-    """To the host; the session comes to rest there."""
+    """To the host; the session is then suspended."""
     ARRIVING = "arriving"
-    """To its slab; the session goes on."""
+    """To a slab; the session then continues."""
 
 
 class Transfer:
-    """A job of the transfer lane."""
+    """A job of the transfer executor."""
 
     def __init__(
         self,
@@ -38,14 +38,17 @@ class Transfer:
         targets: Mapping[str, Tensor],
         sources: Mapping[str, Tensor],
     ) -> None:
-        """`snapshot`: what is, or will be, on the host; `extent`: where, if in the pool. Tensors of one name
-        have one shape and type."""
+        """Split the copies into pieces.
+
+        `snapshot`: the state that is, or will be, on the host. `extent`: its place, if in the pool. Tensors
+        of one name have one shape and type.
+        """
         self.session = session
         self.way = way
         self.snapshot = snapshot
         self.extent = extent
         self.error: Exception | None = None
-        """Why it failed, once it is done."""
+        """The error of a failed transfer, once it is done."""
         self.given_up = False
         self._copies = [piece for name, target in targets.items() for piece in pieces(target, sources[name])]
         self._lock = threading.Lock()
@@ -69,15 +72,15 @@ class Transfer:
         self._copies = []
 
     def give_up(self) -> None:
-        """Copy nothing more; returns when nothing is being copied, so that both ends may be reused."""
+        """Copy nothing more. Returns when no copy is in progress, so that both ends may be reused."""
         with self._lock:
             self.given_up = True
 
 
 def pieces(target: Tensor, source: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both tensors in equal parts that are contiguous and not too large.
+    """Split both tensors alike into contiguous pieces of at most `PIECE_BYTES`, where their dimensions allow.
 
-    A device copies what is not contiguous by way of a copy of it, for which there is no memory.
+    A device copies a non-contiguous tensor through a temporary copy, for which no memory is reserved.
     """
     size = target.numel() * target.element_size()
     whole = target.is_contiguous() and source.is_contiguous() and size <= PIECE_BYTES

@@ -1,7 +1,7 @@
 """Attention of all rows of a forward at once, each over its own ring, in place.
 
-The slabs of all sessions are one tensor, so every row's keys are a run of tokens in it: attention over runs
-of different lengths ("varlen") needs their starts and lengths, and no copy, no padding and no mask.
+The slabs of all sessions are one tensor, so that every row's keys are a run of tokens in it. Attention over
+runs of different lengths ("varlen") needs their starts and lengths, and no copy, no padding and no mask.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from turboserve.worker.engine.streams import to_device
 
 
 class Runs:
-    """Where the keys of each row begin in the pool and how many there are; the same for all layers but for an
-    offset."""
+    """Start and number of each row's keys in the pool, equal for all layers except for an offset."""
 
     def __init__(self, firsts: Sequence[Tensor], counts: Sequence[int], queries: int) -> None:
-        """`firsts`: of each row a view of the pool that begins at its first key, of any layer; `queries`: of
-        each row."""
+        """Copy the starts and lengths to the device.
+
+        `firsts`: for each row a view of the pool that begins at its first key, of any layer. `queries`:
+        number of queries of each row.
+        """
         device = firsts[0].device
         width = firsts[0].shape[-2] * firsts[0].shape[-1]
         starts = [first.storage_offset() // width for first in firsts]
         rows = len(counts)
         self.longest = max(counts)
         self.queries = queries
-        # One small copy before the forward, none within.
+        # One small copy before the forward, none during it.
         numbers = to_device(
             torch.tensor([*starts, 0, *counts, *range(0, (rows + 1) * queries, queries)]).to(torch.int32),
             device,
@@ -53,23 +55,23 @@ class VarlenMemory:
         self._text_runs = Runs([slab.text_keys for slab in slabs], [self._text_tokens] * len(rows), queries)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `Memory.attend`."""
+        """See `AttentionMemory.attend`."""
         for i, row in enumerate(self._rows):
             row.ring.write(layer, row.placement, k[i : i + 1], v[i : i + 1])
         skipped = layer * self._layer_tokens
         return varlen(q, self._keys[skipped:], self._values[skipped:], self._runs)
 
     def attend_text(self, layer: int, q: Tensor) -> Tensor:
-        """See `Memory.attend_text`."""
+        """See `AttentionMemory.attend_text`."""
         skipped = layer * self._text_tokens
         return varlen(q, self._text_keys[skipped:], self._text_values[skipped:], self._text_runs)
 
 
 def varlen(q: Tensor, keys: Tensor, values: Tensor, runs: Runs) -> Tensor:
-    """q [B, S, heads, head_dim] over each row's run of keys and values [tokens, heads, head_dim]; q's shape.
+    """Attend with q [B, S, heads, head_dim] over each row's run of keys and values. Returns q's shape.
 
-    On a GPU one call of PyTorch's varlen attention; on a CPU, which has none, row by row over the same
-    numbers.
+    `keys`, `values`: [tokens, heads, head_dim]. On a GPU this is one call of PyTorch's varlen attention. A
+    CPU has none and computes the same row by row.
     """
     if q.is_cuda:
         from torch.nn.attention.varlen import varlen_attn
@@ -95,14 +97,14 @@ def varlen(q: Tensor, keys: Tensor, values: Tensor, runs: Runs) -> Tensor:
 
 
 def require_varlen(device: torch.device, dtype: torch.dtype) -> None:
-    """Raises `AttentionUnavailableError` where a GPU's varlen attention does not do this type."""
+    """Raise `AttentionUnavailableError` where a GPU's varlen attention does not support this type."""
     if device.type == "cuda" and dtype not in (torch.bfloat16, torch.float16):
         raise AttentionUnavailableError("varlen", f"{dtype}: a GPU does it in bfloat16 and float16")
 
 
 def _whole(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """All tokens of the pool that two views of it belong to, [tokens, heads, head_dim]: as keys, and from the
-    first slab's values on."""
+    """All tokens of two views' pool, [tokens, heads, head_dim]: as keys, and from the first slab's values
+    on."""
     heads, width = keys.shape[-2:]
     token = heads * width
     total = keys.untyped_storage().nbytes() // keys.element_size() // token

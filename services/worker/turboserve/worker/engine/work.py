@@ -1,5 +1,4 @@
-"""The forwards that a session needs next: a chunk's steps, a recache after a prompt switch, a rebuild's
-replay."""
+"""The next forwards of a session: a chunk's steps, a recache after a prompt switch, a rebuild's replay."""
 
 from __future__ import annotations
 
@@ -15,16 +14,16 @@ from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.schedule import Schedule, add_noise, to_clean
 
 Noise = Callable[[int], Tensor]
-"""Noise before denoising step i, float32 [F, C, H, W]."""
+"""Returns the noise before denoising step i, float32 [F, C, H, W]."""
 
 
 class Work(Protocol):
     """A sequence of forwards of one session."""
 
     done: int
-    """Forwards done."""
+    """Number of forwards done."""
     total: int
-    """Forwards in all."""
+    """Number of all forwards."""
 
     @property
     def frames(self) -> int:
@@ -32,11 +31,11 @@ class Work(Protocol):
         ...
 
     def row(self) -> Row:
-        """The next forward; asking again gives the same."""
+        """The next forward; repeating the call gives the same."""
         ...
 
     def advance(self, flow: Tensor) -> None:
-        """Take the forward's result, [F, C, H, W]."""
+        """Accept the forward's result, [F, C, H, W]."""
         ...
 
 
@@ -46,11 +45,11 @@ class ChunkWork:
     def __init__(
         self, state: SessionState, config: ModelConfig, schedule: Schedule, noise: Noise | None = None
     ) -> None:
-        """Takes the chunk's frame slots, evicting. `noise` defaults to the session's generator."""
+        """Take the chunk's frame slots, evicting frames. `noise` defaults to the session's generator."""
         self.index = state.next_chunk
         self.done = 0
         self.denoising = len(schedule.steps)
-        """Forwards after which the latents are clean."""
+        """Number of forwards after which the latents are clean."""
         self.total = self.denoising + 1
         self.clean: Tensor | None = None
         """The chunk's clean latents, float32 [F, C, H, W], once the denoising forwards are done."""
@@ -59,7 +58,7 @@ class ChunkWork:
         self._first = state.first_frame(config)
         self._placement = self._later = state.ring.place(self._first, config.frames_per_chunk)
         if 0 < self._first < config.sink_size:
-            # LongLive 1 writes to its sink in a chunk's first forward only, once the session's first is over.
+            # LongLive 1 writes to its sink only in a chunk's first forward, after the session's first chunk.
             self._later = state.ring.resident(self._first, config.frames_per_chunk, keep_sink=True)
         self._frames = config.frames_per_chunk
         self._noise = noise or self._drawn(state, config)
@@ -77,7 +76,7 @@ class ChunkWork:
         return self._row(self.clean, self._schedule.context_timestep)
 
     def advance(self, flow: Tensor) -> None:
-        """See `Work.advance`. The clean pass predicts a flow too, which nobody needs."""
+        """See `Work.advance`. The flow that the clean pass predicts is not used."""
         if self.clean is None:
             sigmas = self._schedule.step_sigmas
             estimate = to_clean(self._noisy, flow, sigmas[self.done])
@@ -105,12 +104,12 @@ class ChunkWork:
 class RecacheWork:
     """One forward over the newest clean latents under a new prompt (LongLive 1, KV recache).
 
-    It rewrites the rolling frames' keys and values in their slots. The sink keeps the old prompt's, unless
-    the pass begins at the session's first frame: then it rewrites that too, as the reference does.
+    It rewrites the rolling frames' keys and values in their slots. The sink keeps those of the old prompt,
+    unless the pass begins at the session's first frame: then it rewrites the sink too, as the reference does.
     """
 
     def __init__(self, state: SessionState, config: ModelConfig, schedule: Schedule) -> None:
-        """The new prompt must already be in the slab."""
+        """Prepare the forward. The new prompt must already be in the slab."""
         end = state.first_frame(config)
         latents = torch.cat(state.recent)[-config.window_frames :]
         self._frames = latents.shape[0]
@@ -137,9 +136,9 @@ class RecacheWork:
 class ReplayWork:
     """Clean passes over kept latents, chunk by chunk, into an empty ring.
 
-    For a session no longer than its window this gives the lost keys and values again; for a longer one, what
-    they would be had the session begun with the kept latents. Where the sink is longer than a chunk, its
-    later frames get clean keys and values instead of those of their chunk's first forward.
+    For a session no longer than its window, this restores the lost keys and values. For a longer one, it
+    gives the keys and values of a session that began with the kept latents. Where the sink is longer than a
+    chunk, its later frames get clean keys and values instead of those of their chunk's first forward.
     """
 
     def __init__(
