@@ -1,4 +1,4 @@
-"""Frames in, closed fMP4 fragments out: every chunk can be decoded by itself and joined to any other."""
+"""Encode frames to closed fMP4 fragments: every chunk decodes by itself and joins any other."""
 
 from turboserve.worker.media.encoder import EncodedChunk, EncoderSettings, FragmentEncoder
 from turboserve.worker.media.errors import FrameFormatError

@@ -1,4 +1,4 @@
-"""Reading ISO BMFF boxes (ISO/IEC 14496-12), as far as splitting and describing a fragment needs it."""
+"""Read ISO BMFF boxes (ISO/IEC 14496-12), as far as splitting and describing a fragment needs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ _VISUAL_SAMPLE_FIELDS = 78
 
 
 def boxes(data: bytes, start: int = 0, end: int | None = None) -> Iterator[tuple[bytes, int, int]]:
-    """The boxes of one level: (type, start with header, end). Raises `ValueError` if they do not add up."""
+    """The boxes of one level: (type, start with header, end). Raises `ValueError` if their sizes do not add
+    up."""
     end = len(data) if end is None else end
     while start < end:
         size = int.from_bytes(data[start : start + 4], "big")
@@ -21,7 +22,7 @@ def boxes(data: bytes, start: int = 0, end: int | None = None) -> Iterator[tuple
 
 
 def find(data: bytes, *path: bytes) -> bytes | None:
-    """The content of the first box at `path`, without its header; None where there is none."""
+    """The content of the first box at `path`, without its header; None if there is none."""
     start, end = 0, len(data)
     for kind in path:
         for found, box_start, box_end in boxes(data, start, end):
@@ -34,13 +35,14 @@ def find(data: bytes, *path: bytes) -> bytes | None:
 
 
 def split(data: bytes) -> tuple[bytes, bytes]:
-    """A one-fragment file → (init segment: ftyp and moov, fragment: moof and mdat)."""
+    """Split a one-fragment file into init segment (ftyp and moov) and fragment (moof and mdat)."""
     parts = {kind: data[start:end] for kind, start, end in boxes(data)}
     return parts[b"ftyp"] + parts[b"moov"], parts[b"moof"] + parts[b"mdat"]
 
 
 def codec_string(init: bytes) -> str:
-    """RFC 6381 name of the init segment's H.264 track: profile, constraints and level from its avcC."""
+    """RFC 6381 name of the init segment's H.264 track: profile, constraints and level from its avcC. Raises
+    `ValueError` if there is no avcC box."""
     config = find(init, b"moov", b"trak", b"mdia", b"minf", b"stbl", b"stsd", b"avc1", b"avcC")
     if config is None:
         raise ValueError("init segment: no avcC box")

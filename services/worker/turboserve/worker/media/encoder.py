@@ -1,4 +1,4 @@
-"""H.264 in closed fMP4 fragments: one chunk, one group of pictures, one fragment, nothing carried over."""
+"""H.264 in closed fMP4 fragments: a chunk is one group of pictures and one fragment by itself."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from turboserve.worker.media.boxes import codec_string, split
 from turboserve.worker.media.errors import FrameFormatError
 
 TIMESCALE = 48_000
-"""Ticks per second; a frame lasts a whole number of them at 16, 24, 25, 30, 48, 50 and 60 fps."""
+"""Ticks per second. A frame lasts a whole number of ticks at 16, 24, 25, 30, 48, 50 and 60 fps."""
 _AVCOL_SPC_BT709 = 1
 _MUXER_BITEXACT = 0x400
 _SIDE_LIMIT = 4_096
 _MUX = {
     "movflags": "empty_moov+default_base_moof+frag_custom+frag_discont+skip_trailer",
     "video_track_timescale": str(TIMESCALE),
-    # Without these two the muxer shifts every fragment to decode time 0.
+    # Without these two options the muxer shifts every fragment to decode time 0.
     "use_editlist": "0",
     "avoid_negative_ts": "disabled",
 }
@@ -38,10 +38,10 @@ _MUX = {
 
 @dataclass(frozen=True)
 class EncoderSettings:
-    """Everything that the init segment depends on besides size and rate: all workers must agree on it."""
+    """What the init segment depends on besides size and rate. All workers must agree on it."""
 
     crf: int = 18
-    """Constant rate factor: 0 lossless, 51 worst; 18 is hard to tell from the original."""
+    """Constant rate factor: 0 is lossless, 51 is worst, 18 is hard to tell from the original."""
     preset: str = "veryfast"
 
 
@@ -61,18 +61,18 @@ class EncodedChunk:
 
 
 class FragmentEncoder:
-    """Packages chunks. It keeps no state between calls: any instance may package any chunk of any session."""
+    """Packages chunks. Keeps no state between calls: any instance may package any chunk of any session."""
 
     def __init__(self, settings: EncoderSettings | None = None) -> None:
         self._settings = settings or EncoderSettings()
         self._reformat = VideoReformatter()
 
     def encode(self, frames: NDArray[np.uint8], *, index: int, first_frame: int, fps: float) -> EncodedChunk:
-        """frames uint8 [F, H, W, 3], RGB → a closed fragment: an IDR frame first, no B frames.
+        """Encode frames, uint8 [F, H, W, 3], RGB, to a closed fragment: an IDR frame first, no B frames.
 
-        `index` is the chunk's and becomes sequence number index + 1; `first_frame` counts video frames from
-        the session's start and sets the decode time. Raises `FrameFormatError` for empty chunks, odd sizes
-        (4:2:0 halves both), and rates at which a frame is not a whole number of ticks.
+        `index` is the chunk's index; the fragment's sequence number is `index` + 1. `first_frame` counts
+        video frames from the session's start and sets the decode time. Raises `FrameFormatError` for empty
+        chunks, odd sizes (4:2:0 halves both), and rates at which a frame is not a whole number of ticks.
         """
         step = self._check(frames, index, first_frame, fps)
         count, height, width, _ = frames.shape
@@ -113,7 +113,7 @@ class FragmentEncoder:
 
     def _picture(self, frame: NDArray[np.uint8]) -> av.VideoFrame:
         source = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
-        # Said on both ends: swscale's own default for RGB is BT.601, which turns greens.
+        # Both color spaces are stated: swscale's default for RGB is BT.601, which shifts greens.
         return self._reformat.reformat(
             source,
             format="yuv420p",

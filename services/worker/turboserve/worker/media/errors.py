@@ -1,4 +1,4 @@
-"""What packaging refuses."""
+"""Errors of packaging."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from turboserve.contracts.errors import TurboServeError
 
 
 class FrameFormatError(TurboServeError):
-    """Frames of a shape, type or rate that cannot be packaged. The same frames will fail again."""
+    """Frames of a shape, type or rate that cannot be packaged. The same frames fail again."""
 
     code, status, title = "frame_format", 422, "Frames cannot be packaged"

@@ -1,1 +1,1 @@
-"""The causal Wan transformer, its noise schedule, and how checkpoints become one."""
+"""The causal Wan transformer, its schedule, text encoders and decoders, and the loading of checkpoints."""

@@ -1,4 +1,4 @@
-"""One block of the causal Wan transformer: everything but who attends to what.
+"""One block of the causal Wan transformer, without the choice of what each token attends to.
 
 Parameter names are those of the public checkpoints.
 """
@@ -20,7 +20,7 @@ Parts = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
 
 
 class AttentionMemory(Protocol):
-    """What the rows of one forward remember: earlier frames and a prompt. One call of each per layer."""
+    """Memory of the rows of one forward: earlier frames and a prompt. One call of each method per layer."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Self-attention. q, k, v: [B, F·T, heads, head_dim], q and k already rotated. Returns q's shape."""
@@ -45,7 +45,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections of one attention; who attends to what is the memory's business."""
+    """Projections of one attention. The memory determines what each token attends to."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -60,9 +60,10 @@ class Attention(nn.Module):
 
     @torch.no_grad()
     def fuse(self) -> None:
-        """Lay the three projections out as one matrix, which the parameters become views of: for inference.
+        """Store the three projections as one matrix, of which the parameters become views, for inference.
 
-        Costs no memory. A module that moved, or whose parameters were replaced, works as before `fuse`.
+        This costs no memory. A module that was moved, or whose parameters were replaced, works as before
+        `fuse`.
         """
         if self._is_fused():
             return
@@ -77,7 +78,7 @@ class Attention(nn.Module):
     def _is_fused(self) -> bool:
         if self._fused is None or torch.is_grad_enabled():
             return False
-        # A compiler knows no addresses; it is asked for only where a fused module stays as it is.
+        # A compiler has no data addresses. It runs only where a fused module does not change.
         return torch.compiler.is_compiling() or self._fused[0].data_ptr() == self.q.weight.data_ptr()
 
     def rotated(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,7 +133,7 @@ class Block(nn.Module):
         h = memory.attend(layer, *before(self, x, modulation, rotation))
         x, q = between(self, x, h, modulation)
         h = memory.attend_text(layer, q)
-        # The feed-forward is where a block takes most memory.
+        # The feed-forward is the part of a block that takes the most memory.
         del q
         out: Tensor = after(self, x, h, modulation)
         return out
@@ -140,29 +141,29 @@ class Block(nn.Module):
     def before_attention(
         self, x: Tensor, modulation: Tensor, rotation: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What self-attention needs: q, k, v [B, F·T, heads, head_dim], q and k rotated."""
+        """Inputs of self-attention: q, k, v [B, F·T, heads, head_dim], q and k rotated."""
         shift, scale = modulation[0], modulation[1]
         h = torch.addcmul(shift, F.layer_norm(x, self.width, eps=self.eps), scale).flatten(1, 2)
         return self.self_attn.rotated(h, rotation)
 
     def between_attentions(self, x: Tensor, h: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
-        """x with what self-attention gave, h [B, F·T, heads, head_dim]; and the queries over the prompt."""
+        """x plus self-attention's result, h [B, F·T, heads, head_dim]; and the queries over the prompt."""
         x = torch.addcmul(x, self.self_attn.o(h.flatten(2)).view_as(x), modulation[2])
         return x, self.cross_attn.queries(self.norm3(x).flatten(1, 2))
 
     def after_attentions(self, x: Tensor, h: Tensor, modulation: Tensor) -> Tensor:
-        """x with what attention over the prompt gave, then through the feed-forward."""
+        """x plus the result of attention over the prompt, then through the feed-forward."""
         x = x + self.cross_attn.o(h.flatten(2)).view_as(x)
         h = torch.addcmul(modulation[3], F.layer_norm(x, self.width, eps=self.eps), modulation[4])
         h = self.ffn[2](gelu(self.ffn[0](h)))
         return torch.addcmul(x, h, modulation[5])
 
     parts: Parts = before_attention, between_attentions, after_attentions
-    """What is computed before, between and after the attentions; `compiled_parts` gives others."""
+    """The computations before, between and after the attentions; `compiled_parts` returns compiled ones."""
 
 
 def compiled_parts(backend: str) -> Parts:
-    """The parts of a block, compiled for any batch, frames and tokens by torch's compiler."""
+    """The parts of a block, compiled by torch's compiler for any number of rows, frames and tokens."""
     before, between, after = (
         torch.compile(part, backend=backend, fullgraph=True, dynamic=True) for part in Block.parts
     )
@@ -170,7 +171,8 @@ def compiled_parts(backend: str) -> Parts:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GELU, tanh approximation. On a CPU as x·σ(2·√(2/π)·(x + 0.044715·x³)): the same, in half the time."""
+    """GELU, tanh approximation. On a CPU it is computed as x·σ(2·√(2/π)·(x + 0.044715·x³)), which is equal
+    and takes half the time."""
     if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_grad_enabled():
         return F.gelu(x, approximate="tanh")
     scale = 2 * math.sqrt(2 / math.pi)

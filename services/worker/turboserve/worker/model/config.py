@@ -1,4 +1,4 @@
-"""Every size and setting of one causal video transformer. No other module knows a model's numbers."""
+"""Every size and setting of one causal video transformer. Other modules contain no number of a model."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Rotation = Literal["absolute", "window"]
 
 
 class ModelConfigError(ValueError):
-    """A model's configuration is malformed: names the field and the limit. Not worth a retry."""
+    """A model's configuration is malformed. The message names the field and the limit. Do not retry."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of the transformer and how it is sampled. Frames are latent frames, unless named pixel frames."""
+    """Sizes of the transformer and its sampling. Frames are latent frames, unless named pixel frames."""
 
     dim: int
     ffn_dim: int
@@ -37,22 +37,23 @@ class ModelConfig:
     eps: float = 1e-6
 
     local_attn_size: int = -1
-    """Frames a token may attend to, its own chunk and the sink included; -1: every earlier frame."""
+    """Number of frames that a token attends to, its own chunk and the sink included. -1: all earlier ones."""
     sink_size: int = 0
-    """First frames of a session that are never evicted; counted in `local_attn_size`."""
+    """Number of first frames of a session that are never evicted; counted in `local_attn_size`."""
     max_frames: int = 21
-    """Frames a session may generate at most where there is no window."""
+    """Largest number of frames of a session where there is no window."""
     frames_per_chunk: int = 3
 
     rotation: Rotation = "absolute"
-    """`absolute`: keys carry their absolute frame index (Self-Forcing, LongLive 1). `window`: the sink is
-    read as if it stood just before the rolling frames (LongLive's "infinity"): a session never ends."""
+    """Position of keys. `absolute`: keys carry their absolute frame index (Self-Forcing, LongLive 1).
+    `window`: the sink is read as if it directly preceded the rolling frames (LongLive's "infinity"), so that
+    a session never ends."""
     rotation_frames: int = 1024
-    """Absolute rotation is defined for this many frames; a session ends there. `window` ignores it."""
+    """Number of frames for which absolute rotation is defined; a session ends there. `window` ignores it."""
     rotation_theta: float = 10000.0
     learned_positions: bool = False
-    """Add a learned vector to each patch, by its place in the frame. Rotation tells patches only how far they
-    are from each other; Wan's checkpoints leave it at that."""
+    """Whether to add a learned vector to each patch, by its place in the frame. Rotation gives patches only
+    their relative distance, which is all that Wan's checkpoints use."""
 
     timestep_shift: float = 5.0
     denoising_steps: tuple[int, ...] = (1000, 750, 500, 250)
@@ -63,7 +64,7 @@ class ModelConfig:
 
     pixels_per_latent: int = 8
     frames_per_latent: int = 4
-    """Pixel frames decoded from each latent frame; a session's first gives one."""
+    """Number of pixel frames decoded from each latent frame; a session's first latent frame gives one."""
     fps: int = 16
 
     def __post_init__(self) -> None:
@@ -120,17 +121,17 @@ class ModelConfig:
 
     @property
     def window_frames(self) -> int:
-        """Frame slots one session needs: the window, or every frame it may generate where there is none."""
+        """Frame slots of one session: the window, or all frames that it may generate where there is none."""
         return self.max_frames if self.local_attn_size == -1 else self.local_attn_size
 
     @property
     def chunk_forwards(self) -> int:
-        """Forwards of one chunk: the denoising steps and the clean pass."""
+        """Number of forwards of one chunk: the denoising steps and the clean pass."""
         return len(self.denoising_steps) + 1
 
     @property
     def session_frames(self) -> int | None:
-        """Frames that one session can have; None: no limit."""
+        """Largest number of frames of one session; None: no limit."""
         limits = []
         if self.local_attn_size == -1:
             limits.append(self.max_frames)
@@ -144,12 +145,12 @@ class ModelConfig:
         return self.frames_per_chunk, self.in_dim, self.latent_height, self.latent_width
 
     def pixel_frames(self, chunk: int) -> int:
-        """Pixel frames that chunk number `chunk` (from 0) decodes to."""
+        """Number of pixel frames that chunk `chunk` (from 0) decodes to."""
         frames = self.frames_per_chunk * self.frames_per_latent
         return frames - (self.frames_per_latent - 1) if chunk == 0 else frames
 
     def media_start(self, chunk: int) -> float:
-        """Seconds of video before chunk number `chunk`."""
+        """Seconds of video before chunk `chunk`."""
         if chunk == 0:
             return 0.0
         frames = chunk * self.frames_per_chunk * self.frames_per_latent - (self.frames_per_latent - 1)
@@ -174,7 +175,7 @@ class ModelConfig:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], *, ignore: frozenset[str] = frozenset()) -> ModelConfig:
-        """Build a configuration from decoded JSON; keys in `ignore` may be there and mean nothing to a model.
+        """Build a configuration from decoded JSON. Keys in `ignore` are allowed and have no effect.
 
         Raises `ModelConfigError` for unknown or missing keys and for values out of range.
         """
@@ -201,7 +202,7 @@ _POSITIVE = tuple(
 
 
 def _check_kind(name: str, kind: str, value: object) -> None:
-    """Values come from JSON, so that anything may be anywhere."""
+    """Check a value's type: values come from JSON, and may have any."""
     if kind == "bool":
         right = isinstance(value, bool)
         wanted = "true or false"

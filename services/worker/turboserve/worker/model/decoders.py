@@ -1,4 +1,4 @@
-"""Public VAE files → the engine's `Decoder`: Wan 2.1's VAE under either naming, or TAEHV."""
+"""Load public VAE files as the engine's `Decoder`: Wan 2.1's VAE under either naming, or TAEHV."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def load_decoder(
     dtype: torch.dtype = torch.float32,
     sizes: WanVaeConfig | TaehvConfig | None = None,
 ) -> WanDecoder | TaehvDecoder:
-    """A decoder for the latents of a transformer with `config`. What the file is, its tensors' names say.
+    """Load a decoder for the latents of a transformer with `config`. The tensors' names identify the format.
 
     `path`: `Wan2.1_VAE.pth`, `taew2_1.pth` or its `.safetensors`, a file or folder of diffusers'
-    `AutoencoderKLWan`, or a folder that has one in `vae`. `sizes`: those of a model other than the public
-    ones; a folder's `config.json` says them itself. Raises `UnreadableCheckpointError`, `CheckpointError` or
+    `AutoencoderKLWan`, or a folder that has one in `vae`. `sizes`: sizes of a model other than the public
+    ones; a folder's `config.json` also gives them. Raises `UnreadableCheckpointError`, `CheckpointError` or
     `ModelConfigError`.
     """
     if (path / _SUBFOLDER).is_dir():
@@ -79,7 +79,7 @@ def _require_fit(channels: int, frames: int, config: ModelConfig) -> None:
 
 
 def _without(state: dict[str, Tensor], prefixes: Iterable[str]) -> dict[str, Tensor]:
-    """The state without the encoding half, which a server has no use for."""
+    """The state without names that begin with `prefixes`: a server does not use the encoding half."""
     return {name: tensor for name, tensor in state.items() if not name.startswith(tuple(prefixes))}
 
 
@@ -94,5 +94,5 @@ def _sizes(path: Path) -> WanVaeConfig:
         raise UnreadableCheckpointError(f"{file}: {error}") from error
     if not isinstance(values, dict):
         raise UnreadableCheckpointError(f"{file}: not a JSON object")
-    # A folder of several models may have another model's configuration next to the VAE's file.
+    # In a folder of several models, `config.json` may belong to another model than the VAE's file.
     return WanVaeConfig.from_mapping(values) if "latents_mean" in values or path.is_dir() else WanVaeConfig()

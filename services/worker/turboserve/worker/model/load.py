@@ -1,4 +1,4 @@
-"""Checkpoints: public names and files, loaded strictly. What does not fit is listed, never skipped."""
+"""Load checkpoints under public names, strictly: tensors that do not fit are listed, never skipped."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ _INDEX = ".safetensors.index.json"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint does not fit the model: lists every missing, extra and mis-shaped tensor. Not worth a
-    retry."""
+    """A checkpoint does not fit. Lists every missing, extra and mis-shaped tensor. Do not retry."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class CheckpointError(ValueError):
 
 
 class UnreadableCheckpointError(ValueError):
-    """A checkpoint file holds no state dict that is known here."""
+    """A checkpoint file cannot be read, or holds no known state dict."""
 
 
 def read_checkpoint(
@@ -51,8 +50,8 @@ def read_checkpoint(
     """Tensors of a checkpoint, with the prefixes of public checkpoints stripped, mapped and not yet read.
 
     `path`: a `.safetensors` file, a `….safetensors.index.json` of several, a `.pt` or `.pth` file, or a
-    folder that holds exactly one of them. `container`: which dictionary of a `.pt` file to take; by default
-    the first there is of `known`, else the file itself. Raises `UnreadableCheckpointError`, and
+    folder that holds exactly one of them. `container`: the dictionary of a `.pt` file to load. By default it
+    is the first of `known` in the file, else the file itself. Raises `UnreadableCheckpointError`, and
     `CheckpointError` if an index and its files disagree.
     """
     if path.is_dir():
@@ -133,8 +132,7 @@ def strip_prefixes(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Give a module, which may be on the meta device, its weights. Raises `CheckpointError` and changes
-    nothing."""
+    """Load the weights of a module, even on the meta device. Raises `CheckpointError` and changes nothing."""
     needed = module.state_dict()
     missing = sorted(needed.keys() - state.keys())
     extra = sorted(state.keys() - needed.keys())

@@ -1,4 +1,4 @@
-"""LoRA weights as LongLive publishes them, merged into the base at load: W + (alpha / rank)·B·A."""
+"""Merge LoRA weights, as LongLive publishes them, into the base at load: W + (alpha / rank)·B·A."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _DOWN, _UP = "lora_A", "lora_B"
 def read_lora(path: Path) -> dict[str, Tensor]:
     """Adapter tensors of a file that holds `generator_lora`, or PEFT's keys directly.
 
-    Keys of the result are `MODULE.lora_A` [rank, in] and `MODULE.lora_B` [out, rank], with the worker's
-    names of modules. Raises `UnreadableCheckpointError`.
+    Keys of the result are `MODULE.lora_A` [rank, in] and `MODULE.lora_B` [out, rank], with the worker's names
+    of modules. Raises `UnreadableCheckpointError`.
     """
     found = read_checkpoint(path, known=(_CONTAINER,))
     return {_bare(name): tensor for name, tensor in found.items()}
@@ -32,11 +32,11 @@ def merge_lora(
     alpha: float | None = None,
     dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """The base with every Linear of its blocks adapted; tensors without an adapter are the base's own.
+    """The base with every Linear layer of its blocks adapted; tensors without an adapter are the base's own.
 
-    Computed in float32 one tensor at a time, and rounded once to `dtype`, by default the base's. `alpha`
-    None: equal to the rank, as LongLive trains it. Raises `CheckpointError` if an adapter is missing, extra
-    or mis-shaped.
+    Each tensor is computed in float32 and rounded once to `dtype`, by default the base's. `alpha` None: equal
+    to the rank, as LongLive trains it. Raises `CheckpointError` if an adapter is missing, extra or
+    mis-shaped.
     """
     targets = {
         name.removesuffix(".weight"): weight for name, weight in base.items() if _adapted(name, weight)

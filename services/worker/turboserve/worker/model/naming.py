@@ -1,7 +1,7 @@
 """Names of public checkpoints: the same tensors under other names, mapped both ways.
 
 The worker's own names are those of Self-Forcing and LongLive for the transformer, and those of diffusers'
-`AutoencoderKLWan` for the VAE. A name that no table knows passes unchanged: the strict loading that follows
+`AutoencoderKLWan` for the VAE. A name that is in no table passes unchanged; the strict loading afterwards
 lists it.
 """
 
@@ -26,11 +26,11 @@ class Renaming:
         self._back = [_rule(ours, theirs) for theirs, ours in table]
 
     def there(self, name: str) -> str:
-        """A name of the first vocabulary in the second."""
+        """Map a name of the first vocabulary to the second."""
         return _apply(self._there, name)
 
     def back(self, name: str) -> str:
-        """A name of the second vocabulary in the first."""
+        """Map a name of the second vocabulary to the first."""
         return _apply(self._back, name)
 
 
@@ -63,7 +63,7 @@ DIFFUSERS_TRANSFORMER = Renaming(
     [
         *_attention("attn1", "self_attn"),
         *_attention("attn2", "cross_attn"),
-        # diffusers counts the norms in the order in which they are applied; Wan's third comes second.
+        # diffusers counts the norms in the order in which they are applied; Wan's third is applied second.
         ("blocks.N.norm2", "blocks.N.norm3"),
         ("blocks.N.ffn.net.0.proj", "blocks.N.ffn.0"),
         ("blocks.N.ffn.net.2", "blocks.N.ffn.2"),
@@ -81,7 +81,7 @@ DIFFUSERS_TRANSFORMER = Renaming(
 
 
 def transformer_names(state: Mapping[str, Tensor]) -> State:
-    """A transformer's tensors under the worker's names, whichever public naming they come with."""
+    """A transformer's tensors under the worker's names, from any public naming."""
     if any(name.startswith(("condition_embedder.", "proj_out.")) for name in state):
         return renamed(state, DIFFUSERS_TRANSFORMER.there)
     return dict(state)
@@ -112,8 +112,8 @@ WAN_T5 = Renaming(
 def wan_vae(levels: int, res_blocks: int) -> Renaming:
     """Decoder of `Wan2.1_VAE.pth` ↔ diffusers' `AutoencoderKLWan`.
 
-    The original numbers all blocks of all `levels` in one list: `res_blocks` + 1 residual blocks a level,
-    then, but for the last level, what doubles the size.
+    The original numbers all blocks of all `levels` in one list. Each level has `res_blocks` + 1 residual
+    blocks and, except for the last level, an upsampling block.
     """
     pairs = [
         ("conv2", "post_quant_conv"),

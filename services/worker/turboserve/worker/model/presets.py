@@ -32,7 +32,7 @@ NAMES = (*_PUBLIC, *_SHIPPED)
 
 
 class UnknownPresetError(ValueError):
-    """No preset has this name; lists those there are."""
+    """No preset has this name. The message lists all names."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"model: {name!r} is not one of {', '.join(NAMES)}")
@@ -40,14 +40,14 @@ class UnknownPresetError(ValueError):
 
 
 def known(name: str) -> str:
-    """The name itself. Raises `UnknownPresetError`."""
+    """Return the name. Raises `UnknownPresetError`."""
     if name not in NAMES:
         raise UnknownPresetError(name)
     return name
 
 
 def preset(name: str) -> ModelConfig:
-    """The configuration of this name. A shipped model's is read from its weights file, which alone knows it.
+    """The configuration of this name. A shipped model's configuration is read from its weights file.
 
     Raises `UnknownPresetError`, and `UnreadableCheckpointError` if a shipped weights file is missing or
     damaged.

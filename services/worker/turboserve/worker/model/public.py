@@ -1,4 +1,4 @@
-"""Public 1.3 B models for the engine: Self-Forcing and LongLive 1, from their authors' files."""
+"""Load public 1.3 B models for the engine: Self-Forcing and LongLive 1, from their authors' files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from turboserve.worker.model.umt5 import load_text_encoder
 from turboserve.worker.model.weights import weights_digest
 
 _CONTAINERS = {
-    # As the authors' own inference does: Self-Forcing with the averaged weights, LongLive with the last ones.
+    # As in the authors' own inference: Self-Forcing uses the averaged weights, LongLive the last ones.
     "self-forcing-1.3b": ("generator_ema", "generator", "model"),
     "longlive-1.3b": ("generator", "model", "generator_ema"),
 }
@@ -29,7 +29,7 @@ _SUBFOLDER = "transformer"
 
 @dataclass(frozen=True)
 class PublicFiles:
-    """Where a public model's parts are."""
+    """Locations of a public model's parts."""
 
     checkpoint: Path
     """The transformer: `.pt`, `.safetensors`, an index of several, or a folder with one of them."""
@@ -38,9 +38,9 @@ class PublicFiles:
     text_encoder: Path | str
     """See `load_text_encoder`."""
     lora: Path | None = None
-    """Merged into the transformer; LongLive is incomplete without."""
+    """Adapter that is merged into the transformer. LongLive is incomplete without it."""
     container: str | None = None
-    """Which dictionary of a `.pt` file to take; None: the one that the model's authors run."""
+    """The dictionary of a `.pt` file to load. None: the one that the model's authors run."""
 
 
 def load_public(
@@ -50,7 +50,7 @@ def load_public(
     dtype: torch.dtype = torch.float32,
     rotation: Rotation | None = None,
 ) -> Models:
-    """The engine's models for a preset's name. `rotation` None: as the preset has it.
+    """Load the models of a preset. `rotation` None: as the preset has it.
 
     Raises `UnknownPresetError`, `UnreadableCheckpointError`, `CheckpointError`, `ModelConfigError` or
     `TextEncoderUnavailableError`.
@@ -67,7 +67,7 @@ def load_public(
         )
     transformer = load_transformer(config, files, device, dtype, _CONTAINERS[name])
     decoder = load_decoder(files.vae, config, device, dtype)
-    # As they compute: with the adapter merged, in the type that they run in.
+    # The digest covers the weights as they compute: with the adapter merged, in the type that they run in.
     digest = weights_digest({"transformer": transformer, "text": text.network, "vae": decoder.network})
     return Models(transformer, text, decoder, digest)
 
@@ -81,8 +81,8 @@ def load_transformer(
 ) -> CausalWanTransformer:
     """The transformer, with its adapter merged if there is one. `containers`: dictionaries to look for.
 
-    The file is mapped, not read: beside the model itself, no more than one tensor is in memory at a time;
-    merged tensors are in `dtype` at once.
+    The file is mapped, not read: beside the model itself, at most one tensor is in memory at a time. Merged
+    tensors are in `dtype` at once.
     """
     path = files.checkpoint
     if (path / _SUBFOLDER).is_dir():

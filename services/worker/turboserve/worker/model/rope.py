@@ -9,11 +9,11 @@ from turboserve.worker.model.config import ModelConfig
 
 
 class Rotation:
-    """Turns frame indices into rotations of query and key channels.
+    """Converts frame indices to rotations of query and key channels.
 
-    A head's channel pairs (2i, 2i+1) are split over time, rows and columns: c − 2·⌊c/3⌋, ⌊c/3⌋ and ⌊c/3⌋
-    of its c pairs. Angles are computed in float64, since an absolute frame index times a frequency loses
-    too many bits in float32; the rotation itself runs in float32.
+    A head has c channel pairs (2i, 2i+1): c − 2·⌊c/3⌋ for time, ⌊c/3⌋ for rows and ⌊c/3⌋ for columns. Angles
+    are computed in float64, because an absolute frame index times a frequency loses too many bits in float32.
+    The rotation itself runs in float32.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -22,11 +22,11 @@ class Rotation:
         self._theta = config.rotation_theta
         self._grid = config.grid
         self._split = (pairs - 2 * spatial, spatial, spatial)
-        # Not module buffers: casting a module to bfloat16 must not touch these.
+        # These are not module buffers: casting a module to bfloat16 must not change them.
         self._by_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def prepare(self, device: torch.device) -> None:
-        """Have the tables on a device, so that no forward waits for them."""
+        """Create the tables on a device, so that no forward waits for them."""
         self._tables(device)
 
     def at(self, frame_index: Tensor) -> Tensor:
@@ -74,7 +74,8 @@ class Rotation:
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Rotate channel pairs of x [B, S, heads, head_dim] by complex64 [B, S, 1, head_dim/2].
 
-    Or by the same as pairs of float32, [B, S, 1, head_dim/2, 2]: compilers know no complex numbers.
+    `rotation` may also be pairs of float32, [B, S, 1, head_dim/2, 2]: compilers do not support complex
+    numbers.
     """
     pairs = x.float().view(*x.shape[:-1], -1, 2)
     if rotation.is_complex():

@@ -9,17 +9,17 @@ from turboserve.worker.model.config import ModelConfig
 
 
 class Schedule:
-    """Shifted flow-matching table of a model and the steps that it is sampled with.
+    """Shifted flow-matching table of a model, and its sampling steps.
 
-    With σ the fraction of noise, x_t = (1 − σ)·x0 + σ·ε and the model predicts flow = ε − x0.
+    σ is the fraction of noise: x_t = (1 − σ)·x0 + σ·ε, and the model predicts flow = ε − x0.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         count, shift = config.num_train_timesteps, config.timestep_shift
-        # Built in float32, as the references do: their steps come out of this table.
+        # The table is built in float32, as in the references: their steps come from this table.
         linear = torch.linspace(1.0, 0.0, count + 1)[:-1]
         self.sigmas: Tensor = shift * linear / (1 + (shift - 1) * linear)
-        """[num_train_timesteps], falling."""
+        """[num_train_timesteps], decreasing."""
         self.timesteps: Tensor = self.sigmas * count
         """[num_train_timesteps]: σ in units of timesteps."""
         self.steps = tuple(float(self.timesteps[count - step]) for step in config.denoising_steps)

@@ -1,7 +1,7 @@
-"""TAEHV, a tiny decoder of the same latents (madebyollin/taehv; `taew2_1` for Wan 2.1), streaming.
+"""TAEHV, a tiny streaming decoder of the same latents (madebyollin/taehv; `taew2_1` for Wan 2.1).
 
-Names of parameters are those of the public weights. Each memory block reads the frame before its input; that
-frame is all a session has to remember, and is kept with the session.
+Names of parameters are those of the public weights. Each memory block reads the frame before its input. These
+frames are the whole cache of a session.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from turboserve.worker.model.weights import weight_bytes
 
 @dataclass(frozen=True)
 class TaehvConfig:
-    """Sizes of the decoder; by default those of `taew2_1`."""
+    """Sizes of the decoder, by default those of `taew2_1`."""
 
     latent_channels: int = 16
     widths: tuple[int, int, int, int] = (256, 128, 64, 64)
-    """Channels of the three levels, and of what they end in."""
+    """Input channels of the three levels, and output channels of the last level."""
     time_upscale: tuple[bool, bool, bool] = (False, True, True)
-    """Of each level, whether it doubles the frames."""
+    """Whether each level doubles the frames."""
     memory_blocks: int = 3
-    """Of each level."""
+    """Number of memory blocks of each level."""
 
     @property
     def frames_per_latent(self) -> int:
-        """Pixel frames of each latent frame; of a session's first all but the last are dropped."""
+        """Number of pixel frames of each latent frame; of a session's first, all but the last are dropped."""
         return int(2 ** sum(self.time_upscale))
 
 
@@ -61,7 +61,7 @@ class _MemoryBlock(nn.Module):
 
 
 class _Grow(nn.Module):
-    """Each frame becomes `stride` frames."""
+    """Expands each frame to `stride` frames."""
 
     def __init__(self, channels: int, stride: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class _Grow(nn.Module):
 
 
 class Taehv(nn.Module):
-    """The decoder. Latents are taken as the transformer makes them, normalised."""
+    """The decoder. It takes normalized latents, as the transformer generates them."""
 
     def __init__(self, config: TaehvConfig) -> None:
         super().__init__()
@@ -115,21 +115,21 @@ class Taehv(nn.Module):
         return torch.unflatten(x, 0, (rows, -1))[:, drop:].clamp(0.0, 1.0), after
 
     def cache_numbers(self, height: int, width: int) -> int:
-        """Numbers in one session's cache, for latents of this size."""
+        """Number of elements of one session's cache, for latents of this size."""
         levels = enumerate(self.config.widths[:-1])
         return sum(self.config.memory_blocks * c * (1 << 2 * level) for level, c in levels) * height * width
 
     def workspace_bytes(self, frames: int, height: int, width: int) -> int:
-        """Bytes that decoding so many latent frames takes at most beside the cache, as measured: 3 times the
-        last level's tensors, and the pixels in the weights' type, in float32 and in bytes."""
+        """Largest memory of decoding `frames` latent frames beside the cache, in bytes, as measured: 3 times
+        the last level's tensors, and the pixels in the weights' type, in float32 and in bytes."""
         size = next(self.parameters()).element_size()
         pixels = frames * self.config.frames_per_latent * height * width << 2 * len(self.config.time_upscale)
         return pixels * (3 * self.config.widths[-1] * size + 3 * (size + 2 * 4 + 1))
 
     def fitted(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Weights for this decoder out of weights that may double time at more levels.
+        """Weights for this decoder, from weights that may double time at more levels.
 
-        As the public loader does: of a growing layer's output channels the last frame's are taken.
+        As in the public loader, of a growing layer's output channels those of the last frame are used.
         """
         fitted = dict(state)
         for index, layer in enumerate(self.decoder):
@@ -145,8 +145,7 @@ class TaehvDecoder:
     """The engine's `Decoder` over TAEHV."""
 
     def __init__(self, model: Taehv, height: int, width: int, frames_at_once: int = 3) -> None:
-        """`height`, `width`: of a latent frame. `frames_at_once`: latent frames of one forward, to bound
-        memory."""
+        """`height`, `width`: size of a latent frame. `frames_at_once`: latent frames of one forward."""
         self._model = model
         self._at_once = frames_at_once
         weight = next(model.parameters())
@@ -160,7 +159,7 @@ class TaehvDecoder:
 
     @property
     def network(self) -> Taehv:
-        """What decodes."""
+        """The decoding network."""
         return self._model
 
     @torch.inference_mode()

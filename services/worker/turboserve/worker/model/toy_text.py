@@ -1,8 +1,8 @@
-"""The text encoder of toyworld: words → eight summary tokens.
+"""The text encoder of toyworld: encodes words as eight summary tokens.
 
-A prompt is split into words; known words have their own embedding and unknown ones share hashed buckets. A
+A prompt is split into words. Known words have their own embedding, and unknown ones share hashed buckets. A
 small transformer reads them together with eight learned queries, and the queries' outputs are the prompt's
-embedding: one each for the shape, colour and motion of two figures, the background and the number of figures.
+embedding: one each for the shape, color and motion of two figures, the background and the number of figures.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from turboserve.worker.model.weights import weight_bytes
 
 MAX_WORDS = 48
-"""Words read of a prompt; what follows is ignored."""
+"""Number of words read of a prompt; further words are ignored."""
 BUCKETS = 64
 SUMMARY = ("shape1", "colour1", "motion1", "shape2", "colour2", "motion2", "background", "count")
-"""What each summary token is trained to say."""
+"""The attribute that each summary token is trained to encode."""
 
 _WORD = re.compile(r"[a-z]+|[0-9]+|,")
 
@@ -51,11 +51,11 @@ class _TextLayer(nn.Module):
 
 
 class ToyText(nn.Module):
-    """Prompts → [B, 8, dim] with unit mean square per token.
+    """Encodes prompts as [B, 8, dim] with unit mean square per token.
 
     Args:
-        vocabulary: the known words, in the order of their embeddings.
-        dim: width of the embedding, `text_dim` of the transformer.
+        vocabulary: Known words, in the order of their embeddings.
+        dim: Width of the embedding, `text_dim` of the transformer.
     """
 
     def __init__(self, vocabulary: Sequence[str], dim: int = 128, layers: int = 2, heads: int = 4) -> None:
@@ -75,7 +75,7 @@ class ToyText(nn.Module):
 
     @property
     def workspace_bytes(self) -> int:
-        """See `TextEncoder.workspace_bytes`: the feed-forward is the widest."""
+        """See `TextEncoder.workspace_bytes`. The feed-forward has the widest tensors."""
         dim = self.queries.shape[1]
         return 16 * (MAX_WORDS + len(SUMMARY)) * dim * self.queries.element_size()
 
@@ -98,7 +98,7 @@ class ToyText(nn.Module):
 
     @torch.inference_mode()
     def encode(self, prompts: Sequence[str]) -> Tensor:
-        """Prompts → [B, 8, dim]."""
+        """Encode prompts as [B, 8, dim]."""
         embedded: Tensor = self(self.tokenize(prompts).to(self.queries.device))
         return embedded
 

@@ -1,8 +1,9 @@
-"""A small causal video VAE: 16 latent channels, 8× smaller in space, 4× in time (the Wan VAE in small).
+"""A small causal video VAE like Wan's: 16 latent channels, 8× smaller in space, 4× in time.
 
-The first latent frame decodes to 1 frame and each other to 4. Convolutions over time look back only, and what
-they need of earlier latent frames is a cache that the caller keeps: the module holds no state, so a session
-can be decoded chunk by chunk, exported and imported. The toy world is a torus; so space is padded circularly.
+The first latent frame decodes to 1 frame and each other to 4. Convolutions over time look back only. Their
+inputs from earlier latent frames are a cache that the caller keeps. The module holds no state, so that a
+session can be decoded chunk by chunk, exported and imported. The toy world is a torus: space is padded
+circularly.
 """
 
 from __future__ import annotations
@@ -67,12 +68,12 @@ class _CausalTime(nn.Module):
 
 
 class ToyVae(nn.Module):
-    """The VAE of toyworld. Latents are normalised to zero mean and unit deviation per channel.
+    """The VAE of toyworld. Latents are normalized to zero mean and unit deviation per channel.
 
     Args:
-        width: channels at 16×16.
-        depth: residual blocks at each resolution, in the encoder and in the decoder.
-        fine: residual blocks of the decoder at 16×16; by default `depth`.
+        width: Channels at 16×16.
+        depth: Residual blocks at each resolution, in the encoder and in the decoder.
+        fine: Residual blocks of the decoder at 16×16; by default `depth`.
     """
 
     latent_mean: Tensor
@@ -97,10 +98,10 @@ class ToyVae(nn.Module):
         self.register_buffer("latent_std", torch.ones(LATENT_CHANNELS))
 
     def encode(self, frames: Tensor) -> Tensor:
-        """frames [B, 1 + 4·(f - 1), 3, H, W] in -1..1 → latents [B, f, 16, H/8, W/8].
+        """Encode frames [B, 1 + 4·(f - 1), 3, H, W] in -1..1 to latents [B, f, 16, H/8, W/8].
 
         Raises:
-            ValueError: the number of frames is not 1 + 4·n.
+            ValueError: The number of frames is not 1 + 4·n.
         """
         if frames.shape[1] % TIME_STRIDE != 1:
             raise ValueError(f"frames: {frames.shape[1]} is not 1 + {TIME_STRIDE}·n")
@@ -108,7 +109,7 @@ class ToyVae(nn.Module):
         return self.encode_groups(torch.unflatten(padded, 1, (-1, TIME_STRIDE)))
 
     def encode_groups(self, groups: Tensor) -> Tensor:
-        """groups of 4 frames [B, f, 4, 3, H, W] → latents [B, f, 16, H/8, W/8]; each group stands alone."""
+        """Encode groups of 4 frames [B, f, 4, 3, H, W] to latents [B, f, 16, H/8, W/8], each by itself."""
         batch, count = groups.shape[:2]
         raw = self._encode(groups.flatten(0, 1).flatten(1, 2))
         return torch.unflatten(self._normalise(raw), 0, (batch, count))
@@ -124,13 +125,13 @@ class ToyVae(nn.Module):
         return (frames[:, TIME_STRIDE - 1 :] if cache is None else frames), after
 
     def cache_numbers(self, cells: int) -> int:
-        """Numbers in one session's cache, for latent frames of `cells` cells."""
+        """Number of elements of one session's cache, for latent frames of `cells` cells."""
         times = [time for time in self.decoder_times if isinstance(time, _CausalTime)]
         return sum(2 * time.mix.out_channels * cells for time in times)
 
     def workspace_numbers(self, frames: int, cells: int) -> int:
-        """Numbers that decoding so many latent frames takes at most, as measured: 10 times the tensors at the
-        finer resolution, and the pixels."""
+        """Largest number of elements while decoding `frames` latent frames, as measured: 10 times the tensors
+        at the finer resolution, and the pixels."""
         finer = 4 * frames * cells * (self.decoder_up.out_channels // 4)
         return 10 * finer + 3 * 64 * TIME_STRIDE * frames * cells
 

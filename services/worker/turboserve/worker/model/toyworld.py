@@ -29,7 +29,7 @@ PARTS = ("transformer", "vae", "text")
 
 @dataclass(frozen=True, eq=False)
 class ToyWorld:
-    """The three networks, in float32 on the CPU unless moved, and what the weights file says of itself."""
+    """The three networks, in float32 on the CPU unless moved, and the weights file's metadata."""
 
     transformer: CausalWanTransformer
     vae: ToyVae
@@ -44,7 +44,7 @@ class ToyWorld:
 
     @property
     def parameters(self) -> int:
-        """Trained numbers of all three networks."""
+        """Number of parameters of all three networks."""
         networks = (self.transformer, self.vae, self.text)
         return sum(p.numel() for network in networks for p in network.parameters())
 
@@ -60,7 +60,7 @@ class ToyDecoder:
         """Bytes of one session's cache."""
         self.weight_bytes = weight_bytes(vae)
         """See `Decoder.weight_bytes`."""
-        # A session that is rebuilt puts its whole window through at once.
+        # A rebuilt session decodes its whole window at once.
         self.workspace_bytes = vae.workspace_numbers(config.window_frames, cells) * size
         """See `Decoder.workspace_bytes`."""
 
@@ -77,7 +77,7 @@ class ToyDecoder:
 
 
 def read_toyworld(path: Path | None = None) -> ToyWorld:
-    """Reads a weights file; by default the one that ships. Raises `UnreadableCheckpointError`,
+    """Read a weights file, by default the shipped one. Raises `UnreadableCheckpointError`,
     `CheckpointError`."""
     path = path or WEIGHTS
     state: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
@@ -104,11 +104,11 @@ def read_toyworld(path: Path | None = None) -> ToyWorld:
 
 
 def load_toyworld(device: torch.device | str = "cpu", path: Path | None = None) -> Models:
-    """The engine's models on `device`. Raises as `read_toyworld`."""
+    """Load the engine's models on `device`. Raises the errors of `read_toyworld`."""
     world = read_toyworld(path)
     networks: dict[str, nn.Module] = {"transformer": world.transformer, "vae": world.vae, "text": world.text}
     for network in networks.values():
         network.to(device)
-    # Words are numbers to the text encoder by their place in its vocabulary.
+    # The digest includes the vocabulary: the encoder identifies words by their place in it.
     digest = weights_digest(networks, json.dumps(world.details["vocabulary"]))
     return Models(world.transformer, world.text, ToyDecoder(world.vae, world.config), digest)

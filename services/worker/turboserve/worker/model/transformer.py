@@ -1,7 +1,7 @@
 """The causal Wan transformer (Wan 2.1 T2V as Self-Forcing and LongLive run it), apart from its memory.
 
-Parameter names are those of the public checkpoints. What a token may attend to is not decided here: the model
-asks a `AttentionMemory`, which training fills with a mask and the engine with its KV ring.
+Parameter names are those of the public checkpoints. An `AttentionMemory` determines what a token may attend
+to: training implements it with a mask, and the engine with its KV ring.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from turboserve.worker.model.rope import Rotation
 
 
 class Conditioning(NamedTuple):
-    """What timesteps make of a model's modulations; 1 is already added to every scale.
+    """Modulations of a model for given timesteps; 1 is already added to every scale.
 
     Batch and frames may be 1 where all rows or frames have one timestep.
     """
@@ -41,8 +41,8 @@ class Head(nn.Module):
         self.modulation = nn.Parameter(torch.randn(1, 2, config.dim) / config.dim**0.5)
 
     def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
-        """x [B, F, T, dim], modulation [2, B, F, 1, dim] with 1 added to the scale → patch channels
-        [B, F, T, ·]."""
+        """x [B, F, T, dim], modulation [2, B, F, 1, dim], 1 added to the scale → patch channels [B, F, T,
+        ·]."""
         shift, scale = modulation.unbind(0)
         x = torch.addcmul(shift, F.layer_norm(x, self.width, eps=self.eps), scale)
         return F.linear(x, self.head.weight, self.head.bias)
@@ -69,7 +69,7 @@ class CausalWanTransformer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initial weights for training, as Wan's: Xavier for linear layers, the head at zero."""
+        """Set initial weights for training, as Wan's: Xavier for linear layers, the head at zero."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -84,7 +84,7 @@ class CausalWanTransformer(nn.Module):
     def forward(
         self, latents: Tensor, timesteps: Tensor, frame_index: Tensor, memory: AttentionMemory
     ) -> Tensor:
-        """One forward over rows that may differ in everything but their number of frames.
+        """Run one forward over rows that may differ in everything except their number of frames.
 
         latents [B, F, C, H, W]; timesteps [B, F] float in 0..1000; frame_index [B, F] long, absolute in the
         row's session. Returns the flow [B, F, C, H, W] in the latents' dtype.
@@ -94,9 +94,9 @@ class CausalWanTransformer(nn.Module):
     def run(
         self, latents: Tensor, conditioning: Conditioning, rotation: Tensor, memory: AttentionMemory
     ) -> Tensor:
-        """`forward` with what depends on timesteps and frame indices alone given: callers may keep that.
+        """Run `forward` with given conditioning and rotation, which callers may cache.
 
-        latents [B, F, C, H, W]; rotation as `Rotation.at` gives it. Returns the flow [B, F, C, H, W].
+        latents [B, F, C, H, W]; rotation as `Rotation.at` returns it. Returns the flow [B, F, C, H, W].
         """
         x = self._patchify(latents)
         for layer, (block, modulation) in enumerate(zip(self._blocks, conditioning.blocks, strict=True)):
@@ -110,14 +110,15 @@ class CausalWanTransformer(nn.Module):
         return Conditioning(self._modulations(time), self._head_modulation(time))
 
     def fuse(self) -> None:
-        """See `Attention.fuse`: for inference, once the weights are where they stay."""
+        """Fuse the blocks for inference, once the weights are on their device. See `Attention.fuse`."""
         for block in self._blocks:
             block.self_attn.fuse()
 
     def compile_blocks(self, backend: str | None) -> None:
-        """Have what lies between two attentions compiled at its first use, once for all blocks; None: not.
+        """Compile the operations between two attentions at their first use, once for all blocks. None: do
+        not.
 
-        Attention itself reads rings in place and stays as it is. `run` then takes rotations as real numbers.
+        Attention itself reads rings in place and is not compiled. `run` then takes rotations as real numbers.
         """
         parts = Block.parts if backend is None else compiled_parts(backend)
         for block in self._blocks:
@@ -127,7 +128,7 @@ class CausalWanTransformer(nn.Module):
         """Prompt embeddings [B, L, text_dim], L ≤ text_len → per layer its cross-attention keys and values.
 
         Each is [B, text_len, heads, head_dim]. Padding tokens are zero vectors before the projection, and are
-        attended to like any other (as the references do).
+        attended to like any other, as in the references.
         """
         limit = self.config.text_len
         if text.shape[1] > limit:
@@ -175,7 +176,7 @@ class CausalWanTransformer(nn.Module):
         return x.reshape(batch, frames, self.config.out_dim, rows * height, columns * width)
 
     def _sinusoid(self, timesteps: Tensor) -> Tensor:
-        """[B, F] → cosines then sines [B, F, freq_dim], in float64: timesteps near 1000 need it."""
+        """[B, F] → cosines then sines [B, F, freq_dim], in float64, which timesteps near 1000 require."""
         half = self.config.freq_dim // 2
         steps = torch.arange(half, dtype=torch.float64, device=timesteps.device)
         angles = timesteps.to(torch.float64).unsqueeze(-1) * torch.pow(10000.0, -steps / half)

@@ -1,4 +1,4 @@
-"""Prompts → embeddings by UMT5, as Wan feeds its transformer: 512 tokens, padding zeroed afterwards."""
+"""Encode prompts by UMT5, as for Wan's transformer: 512 tokens, padding zeroed afterwards."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _TOKENIZER_FILES = ("tokenizer.json", "spiece.model")
 
 
 class TextEncoderUnavailableError(RuntimeError):
-    """The packages that UMT5 needs are not installed: says which extra has them."""
+    """The packages that UMT5 needs are not installed. The message names the extra that has them."""
 
 
 def clean_prompt(prompt: str) -> str:
-    """Broken characters mended, HTML entities resolved (twice, as Wan does), white space made single."""
+    """Repair broken characters, resolve HTML entities (twice, as Wan does), and collapse white space."""
     import ftfy
 
     text = html.unescape(html.unescape(ftfy.fix_text(prompt)))
@@ -47,7 +47,7 @@ class Umt5TextEncoder:
         self._tokenizer = tokenizer
         self._text_len = text_len
         self.width = int(model.config.d_model)
-        """Numbers of one token's embedding."""
+        """Width of one token's embedding."""
         self.weight_bytes = weight_bytes(model)
         """See `TextEncoder.weight_bytes`."""
         self.workspace_bytes = _workspace_bytes(model, text_len)
@@ -55,7 +55,7 @@ class Umt5TextEncoder:
 
     @property
     def network(self) -> nn.Module:
-        """What encodes."""
+        """The encoding network."""
         network: nn.Module = self._model
         return network
 
@@ -63,8 +63,8 @@ class Umt5TextEncoder:
     def encode(self, prompts: Sequence[str]) -> Tensor:
         """Embeddings [prompts, text_len, d_model], zero where a prompt has no token.
 
-        Only as many tokens are computed as the longest prompt has: attention masks padding, and positions
-        are relative, so padding does not change what stays.
+        Only as many tokens are computed as the longest prompt has. Attention masks padding, and positions are
+        relative, so that padding does not change the other tokens.
         """
         tokens = self._tokenizer(
             [clean_prompt(prompt) for prompt in prompts],
@@ -83,7 +83,8 @@ class Umt5TextEncoder:
 
 
 def _workspace_bytes(model: Any, tokens: int) -> int:
-    """Of one prompt: scores of all heads and their softmax in float32, or the feed-forward's wide tensors."""
+    """Memory of encoding one prompt: scores of all heads and their softmax in float32, and the wide tensors
+    of the feed-forward."""
     sizes, size = model.config, model.shared.weight.element_size()
     scores = sizes.num_heads * tokens * tokens * (2 * 4 + 2 * size)
     return int(scores + tokens * size * (8 * sizes.d_model + 4 * sizes.d_ff))
@@ -95,11 +96,11 @@ def load_text_encoder(
     dtype: torch.dtype = torch.float32,
     text_len: int = TEXT_LEN,
 ) -> Umt5TextEncoder:
-    """UMT5 and its tokenizer from a folder, without a network.
+    """Load UMT5 and its tokenizer from a folder, without network access.
 
     `path`: a folder of diffusers (`text_encoder` and `tokenizer` in it), of transformers, or of Wan
-    (`models_t5_umt5-xxl-enc-bf16.pth` and `google/umt5-xxl` in it); or the hub's name of one that is in the
-    user's cache. Raises `TextEncoderUnavailableError`, `UnreadableCheckpointError` or `CheckpointError`.
+    (`models_t5_umt5-xxl-enc-bf16.pth` and `google/umt5-xxl` in it); or the name of a hub model in the user's
+    cache. Raises `TextEncoderUnavailableError`, `UnreadableCheckpointError` or `CheckpointError`.
     """
     try:
         import ftfy  # noqa: F401 - prompts need it
@@ -143,7 +144,7 @@ def _load_model(folder: Path) -> Any:
 
 
 def _sizes(state: dict[str, Tensor], folder: Path) -> dict[str, Any]:
-    """What Wan's own file leaves unsaid follows from the shapes of its tensors."""
+    """Derive the sizes that Wan's own file does not state from the shapes of its tensors."""
     try:
         vocabulary, width = state[_ORIGINAL_MARK].shape
         buckets, heads = state["blocks.0.pos_embedding.embedding.weight"].shape

@@ -1,8 +1,8 @@
-"""Decoder of the Wan 2.1 VAE, streaming: what its convolutions remember is the session's, not the module's.
+"""Streaming decoder of the Wan 2.1 VAE. The past of its convolutions belongs to the session, not the module.
 
 Names of parameters are those of diffusers' `AutoencoderKLWan`. A causal convolution over time needs the two
-frames before its input; a session begins with zeros there. Decoded one latent frame at a time: the first
-gives 1 pixel frame, since doubling in time is skipped for it, and each other gives 4.
+frames before its input; a session begins with zeros there. Latent frames are decoded one at a time. The first
+gives 1 pixel frame, because doubling in time is skipped for it, and each other gives 4.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from turboserve.worker.model.wan_vae_config import WanVaeConfig
 from turboserve.worker.model.weights import weight_bytes
 
 _PAST = 2
-"""Frames that a convolution over time looks back."""
+"""Number of earlier frames that a convolution over time needs."""
 
 
 class _Stream:
-    """The rows' caches while one latent frame of each is decoded: every convolution's past, replaced one by
-    one."""
+    """The rows' caches while a latent frame is decoded: every convolution's past, replaced one by one."""
 
     def __init__(self, rows: int, before: Sequence[Mapping[str, Tensor]] | None) -> None:
         self.first = before is None
@@ -48,7 +47,7 @@ class _CausalConv(nn.Conv3d):
     """Convolution over time and space, whose padding in time is the past."""
 
     name = ""
-    """Key of its past in a session's cache."""
+    """Key of the convolution's past in a session's cache."""
 
     def __init__(self, inputs: int, outputs: int, space: int = 3) -> None:
         super().__init__(inputs, outputs, (3, space, space), padding=(0, space // 2, space // 2))
@@ -168,7 +167,7 @@ class _Decoder(nn.Module):
         self.conv_in = _CausalConv(config.z_dim, widths[0])
         self.mid_block = _Middle(widths[0])
         self.up_blocks = nn.ModuleList(
-            # Every level but the first gets half of what the level before it has: its upsampling halved them.
+            # The upsampling of the level before halves the channels, except before the first level.
             _Level(before // (2 if i else 1), width, config.res_blocks, i < last, in_time[i])
             for i, (before, width) in enumerate(pairwise(widths))
         )
@@ -197,7 +196,7 @@ class WanVae(nn.Module):
     def decode(
         self, latents: Tensor, caches: Sequence[Mapping[str, Tensor]] | None = None
     ) -> tuple[Tensor, list[Cache]]:
-        """latents [B, F, C, h, w], not normalised → (frames [B, N, 3, H, W] in -1..1, each row's cache for
+        """latents [B, F, C, h, w], not normalized → (frames [B, N, 3, H, W] in -1..1, each row's cache for
         the next call).
 
         Without caches all rows begin a video. The given caches are not changed.
@@ -211,7 +210,7 @@ class WanVae(nn.Module):
         return torch.cat(made, 1), [dict(cache) for cache in caches or ()]
 
     def cache_numbers(self, height: int, width: int) -> int:
-        """Numbers in one session's cache, for latents of this size."""
+        """Number of elements of one session's cache, for latents of this size."""
         total, scale = self.decoder.conv_in.in_channels, 1
         parts: list[nn.Module] = [self.decoder.mid_block, *self.decoder.up_blocks, self.decoder.conv_out]
         for part in parts:
@@ -221,18 +220,18 @@ class WanVae(nn.Module):
         return _PAST * total * height * width
 
     def workspace_numbers(self, height: int, width: int) -> int:
-        """Numbers that decoding takes at most beside the cache: 14 times a latent frame at full width,
-        as measured."""
+        """Largest number of elements while decoding beside the cache, as measured: 14 times a latent frame at
+        full width."""
         space = 1 << 2 * (len(self.config.dim_mult) - 1)
         time = 1 << sum(self.config.temporal_downsample)
         return 14 * time * space * height * width * self.config.decoder_dim
 
 
 class WanDecoder:
-    """The engine's `Decoder` over the VAE: latents as the transformer makes them in, pixels out."""
+    """The engine's `Decoder` over the VAE: takes the transformer's latents, and returns pixels."""
 
     def __init__(self, vae: WanVae, height: int, width: int) -> None:
-        """`height`, `width`: of a latent frame."""
+        """`height`, `width`: size of a latent frame."""
         self._vae = vae
         weight = vae.post_quant_conv.weight
         self._mean, self._std = (
@@ -248,7 +247,7 @@ class WanDecoder:
 
     @property
     def network(self) -> WanVae:
-        """What decodes."""
+        """The decoding network."""
         return self._vae
 
     @torch.inference_mode()

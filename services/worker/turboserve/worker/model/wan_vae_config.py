@@ -24,27 +24,27 @@ _SETTLED: Mapping[str, tuple[Any, ...]] = {
     "attn_scales": ([],),
     "patch_size": (None, 1),
 }
-"""Keys that select another architecture (Wan 2.2's), and the values that mean this one."""
+"""Keys that select another architecture (Wan 2.2's), and the values that select this one."""
 
 
 @dataclass(frozen=True)
 class WanVaeConfig:
-    """Sizes of the decoder; by default those of Wan 2.1."""
+    """Sizes of the decoder, by default those of Wan 2.1."""
 
     base_dim: int = 96
     decoder_base_dim: int | None = None
     """Channels at full size; None: `base_dim`."""
     z_dim: int = 16
     dim_mult: tuple[int, ...] = (1, 2, 4, 4)
-    """Channels of each level in `base_dim`, from full size to the latents' size."""
+    """Channels of each level in units of `base_dim`, from full size to the latents' size."""
     res_blocks: int = 2
     temporal_downsample: tuple[bool, ...] = (False, True, True)
-    """Of each level but the last, whether the encoder halves time after it."""
+    """For each level except the last: whether the encoder halves time after it."""
     latents_mean: tuple[float, ...] = (
         *(-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508),
         *(0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921),
     )
-    """Mean of each latent channel; the transformer works on latents normalised by it."""
+    """Mean of each latent channel; the transformer works on latents normalized by it."""
     latents_std: tuple[float, ...] = (
         *(2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743),
         *(3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160),
@@ -70,7 +70,7 @@ class WanVaeConfig:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> WanVaeConfig:
-        """Read a decoded `config.json`; keys that do not concern the decoder mean nothing.
+        """Read a decoded `config.json`; keys that do not concern the decoder are ignored.
 
         Raises `ModelConfigError` for another architecture and for sizes that do not fit together.
         """

@@ -1,4 +1,4 @@
-"""What networks weigh, and a digest that tells one checkpoint from another."""
+"""The size of networks' weights, and a digest that identifies a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 PIECE_BYTES = 32 << 20
-"""Hashed at once: large tensors are shared out among the threads."""
+"""Bytes hashed at once: large tensors are distributed over the threads."""
 HASHERS = max(1, min(16, len(os.sched_getaffinity(0))))
-"""Threads that hash. A worker computes nothing else while it loads."""
+"""Number of threads that hash. A worker computes nothing else while it loads."""
 
 
 def weight_bytes(network: nn.Module) -> int:
-    """Bytes of a network's parameters and buffers; what two names share counts once."""
+    """Bytes of a network's parameters and buffers; a tensor with two names counts once."""
     tensors = {id(t): t for t in (*network.parameters(), *network.buffers())}
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
@@ -25,8 +25,8 @@ def weight_bytes(network: nn.Module) -> int:
 def weights_digest(networks: Mapping[str, nn.Module], details: str = "") -> str:
     """BLAKE2b over the weights of all networks, in the order of names; 32 hexadecimal digits.
 
-    Equal for equal names, types, shapes and bytes, wherever the tensors are; what two names share counts
-    under the first. `details`: whatever else a session's state depends on. Reads each byte once.
+    Equal for equal names, types, shapes and bytes, on any device. A tensor with two names counts under the
+    first. `details`: other data on which a session's state depends. Each byte is read once.
     """
     tensors = list(_tensors(networks))
     hasher = hashlib.blake2b(details.encode(), digest_size=16)
@@ -40,7 +40,7 @@ def weights_digest(networks: Mapping[str, nn.Module], details: str = "") -> str:
 def _tensors(networks: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
     seen: set[int] = set()
     for part in sorted(networks):
-        # Without buffers that are computed anew at every start.
+        # Without buffers that are computed at every start.
         for name, tensor in sorted(networks[part].state_dict(keep_vars=True).items()):
             if id(tensor) not in seen:
                 seen.add(id(tensor))
