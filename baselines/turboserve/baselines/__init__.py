@@ -1,1 +1,1 @@
-"""Policies that the services' own are compared with. Services load them by entry point, never by import."""
+"""Baseline policies. Services load them by entry point, never by import."""

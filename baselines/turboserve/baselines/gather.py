@@ -1,4 +1,4 @@
-"""Gather policies that lost against the worker's own (`LeastCreditFirst`)."""
+"""Gather policies that performed worse than the worker's own (`LeastCreditFirst`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from turboserve.worker.engine.profile import LatencyProfile
 
 
 class FirstComeFirstServed:
-    """One session at a time, whole chunks, in the order in which they became due."""
+    """Runs one session at a time, a whole chunk each, in the order in which sessions became ready."""
 
     def gather(self, ready: Sequence[Candidate], profile: LatencyProfile, limit: int) -> list[Candidate]:
         """See `GatherPolicy.gather`."""
@@ -19,14 +19,14 @@ class FirstComeFirstServed:
 
 
 class CoalescedChunks:
-    """All ready sessions start a chunk together and stay together to its end (TurboServe, 3.1)."""
+    """Starts a chunk of all ready sessions together and keeps them together to its end (TurboServe, 3.1)."""
 
     def gather(self, ready: Sequence[Candidate], profile: LatencyProfile, limit: int) -> list[Candidate]:
         """See `GatherPolicy.gather`."""
         if not ready:
             return []
         started = [c for c in ready if c.step > 0]
-        # Rows that began together are at one step; a smaller step is a batch that began later by exception.
+        # Sessions that began together are at the same step. A lower step belongs to a batch that began later.
         pool = [c for c in started if c.step == max(s.step for s in started)] if started else list(ready)
         pool.sort(key=lambda c: -c.waiting_s)
         return alike(pool)[:limit]

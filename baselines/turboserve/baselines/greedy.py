@@ -1,4 +1,4 @@
-"""The baselines of the paper (TurboServe, 7.1): assignment without migration, one session after the other."""
+"""The paper's baselines (TurboServe, 7.1): assign one session after the other, without migration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turboserve.scheduler.placement.latency import LatencyCurve
 
 
 class _OneByOne(Placement):
-    """Takes demands in order; a subclass says which of the candidates with room is best."""
+    """Takes demands in order. A subclass chooses the best of the candidates with room."""
 
     reason: str
 
@@ -40,12 +40,14 @@ class _OneByOne(Placement):
 
     @abstractmethod
     def _best(self, rooms: list[Candidate], loads: dict[str, int], demand: Demand) -> Candidate:
-        """One of `rooms`, of which there is at least one. `loads`: with the choices before."""
+        """Choose one of `rooms`, which is not empty. `loads` includes the earlier choices."""
 
 
 class RoundRobin(_OneByOne):
-    """The next worker with room after the one before, by id. Remembers, per model, which that was: the one
-    placement whose choices depend on earlier ones."""
+    """Chooses the next worker with room, by id, after the last chosen one of the model.
+
+    This is the only placement whose choices depend on earlier calls.
+    """
 
     reason = "it is the next in turn"
 
@@ -60,8 +62,7 @@ class RoundRobin(_OneByOne):
 
 
 class LoadAwareGreedy(_OneByOne):
-    """LAG: the worker that is busiest least now: the smallest chunk latency as it stands. It does not ask
-    what the session would add."""
+    """LAG: chooses the worker with the lowest present chunk latency, without the new session's share."""
 
     reason = "it is the least busy"
 
@@ -75,8 +76,10 @@ class LoadAwareGreedy(_OneByOne):
 
 
 class MemoryAwareGreedy(_OneByOne):
-    """MAG: the worker with the smallest part of its sessions' memory in use. Every slot is a slab of the
-    same size, so that is the part of its slots."""
+    """MAG: chooses the worker with the smallest part of its session memory in use.
+
+    Every slot is a slab of the same size, so this is the part of its slots in use.
+    """
 
     reason = "it has the smallest part of its memory in use"
 

@@ -1,4 +1,4 @@
-"""Least-loaded assignment, which knows no latencies: a baseline."""
+"""Least-loaded assignment, a baseline that ignores latencies."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from turboserve.scheduler.placement.interface import Placement, serving_by_kind,
 
 
 class LeastLoaded(Placement):
-    """The worker where the bottleneck load grows least; ties to the less loaded, then by id.
+    """Chooses the worker where the bottleneck load grows least; ties go to the lower load, then the lower id.
 
-    Load is (sessions + 1) / K, so that unequal workers are filled in proportion. A session that is resumed
-    goes back to the worker that holds its state if there is room.
+    Load is (sessions + 1) / K, so that unequal workers fill in proportion. A resumed session returns to the
+    worker that holds its state if there is room. Suspect workers are the last resort.
     """
 
     def place(self, candidates: Sequence[Candidate], demands: Sequence[Demand]) -> list[Choice]:

@@ -1,1 +1,1 @@
-"""Decides which worker runs which session. The core is pure; the shell around it talks to the broker."""
+"""Decides which worker runs which session. The core does no I/O; the shell connects it to the broker."""

@@ -9,7 +9,7 @@ from turboserve.scheduler.settings import SchedulerSettings
 
 def main() -> None:
     settings = service.load("scheduler", SchedulerSettings)
-    # Before connecting to anything: settings that are out of order are known now.
+    # Check the order of the lease's times before connecting to anything.
     settings.leadership()
 
     async def start(runtime: service.Runtime) -> None:

@@ -1,4 +1,4 @@
-"""Putting a scheduler together, in the service runner."""
+"""Assembles a scheduler and starts it in the service runner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turboserve.service import Runtime
 
 
 def core_of(settings: SchedulerSettings) -> Scheduler:
-    """A core that knows nothing yet."""
+    """Build a core with an empty view."""
     rebalancer = MinMaxRebalancer(Weights(eta=settings.move_weight, moves_at_once=settings.moves_at_once))
     policy = settings.policy()
     placement = MinMax(rebalancer) if policy.rebalance else PLACEMENTS.make(settings.placement)
@@ -24,9 +24,9 @@ async def start(
     settings: SchedulerSettings,
     make_core: Callable[[SchedulerSettings], Scheduler] = core_of,
 ) -> Lead:
-    """Join the other schedulers, with a new core for each term.
+    """Start as one of several schedulers; each term that this process leads gets a new core.
 
-    Raises ValueError for a lease that is out of order, and what making the core raises: a placement policy
+    Raises ValueError if the lease's times are out of order, and what making a core raises: a placement policy
     that cannot be imported ends the process before it becomes the leader.
     """
     make_core(settings)

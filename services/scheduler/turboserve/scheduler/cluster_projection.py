@@ -1,4 +1,4 @@
-"""The view as placement sees it."""
+"""Projects the scheduler's view to the cluster that placement works on."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from turboserve.scheduler.view import View
 from turboserve.scheduler.view_models import SessionView, WorkerView
 
 LOOK_S = 0.2
-"""Between two looks at which workers have fallen silent."""
+"""Listening time between two checks of all workers for silence, in seconds."""
 SIZE_CHANGE = 0.2
-"""Relative change of a state's size that matters for what moves cost."""
+"""Relative change of a state's size that updates the cost of migrations."""
 
 
 class ClusterProjection:
-    """The cluster as placement sees it, kept up to date from the view: only what has changed is looked at."""
+    """The cluster as placement sees it, updated only where the view has changed."""
 
     def __init__(self, view: View, timeout_s: float, target_chunk_s: float | None = None) -> None:
         """`target_chunk_s`: see `Cluster`."""
@@ -25,16 +25,17 @@ class ClusterProjection:
         self._timeout_s = timeout_s
         self._cluster = Cluster(target_chunk_s=target_chunk_s)
         self._provides: dict[str, bool] = {}
-        """Known workers, and whether others can ask them for state: their sessions' `movable` follows it."""
+        """Worker → whether it provides state to others. The `movable` of its sessions depends on this."""
         self._timed_workers: set[str] = set()
+        """Workers whose state will change by time alone."""
         self._timed_sessions: set[str] = set()
-        """What will change by time alone."""
+        """Sessions whose state will change by time alone."""
         self._looked_at = float("-inf")
         self._sizes: dict[str, int] = {}
-        """Bytes of a session's state by model, as far as sessions were put with it."""
+        """Model → bytes of a session's state, as last put into the cluster."""
 
     def cluster(self, now: float, listened: float) -> Cluster:
-        """All workers and sessions, with what is decided and not confirmed yet. The same one every time."""
+        """Update and return the cluster (always the same object), including unconfirmed decisions."""
         view = self._view
         workers = view.changed_workers | self._timed_workers
         if listened - self._looked_at >= LOOK_S:
@@ -45,7 +46,7 @@ class ClusterProjection:
             self._put_worker(name, now, listened)
         for model, size in view.state_bytes.items():
             known = self._sizes.get(model)
-            # Every move transfers a little more or less: that is not worth looking at all sessions.
+            # Sizes vary a little with every migration. A small change is not worth an update of all sessions.
             if known is None or abs(size - known) > SIZE_CHANGE * known:
                 self._sizes[model] = size
                 view.changed_sessions.update(s.id for s in view.sessions.values() if s.record.model == model)
@@ -104,7 +105,7 @@ def session_state(view: View, session: SessionView, now: float, sizes: Mapping[s
         worker=record.worker,
         suspended=record.phase is Phase.SUSPENDED,
         target=record.target or session.begun_to,
-        # Also while a move is being begun: the session may be suspended by now, and its slot is kept still.
+        # The slot stays reserved while a migration begins, even if the session has been suspended meanwhile.
         reserved=session.reserved_on,
         state_bytes=sizes.get(record.model, 0),
         weights_digest=record.weights_digest,
@@ -115,7 +116,10 @@ def session_state(view: View, session: SessionView, now: float, sizes: Mapping[s
 
 
 def is_movable(view: View, session: SessionView, now: float) -> bool:
-    """Whether a move may be begun: its row is certain, it needs no worker, and its own gives state away."""
+    """Whether a migration may begin.
+
+    The row must be certain, the session must not need a worker, and its own worker must provide its state.
+    """
     source = view.workers.get(session.record.worker or "")
     return (
         session.is_free(now)
@@ -124,6 +128,6 @@ def is_movable(view: View, session: SessionView, now: float) -> bool:
         and view.kind(session) is None
         and source is not None
         and source.provides_state
-        # A process that was started again under its id with other weights has no state of it.
+        # A worker restarted under the same id with other weights has no state of the session.
         and (source.weights_digest is None or session.record.weights_digest in (None, source.weights_digest))
     )

@@ -1,8 +1,10 @@
 """The scheduler's core: events in, commands out. No clock, no I/O, no randomness of its own.
 
-Rows are the truth and carry a version; everything else is a hint. Whatever is doubtful is read again, and
-then decided again. There is at most one command under way per session, and from a decision until its outcome
-is known the slot is reserved, so that a burst inside one load report cannot overfill a worker.
+- Only the state store's rows are authoritative, and each carries a version. All other input is a hint.
+- If a row is in doubt, the scheduler reads the row again and then decides again.
+- At most one command per session is under way.
+- A slot is reserved from the decision until its outcome is known. So a burst of sessions between two load
+  reports cannot overfill a worker.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ from turboserve.scheduler.view_models import SessionView
 
 
 class Scheduler:
-    """State of one scheduler process; `handle` is its only entrance."""
+    """State of the scheduler in one term. All input goes through `handle`."""
 
     def __init__(
         self,
@@ -61,8 +63,11 @@ class Scheduler:
         rebalancer: Rebalancer | None = None,
         links: Links | None = None,
     ) -> None:
-        """`links` are the rebalancer's, so that it learns from every move; without a rebalancer only
-        operators move sessions."""
+        """Start with an empty view.
+
+        `links` are the rebalancer's link costs; every measured migration updates them. Without a rebalancer,
+        only operators migrate sessions.
+        """
         self.policy = policy or Policy()
         self.placement = placement
         self.moves = Moves(rebalancer or NeverMoves(), links, self.policy)
@@ -71,7 +76,7 @@ class Scheduler:
         self.listening = liveness.ListeningTime()
         self.decisions = 0
         self.synced = False
-        """Whether the view has been filled from the store once; nothing is decided before."""
+        """Whether the first listing has filled the view. The core decides nothing before that."""
         self._commands: list[Command] = []
         self._under_way: dict[int, Command] = {}
         self._operators = OperatorRequests()
@@ -79,16 +84,16 @@ class Scheduler:
         self._listing.wanted = True
         self._look = PendingQuery(0.0)
         self._served: dict[Share, int] = {}
-        """Which decision gave a tenant its last slot of a model."""
+        """(Model, tenant) → number of the decision that last gave the tenant a slot of the model."""
         self._feedback = Feedback(self.policy.feedback_s)
 
     @property
     def waiting(self) -> int:
-        """Sessions that need a worker."""
+        """Number of sessions that need a worker."""
         return sum(1 for name in self.view.wanting if self.view.kind(self.view.sessions[name]) is not None)
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take in one event at monotonic time `now`; returns what to do, in order."""
+        """Process one event at monotonic time `now` (seconds); returns the commands to run, in order."""
         self._commands = []
         self.listening.advance(now, event.connected if isinstance(event, Tick) else None)
         match event:
@@ -103,7 +108,7 @@ class Scheduler:
             case ViewersReported(session, viewers):
                 if viewers > 0 and session in self.view.sessions:
                     self.view.sessions[session].watched_at = self.listening.now
-                # The most frequent event changes no decision before the next tick.
+                # Only the next tick uses this. Return early, since this is the most frequent event.
                 return []
             case WorkersListed(ticket, workers):
                 if (asked_at := self._answer(self._look, ticket)) is not None:
@@ -173,7 +178,7 @@ class Scheduler:
             ):
                 self._send(SuspendIdle(self._take(session), session.id, record.version))
 
-    # What others say
+    # Reports and listings
 
     def _session_changed(self, record: SessionRecord) -> None:
         session = self.view.put_session(record, self.listening.now)
@@ -193,7 +198,7 @@ class Scheduler:
     def _load_reported(self, report: LoadReport, now: float) -> None:
         worker = self.view.put_report(report, self.listening.now)
         if worker is None:
-            # Its row comes first: the store would refuse to place anything on a worker without one.
+            # List the rows first: the store refuses to place a session on a worker without a row.
             self._listing.wanted = self._listing.wanted or not self.view.is_gone(report.worker)
             return
         note_refusals(self.view, self.policy, worker, report, now)
@@ -206,7 +211,7 @@ class Scheduler:
             self._row_of_worker(record)
         listed = {record.id for record in records}
         for worker in list(self.view.workers.values()):
-            # A worker that was in the store before the question and is not in the answer has gone meanwhile.
+            # The view had the worker before the request, so a listing without it means that it is gone.
             if worker.id not in listed and worker.known_since < ticket:
                 self.view.drop_worker(worker.id)
 
@@ -217,7 +222,7 @@ class Scheduler:
             if session is None:
                 continue
             owner = session.record.worker
-            # Workers were listed after sessions: an owner that is not among them is gone.
+            # The executor lists workers after sessions, so an owner that is not listed is gone.
             if owner is not None and session.record.version == record.version and not self.view.knows(owner):
                 self.view.drop_worker(owner)
             self.view.settle(session)
@@ -231,7 +236,7 @@ class Scheduler:
         command = self._under_way.pop(event.ticket, None)
         match command:
             case ListAll():
-                # Answered means failed: the rows would have come as AllListed.
+                # `Answered` means that the listing failed. A listing that succeeds is an `AllListed`.
                 self._listing.answered(event.ticket)
                 self._listing.wanted = True
             case ListWorkers():
@@ -296,7 +301,7 @@ class Scheduler:
                 self._commands.append(RecordDecision(decision))
 
     def _in_order(self, ripe: list[SessionView]) -> list[SessionView]:
-        """The sessions in the order in which they get slots: first those whose video was interrupted."""
+        """Order sessions for slots: first those whose video was interrupted, then the others."""
         slots = Counter(self.view.slots_besides(ripe))
         interrupted = [session for session in ripe if session.record.phase.holds_slot]
         others = [session for session in ripe if not session.record.phase.holds_slot]

@@ -1,4 +1,4 @@
-"""From a session that needs a worker to the placement's question, and from its answer to a decision."""
+"""Builds placement demands from sessions that need a worker, and decisions from the placement's choices."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from turboserve.scheduler.view_models import SessionView
 def weights_needed(
     session: SessionView, served: Collection[tuple[str, str | None]], limit_s: float, now: float
 ) -> str | None:
-    """The weights that made the session's chunks, while a worker that has them may still take it.
+    """Return the weights that made the session's chunks, or None if a worker with any weights will do.
 
-    None: any weights will do. It has no chunks; or no worker in `served` (model and weights) has them; or it
-    has waited for `limit_s`. Then it goes on from its latents: it may look different, but it plays.
+    Any weights will do if:
+
+    - the session has no chunks;
+    - no worker in `served`, the pairs of model and weights of ready workers, has its weights;
+    - the session has waited for `limit_s`.
+
+    On other weights the session continues from its latents: its video may change its look, but it plays.
     """
     digest = session.record.weights_digest
     waited_s = 0.0 if session.waiting_since is None else now - session.waiting_since
@@ -23,7 +28,7 @@ def weights_needed(
 
 
 def demand_of(session: SessionView, kind: str, weights_digest: str | None, now: float) -> Demand:
-    """`weights_digest`: see `weights_needed`."""
+    """Build the placement demand of a session. `weights_digest` comes from `weights_needed`."""
     record = session.record
     excluded = {worker for worker, (_, until) in session.refusals.items() if until > now}
     return Demand(
@@ -50,8 +55,10 @@ def _cause(session: SessionView, kind: str) -> str:
 
 
 def decision_of(session: SessionView, kind: str, choice: Choice, other_weights: bool, now: float) -> Decision:
-    """The choice with its reason and its numbers, as it is kept. `other_weights`: the worker does not have
-    those that made the session's chunks."""
+    """Build the decision record of a choice.
+
+    `other_weights`: the worker's weights differ from those that made the session's chunks.
+    """
     waited_s = 0.0 if session.waiting_since is None else now - session.waiting_since
     return Decision(
         session=session.id,

@@ -1,4 +1,4 @@
-"""Carries out the core's commands against the state store, and says what became of them."""
+"""Runs the core's commands against the state store and the broker, and returns their outcomes as events."""
 
 from __future__ import annotations
 
@@ -60,18 +60,20 @@ PAGE = 1_000
 
 
 class Executor:
-    """One command in, one event out. Raises nothing that the broker or the store can cause."""
+    """Runs one command and returns one event. Errors of the broker and the store become events."""
 
     def __init__(
         self, bus: Bus, clock: Clock, term: int = 0, on_leadership_lost: Callable[[], None] = lambda: None
     ) -> None:
-        """Every command carries `term`; `on_leadership_lost` is called when the store says that it is
-        over."""
+        """Requests that only a leader may send carry `term`.
+
+        The executor calls `on_leadership_lost` when the store reports that the term is over.
+        """
         self._bus, self._clock = bus, clock
         self._term, self._on_leadership_lost = term, on_leadership_lost
 
     async def run(self, command: Command) -> Event | None:
-        """The event that answers `command`; None for those that are not answered."""
+        """Run `command`; returns the event that answers it, or None for a command without an answer."""
         ticket = getattr(command, "ticket", None)
         try:
             return await self._run(command)
@@ -146,7 +148,7 @@ class Executor:
             case ListWorkers(ticket):
                 return WorkersListed(ticket, await self._workers())
             case ListAll(ticket):
-                # Sessions first: whoever owns one of them and is not among the workers afterwards is gone.
+                # List sessions first: an owner that is missing from the later list of workers is gone.
                 sessions = await self._sessions()
                 return AllListed(ticket, await self._workers(), sessions)
             case RecordDecision(decision):
@@ -158,7 +160,7 @@ class Executor:
         return None
 
     async def _call(self, endpoint: subjects.Endpoint[Req, Resp], request: Req) -> Resp:
-        """Ask the store, in this scheduler's term where the request is a leader's."""
+        """Send a request to the store, with this scheduler's term if the request needs one."""
         if isinstance(request, TermFenced):
             request = request.model_copy(update={"term": self._term})
         return await self._bus.call(endpoint, request)
@@ -179,7 +181,7 @@ class Executor:
 
 
 def refusal(error: TurboServeError, command: Command) -> Refused:
-    """What an error means for what comes next. An outcome that is in doubt is UNKNOWN, never a refusal."""
+    """Classify an error. If the command may have been carried out, the result is `UNKNOWN`."""
     match error:
         case NoServerError():
             return Refused.NOT_SENT

@@ -1,4 +1,4 @@
-"""In which order waiting sessions get slots: fair between tenants."""
+"""The order in which waiting sessions get slots, fair between tenants."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ def share_of(session: SessionView) -> Share:
 def in_fair_order(
     sessions: Iterable[SessionView], slots: Mapping[Share, int], served: Mapping[Share, int]
 ) -> list[SessionView]:
-    """The sessions in the order in which they shall get slots (max-min fairness by tenant).
+    """Order the sessions for slots (max-min fairness by tenant).
 
-    Each next slot of a model goes to the tenant that has the fewest there, those of this order included; of
-    equals, to the one that was given one longest ago; of these, to the one whose next session has waited
-    longest. Within a tenant, who has waited longest comes first; after a restart of the scheduler, who was
-    created first. So of two tenants with waiting sessions none gets ahead by more than one slot, and a single
-    slot goes to them in turn, however many sessions they have waiting. With one tenant this is first come,
-    first served.
+    Each next slot of a model goes to the tenant with the fewest slots of that model, including those that
+    this order gives it. Ties go to the tenant that got a slot longest ago, then to the tenant whose next
+    session has waited longest. Within a tenant, the session that has waited longest comes first; after a
+    restart of the scheduler, the session that was created first.
 
-    `slots`: how many slots each tenant has, without those of `sessions`. `served`: which placement was each
-    tenant's last, as a number that increases. Cost: O(n log n).
+    So of two tenants with waiting sessions, neither gets ahead of the other by more than one slot, and single
+    slots alternate between them, however many sessions wait. With one tenant, that is first come, first
+    served.
+
+    `slots`: slots of each tenant, without those of `sessions`. `served`: number of each tenant's last
+    placement; later placements have larger numbers. Cost: O(n log n).
     """
     queues: defaultdict[Share, list[SessionView]] = defaultdict(list)
     for session in sessions:

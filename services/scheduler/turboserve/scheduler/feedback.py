@@ -11,7 +11,7 @@ from turboserve.scheduler.view import View
 
 
 class Feedback:
-    """What was last told, and when."""
+    """Decides when to send load feedback, by what was last sent and when."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -21,10 +21,10 @@ class Feedback:
     def reports(
         self, view: View, slots: Callable[[str], int], decisions: int, now: float, quiet: bool
     ) -> list[SendFeedback]:
-        """What to tell now: the load, if it has changed or was not told for `every_s`.
+        """Return the load feedback to send now: if it has changed, or if `every_s` has passed.
 
-        `slots`: K of a worker. `quiet`: nothing was decided, so that it need not even be computed before its
-        time.
+        `slots` returns K of a worker. `quiet`: nothing was decided, so the load is not computed before
+        `every_s` has passed.
         """
         due = self._sent_at is None or now >= self._sent_at + self._every_s
         if quiet and not due:
@@ -37,7 +37,7 @@ class Feedback:
 
 
 def load_feedback(view: View, slots: Callable[[str], int], decisions: int) -> list[LoadFeedback]:
-    """One per model that a worker serves or a session wants, in order of name."""
+    """Return one message per model that a worker serves or a session wants, ordered by name."""
     models = {worker.model for worker in view.workers.values()}
     required: Counter[str] = Counter()
     waiting: Counter[str] = Counter()
@@ -47,7 +47,7 @@ def load_feedback(view: View, slots: Callable[[str], int], decisions: int) -> li
         session = view.sessions[name]
         if view.kind(session) is not None:
             waiting[session.record.model] += 1
-            # One that its worker refused still holds that worker's slot: it is counted there.
+            # A session that its worker refused still holds that worker's slot, and is counted there.
             owner = view.workers.get(session.record.worker or "")
             required[session.record.model] += owner is None or name not in owner.used
     return [

@@ -1,7 +1,7 @@
-"""Workers to be emptied whose states no other worker can take, as the last ones of a checkpoint.
+"""Empties draining workers whose states no other worker can take, such as the last ones of a checkpoint.
 
-Their sessions cannot migrate. Running ones are placed anew and go on from their latents; suspended ones have
-no owner until they are resumed. Else such a worker would be waited for without end.
+Their sessions cannot migrate, so without this the drain would never end. Running sessions are placed on
+another worker and continue from their latents. Suspended sessions have no owner until they are resumed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from turboserve.scheduler.view_models import SessionView, WorkerView
 
 
 def hand_over(view: View, now: float, at_once: int, take: Take) -> Iterator[Release]:
-    """Mark running sessions as in need of another worker, as far as there is room, `at_once` at most; and
-    release suspended ones, as many."""
+    """Mark running sessions for another placement, and release suspended ones.
+
+    For each worker, at most `at_once` running sessions are marked, within the free slots of other workers,
+    and at most `at_once` suspended ones are released.
+    """
     for worker in view.workers.values():
         if not worker.draining or worker.gone:
             continue
@@ -48,17 +51,17 @@ def _mark(view: View, worker: WorkerView, now: float, room: int) -> None:
 
 
 def _can_leave(session: SessionView, now: float) -> bool:
-    """Whether its row is certain, and it is on its way nowhere."""
+    """Whether the session's row is certain and it is not migrating."""
     return session.is_free(now) and not session.must_read and session.record.move is None
 
 
 def _is_idle(session: SessionView, now: float) -> bool:
-    """Whether it can leave, and no client wants it to run: else it is placed anew in any case."""
+    """Whether the session can leave and no client wants it to run. Others are placed again anyway."""
     return _can_leave(session, now) and session.record.activity is not Activity.WATCHING
 
 
 def _is_stale(session: SessionView, worker: WorkerView) -> bool:
-    """Whether the worker, started again with other weights, cannot have its state."""
+    """Whether the worker cannot have the session's state, because it was restarted with other weights."""
     digest = session.record.weights_digest
     return None not in (digest, worker.weights_digest) and digest != worker.weights_digest
 

@@ -1,7 +1,7 @@
-"""The shell of leadership: asks the store, and has a scheduler at work in every term that this process wins.
+"""Takes and renews the lead at the state store, and runs a scheduler in every term that this process wins.
 
-A term has a core and a view of its own: whatever was under way in an earlier one is forgotten, and read from
-the store's rows. So half of a migration, or of anything else, is found by every new leader in the same way.
+Each term has its own core and view. A new leader keeps nothing of earlier terms and reads the store's rows,
+so it finds a migration, or any other operation, that an earlier leader left unfinished.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from turboserve.telemetry import Gauge, meter
 NAME = "scheduler"
 STEP_S = 0.05
 FINAL_REPORT_TIMEOUT_S = 3.0
-"""For the answer of a busy store: without it, the next leader waits for the time-out."""
+"""Time-out of the request to step down, in seconds. If the request fails, the next leader waits for
+`leader_timeout_s`."""
 
 log = logs.get("scheduler")
 _meter = meter("scheduler")
@@ -30,19 +31,19 @@ _taken = _meter.create_counter("turboserve_scheduler_terms", description="Times 
 
 
 class Lead:
-    """This process's part in the lead, and the scheduler that works while it has it."""
+    """The leadership of this process, and the scheduler that runs while this process leads."""
 
     def __init__(
         self, runtime: Runtime, lease: Lease, make_core: Callable[[], Scheduler], tick_s: float
     ) -> None:
         self.leadership = Leadership(new_id("sch"), lease)
         self.shell: Shell | None = None
-        """At work; None in a standby."""
+        """The running scheduler; None in a standby."""
         self._runtime, self._make_core, self._tick_s = runtime, make_core, tick_s
 
     @property
     def useful(self) -> bool:
-        """Leads with a filled view, or stands by while another leads."""
+        """Whether this process leads with a filled view, or stands by while another process leads."""
         if self.shell is not None:
             return self.shell.core.synced
         return self.leadership.followed
@@ -52,7 +53,7 @@ class Lead:
         return "leader" if self._leads() else "standby"
 
     async def run(self) -> None:
-        """Until the service stops."""
+        """Take part in leadership until the service stops."""
         while not self._runtime.stopping.is_set():
             ask = self.leadership.tick(self._now())
             if ask is not None:
@@ -61,7 +62,7 @@ class Lead:
             await asyncio.sleep(STEP_S)
 
     async def leave(self) -> None:
-        """At an orderly stop: the next one need not wait."""
+        """Stop the scheduler and give up the lead, so that the next leader need not wait for the time-out."""
         term, shell = self.leadership.term, self.shell
         self.shell = None
         if shell is not None:
@@ -77,7 +78,7 @@ class Lead:
     async def _ask(self, ask: Ask) -> None:
         leadership, me = self.leadership, self.leadership.me
         call = self._runtime.bus.call
-        # A lease counts from the question. One that is lost must leave time to ask again within the lease.
+        # The lease counts from the request. After a lost request, time for another one must remain.
         deadline_s = leadership.lease.lease_s / 3
         try:
             match ask:
@@ -102,7 +103,7 @@ class Lead:
             leadership.failed(self._now())
 
     async def _follow(self) -> None:
-        """Let the scheduler at work be the one of the term that this process has."""
+        """Stop the scheduler of a term that is over, and start one for a term that this process has won."""
         term = self.leadership.term
         if self.shell is not None and self.shell.term != term:
             log.warning("leads no more", term=self.shell.term, instance=self.leadership.me)
@@ -135,7 +136,10 @@ class Lead:
 
 
 async def serve(runtime: Runtime, lease: Lease, make_core: Callable[[], Scheduler], tick_s: float) -> Lead:
-    """Join the schedulers on `runtime`; ready once it leads with a filled view, or sees another lead."""
+    """Start this process as one of the schedulers.
+
+    It is ready once it leads with a filled view, or has seen another leader renew.
+    """
     lead = Lead(runtime, lease, make_core, tick_s)
     runtime.check("view", lambda: lead.useful)
     runtime.role = lambda: lead.role

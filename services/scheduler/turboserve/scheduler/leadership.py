@@ -1,10 +1,12 @@
-"""Who of several schedulers leads: a pure core, told the time and what the store answers.
+"""Decides which of several schedulers leads. No clock, no I/O: time and the store's answers are arguments.
 
-The store's row has no time in it. A leader counts its lease from the moment at which it *asked* for the
-renewal; a candidate counts the silence from the moment at which it *heard* of the row as it still is. The
-store's own moment lies between the two, so the lease of the old leader has ended before a candidate's wait
-has, by monotonic clocks of which none is ever compared with another. And if a clock or a process stands
-still, the term decides: the store takes nothing from a leader whose term is over.
+The store's row contains no time:
+
+- A leader counts its lease from the moment at which it *requested* the renewal.
+- A candidate counts the silence from the moment at which it *received* the present state of the row.
+- The store's commit lies between the two. So the old leader's lease ends before the candidate's wait does,
+  and no process compares its monotonic clock with that of another.
+- If a clock or a process stops for a while, the term decides: the store refuses requests of an old term.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ from turboserve.contracts.leading import LeaderRecord
 
 @dataclass(frozen=True)
 class Lease:
-    """All in seconds."""
+    """Times of the lead, in seconds."""
 
     renew_s: float = 0.5
-    """The leader renews, and the others look, this often."""
+    """Interval at which the leader renews and a standby reads the row."""
     lease_s: float = 4.0
-    """A leader that asked for its last good renewal longer ago decides nothing any more."""
+    """A leader makes no more decisions this long after it requested its last successful renewal."""
     timeout_s: float = 5.0
-    """A leader whose row has not changed for this long may be replaced; more than the lease, by a margin."""
+    """A leader whose row has not changed for this long may be replaced. It exceeds the lease by a margin."""
 
     def __post_init__(self) -> None:
         if not self.renew_s < self.lease_s < self.timeout_s:
@@ -36,12 +38,12 @@ class Lease:
 
 @dataclass(frozen=True)
 class ReadLeader:
-    """Read the row."""
+    """Read the leader's row."""
 
 
 @dataclass(frozen=True)
 class TakeLead:
-    """Take the lead if the row still has this term and beat, or no holder."""
+    """Take the lead if the row still has this term and beat, or has no holder."""
 
     term: int
     beat: int
@@ -49,7 +51,7 @@ class TakeLead:
 
 @dataclass(frozen=True)
 class RenewLead:
-    """Renew in this term."""
+    """Renew the lead in this term."""
 
     term: int
 
@@ -58,31 +60,31 @@ Ask = ReadLeader | TakeLead | RenewLead
 
 
 class Leadership:
-    """One instance's part.
+    """Leadership of one scheduler instance.
 
-    One question at a time: `tick` asks it, and `answered`, `refused` or `failed` ends it.
+    At most one request is under way: `tick` returns it, and `answered`, `refused` or `failed` ends it.
     """
 
     def __init__(self, me: str, lease: Lease | None = None) -> None:
         self.me = me
         self.lease = lease or Lease()
         self.seen: LeaderRecord | None = None
-        """The row as it was last heard of."""
+        """The row as last received."""
         self.followed = False
-        """Whether another's renewals have been seen: the lead is in good hands, and this is a standby."""
+        """Whether this instance has seen another one renew, so that it is a standby of a working leader."""
         self.term: int | None = None
-        """The term in which this instance leads, or led until just now. Never the same one twice."""
+        """The term in which this instance leads, or led until just now. No term is won twice."""
         self._until = 0.0
         self._seen_at = 0.0
         self._next_at = -math.inf
         self._asked: tuple[Ask, float] | None = None
 
     def leads(self, now: float) -> bool:
-        """Whether it may decide at `now`. Once False in a term, it stays False in that term."""
+        """Whether this instance may decide at `now`. Once False in a term, it stays False in that term."""
         return self.term is not None and now < self._until
 
     def tick(self, now: float) -> Ask | None:
-        """What to ask the store now; None: nothing yet."""
+        """Return the request to send to the store now; None if none is due."""
         if self.term is not None and not self.leads(now):
             self._lose(now)
         if self._asked is not None or now < self._next_at:
@@ -92,7 +94,7 @@ class Leadership:
         return ask
 
     def answered(self, record: LeaderRecord, now: float, *, granted: bool = False) -> None:
-        """The row; `granted` for a `TakeLead` that this very request won."""
+        """Apply the row that the store returned. `granted`: the answer is to a `TakeLead` that won."""
         asked = self._end()
         if asked is None:
             return
@@ -103,20 +105,21 @@ class Leadership:
         elif isinstance(ask, TakeLead) and granted:
             self.term, self._until, self.followed = record.term, asked_at + self.lease.lease_s, False
         elif self.term is None and self._may_run(now):
-            # Its own row, of a request whose answer was lost, or a row that nobody holds: no need to wait.
+            # No other instance holds the row (a lost answer may have granted it to this one), or the leader
+            # has timed out. Take the lead at once.
             self._next_at = now
 
     def refused(self, now: float) -> None:
-        """The question was answered with a stale term: another one leads."""
+        """End the request: the store reported a stale term, so another instance leads."""
         self._end()
         self.on_leadership_lost(now)
 
     def failed(self, now: float) -> None:
-        """The question was not answered: whether the store took it is not known."""
+        """End the request without an answer. The store may or may not have applied it."""
         self._end()
 
     def on_leadership_lost(self, now: float) -> None:
-        """The store refused something because of the term."""
+        """Give up the lead, because the store refused a request of this term."""
         if self.term is not None:
             self._lose(now)
 

@@ -1,4 +1,4 @@
-"""Time as far as the scheduler was listening, and what it means for workers that were not heard of."""
+"""Listening time, and the rules by which a silent worker is suspect, is looked up or is declared gone."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections.abc import Iterable
 from turboserve.scheduler.view_models import WorkerView
 
 LONGEST_GAP_S = 1.0
-"""Two events further apart than this: the scheduler itself was held up, and may have missed as much."""
+"""Limit on the gap between two events: in a longer gap the scheduler itself was delayed and missed
+reports."""
 SUSPECT_AFTER = 1 / 3
-"""Part of the time-out after which a silent worker is only given sessions if there is no other."""
+"""Part of the time-out after which a silent worker is suspect: it gets sessions only as a last resort."""
 LOOK_AFTER = 1 / 6
 """Part of the time-out after which a silent worker's row is read."""
 LOOK_EVERY = 1 / 4
+"""Part of the time-out between two reads of a silent worker's row."""
 
 
 class ListeningTime:
-    """Seconds during which this process was able to hear its workers.
+    """Seconds during which this process was able to receive workers' reports.
 
-    It stands still while the broker is not connected, and a gap between two events counts for at most
-    `LONGEST_GAP_S`. So a pause of the scheduler, however long, lets nobody time out: lost metrics are not
-    dead workers. It never runs faster than real time, so a worker's lease has always ended before.
+    Listening time does not advance while the broker is disconnected, and a gap between two events counts for
+    at most `LONGEST_GAP_S`. So no pause of the scheduler makes a worker time out. Listening time is never
+    faster than real time, so a worker's lease always ends before the worker is declared gone.
     """
 
     def __init__(self) -> None:
@@ -29,7 +31,7 @@ class ListeningTime:
         self._connected = False
 
     def advance(self, now: float, connected: bool | None = None) -> None:
-        """`connected` None: as before."""
+        """Advance to monotonic time `now`. `connected`: new connection state; None: unchanged."""
         if self._last is not None and self._connected:
             self.now += min(max(now - self._last, 0.0), LONGEST_GAP_S)
         self._last = now if self._last is None else max(now, self._last)
@@ -38,10 +40,10 @@ class ListeningTime:
 
 
 def note_look(worker: WorkerView, renewed_at: float, asked_at: float, listened: float) -> None:
-    """Its row was read, asked for at `asked_at` and answered at `listened`.
+    """Note a read of the worker's row, requested at `asked_at` and answered at `listened` (listening times).
 
-    If it has renewed since the read before, it was alive at some time before now, though we may not have
-    heard it. The store's wall clock is compared with itself only.
+    A changed `renewed_at` shows that the worker has renewed since the last read, even if no report arrived.
+    Values of `renewed_at` (the store's wall clock) are compared only with each other.
     """
     worker.looked_at = max(worker.looked_at, asked_at)
     if renewed_at > worker.renewed_at:
@@ -53,10 +55,10 @@ def is_suspect(worker: WorkerView, listened: float, timeout_s: float) -> bool:
 
 
 def is_dead(worker: WorkerView, listened: float, timeout_s: float, lease_s: float) -> bool:
-    """Not heard of for the time-out, and its row, read after that, shows no renewal for the lease.
+    """Whether the worker is silent for the time-out, and its row, read later, shows no renewal for a lease.
 
-    So a worker whose load reports are lost, but which renews, lives; and one that does not renew has let go
-    of its sessions (its lease is over) before they are taken from it.
+    So a worker that renews is not declared gone because its load reports are lost. A worker that does not
+    renew has stopped its sessions, because its lease is over, before other workers get them.
     """
     return (
         listened - worker.heard_at >= timeout_s
@@ -66,7 +68,7 @@ def is_dead(worker: WorkerView, listened: float, timeout_s: float, lease_s: floa
 
 
 def wants_look(workers: Iterable[WorkerView], listened: float, timeout_s: float) -> bool:
-    """Whether the rows should be read because of a silent worker."""
+    """Whether to read the workers' rows because of a silent worker."""
     for worker in workers:
         silent_s = listened - worker.heard_at
         if silent_s < timeout_s * LOOK_AFTER:

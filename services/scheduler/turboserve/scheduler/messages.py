@@ -1,4 +1,4 @@
-"""What the scheduler's core is told, and what it asks for: plain values that can be logged and replayed."""
+"""Events and commands of the scheduler's core: plain values that can be logged and replayed."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from turboserve.contracts.workers import LoadReport, WorkerRecord
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passes. `connected`: whether the scheduler can hear its workers at the moment."""
+    """Time has passed. `connected`: whether the scheduler is connected to the broker."""
 
     connected: bool = True
 
 
 @dataclass(frozen=True)
 class SessionChanged:
-    """An event of the log says what a session's row was right after a commit. May come late or twice."""
+    """An event of the log with a session's row right after a commit. It may be late or repeated."""
 
     record: SessionRecord
 
 
 @dataclass(frozen=True)
 class WorkerChanged:
-    """An event of the log says what a worker's row was right after a commit. May come late or twice."""
+    """An event of the log with a worker's row right after a commit. It may be late or repeated."""
 
     record: WorkerRecord
 
 
 @dataclass(frozen=True)
 class LoadReported:
-    """A worker speaks for itself. May be lost."""
+    """A worker's load report. It may be lost."""
 
     report: LoadReport
 
 
 @dataclass(frozen=True)
 class ViewersReported:
-    """A gateway says how many viewers of a session it has; others may have more. May be lost."""
+    """The number of a session's viewers at one gateway. Other gateways may have more. It may be lost."""
 
     session: str
     viewers: int
@@ -51,17 +51,17 @@ class ViewersReported:
 
 @dataclass(frozen=True)
 class MoveAsked:
-    """An operator wants a session elsewhere; answered with `Reply` to the same `request`."""
+    """An operator's request to migrate a session. A `Reply` with the same `request` answers it."""
 
     request: int
     session: str
     worker: str | None = None
-    """None: the one that suits best."""
+    """The target. None: the placement chooses it."""
 
 
 @dataclass(frozen=True)
 class WorkersListed:
-    """All workers that are not gone, as the store had them at some time after command `ticket`."""
+    """All workers that are not gone, read from the store after command `ticket`."""
 
     ticket: int
     workers: tuple[WorkerRecord, ...]
@@ -69,7 +69,7 @@ class WorkersListed:
 
 @dataclass(frozen=True)
 class AllListed:
-    """All workers that are not gone, and all sessions that have not ended, read after command `ticket`."""
+    """All workers that are not gone and all sessions that have not ended, read after command `ticket`."""
 
     ticket: int
     workers: tuple[WorkerRecord, ...]
@@ -77,26 +77,26 @@ class AllListed:
 
 
 class Refused(Enum):
-    """How a command failed, as far as it matters for what comes next."""
+    """How a command failed."""
 
     CONFLICT = "conflict"
-    """The row is not what it was thought to be; nothing was changed."""
+    """The row is not as expected; nothing was changed."""
     NO_CAPACITY = "no_capacity"
-    """The store knows of more sessions there than we do; nothing was changed."""
+    """The store counts more sessions on the worker than the view does; nothing was changed."""
     WORKER_GONE = "worker_gone"
     NOT_FOUND = "not_found"
-    """No such session, or no such worker."""
+    """There is no such session or no such worker."""
     STALE_STATE = "stale_state"
-    """The log has a chunk that the moved state does not know of; the move is still under way."""
+    """The log has a later chunk than the copied state; the migration is still under way."""
     NOT_SENT = "not_sent"
-    """Nobody serves it at the moment; nothing was changed."""
+    """No server takes the request at the moment; nothing was changed."""
     UNKNOWN = "unknown"
-    """No answer in time, or none that can be understood. It may or may not have been done."""
+    """The answer is missing, late or unreadable. The command may or may not have been carried out."""
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What became of command `ticket`: a row, a refusal, or (both None) done."""
+    """The outcome of command `ticket`: the new row, a refusal, or plain success if both are None."""
 
     ticket: int
     record: SessionRecord | None = None
@@ -119,7 +119,7 @@ Event = (
 
 
 class _Decided:
-    """Base of commands that carry a decision. No dataclass: it adds no fields."""
+    """Base of commands that carry a decision. It is not a dataclass, because it adds no fields."""
 
     decision: Decision
 
@@ -129,7 +129,7 @@ class _Decided:
 
 
 class _Chosen(_Decided):
-    """The decision names a worker."""
+    """Base of commands whose decision names a worker."""
 
     @property
     def worker(self) -> str:
@@ -139,18 +139,18 @@ class _Chosen(_Decided):
 
 @dataclass(frozen=True)
 class Place(_Chosen):
-    """One compare-and-set that gives the session to `decision.worker`."""
+    """Make `decision.worker` the session's owner, by one compare-and-set."""
 
     ticket: int
     expected_version: int
     decision: Decision
     other_weights: bool = False
-    """That worker has other weights than those that made the session's chunks."""
+    """The worker's weights differ from those that made the session's chunks."""
 
 
 @dataclass(frozen=True)
 class BeginMove(_Chosen):
-    """One compare-and-set that sends the session to `decision.worker`; it goes on where it is."""
+    """Begin a migration to `decision.worker`, by one compare-and-set. The owner keeps running the session."""
 
     ticket: int
     expected_version: int
@@ -159,7 +159,7 @@ class BeginMove(_Chosen):
 
 @dataclass(frozen=True)
 class CommitMove:
-    """The state is verified at `worker`, which owns the session from now on."""
+    """Make `worker`, where the state is verified, the session's owner."""
 
     ticket: int
     session: str
@@ -172,18 +172,20 @@ class CommitMove:
 
 @dataclass(frozen=True)
 class AbandonMove:
-    """The session stays where it is. Done, or the move is over already: answered with the row."""
+    """End a migration; the session keeps its owner. Succeeds also if the migration is already over."""
 
     ticket: int
     session: str
     move: int
     reason: str
     release: bool = False
-    """Its worker has no state of it: a suspended session has no owner from then on."""
+    """The owner has no state of the session. If the session is suspended, its row then has no owner."""
 
 
 @dataclass(frozen=True)
 class SuspendIdle:
+    """Suspend a session without viewers."""
+
     ticket: int
     session: str
     expected_version: int
@@ -191,7 +193,7 @@ class SuspendIdle:
 
 @dataclass(frozen=True)
 class Release(_Decided):
-    """The session, suspended, has no owner until it is placed again."""
+    """Take the owner from a suspended session. The session has no owner until it is placed again."""
 
     ticket: int
     expected_version: int
@@ -200,7 +202,7 @@ class Release(_Decided):
 
 @dataclass(frozen=True)
 class ReadSession:
-    """The truth about one session. A session that has ended may be answered with its row or NOT_FOUND."""
+    """Read one session's row. For an ended session the answer is the row or `NOT_FOUND`."""
 
     ticket: int
     session: str
@@ -208,40 +210,46 @@ class ReadSession:
 
 @dataclass(frozen=True)
 class DeclareGone:
+    """Declare a silent worker gone."""
+
     ticket: int
     worker: str
     reason: str
     renewed_at: float
-    """Of its row, as it was last read."""
+    """`renewed_at` of the worker's row as last read."""
 
 
 @dataclass(frozen=True)
 class ListWorkers:
+    """Read all workers that are not gone."""
+
     ticket: int
 
 
 @dataclass(frozen=True)
 class ListAll:
+    """Read all workers that are not gone and all sessions that have not ended."""
+
     ticket: int
 
 
 @dataclass(frozen=True)
 class RecordDecision:
-    """Keep a decision that changes no row. Not answered."""
+    """Store a decision that changes no row. It has no answer."""
 
     decision: Decision
 
 
 @dataclass(frozen=True)
 class SendFeedback:
-    """Tell the autoscaler. Not answered."""
+    """Publish load feedback for the autoscaler. It has no answer."""
 
     feedback: LoadFeedback
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to `MoveAsked`: the row and the decision, or why not. Not answered."""
+    """The answer to `MoveAsked`: the row and the decision, or an error. It has no answer itself."""
 
     request: int
     record: SessionRecord | None = None

@@ -1,9 +1,13 @@
-"""The moves of live sessions: which are begun, and how each that is under way ends (the design, "Migration").
+"""Migrations of live sessions: which ones begin, and how each one ends.
 
-Whether a move gains anything is the rebalancer's to say. Here each goes through the same steps: begun by one
-compare-and-set; the target copies and reports; committed once it reports the state verified, given up if it
-fails, dies, or takes too long. What is under way stands in the rows, so a scheduler that starts anew finds it
-there and goes on: the target repeats its report for as long as its row says so.
+The rebalancer decides which migrations are worth their cost. Each migration has the same steps:
+
+1. One compare-and-set in the session's row begins it.
+2. The target copies the state and reports its progress.
+3. The scheduler commits it when the state is verified, or abandons it when the target fails or is too slow.
+
+The session's row records the migration, and the target repeats its report as long as the row does. So a new
+leader finds every migration under way and continues it.
 """
 
 from __future__ import annotations
@@ -21,26 +25,26 @@ from turboserve.scheduler.view import View
 from turboserve.scheduler.view_models import SessionView
 
 Take = Callable[[SessionView], int]
-"""Gives the ticket of a session's next command."""
+"""Returns the ticket of a session's next command."""
 Step = CommitMove | AbandonMove
 
 
 class Moves:
-    """State beside the view: only when better places were last looked for."""
+    """Begins, commits and abandons migrations. Its only state beside the view is the last rebalancer call."""
 
     def __init__(self, rebalancer: Rebalancer, links: Links | None, policy: Policy) -> None:
-        """`links` learn from every move how long the next will take."""
+        """`links`: link costs that each measured migration updates."""
         self._rebalancer, self._links, self._policy = rebalancer, links, policy
         self.wanted = False
-        """Something has changed since better places were looked for."""
+        """Whether anything has changed since the last call of the rebalancer."""
         self._looked_at: float | None = None
 
-    # Those under way
+    # Migrations under way
 
     def drive(
         self, view: View, now: float, listened: float, take: Take
     ) -> Iterator[CommitMove | AbandonMove]:
-        """The next step of each move that is ripe for one."""
+        """Commit each migration whose state is verified, and abandon each one that cannot be committed."""
         self._note_ends(view, now)
         for name in sorted(view.moving):
             session = view.sessions[name]
@@ -81,7 +85,10 @@ class Moves:
     def _why_not(
         self, view: View, session: SessionView, report: MoveReport | None, listened: float
     ) -> str | None:
-        """Why the move is given up; None: it goes on. A running session of a dead source is recovered."""
+        """Return why to abandon the migration; None if it continues.
+
+        The loss of the source is no reason for a session with a slot: it is recovered by a new placement.
+        """
         record = session.record
         limit_s = self._policy.move_limit_s if session.move_limit_s is None else session.move_limit_s
         if session.move_doomed is not None:
@@ -91,7 +98,7 @@ class Moves:
         if view.is_gone(record.target or ""):
             return f"{record.target} is gone"
         if record.target in view.workers and view.workers[record.target].draining:
-            # It would have to leave there at once; and a worker that is awaited empty does not get empty.
+            # The session would have to leave again at once, and the drain would take longer.
             return f"{record.target} is to be emptied"
         if record.phase is Phase.SUSPENDED and view.is_gone(record.worker or ""):
             return f"{record.worker} is gone, and its state with it"
@@ -120,14 +127,14 @@ class Moves:
             kind = kind_between(source.host, target.host)
             self._links.observe(kind, report.bytes_moved, report.seconds)
 
-    # Those to begin
+    # New migrations
 
     def propose(
         self, view: View, cluster: Callable[[], Cluster], now: float, waiting: bool, take: Take
     ) -> Iterator[BeginMove]:
-        """Ask the rebalancer, if it is time, and begin what it proposes as far as that may be under way.
+        """Call the rebalancer if it is due, and begin its proposals within the limits of the policy.
 
-        `waiting`: sessions wait for a slot; what is free is theirs, and only drains go on.
+        `waiting`: sessions wait for a slot. Free slots are then kept for them, and only drains begin.
         """
         since_s = None if self._looked_at is None else now - self._looked_at
         if since_s is not None and since_s < (
@@ -155,7 +162,7 @@ class Moves:
     def begin(
         view: View, session: SessionView, target: str, reason: str, numbers: Mapping[str, float], take: Take
     ) -> BeginMove:
-        """Send a session on its way; a running one has its slot at the target from now on."""
+        """Begin a migration. A session that holds a slot gets one reserved at the target."""
         record = session.record
         view.begin_move(session, target)
         decision = Decision(
@@ -174,14 +181,14 @@ def _reason(move: Move) -> str:
 
 
 def _report(view: View, record: SessionRecord) -> MoveReport | None:
-    """What the target of the move that `record` names last said of it."""
+    """Return the target's last report about the migration in `record`; None if there is none."""
     target = view.workers.get(record.target or "")
     report = None if target is None else target.arrivals.get(record.id)
     return report if report is not None and report.move == record.move else None
 
 
 def _ends(view: View) -> Iterator[str]:
-    """Source and target of every move that is under way or being begun."""
+    """Yield source and target of every migration that is under way or about to begin."""
     for name in view.moving | view.beginning:
         session = view.sessions[name]
         yield from (session.record.worker or "", session.record.target or session.begun_to or "")

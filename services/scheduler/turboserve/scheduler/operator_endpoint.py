@@ -1,4 +1,4 @@
-"""Operators' requests to move a session, each until the core has answered it."""
+"""The endpoint for operators' requests to migrate a session. Each request waits for the core's answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turboserve.contracts.requests import MoveAccepted, MoveSession, SessionRef
 from turboserve.scheduler.messages import Event, MoveAsked, Reply, SessionChanged
 
 ANSWER_TIMEOUT_S = 2.5
-"""Below `request_deadline_s`, so that the answer says what is known."""
+"""Below `request_deadline_s`, so that a late answer of the core still gets a reply with an explanation."""
 
 
 class OperatorEndpoint:
@@ -25,7 +25,11 @@ class OperatorEndpoint:
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
 
     async def move(self, request: MoveSession) -> MoveAccepted:
-        """Raises what the store says of a session that its tenant does not have, and why it cannot move."""
+        """Begin a migration; returns the session's row and the decision.
+
+        Raises the store's error for a session that the tenant does not have, and the core's error for a
+        session that cannot be migrated.
+        """
         ref = SessionRef(session=request.session, tenant=request.tenant)
         record = await self._bus.call(subjects.GET_SESSION, ref)
         if not self._leads():
@@ -33,7 +37,7 @@ class OperatorEndpoint:
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            # The row may be news: a session that has just been placed can be moved.
+            # The core may not have this row yet, for example of a session that has just been placed.
             self._feed(SessionChanged(record))
             self._feed(MoveAsked(number, request.session, request.worker))
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -51,7 +55,7 @@ class OperatorEndpoint:
         return MoveAccepted(record=reply.record, decision=reply.decision)
 
     def answer(self, reply: Reply) -> None:
-        """What the core says; nobody waits for it any more if it comes too late."""
+        """Pass the core's reply to the request that waits for it. A reply after the time-out is dropped."""
         waiting = self._waiting.get(reply.request)
         if waiting is not None and not waiting.done():
             waiting.set_result(reply)

@@ -1,4 +1,4 @@
-"""What an operator asks for: a session on another worker, checked before anything is begun."""
+"""Operators' requests to migrate a session. Each is checked before the migration begins."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ RETRY_S = 0.5
 
 
 def not_ready() -> UnavailableError:
-    """The view is not filled yet. A new error each time: one that is raised again keeps every traceback."""
+    """Return the error for a request that arrives before the view is filled.
+
+    Each call makes a new error, because an error that is raised repeatedly keeps every traceback.
+    """
     return UnavailableError("the scheduler has just started", retry_after_s=1.0)
 
 
 class OperatorRequests:
-    """Operators' requests, each from its question to its answer."""
+    """Operators' requests that wait for the outcome of `BeginMove`."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, int] = {}
-        """Ticket of a move's beginning → the request that it answers."""
+        """Ticket of a `BeginMove` → number of the request that it answers."""
 
     def ask(
         self,
@@ -47,7 +50,7 @@ class OperatorRequests:
         now: float,
         take: Take,
     ) -> list[BeginMove | Reply | RecordDecision]:
-        """Begin the move, or say at once why not; that there is no room is a decision, and noted as one."""
+        """Begin the migration, or reply with an error. A lack of room is also recorded as a decision."""
         try:
             session, choice = choose(view, asked, placement, candidates, now)
         except TurboServeError as error:
@@ -58,7 +61,7 @@ class OperatorRequests:
         return [begin]
 
     def answered(self, view: View, begin: BeginMove, answer: Answered) -> list[Reply | RecordDecision]:
-        """What to tell whoever asked for this move; nothing if nobody did."""
+        """Return the reply to the request that began this migration; nothing if no operator requested it."""
         request = self._waiting.pop(begin.ticket, None)
         if request is None:
             return []
@@ -69,7 +72,7 @@ class OperatorRequests:
 
 
 def _notes(view: View, name: str, error: TurboServeError) -> list[RecordDecision]:
-    """That there is no room for the session elsewhere. Other errors are told to whoever asked, no more."""
+    """Build the decision record of a request that found no room. Other errors are not recorded."""
     session = view.sessions.get(name)
     if session is None or not isinstance(error, NoCapacityError):
         return []
@@ -84,7 +87,7 @@ def _notes(view: View, name: str, error: TurboServeError) -> list[RecordDecision
 def choose(
     view: View, asked: MoveAsked, placement: Placement, candidates: Sequence[Candidate], now: float
 ) -> tuple[SessionView, Choice]:
-    """The session and where it goes. Raises a TurboServeError that says why it cannot be moved."""
+    """Return the session and its target. Raises a TurboServeError that says why it cannot be migrated."""
     session = session_of(view, asked, now)
     if asked.worker is not None:
         return session, named(view, session, asked.worker)
@@ -92,7 +95,7 @@ def choose(
 
 
 def session_of(view: View, asked: MoveAsked, now: float) -> SessionView:
-    """The session, if it can be moved now. Raises a TurboServeError that says why not."""
+    """Return the session if it can be migrated now. Raises a TurboServeError that says why not."""
     session = view.sessions.get(asked.session)
     if session is None:
         raise SessionNotFoundError(f"there is no session {asked.session}", field="session")
@@ -118,7 +121,7 @@ def session_of(view: View, asked: MoveAsked, now: float) -> SessionView:
 
 
 def named(view: View, session: SessionView, name: str) -> Choice:
-    """The worker that the operator names, if it can take the session. Raises a TurboServeError if not."""
+    """Choose the worker that the operator names. Raises a TurboServeError if it cannot take the session."""
     record, worker = session.record, view.workers.get(name)
     if worker is None:
         raise NotFoundError(f"there is no worker {name}", field="worker")
@@ -153,7 +156,7 @@ def named(view: View, session: SessionView, name: str) -> Choice:
 def best(
     view: View, session: SessionView, placement: Placement, candidates: Sequence[Candidate], now: float
 ) -> Choice:
-    """The worker that suits best, other than its own. Raises NoCapacityError if none has room."""
+    """Let the placement choose another worker. Raises NoCapacityError if none has room."""
     record = session.record
     failed = {worker for worker, until in session.move_failures.items() if until > now}
     demand = Demand(
@@ -176,7 +179,7 @@ def _numbers(worker: WorkerView) -> dict[str, float]:
 
 
 def error_of(refused: Refused, worker: str) -> TurboServeError:
-    """What the operator is told if the store refuses to begin."""
+    """Return the operator's error for a `BeginMove` that failed."""
     match refused:
         case Refused.NO_CAPACITY:
             return NoCapacityError(f"worker {worker} has no room", field="worker", retry_after_s=1.0)

@@ -1,4 +1,4 @@
-"""What the outcome of a command does to the view. One that is in doubt is settled by reading the row."""
+"""Applies the outcomes of commands to the view. If an outcome is in doubt, the row is read again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turboserve.scheduler.view_models import SessionView
 
 
 def settle_declaration(view: View, policy: Policy, command: DeclareGone, event: Answered, now: float) -> None:
-    """The store took note of a worker's death, or has to be told again."""
+    """Remove a worker that the store declared gone, or schedule another declaration."""
     worker = view.workers.get(command.worker)
     if event.refused in (None, Refused.NOT_FOUND, Refused.WORKER_GONE):
         view.drop_worker(command.worker)
@@ -36,9 +36,9 @@ def settle_session(
     now: float,
     listened: float,
 ) -> bool:
-    """Take in the outcome of a session's command; whether it shows that the view is wrong about more.
+    """Apply the outcome of a session's command; returns whether the outcome calls for a full listing.
 
-    The reservation is kept until the row is known: what was lost is the answer, and it may have been done.
+    The reservation remains until the row is known, because a command without an answer may have succeeded.
     """
     refused = event.refused
     surprised = False
@@ -56,7 +56,7 @@ def settle_session(
             view.workers[command.worker].full_until = now + policy.full_s
     elif isinstance(command, Place | BeginMove | CommitMove) and refused is Refused.WORKER_GONE:
         view.drop_worker(command.worker)
-        # With the worker the store has ended the moves there.
+        # The store has ended all migrations to a gone worker, so the row has changed.
         session.must_read = isinstance(command, CommitMove)
     elif refused is Refused.STALE_STATE:
         session.move_doomed = "the log has a later chunk than the state that was copied"
@@ -67,7 +67,7 @@ def settle_session(
         if refused is not Refused.NOT_SENT:
             session.must_read = True
     if isinstance(command, SuspendIdle) and refused is not None:
-        # The store may know of a viewer that we do not: it is idle no sooner than from now on.
+        # The store may know of a viewer that the view does not, so the idle time starts again.
         session.watched_at = listened
     if not session.must_read:
         view.release(session)

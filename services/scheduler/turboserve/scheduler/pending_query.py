@@ -1,4 +1,4 @@
-"""What is asked of the store about everything: whether a listing is wanted, under way, or due."""
+"""Tracks listings of the store: whether one is wanted, due or under way."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PendingQuery:
         return self.wanted and self._ticket is None and rested
 
     def older_than(self, seconds: float, now: float) -> bool:
-        """Whether it was asked before, and that was at least `seconds` ago."""
+        """Whether the last listing was requested at least `seconds` ago; False if there was none."""
         return self._asked_at is not None and now - self._asked_at >= seconds
 
     def ask(self, ticket: int, now: float, listened: float) -> None:
@@ -26,7 +26,7 @@ class PendingQuery:
         self._ticket, self._asked_at, self._asked_listening = ticket, now, listened
 
     def answered(self, ticket: int) -> float | None:
-        """The listening time at which it was asked; None if this is not the answer that is waited for."""
+        """End the listing; returns the listening time of its request, or None if `ticket` is another one."""
         if ticket != self._ticket:
             return None
         self._ticket = None

@@ -9,63 +9,68 @@ from turboserve.contracts.workers import WorkerPhase
 
 @dataclass(frozen=True)
 class Policy:
-    """Times are in seconds."""
+    """Parameters of the scheduler's core. Times are in seconds."""
 
     worker_timeout_s: float = 12.0
-    """A worker not heard of for this long is taken for dead, unless the store says that it renews."""
+    """A worker that has sent no report for this long is declared gone, unless the store shows that it renews
+    its lease."""
     starting_timeout_s: float = 60.0
-    """The same for one that loads its model: it holds no session, and loading may keep it from speaking."""
+    """`worker_timeout_s` for a worker that loads its model: it holds no session, and loading may delay its
+    reports."""
     lease_s: float = 8.0
-    """A worker that has not renewed for this long has stopped by itself."""
+    """A worker that has not renewed its lease for this long has stopped generating."""
     idle_after_s: float = 60.0
-    """A session that nobody has watched for this long is suspended."""
+    """A session without a viewer for this long is suspended."""
     resync_s: float = 15.0
-    """Between two listings of everything: whatever was missed heals by then."""
+    """Interval of full listings of the store. A listing repairs what the view has missed."""
     resync_least_s: float = 1.0
-    """Between two listings that were asked for by surprises."""
+    """Minimum time between two full listings, also if events show that the view is wrong."""
     retry_s: float = 0.5
-    """After a command that failed; twice as long each time, up to `retry_limit_s`."""
+    """Wait after a failed command. Each further failure doubles the wait, up to `retry_limit_s`."""
     retry_limit_s: float = 10.0
     full_s: float = 1.0
-    """A worker that the store called full is not tried again for this long."""
+    """A worker that the store reported full gets no session for this long."""
     refused_s: float = 5.0
-    """A worker that refused a session is not asked again for this long; twice as long each time."""
+    """A worker that refused a session does not get it again for this long. Each further refusal doubles the
+    time, up to `refused_limit_s`."""
     refused_limit_s: float = 60.0
     weights_wait_s: float = 10.0
     """A session waits this long for a slot on a worker with the weights that made its chunks."""
     target_chunk_s: float | None = None
-    """A worker is given no more sessions than keep its chunk latency within this; None: up to its own K."""
+    """A worker gets only as many sessions as keep its chunk latency within this limit. None: as many as its
+    own capacity."""
     rebalance: bool = True
-    """Whether live sessions move to where they run better; drains and operators move them in any case."""
+    """Whether live sessions migrate to lower the chunk latency. Drains and operators migrate in any case."""
     rebalance_s: float = 1.0
-    """Better places are looked for at least this often, and at once when something has changed."""
+    """Interval of calls to the rebalancer while nothing changes."""
     rebalance_least_s: float = 0.1
-    """Between two looks."""
+    """Minimum time between two calls to the rebalancer."""
     moves_at_once: int = 8
-    """Sessions that may be on their way at the same time."""
+    """Maximum number of sessions that migrate at the same time."""
     moves_per_worker: int = 2
-    """Of these, from and to one worker."""
+    """Maximum number of simultaneous migrations from and to one worker."""
     move_limit_s: float = 20.0
-    """A move whose target has not said by then that it copies is given up."""
+    """A migration is abandoned if its target does not report within this time that it copies."""
     move_limit_most_s: float = 3_600.0
-    """From then on it has as long as the target says that it tries, this at most, and..."""
+    """Upper bound of the copy time that the target reports. From that report on, the migration has that time
+    plus `move_margin_s`."""
     move_margin_s: float = 5.0
-    """...so much longer: whoever waits for another waits longer than that does."""
+    """Added to the target's copy time, so that the target gives up before the scheduler does."""
     move_rest_s: float = 30.0
-    """A session that has moved, or failed to, is not moved again for balance before this time."""
+    """A session is not migrated for balance for this long after a migration that succeeded or failed."""
     feedback_s: float = 1.0
-    """The load is reported at least this often."""
+    """Maximum time between two load feedback messages to the autoscaler."""
 
     def silence_limit(self, phase: WorkerPhase) -> float:
-        """How long a worker in `phase` may be silent before it is taken for dead."""
+        """How long a worker in `phase` may be silent before it is declared gone, in seconds."""
         if phase is WorkerPhase.STARTING:
             return max(self.worker_timeout_s, self.starting_timeout_s)
         return self.worker_timeout_s
 
     def retry_after(self, failures: int) -> float:
-        """How long to wait after so many failures in a row."""
+        """How long to wait after `failures` failures in a row, in seconds."""
         return min(self.retry_s * 2.0 ** min(failures - 1, 16), self.retry_limit_s)
 
     def rest_after(self, refusals: int) -> float:
-        """How long a worker that has refused a session so often is not asked again."""
+        """How long a worker that has refused a session `refusals` times does not get it again, in seconds."""
         return min(self.refused_s * 2.0 ** min(refusals - 1, 16), self.refused_limit_s)

@@ -1,4 +1,4 @@
-"""Workers that will not run a session that they were given, and that take it back."""
+"""Workers' refusals to run a session that they own, and the end of such refusals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from turboserve.scheduler.view_models import WorkerView
 
 
 def note_refusals(view: View, policy: Policy, worker: WorkerView, report: LoadReport, now: float) -> None:
-    """Take in what `worker` refuses, and what it refuses no longer."""
+    """Apply the refusals in a worker's load report, and end those that the report no longer has."""
     for refusal in report.refusals:
         session = view.sessions.get(refusal.session)
         if (
@@ -28,10 +28,10 @@ def note_refusals(view: View, policy: Policy, worker: WorkerView, report: LoadRe
 
 
 def _take_back(view: View, worker: WorkerView, report: LoadReport) -> None:
-    """A refusal stands in every report while it lasts: what is not in this one runs there, or will.
+    """End refusals that are not in this report. A worker repeats each refusal in every report while it lasts.
 
-    A worker that was started again refuses what it had until it has loaded. While it loads, what it does not
-    mention says nothing: it may not have read its rows yet.
+    Do not call this for a worker that loads its model: a restarted worker may not have read its rows yet, so
+    a missing refusal proves nothing.
     """
     refused = {(refusal.session, refusal.epoch) for refusal in report.refusals}
     for name in list(worker.used):

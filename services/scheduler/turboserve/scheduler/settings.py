@@ -16,42 +16,43 @@ class SchedulerSettings(Settings):
     """Read from `TURBOSERVE_…`."""
 
     idle_after_s: Seconds = 60.0
-    """A session that nobody has watched for this long is suspended."""
+    """A session without a viewer for this long is suspended."""
     resync_s: Seconds = 15.0
-    """The view is compared with the state store this often."""
+    """Interval at which the scheduler compares its view with the state store."""
     tick_s: Seconds = 0.25
-    """Silent workers, idle sessions and repeats are looked for this often."""
+    """Interval of the checks for silent workers, idle sessions and commands to repeat."""
 
     leader_renew_s: Seconds = 0.5
-    """The scheduler that leads renews this often."""
+    """Interval at which the leading scheduler renews its lead."""
     leader_lease_s: Seconds = 4.0
-    """A leader that has not renewed for this long decides nothing any more."""
+    """A leader that has not renewed for this long makes no more decisions."""
     leader_timeout_s: Seconds = 5.0
-    """After this long without a renewal another scheduler takes over; more than the lease, by a margin."""
+    """Another scheduler takes over after this long without a renewal. It must exceed the lease; the
+    difference is the safety margin."""
 
     placement: Annotated[str, AfterValidator(PLACEMENTS.check)] = "min-max"
     """Policy that chooses a session's worker: `min-max`, or an installed one. `turboserve-baselines` installs
     `least-loaded`, `round-robin`, `load-aware` and `memory-aware`. Only `min-max` migrates sessions for
     balance."""
     target_chunk_s: Seconds | None = None
-    """A worker is given no more sessions than keep its chunk latency within this; none: as many as the worker
-    itself says it can serve in real time."""
+    """A worker gets only as many sessions as keep its chunk latency within this limit. None: as many as the
+    worker itself reports that it can serve in real time."""
     weights_wait_s: Seconds = 10.0
-    """A session waits this long for a slot on a worker with the weights that made its video so far, if there
-    is one. Then it goes on from its latents on a worker with other weights."""
+    """A session waits this long for a slot on a worker with the weights that made its video, if there is such
+    a worker. After that, the session continues from its latents on a worker with other weights."""
     move_weight: float = Field(default=0.1, ge=0)
-    """η: seconds of the worst chunk latency that a second of transfer must save."""
+    """η: seconds of the worst chunk latency that one second of transfer must save."""
     rebalance: bool = True
-    """Live sessions move to where they run better. Without it only drains and operators move them."""
+    """Whether live sessions migrate to lower the chunk latency. If off, only drains and operators migrate."""
     moves_at_once: int = Field(default=8, ge=1)
-    """Sessions that may be moving at the same time."""
+    """Maximum number of sessions that migrate at the same time."""
     moves_per_worker: int = Field(default=2, ge=1)
-    """Of these, from and to one worker."""
+    """Maximum number of simultaneous migrations from and to one worker."""
     move_rest_s: Seconds = 30.0
-    """A session that has moved, or failed to, is not moved again for balance before this time."""
+    """A session is not migrated for balance for this long after a migration that succeeded or failed."""
 
     def leadership(self) -> Lease:
-        """Raises ValueError if renewals, lease and time-out are not in order."""
+        """Build the lease of the lead. Raises ValueError unless renewal interval < lease < time-out."""
         return Lease(self.leader_renew_s, self.leader_lease_s, self.leader_timeout_s)
 
     def policy(self) -> Policy:

@@ -1,6 +1,6 @@
 """The scheduler's shell: connects the core to the event log, load reports, playheads, clock and store.
 
-One shell is at work per term in which this process leads (see `lead`).
+Each term in which this process leads has its own shell (see `lead`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _refused = _meter.create_counter(
 _moved = _meter.create_counter("turboserve_scheduler_moves", description="Moves committed and given up.")
 
 IN_FLIGHT = 64
-"""Commands carried out at once, at most."""
+"""Maximum number of commands that run at the same time."""
 
 
 class Shell:
@@ -80,8 +80,10 @@ class Shell:
         leads: Callable[[], bool] = lambda: True,
         on_leadership_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """`leads`: whether it may still decide; `on_leadership_lost` is told when the store says that `term`
-        is over."""
+        """`leads` returns whether this process may still decide in `term`.
+
+        The shell calls `on_leadership_lost` when the store reports that `term` is over.
+        """
         self.core = core
         self.term = term
         self._leads = leads
@@ -95,7 +97,7 @@ class Shell:
         self._subscriptions: list[Subscription] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._listed_up_to = 0
-        """Events up to this stream sequence were committed before the newest listing was made."""
+        """Stream sequence up to which events were committed before the newest listing. They are skipped."""
 
     async def start(self) -> None:
         self._subscriptions += [
@@ -107,7 +109,7 @@ class Shell:
         self._spawn(self._events(), "events")
 
     async def stop(self) -> None:
-        """The term is over: nothing is heard, decided or answered any more."""
+        """End all tasks and subscriptions, because the term is over."""
         await stop(*self._tasks)
         for subscription in self._subscriptions:
             try:
@@ -121,14 +123,14 @@ class Shell:
         task.add_done_callback(self._tasks.discard)
 
     def feed(self, event: Event) -> None:
-        """Give the core one event and start what it asks for; nothing once the term is over."""
+        """Pass one event to the core and start the commands that it returns. Does nothing after the term."""
         if not self._leads():
             return
         began = time.perf_counter()
         try:
             commands = self.core.handle(event, self._runtime.clock.monotonic())
         except Exception as error:
-            # A core that failed halfway cannot be trusted: the process ends, the next fills its view anew.
+            # The core's state may be inconsistent now. End the process; the next leader fills a new view.
             self._spawn(_fail(error), "core")
             return
         _decision_s.record(time.perf_counter() - began, {"event": type(event).__name__})
@@ -141,7 +143,7 @@ class Shell:
                 self._operator_endpoint.answer(command)
                 continue
             self._note(command)
-            # If one raises, the process ends: an unanswered ticket would hold its session for ever.
+            # If a command raises, the process ends: an unanswered ticket would block its session forever.
             self._spawn(self._execute(command), type(command).__name__)
 
     async def _execute(self, command: Command) -> None:
@@ -179,7 +181,7 @@ class Shell:
         self.feed(ViewersReported(playhead.session, playhead.viewers))
 
     async def _events(self) -> None:
-        """What has been committed since the first listing; later listings make up for what this misses."""
+        """Feed all events committed since the first listing. Later listings repair what is missed here."""
         await self._synced.wait()
         sources = (subjects.EVENT, subjects.WORKER_EVENT)
         async with aclosing(read(self._bus, sources, self._listed_up_to)) as batches:

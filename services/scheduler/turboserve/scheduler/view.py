@@ -1,4 +1,4 @@
-"""What the scheduler knows of workers and sessions: bookkeeping only, no decisions."""
+"""The scheduler's view: what it knows of workers and sessions. The view makes no decisions."""
 
 from __future__ import annotations
 
@@ -12,36 +12,39 @@ from turboserve.scheduler.fairness import Share, share_of
 from turboserve.scheduler.view_models import SessionView, WorkerView
 
 REMEMBERED = 10_000
-"""Ended sessions and gone workers that are remembered, so that a late message does not bring them back."""
+"""Number of ids of ended sessions, and of gone workers, that are kept against late messages."""
 
 
 class View:
-    """All workers and sessions, and which is where. Rows win by version; what is over stays over."""
+    """All workers and sessions, and the sessions of each worker.
+
+    A session's row replaces only an older version. An ended session and a gone worker do not return.
+    """
 
     def __init__(self) -> None:
         self.workers: dict[str, WorkerView] = {}
         self.sessions: dict[str, SessionView] = {}
         self.wanting: set[str] = set()
-        """Sessions that need a worker, or whose row has to be read."""
+        """Sessions that need a worker or whose row must be read."""
         self.beginning: set[str] = set()
-        """Sessions for which a move was decided that is not confirmed yet."""
+        """Sessions with a migration that is decided and not confirmed yet."""
         self.moving: set[str] = set()
-        """Sessions whose rows say that they are on their way to another worker."""
+        """Sessions whose rows name a migration target."""
         self.moves_over: list[tuple[SessionView, SessionRecord]] = []
-        """Sessions whose move has ended, each with its row before that; emptied by whoever takes note."""
+        """Sessions whose migration has ended, with the row before the end. `Moves.drive` empties the list."""
         self._slots: Counter[Share] = Counter()
-        """Sessions whose rows say that they hold a slot."""
+        """(Model, tenant) → number of sessions whose rows hold a slot."""
         self.state_bytes: dict[str, int] = {}
-        """What the last move of a session of this model has transferred."""
+        """Model → bytes that the last migration of one of its sessions transferred."""
         self.changed_workers: set[str] = set()
-        """Came, went, or changed since they were last put into the picture."""
+        """Workers added, removed or changed since the cluster projection last read this set."""
         self.changed_sessions: set[str] = set()
         self._stamp = 0
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def stamp(self) -> int:
-        """A number larger than all before: orders what was learnt against what was asked."""
+        """Return a number larger than all before it. Stamps order rows and answers against requests."""
         self._stamp += 1
         return self._stamp
 
@@ -51,11 +54,11 @@ class View:
         return worker in self._gone
 
     def knows(self, worker: str) -> bool:
-        """Whether it is known to live or to be gone."""
+        """Whether the view has the worker, or knows that the worker is gone."""
         return worker in self.workers or worker in self._gone
 
     def put_worker(self, record: WorkerRecord, listened: float) -> WorkerView | None:
-        """Take over a row; returns its view, or None if the worker is gone."""
+        """Apply a worker's row; returns the worker's view, or None if the worker is gone."""
         if record.phase is WorkerPhase.GONE:
             self.drop_worker(record.id)
             return None
@@ -88,7 +91,7 @@ class View:
         return worker
 
     def put_report(self, report: LoadReport, heard_at: float) -> WorkerView | None:
-        """Take over what a known worker says; None if it is not known."""
+        """Apply a worker's load report; returns the worker's view, or None if the worker is unknown."""
         worker = self.workers.get(report.worker)
         if worker is None:
             return None
@@ -96,7 +99,7 @@ class View:
         self._drains(worker, report.phase, report.started_at)
         worker.phase, worker.capacity = report.phase, report.capacity
         worker.host, worker.provides_state = report.host, bool(report.transfer)
-        # A late word of when it was loading takes away nothing.
+        # A late report from the loading phase has no digest and must not remove the known one.
         worker.weights_digest = report.weights_digest or worker.weights_digest
         worker.arrivals = {move.session: move for move in report.moves}
         worker.measured(report.chunk_latency_s)
@@ -104,14 +107,14 @@ class View:
 
     @staticmethod
     def _drains(worker: WorkerView, phase: WorkerPhase, started_at: float) -> None:
-        """A drain is for good, but it ends with its process: the next one under the same id serves again."""
+        """Update `draining`. A drain lasts until the process ends; a new process under the same id serves."""
         if started_at > worker.started_at:
             worker.started_at, worker.draining = started_at, phase is WorkerPhase.DRAINING
         elif phase is WorkerPhase.DRAINING and started_at in (0.0, worker.started_at):
             worker.draining = True
 
     def drop_worker(self, worker: str) -> None:
-        """It is gone for good; its sessions come to want another."""
+        """Remove a gone worker for good. Its sessions that need another worker join `wanting`."""
         _remember(self._gone, worker)
         view = self.workers.pop(worker, None)
         if view is None:
@@ -123,7 +126,10 @@ class View:
     # Sessions
 
     def put_session(self, record: SessionRecord, listened: float) -> SessionView | None:
-        """Take over a row if it is newer than what is known; returns the session's view if it goes on."""
+        """Apply a session's row if it is newer than the known one.
+
+        Returns the session's view, or None if the session has ended.
+        """
         if record.id in self._ended:
             return None
         session = self.sessions.get(record.id)
@@ -163,12 +169,12 @@ class View:
         return session
 
     def drop_session(self, session: str) -> None:
-        """It has ended."""
+        """Remove an ended session for good."""
         _remember(self._ended, session)
         self.forget_session(session)
 
     def forget_session(self, session: str) -> None:
-        """It is not there any more."""
+        """Remove a session that the store no longer has. A later row may add it again."""
         view = self.sessions.pop(session, None)
         self.wanting.discard(session)
         if view is not None:
@@ -183,7 +189,7 @@ class View:
         self.workers[worker].reserved.add(session.id)
 
     def begin_move(self, session: SessionView, target: str) -> None:
-        """It is to move there; a running one has its slot there from now on."""
+        """Note a decided migration to `target`. A session that holds a slot gets one reserved there."""
         if session.record.phase.holds_slot:
             self.reserve(session, target)
         session.begun_to = target
@@ -200,9 +206,9 @@ class View:
         self.beginning.discard(session.id)
 
     def slots_besides(self, asking: Collection[SessionView]) -> Mapping[Share, int]:
-        """Slots that sessions other than `asking` hold, or that are reserved for them, by model and tenant.
+        """Count the slots held by or reserved for sessions other than `asking`, by model and tenant.
 
-        A session that lost its worker and waits for another holds none.
+        A session that lost its worker and waits for another holds no slot.
         """
         slots = self._slots.copy()
         for name in self.wanting:
@@ -214,7 +220,7 @@ class View:
         return slots
 
     def kind(self, session: SessionView) -> str | None:
-        """Why the session needs a worker: place, resume, recover, rebuild; None if it does not."""
+        """Return why the session needs a worker: place, resume, recover or rebuild; None if it needs none."""
         record = session.record
         if record.activity is not Activity.WATCHING or record.phase.ended:
             return None
@@ -222,7 +228,7 @@ class View:
             return "place"
         lost = record.worker is not None and self.is_gone(record.worker)
         if record.phase is Phase.SUSPENDED:
-            # Its state is on its way: it goes on where that arrives, or stays, and the move has a limit.
+            # While its state migrates, the session waits. The migration has a time limit.
             waits = record.move is not None and not lost
             return None if waits else "recover" if lost else "resume"
         if lost or record.worker is None:
@@ -232,7 +238,7 @@ class View:
         return "rebuild" if session.leaves_epoch == record.epoch else None
 
     def settle(self, session: SessionView | None) -> None:
-        """Bring `wanting` up to date for one session."""
+        """Update `wanting` for one session."""
         if session is None or session.id not in self.sessions:
             return
         if session.must_read or self.kind(session) is not None:

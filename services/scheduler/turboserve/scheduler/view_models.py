@@ -1,4 +1,4 @@
-"""One worker and one session as the scheduler knows them."""
+"""Records of one worker and one session in the scheduler's view."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import MoveReport, WorkerPhase
 
 NOISE = 0.1
-"""A measured latency that differs by less than this part from the one in use is the same one: workers refine
-their profiles with every chunk, and a session must not be moved after their noise."""
+"""Relative change of a measured latency that counts as a change. Workers refine their profiles with every
+chunk, and noise must not cause migrations."""
 
 
 class ChangeTracked:
-    """Says so whenever one of the fields in `TRACKED_FIELDS` is set, so that who keeps a picture of it has to
-    look only at what has changed. What is changed in place inside of a field is not noticed."""
+    """Calls `changed` whenever a field in `TRACKED_FIELDS` is set.
+
+    So the cluster projection reads only what has changed. A change inside a field's value is not noticed.
+    """
 
     TRACKED_FIELDS: ClassVar[frozenset[str]] = frozenset()
     changed: Callable[[], None] | None
@@ -41,50 +43,51 @@ class WorkerView(ChangeTracked):
     capacity: int
     phase: WorkerPhase
     heard_at: float
-    """Listening time (see `liveness`) at which it was surely alive."""
+    """Listening time (see `liveness`) of the worker's last report, or of its addition to the view."""
     looked_at: float
-    """Listening time at which the newest read of its row was asked for."""
+    """Listening time at which the newest read of the worker's row was requested."""
     renewed_at: float
-    """Its row's `renewed_at`; only ever compared with itself."""
+    """`renewed_at` of the worker's row, by the store's clock; compared only with its other values."""
     renewal_seen_at: float = 0.0
-    """Listening time at which a read first showed its newest renewal."""
+    """Listening time at which a read first showed the newest renewal."""
     known_since: int = 0
-    """Stamp of its creation here."""
+    """Stamp of the worker's addition to the view."""
     draining: bool = False
     started_at: float = 0.0
-    """When its process started, wall-clock seconds; only ever compared with itself."""
+    """Start of the worker's process, wall-clock seconds; compared only with its other values."""
     gone: bool = False
     host: str = ""
     weights_digest: str | None = None
-    """None: not known (yet)."""
+    """Digest of the worker's weights. None: not known."""
     provides_state: bool = False
-    """Other workers can ask it for the state of sessions."""
+    """Whether other workers can request the state of sessions from the worker."""
     chunk_latency_s: dict[int, float] = field(default_factory=dict)
+    """Measured profile: seconds of a chunk by number of sessions in the batch."""
     used: set[str] = field(default_factory=set)
-    """Sessions whose rows hold a slot here."""
+    """Sessions whose rows hold a slot on the worker."""
     reserved: set[str] = field(default_factory=set)
-    """Sessions that were decided to go here; the decision is not confirmed yet."""
+    """Sessions with a slot reserved on the worker by a decision that is not confirmed yet."""
     incoming: set[str] = field(default_factory=set)
-    """Sessions whose rows say that they are moving here, and that need a slot."""
+    """Sessions that hold a slot and whose rows name the worker as migration target."""
     arrivals: dict[str, MoveReport] = field(default_factory=dict)
-    """What it last said of the sessions that are moving here."""
+    """Session → the worker's last report about the session's migration to it."""
     holding: set[str] = field(default_factory=set)
-    """Suspended sessions whose rows name this worker."""
+    """Suspended sessions whose rows name the worker as owner."""
     full_until: float = 0.0
-    """The store said it is full when we thought otherwise; not before this time again."""
+    """The worker gets no session before this time, because the store reported it full."""
     declaring: bool = False
-    """It is being declared gone."""
+    """Whether a command that declares the worker gone is under way."""
     declare_after: float = 0.0
-    """It is not declared gone (again) before this time."""
+    """The worker is not declared gone before this time, after a declaration that failed."""
     changed: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
     @property
     def load(self) -> int:
-        """Sessions that hold a slot, are moving here or have a slot reserved, each once."""
+        """Number of sessions that hold a slot, migrate to the worker or have a slot reserved."""
         return len(self.used | self.reserved | self.incoming)
 
     def measured(self, chunk_latency_s: Mapping[int, float]) -> None:
-        """Take over a profile (seconds of a chunk by sessions at once), where it says something new."""
+        """Apply a profile (seconds of a chunk by batch size) if it differs by more than `NOISE`."""
         known = self.chunk_latency_s
         if chunk_latency_s and (
             chunk_latency_s.keys() != known.keys()
@@ -94,7 +97,7 @@ class WorkerView(ChangeTracked):
 
     @property
     def ready(self) -> bool:
-        """Whether it may be given sessions."""
+        """Whether the worker may get sessions."""
         return self.phase is WorkerPhase.READY and not self.draining and not self.declaring
 
 
@@ -102,7 +105,7 @@ class WorkerView(ChangeTracked):
 class SessionView(ChangeTracked):
     """One session that has not ended."""
 
-    # `refusals` and `move_failures` change in place, together with `refused_epoch` and `rests_until`.
+    # `refusals` and `move_failures` change in place, always together with `refused_epoch` or `rests_until`.
     TRACKED_FIELDS = frozenset(
         {"record", "must_read", "reserved_on", "begun_to", "ticket", "not_before"}
         | {"rests_until", "refused_epoch"}
@@ -110,42 +113,45 @@ class SessionView(ChangeTracked):
 
     record: SessionRecord
     touched: int
-    """Stamp of the last time something was learnt about the row."""
+    """Stamp at which the row was last confirmed or replaced."""
     watched_at: float
-    """Listening time at which it last had a viewer, or was first wanted."""
+    """Listening time from which idleness counts: the last viewer, or the moment at which the session was
+    added, activated or wanted again."""
     ticket: int | None = None
-    """The one command under way for it."""
+    """Ticket of the one command under way for the session."""
     reserved_on: str | None = None
+    """Worker on which a slot is reserved for the session."""
     begun_to: str | None = None
-    """Target of a move that was decided and is not confirmed yet."""
+    """Target of a migration that is decided and not confirmed yet."""
     move_seen: int | None = None
-    """The move that the next three are about."""
+    """Number of the migration that `move_since`, `move_limit_s` and `move_doomed` describe."""
     move_since: float = 0.0
-    """Listening time at which it was first seen, or its target first said that it copies."""
+    """Listening time at which the migration was first seen, or at which its target first reported a limit."""
     move_limit_s: float | None = None
-    """How long after that it is given up; None: its target has not said yet how long it will try."""
+    """The migration is abandoned this long after `move_since`. None: the target has not reported a limit, and
+    `Policy.move_limit_s` applies."""
     move_doomed: str | None = None
-    """Why it cannot be committed any more."""
+    """Why the migration can no longer be committed; None if it can."""
     rests_until: float = 0.0
-    """It has moved, or failed to: not moved for balance before this time."""
+    """The session is not migrated for balance before this time; set when a migration ends."""
     move_failures: dict[str, float] = field(default_factory=dict)
-    """Worker → until when no move there is tried, since one has failed."""
+    """Worker → time before which no migration to it is tried, because one has failed."""
     must_read: bool = False
-    """What we know of its row is doubtful."""
+    """Whether the known row is in doubt and must be read again."""
     not_before: float = 0.0
-    """No command for it before this time."""
+    """No command is sent for the session before this time."""
     failures: int = 0
-    """Commands in a row that failed."""
+    """Number of failed commands in a row."""
     waiting_since: float | None = None
-    """When it came to need a worker; None while it has one or wants none."""
+    """Time since which the session needs a worker; None while it needs none."""
     refused_epoch: int | None = None
-    """The epoch that its worker refused to run."""
+    """The epoch that the session's worker refused to run."""
     leaves_epoch: int | None = None
-    """The epoch of a worker that is to be emptied and cannot give the state to any other."""
+    """The epoch in which the session must leave a draining worker without its state (see `handover`)."""
     refusals: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Worker → how often it refused this session, and until when it is not asked again."""
+    """Worker → number of its refusals of this session, and the time before which it does not get it again."""
     noted: str | None = None
-    """The reason for waiting that was last noted."""
+    """The last recorded reason for waiting."""
     changed: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -153,5 +159,5 @@ class SessionView(ChangeTracked):
         return self.record.id
 
     def is_free(self, now: float) -> bool:
-        """Whether a command for it may be given."""
+        """Whether a command for the session may be sent at `now`."""
         return self.ticket is None and self.not_before <= now

@@ -1,7 +1,8 @@
-"""Where sessions go and when they move: pure, no clock, no randomness (TurboServe, 5.2.1).
+"""Assigns sessions to workers and proposes migrations. No clock, no I/O, no randomness (TurboServe, 5.2.1).
 
-`interface` is assignment over a list of candidates, `cluster` the picture that both work on, `moves` the
-interface of rebalancing.
+- `interface`: the interface of assignment.
+- `moves`: the interface of rebalancing.
+- `cluster`: the workers and sessions that both work on.
 """
 
 from turboserve.policies import Policies
@@ -16,7 +17,7 @@ from turboserve.scheduler.placement.states import SessionState, WorkerState
 from turboserve.scheduler.placement.weights import Weights
 
 PLACEMENTS: Policies[Placement] = Policies("placement", {"min-max": MinMax})
-"""By the name that the settings use."""
+"""Placement policies by the name that the setting `placement` uses."""
 
 __all__ = [
     "PLACEMENTS",

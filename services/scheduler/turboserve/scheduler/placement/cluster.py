@@ -1,4 +1,4 @@
-"""The picture of workers and sessions that placement decides on, kept up to date change by change."""
+"""The workers and sessions that placement decides on, updated change by change."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from turboserve.scheduler.placement.pool import NO_WORKER, Pool, PoolEntry
 from turboserve.scheduler.placement.states import SessionState, WorkerState
 
 PoolKey = tuple[str, str | None]
-"""Model and weights."""
+"""Model and digest of the weights."""
 
 
 class Cluster:
-    """All workers and sessions. Putting one replaces what was known under its id.
+    """All workers and sessions. A put replaces the entry with the same id.
 
-    A change costs time in the logarithm of the number of workers. A session may name workers that are not
-    (yet, any more) known: it counts where they are known.
+    A change takes time logarithmic in the number of workers. A session may name unknown workers; its slots
+    there count as soon as the worker is put.
     """
 
     def __init__(
@@ -25,15 +25,15 @@ class Cluster:
         sessions: Iterable[SessionState] = (),
         target_chunk_s: float | None = None,
     ) -> None:
-        """`target_chunk_s`: a worker takes no more sessions than keep its chunk latency within it; None: no
-        more than its own capacity."""
+        """`target_chunk_s`: a worker takes only as many sessions as keep its chunk latency within this limit.
+        None: as many as its own capacity."""
         self.target_chunk_s = target_chunk_s
         self.sessions: dict[str, SessionState] = {}
         self.entries: dict[str, PoolEntry] = {}
-        """Workers that exist, and those that sessions name."""
+        """Workers that exist and workers that sessions name, by id."""
         self.pools: dict[PoolKey, Pool] = {}
         self._keys: dict[str, list[PoolKey]] = {}
-        """Of the pools, by model."""
+        """Model → keys of its pools."""
         for worker in workers:
             self.put_worker(worker)
         for session in sessions:
@@ -41,11 +41,11 @@ class Cluster:
 
     @property
     def workers(self) -> dict[str, WorkerState]:
-        """Those that exist, by id."""
+        """Workers that exist, by id."""
         return {name: entry.state for name, entry in self.entries.items() if entry.state is not NO_WORKER}
 
     def put_worker(self, worker: WorkerState) -> None:
-        """It is there, and so."""
+        """Insert or replace a worker."""
         entry = self._entry(worker.id)
         before = entry.state
         if before == worker:
@@ -57,7 +57,7 @@ class Cluster:
         pool.rank(entry)
 
     def drop_worker(self, worker: str) -> None:
-        """It is gone. Its sessions stay known until they are put elsewhere or dropped."""
+        """Remove a worker. Its sessions remain until they are put or dropped."""
         entry = self.entries.get(worker)
         if entry is not None:
             self._leave(entry)
@@ -65,7 +65,7 @@ class Cluster:
             self._tidy(entry)
 
     def put_session(self, session: SessionState) -> None:
-        """It is there, and so."""
+        """Insert or replace a session."""
         before = self.sessions.get(session.id)
         if before == session:
             return
@@ -79,14 +79,14 @@ class Cluster:
         self._rank(touched)
 
     def drop_session(self, session: str) -> None:
-        """It has ended."""
+        """Remove a session."""
         before = self.sessions.pop(session, None)
         if before is not None:
             self.pool(before.model, before.weights_digest).moving.discard(session)
             self._rank(self._unmark(before))
 
     def pool(self, model: str, weights_digest: str | None = None) -> Pool:
-        """The rankings of the workers of one model with one set of weights."""
+        """Return the pool of the workers with this model and these weights; makes it if there is none."""
         key = model, weights_digest
         pool = self.pools.get(key)
         if pool is None:
@@ -95,18 +95,18 @@ class Cluster:
         return pool
 
     def pools_for(self, model: str, weights_digest: str | None) -> list[Pool]:
-        """Pools whose workers may be given a session. `weights_digest` None: any weights will do."""
+        """Return the pools whose workers fit a session. `weights_digest` None: any weights will do."""
         if weights_digest is not None:
             return [self.pool(model, weights_digest)]
         return [self.pools[key] for key in self._keys.get(model, ())]
 
     def slots(self, worker: str) -> int:
-        """K of a worker; 0 if it is not known."""
+        """Return K of a worker; 0 if it is not known."""
         entry = self.entries.get(worker)
         return 0 if entry is None else entry.slots
 
     def candidates(self) -> list[Candidate]:
-        """Workers that may be given sessions, in order of id: what placements over a list are given."""
+        """Return the workers that may get sessions, in order of id, for `Placement.place`."""
         return [
             Candidate(
                 worker=entry.id,
@@ -122,7 +122,7 @@ class Cluster:
             if entry.candidate
         ]
 
-    # Who is where
+    # Sessions of workers
 
     def _entry(self, worker: str) -> PoolEntry:
         entry = self.entries.get(worker)
@@ -164,7 +164,7 @@ class Cluster:
 
 
 def _marks(session: SessionState) -> Iterator[tuple[str, str]]:
-    """Which set of which worker the session is in."""
+    """Yield each worker that counts the session, and the name of the `PoolEntry` set that holds it."""
     worker, target, reserved = session.worker, session.target, session.reserved
     if session.suspended:
         if worker is not None:

@@ -1,4 +1,4 @@
-"""A placement's question and answer: candidates, demands and choices."""
+"""Input and output of a placement: candidates, demands and choices."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Candidate:
-    """One worker that may be given sessions."""
+    """One worker that may get sessions."""
 
     worker: str
     model: str
     capacity: int
-    """K: sessions that fit at once."""
+    """K: number of slots."""
     load: int
-    """Sessions that hold a slot or have one reserved."""
+    """Number of sessions that hold a slot or have one reserved."""
     suspect: bool = False
-    """It was not heard of when it should have been; better not, if there is another."""
+    """Whether the worker's report is overdue, so that it is only a last resort."""
     chunk_latency_s: Mapping[int, float] = field(default_factory=dict)
-    """Measured profile L(b), seconds by batch size; may be empty."""
+    """Measured profile L(b): seconds of a chunk by batch size. It may be empty."""
     leaving: int = 0
-    """Of `load`, sessions that are on their way to another worker."""
+    """Number of sessions in `load` that migrate to another worker."""
     weights_digest: str | None = None
 
     def serves(self, demand: Demand) -> bool:
-        """Whether it has the model and, if the session needs certain ones, the weights."""
+        """Whether the worker has the session's model and, if the session needs certain weights, these."""
         return self.model == demand.model and demand.weights_digest in (None, self.weights_digest)
 
 
@@ -36,25 +36,25 @@ class Demand:
     session: str
     model: str
     kind: str
-    """place, resume or recover."""
+    """Why the session needs a worker: place, resume, recover, rebuild or migrate."""
     holder: str | None = None
-    """Who has its state in host memory: going on there moves nothing."""
+    """Worker with the session's state in host memory. To resume the session there needs no transfer."""
     counted_on: str | None = None
-    """The candidate whose `load` already includes this session."""
+    """The candidate whose `load` already includes the session."""
     excluded: frozenset[str] = frozenset()
-    """Workers that have refused it."""
+    """Workers that must not get the session: they have refused it, or a migration to them has failed."""
     weights_digest: str | None = None
-    """It goes only where these weights are; None: to any worker of its model."""
+    """Weights that the session's worker must have. None: any weights will do."""
 
     @property
     def kind_of_worker(self) -> tuple[str, str | None]:
-        """Equal for demands that the same candidates serve."""
+        """Model and weights. Demands with equal values have the same serving candidates."""
         return self.model, self.weights_digest
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a placement says of one session: a worker, or (None) that it waits; why; and the numbers."""
+    """A placement's answer for one session: a worker (None: the session waits), the reason, the numbers."""
 
     session: str
     worker: str | None

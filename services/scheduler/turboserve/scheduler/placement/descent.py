@@ -1,4 +1,4 @@
-"""How far the bottleneck could fall, before any plan is made: which limits are worth planning for."""
+"""Bounds how far the bottleneck could fall, so that plans are made only for limits that may pay."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from turboserve.scheduler.placement.tentative_assignment import TentativeAssignm
 
 @dataclass(frozen=True)
 class Stage:
-    """Limits between which the same workers give the same numbers of sessions away."""
+    """A range of latency limits for which the same workers give away the same numbers of sessions."""
 
     ceiling_s: float
-    """The loosest limit: just below the latency that they have to give up."""
+    """The loosest limit of the stage, just below the present worst latency of these workers."""
     floor_s: float
-    """No plan of this stage gets below: somebody stays there, or has to go there."""
+    """Lower bound of L′ for plans of the stage: some session stays at this latency or must go to it."""
     cost_s: float
-    """No plan of this stage costs less, besides what moves anyway."""
+    """Lower bound of a plan's cost in seconds, without the migrations that happen anyway."""
     bound_s: float
-    """No plan of this stage gains more."""
+    """Upper bound of a plan's gain in seconds."""
 
 
 def stages(
     cluster: Cluster, planner: Planner, start: tuple[float, int], eta: float, least_s: float, most: int
 ) -> Iterator[Stage]:
-    """Stages that may gain more than `least_s`, from the top down.
+    """Yield the stages that may gain more than `least_s` seconds, from the loosest limit down.
 
-    `start`: the bottleneck without balancing, and the number of sessions that move anyway. Follows the tops
-    down session by session, and beside them the targets up as they fill: n moves take O(n log n). What is
-    moved ends at one of the n best targets or worse, and what is not moved stays: both bound L′ from below,
-    whoever moves where. Each move costs at least what the nearest target of its source would.
+    `start`: the bottleneck without balancing, in seconds, and the number of sessions that migrate anyway.
+
+    The search takes sessions one by one from the slowest worker and fills the best targets with them. Two
+    facts bound L′ from below, whichever sessions migrate to whichever targets: n sessions end on the n best
+    places or worse, and workers that give away no more sessions keep their latency. Each migration costs at
+    least as much as one to the nearest target of its source. Cost: O(n log n) for n sessions.
     """
     base_s, others = start
     below_s = nextafter(base_s, 0.0)
@@ -62,8 +64,11 @@ def stages(
 
 
 def _pulls(cluster: Cluster, planner: Planner, most: int) -> Iterator[tuple[float, float, float]]:
-    """Takes one session after the other from the worker that is the bottleneck then: the latency it had, the
-    bottleneck after, and the least that the move costs. Ends where a session cannot leave."""
+    """Take sessions one by one, each from the worker that is then the bottleneck.
+
+    Yields that worker's latency, the bottleneck after the step and the least cost of the migration, in
+    seconds. Ends when the bottleneck has no session that may leave.
+    """
     items = planner.pool.tops.items
     lowered: list[tuple[float, str, int]] = []
     position = 0

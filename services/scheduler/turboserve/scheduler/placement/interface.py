@@ -1,4 +1,4 @@
-"""Where a session goes: the interface of all assignment algorithms."""
+"""The interface of all assignment algorithms."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from turboserve.scheduler.placement.demands import Candidate, Choice, Demand
 
 
 class Assigner(Protocol):
-    """What the scheduler asks: as `Placement`, with the candidates taken from the cluster.
+    """What the scheduler calls: like `Placement`, with the candidates taken from the cluster.
 
-    Choices are not put into the cluster: whoever carries them out does that.
+    `assign` leaves the cluster as it is. The caller puts the choices that it carries out into the cluster.
     """
 
     def assign(self, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]: ...
@@ -21,11 +21,12 @@ class Assigner(Protocol):
 class Placement(Assigner, Protocol):
     """Decides for all sessions that need a worker at one event (TurboServe, 5.2.1).
 
-    `candidates` are the workers that may be given sessions: alive, ready, not draining; in order of id.
-    `demands` come in order of precedence: an earlier one is not left waiting so that a later one of the same
-    model gets the slot. Returns one Choice per demand, in the same order, and never puts a worker's load
-    above its capacity, counting the choices before. Depends on nothing but its arguments: the same cluster
-    and demands give the same choices.
+    - `candidates` are the workers that may get sessions (alive, ready, not draining), in order of id.
+    - `demands` are in order of precedence. An earlier one does not wait so that a later one of the same model
+      gets a slot.
+    - The result has one choice per demand, in the same order. With the earlier choices counted, no choice
+      puts a worker's load above its capacity.
+    - The result depends only on the arguments.
     """
 
     def place(self, candidates: Sequence[Candidate], demands: Sequence[Demand]) -> list[Choice]: ...
@@ -37,7 +38,7 @@ class Placement(Assigner, Protocol):
 def serving_by_kind(
     candidates: Sequence[Candidate], demands: Sequence[Demand]
 ) -> dict[tuple[str, str | None], list[Candidate]]:
-    """The candidates that serve each demand, by `Demand.kind_of_worker`: one look at all of them per kind."""
+    """Group the candidates by the `Demand.kind_of_worker` that they serve. Each kind reads the list once."""
     serving: dict[tuple[str, str | None], list[Candidate]] = {}
     for demand in demands:
         if demand.kind_of_worker not in serving:
@@ -46,7 +47,7 @@ def serving_by_kind(
 
 
 def why_not(candidates: int, refused: bool, demand: Demand) -> str:
-    """Why nobody takes the session; `refused`: one of the candidates did."""
+    """Return why no worker takes the session. `refused`: one of the candidates has refused it."""
     if candidates == 0 and demand.weights_digest is not None:
         return f"no worker with the weights {demand.weights_digest} is ready"
     if candidates == 0:

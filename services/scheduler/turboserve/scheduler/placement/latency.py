@@ -1,4 +1,4 @@
-"""L(n): what a worker's chunks take by the sessions on it, from the profile it measured."""
+"""L(n): chunk latency by the number of sessions on a worker, from its measured profile."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import bisect
 from collections.abc import Mapping
 
 CHUNK_S = 0.75
-"""Playing time of a chunk. A worker without a profile is taken to need this long when it is full."""
+"""Playing time of a chunk in seconds; also the assumed chunk latency of a full worker without a profile."""
 
 
 class LatencyCurve:
-    """Seconds of a chunk by sessions; never falls. L(0) is 0.
+    """Seconds of a chunk by number of sessions. The curve never falls, and L(0) is 0.
 
-    Between measured sizes it is linear; beyond them it goes on with the last slope, or in proportion if
-    there is only one. Without measurements, n of `capacity` sessions take n / capacity of `CHUNK_S`:
-    unequal workers are then filled in proportion.
+    - Between measured sizes, the curve is linear.
+    - Beyond them, it continues with the last slope, or in proportion if there is only one measurement.
+    - Without measurements, L(n) is n / `capacity` of `CHUNK_S`, so that unequal workers fill in proportion.
     """
 
     __slots__ = ("_measured", "_seconds", "measured")
@@ -33,7 +33,7 @@ class LatencyCurve:
         return seconds[sessions]
 
     def most(self, limit_s: float, up_to: int) -> int:
-        """The largest n ≤ `up_to` with L(n) ≤ `limit_s`."""
+        """Return the largest n ≤ `up_to` with L(n) ≤ `limit_s`."""
         self(up_to)
         return max(0, bisect.bisect_right(self._seconds, limit_s, 0, up_to + 1) - 1)
 
@@ -52,9 +52,9 @@ class LatencyCurve:
 
 
 def slots(curve: LatencyCurve, capacity: int, target_s: float | None) -> int:
-    """K: sessions that memory has room for and whose chunks come within `target_s`; at least one.
+    """Return K: the sessions within `capacity` whose chunk latency is at most `target_s`; at least one.
 
-    `target_s` None, or a worker that has not measured: its own capacity.
+    Without `target_s` or without measurements, K is `capacity`.
     """
     if target_s is None or capacity <= 1 or not curve.measured:
         return max(capacity, 0)

@@ -1,4 +1,4 @@
-"""What a transfer between two workers costs: κ = α + bytes / β, per kind of link (TurboServe, 5.2.1)."""
+"""The cost of a transfer between two workers: κ = α + bytes / β, per kind of link (TurboServe, 5.2.1)."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from enum import Enum
 
 
 class LinkKind(Enum):
-    """How near two workers are; nearer ones first."""
+    """The distance between two workers, from near to far."""
 
     HOST = "same host"
     """The same machine or container: shared memory."""
     NODE = "same node"
     """The same group of hosts with a fast interconnect, such as NVLink."""
     ACROSS = "across"
-    """Anything else, and everybody whose host is not known."""
+    """All other pairs, and all workers whose host is not known."""
 
 
 def node_of(host: str) -> str:
-    """The node's part of `NODE/HOST`; a host without one is a node of its own."""
+    """Return the node of `NODE/HOST`. A host without a node is a node by itself."""
     node, slash, _ = host.rpartition("/")
     return node if slash else host
 
 
 def kind_between(host: str, other: str) -> LinkKind:
-    """The link between workers on two hosts."""
+    """Return the kind of link between workers on two hosts."""
     if not host or not other:
         return LinkKind.ACROSS
     if host == other:
@@ -38,12 +38,12 @@ class Link:
     """One kind of link."""
 
     alpha_s: float
-    """What every move costs, whatever its size: finding, reserving, verifying, the row."""
+    """α: fixed cost of a migration in seconds, for the reservation, the verification and the row."""
     bytes_per_s: float
-    """β."""
+    """β: bandwidth, bytes per second."""
 
     def seconds(self, size: int) -> float:
-        """κ of a state of `size` bytes."""
+        """Return κ of a state of `size` bytes, in seconds."""
         return self.alpha_s + size / self.bytes_per_s
 
 
@@ -52,18 +52,19 @@ DEFAULTS: Mapping[LinkKind, Link] = {
     LinkKind.NODE: Link(0.023, 956e9),
     LinkKind.ACROSS: Link(0.023, 50e9),
 }
-"""Until measured: NVLink and InfiniBand of the paper's clusters (7.1), 23 ms for a move (Table 4)."""
+"""Values before the first measurement: NVLink and InfiniBand of the paper's clusters (7.1), and 23 ms for a
+migration (Table 4)."""
 
 
 FORGET = 0.9
-"""Weight of what was measured before, at each new measurement."""
+"""Factor on the weight of earlier measurements at each new one."""
 SPREAD = 0.1
-"""Relative spread of sizes below which they say nothing about β."""
+"""Relative spread of sizes below which β is not estimated."""
 
 
 @dataclass
 class _Sums:
-    """Exponentially forgotten sums of a line's least squares."""
+    """Sums of a least-squares line; older measurements weigh exponentially less."""
 
     n: float = 0.0
     x: float = 0.0
@@ -80,26 +81,29 @@ class _Sums:
 
 
 class Links:
-    """α and β of every kind of link; defaults until moves have been measured."""
+    """α and β of every kind of link. The defaults apply until migrations are measured."""
 
     def __init__(self, known: Mapping[LinkKind, Link] = DEFAULTS) -> None:
         self.known = {**DEFAULTS, **known}
         self._sums = {kind: _Sums() for kind in LinkKind}
 
     def seconds(self, kind: LinkKind, size: int) -> float:
-        """κ of moving `size` bytes over a link of this kind."""
+        """Return κ of migrating `size` bytes over a link of this kind, in seconds."""
         return self.known[kind].seconds(size)
 
     def observe(self, kind: LinkKind, size: int, seconds: float) -> None:
-        """A move of `size` bytes over such a link took so long: least squares over the latest ones."""
+        """Add a measured migration and fit α and β again, by least squares over the latest measurements."""
         sums = self._sums[kind]
         sums.add(float(size), seconds)
         self.known[kind] = _fit(sums, self.known[kind])
 
 
 def _fit(sums: _Sums, before: Link) -> Link:
-    """The line through the measurements. β stays as it was while sizes are too alike to tell; it only
-    becomes what a line through the origin says where α would be negative."""
+    """Fit a line through the measurements.
+
+    While the sizes are too similar, β keeps its value. If α would be negative, the line goes through the
+    origin instead.
+    """
     size, seconds = sums.x / sums.n, sums.y / sums.n
     variance = sums.xx / sums.n - size * size
     per_byte = 1.0 / before.bytes_per_s

@@ -1,4 +1,4 @@
-"""New sessions leave the slots near a bottleneck to the sessions that are to move away from it."""
+"""Exchanges the workers of new sessions with migration targets, so that migrations have nearer targets."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _NEARNESS = list(LinkKind)
 def swap_for_locality(
     cluster: Cluster, demands: Sequence[Demand], choices: Sequence[Choice], rebalancer: Rebalancer
 ) -> list[Choice]:
-    """`choices`, some of them exchanged with the target of a move that they make the longer.
+    """Return `choices`, some of them exchanged with the target of an expected migration.
 
-    A new session costs the same everywhere, a moving one less nearby. If one that was just assigned took a
-    slot nearer to a move's source than the move's target is, it goes to that target instead. As many
-    sessions are on every worker as before, so L′ is the same, and the move, when it is decided, is shorter.
+    A new session costs the same on any host, but a migration costs less on a near one. If a new session's
+    worker is nearer to a migration's source than the migration's target is, the new session goes to that
+    target instead. The number of sessions on each worker does not change, so L′ does not either, and the
+    migration becomes cheaper when it is decided.
     """
     before = {d.session: cluster.sessions.get(d.session) for d in demands}
     _try_out(cluster, demands, choices, before)
@@ -78,7 +79,7 @@ def _exchanged(
 
 
 def _same_pool(cluster: Cluster, one: str, other: str) -> bool:
-    """Whether sessions can move between them: who may be given to the one may be given to the other."""
+    """Whether sessions can migrate between two workers, because both have the same model and weights."""
     first, second = (cluster.entries[name].state for name in (one, other))
     return (first.model, first.weights_digest) == (second.model, second.weights_digest)
 

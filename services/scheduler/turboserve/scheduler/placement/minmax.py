@@ -1,4 +1,4 @@
-"""Assignment where the bottleneck latency grows least (TurboServe, 5.2.1)."""
+"""Min-max assignment: each session goes where the bottleneck latency grows least (TurboServe, 5.2.1)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ LEAST = "the bottleneck latency grows least"
 
 
 class MinMax(Placement):
-    """The worker where the worst chunk latency of the model grows least.
+    """Chooses the worker where the worst chunk latency of the model grows least.
 
-    Ties, as when it does not grow at all, go to the worker whose own chunk latency is least with the
-    session, then to the smaller part of its slots in use, then by id. That is the order of the own latency
-    alone, since max(L, a) ≤ max(L, b) whenever a ≤ b: so one ranking serves every L, and `assign` finds the
-    worker in logarithmic time. `place` computes every max; a test holds both to the same choices.
-    A session that is resumed goes back to the worker that holds its state if there is room, and suspects are
-    the last resort.
+    Ties go to the worker with the lowest own chunk latency with the session, then to the lower load, then to
+    the lower id. A resumed session returns to the worker that holds its state if there is room. Suspect
+    workers are the last resort.
+
+    Since max(L, a) ≤ max(L, b) whenever a ≤ b, this is the order of the own latency alone. So one ranking
+    serves every L, and `assign` finds the worker in logarithmic time. `place` computes every maximum; a test
+    checks that both make the same choices.
     """
 
     def __init__(self, rebalancer: Rebalancer | None = None) -> None:
-        """`rebalancer`: whose moves `assign` makes way for (see `giving_way`)."""
+        """`rebalancer`: `assign` leaves near slots to its moves (see `locality_swap`). None: no exchange."""
         self._rebalancer = rebalancer
 
     def assign(self, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]:
@@ -88,7 +89,7 @@ class MinMax(Placement):
             own.id in demand.excluded or not own.fits(demand.model, demand.weights_digest)
         ):
             own = None
-        # Its own slot is not counted against it, so it ranks further in front than the ranking says.
+        # The session's own slot does not count on its present worker, so compute that worker's key here.
         excluded = demand.excluded if own is None else {*demand.excluded, own.id}
         found: list[tuple[Item, PoolEntry]] = []
         for pool in cluster.pools_for(demand.model, demand.weights_digest):

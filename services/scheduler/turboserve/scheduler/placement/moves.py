@@ -1,4 +1,4 @@
-"""Moves of live sessions between workers: what is proposed, and the interface of who proposes."""
+"""Proposed migrations of live sessions, and the interface of rebalancers."""
 
 from __future__ import annotations
 
@@ -11,52 +11,55 @@ from turboserve.scheduler.placement.cluster import Cluster
 
 
 class MoveKind(StrEnum):
-    """Why a session is to move."""
+    """Why a session should migrate."""
 
     BALANCE = "balance"
-    """The worst chunk latency of its model falls by more than the move costs."""
+    """The worst chunk latency of the model falls by more than the migration costs."""
     SPREAD = "spread"
-    """The bottleneck is shared by too many to fall; this one of them is relieved, by a worker that stays
-    no slower than it: new workers are put to use so."""
+    """Too many workers share the bottleneck for it to fall. The migration relieves one of them, and the
+    target stays no slower than the source becomes. So new workers get sessions."""
     DRAIN = "drain"
-    """Its worker is to be emptied; done whatever it gains."""
+    """The session's worker is draining. The migration is proposed whatever it gains."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """One session goes from one worker to another."""
+    """A proposal to migrate one session."""
 
     session: str
     source: str
     target: str
     gain_s: float
-    """Γ = L − L′ − η κ, seconds. Moves that lower the bottleneck only together share their gain equally; for
-    a spread, L is taken over its two workers. Positive, except for drains."""
+    """Γ = L − L′ − η κ, seconds; positive except for drains. Migrations that lower the bottleneck only
+    together share their gain equally. For a spread, L is taken over source and target."""
     cost_s: float
-    """κ: what the α–β model expects the transfer to take."""
+    """κ: expected seconds of the transfer, by the α–β model."""
     reason: str
-    """For the decision log: a sentence."""
+    """A sentence for the decision log."""
     kind: MoveKind = MoveKind.BALANCE
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """For the decision log: latencies, sessions and bytes that led to it."""
+    """Latencies, sessions and bytes behind the proposal, for the decision log."""
 
 
 class Rebalancer(Protocol):
-    """Proposes moves (TurboServe, 5.2.1: migration-aware min-max rebalancing).
+    """Proposes migrations (TurboServe, 5.2.1: migration-aware min-max rebalancing).
 
-    Depends on nothing but its arguments: the same cluster and time give the same moves, in the same order.
-    A proposal counts on the cluster as it is, moves under way included (`SessionState.target`); whoever
-    begins a move puts the session with its target before the next call. Each session is in at most one move;
-    a target is ready, not suspect, of the session's model, and has a slot for it (an active session) even if
-    no move under way ever ends. Moves of one call may all be begun at once. They come in the order in which
-    they should be begun if not all can: drains first, active sessions before suspended ones.
+    - The result depends only on the arguments: the same cluster and time give the same moves in the same
+      order.
+    - Proposals count on migrations under way (`SessionState.target`). A caller that begins a move puts the
+      session with its target into the cluster before the next call.
+    - Each session is in at most one move.
+    - A target is ready, not suspect and of the session's model. For an active session it has a free slot even
+      if no migration under way ever ends.
+    - All moves of one call may begin at once. They are in the order in which to begin them if not all can:
+      drains first, and active sessions before suspended ones.
     """
 
     def propose(self, cluster: Cluster, now: float) -> list[Move]: ...
 
 
 class NeverMoves:
-    """Proposes no move: the rebalancer beside a placement that never migrates sessions."""
+    """Proposes no migrations; for a scheduler without rebalancing."""
 
     def propose(self, cluster: Cluster, now: float) -> list[Move]:
         return []

@@ -14,40 +14,40 @@ from turboserve.scheduler.placement.tentative_assignment import TentativeAssignm
 
 @dataclass(frozen=True)
 class Step:
-    """One session goes from `source` to `target`."""
+    """Migration of one session from `source` to `target`."""
 
     session: SessionState
     source: PoolEntry
     target: PoolEntry
     cost_s: float
-    """κ."""
+    """κ, seconds."""
     drain: bool
 
 
 @dataclass
 class Plan:
-    """Steps that belong together."""
+    """Steps that take effect together."""
 
     tentative: TentativeAssignment
     steps: list[Step] = field(default_factory=list)
     taken: dict[str, int] = field(default_factory=dict)
-    """Worker that serves → sessions that leave it by these steps."""
+    """Serving worker → number of sessions that leave it by these steps."""
     latency_s: float = 0.0
-    """L′: the bottleneck once all steps and all that is under way are done."""
+    """L′: the bottleneck in seconds, once all steps and all migrations under way are done."""
     cost_s: float = 0.0
-    """Sum of κ."""
+    """Sum of κ over all steps, seconds."""
 
     def sessions_on(self, entry: PoolEntry) -> int:
-        """Sessions on a worker once all is done."""
+        """Return the number of sessions on a worker after all steps."""
         return entry.staying + self.tentative.added.get(entry.id, 0) - self.taken.get(entry.id, 0)
 
     def level_s(self, entry: PoolEntry) -> float:
-        """Its chunk latency then."""
+        """Return a worker's chunk latency after all steps, in seconds."""
         return entry.curve(self.sessions_on(entry))
 
 
 class Planner:
-    """Plans for one pool of a cluster that does not change meanwhile."""
+    """Makes plans for one pool. The cluster must not change meanwhile."""
 
     def __init__(self, cluster: Cluster, pool: Pool, links: Links, now: float) -> None:
         self.pool = pool
@@ -57,7 +57,7 @@ class Planner:
         self._movable: dict[str, list[SessionState]] = {}
 
     def movable(self, entry: PoolEntry) -> list[SessionState]:
-        """Sessions that may leave a worker for balance; the cheapest to move first."""
+        """Return the sessions that may leave a worker for balance, cheapest first."""
         known = self._movable.get(entry.id)
         if known is None:
             here = (self._cluster.sessions[name] for name in entry.here if name not in entry.going)
@@ -67,12 +67,12 @@ class Planner:
         return known
 
     def cost_s(self, session: SessionState, source: PoolEntry, target: PoolEntry) -> float:
-        """κ."""
+        """Return κ of a session's migration, in seconds."""
         kind = kind_between(source.state.host, target.state.host)
         return self._links.seconds(kind, session.state_bytes)
 
     def least_cost_s(self, session: SessionState, source: PoolEntry) -> float:
-        """κ to the nearest kind of target that there is, whether or not it has room."""
+        """Return κ to the nearest kind of target that exists, in seconds, without regard to room."""
         host, size = source.state.host, session.state_bytes
         near = (kind for kind in LinkKind if kind is LinkKind.ACROSS or self._has(kind, host, source.id))
         return min(self._links.seconds(kind, size) for kind in near)
@@ -82,7 +82,7 @@ class Planner:
         return ranking is not None and any(str(item[-1]) != besides for item in ranking.items[:2])
 
     def drains(self) -> list[SessionState]:
-        """Active sessions that have to leave workers which are to be emptied."""
+        """Return the active sessions that must leave draining workers."""
         found = []
         for name in sorted(self.pool.draining):
             entry = self._cluster.entries[name]
@@ -92,8 +92,10 @@ class Planner:
         return found
 
     def lowest_s(self, sessions: Sequence[SessionState]) -> tuple[list[SessionState], float]:
-        """Those of `sessions` for which there is room, and the worst latency where they would go if each
-        went where latency is least."""
+        """Put each session where the latency is least.
+
+        Returns the sessions for which there is room, and the worst latency of their targets in seconds.
+        """
         tentative = TentativeAssignment(self._cluster)
         placed, worst_s = [], 0.0
         for session in sessions:
@@ -105,13 +107,14 @@ class Planner:
         return placed, worst_s
 
     def plan(self, limit_s: float, drains: Sequence[SessionState], most: int) -> Plan | None:
-        """Every worker that exceeds `limit_s` gives away what is too much, and `drains` leave their workers;
-        nobody comes to exceed it. None: that cannot be done, or not with `most` moves besides the drains.
+        """Plan so that no serving worker exceeds `limit_s` and all of `drains` leave their workers.
 
-        Who goes: the sessions that are cheapest to move. Where: first everybody to its own host who finds
-        room there, then to its own node, then anywhere. Since hosts nest in nodes, that gives as many near
-        moves as any choice could, so the least cost for sessions of one size; of unequal ones, the larger
-        have the first choice.
+        Returns None if there is no such plan, or none with at most `most` moves besides the drains.
+
+        A worker above the limit gives away the sessions that are cheapest to migrate. All sessions with room
+        on their own host go there, then all with room on their own node, then the others anywhere. Since
+        hosts nest in nodes, no other choice has more near migrations, so the cost is least for sessions of
+        one size. Among unequal sessions, larger ones choose first.
         """
         leaving = [(session, True) for session in drains]
         plan = Plan(TentativeAssignment(self._cluster))

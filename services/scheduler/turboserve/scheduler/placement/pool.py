@@ -1,4 +1,4 @@
-"""Workers of one model with the same weights, ranked by everything that a decision asks for."""
+"""Workers of one model with the same weights, in the rankings that decisions use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NO_WORKER = WorkerState(id="", model="", capacity=0, ready=False)
 
 
 class PoolEntry:
-    """One worker that exists or that a session names, and who is on it."""
+    """One worker that exists or that a session names, and the sessions on it."""
 
     __slots__ = ("coming", "curve", "going", "here", "id", "slots", "state", "suspended")
 
@@ -20,15 +20,15 @@ class PoolEntry:
         self.state = NO_WORKER
         self.curve = LatencyCurve({}, 0)
         self.slots = 0
-        """K."""
+        """K: number of slots."""
         self.here: set[str] = set()
-        """Sessions whose rows hold a slot here."""
+        """Sessions whose rows hold a slot on the worker."""
         self.coming: set[str] = set()
-        """Sessions that have a slot reserved here: placed, or moving here."""
+        """Sessions that have a slot reserved on the worker, by a placement or a migration to it."""
         self.going: set[str] = set()
-        """Of those that are here, the ones that are on their way to another worker."""
+        """The sessions in `here` that are on their way to another worker."""
         self.suspended: set[str] = set()
-        """Suspended sessions whose state is here, or is moving here."""
+        """Suspended sessions whose state is on the worker or is migrating to it."""
 
     def become(self, state: WorkerState, target_s: float | None) -> None:
         before, self.state = self.state, state
@@ -38,31 +38,34 @@ class PoolEntry:
 
     @property
     def held(self) -> int:
-        """Slots in use or reserved: moves under way count at both ends."""
+        """Number of slots in use or reserved. A migration under way counts at source and target."""
         return len(self.here) + len(self.coming)
 
     @property
     def staying(self) -> int:
-        """Sessions that will be here once all that is under way is done."""
+        """Number of sessions on the worker once all migrations and placements under way are done."""
         return len(self.here) + len(self.coming) - len(self.going)
 
     @property
     def candidate(self) -> bool:
-        """Whether it may be given sessions, if it has room."""
+        """Whether the worker may get sessions if it has room."""
         return self.state.ready and not self.state.draining
 
     def fits(self, model: str, weights_digest: str | None) -> bool:
-        """Whether it has the model and the weights (None: any)."""
+        """Whether the worker has the model and the weights (None: any weights)."""
         return self.state.model == model and weights_digest in (None, self.state.weights_digest)
 
     @property
     def serves(self) -> bool:
-        """Whether sessions may be moved to it, and from it for balance."""
+        """Whether sessions may migrate to the worker, and from it for balance."""
         return self.candidate and not self.state.suspect
 
     def target_item(self, added: int = 0) -> Item | None:
-        """Order of targets, with `added` more sessions on it: suspects last, then where the chunk latency
-        with one more is least, then the smaller load, then by id. None: it is full or takes none."""
+        """Return the worker's sort key among targets, with `added` more sessions on it.
+
+        Order: suspects last, then the lower chunk latency with one more session, then the lower load, then
+        the lower id. None: the worker is full or takes no sessions.
+        """
         held = self.held + added
         if held >= self.slots or not self.candidate:
             return None
@@ -70,36 +73,38 @@ class PoolEntry:
 
 
 class Pool:
-    """Rankings of the workers between which sessions can move.
+    """Rankings of the workers between which sessions can migrate.
 
-    An item's second place in `targets` and `near` is a latency.
+    `targets` and `near` rank by `PoolEntry.target_item`, whose second element is a latency in seconds.
     """
 
     def __init__(self) -> None:
         self.ready = 0
-        """Workers that may be given sessions if they have room."""
+        """Number of workers that may get sessions if they have room."""
         self.targets = Ranking()
+        """Workers with room, by `PoolEntry.target_item`."""
         self.near: dict[tuple[LinkKind, str], Ranking] = {}
-        """The same by host and by node, without suspects."""
+        """`targets` by host and by node, without suspects."""
         self.tops = Ranking()
-        """(− latency, id): the bottleneck first. Only workers that serve."""
+        """Serving workers with sessions by (− latency, id), so the bottleneck is first."""
         self.spare = Ranking()
-        """(− latency with one session less, id): who would still be slowest after giving one away first. Only
-        workers that serve and have two sessions or more."""
+        """Serving workers with at least two sessions by (− latency with one session less, id), so the worker
+        that stays slowest after losing a session is first."""
         self.suspended_ranking = Ranking()
-        """(sessions and suspended ones per slot, id): where suspended sessions go."""
+        """Serving workers by (sessions per slot, suspended ones included; id): targets of suspended
+        sessions."""
         self.draining: set[str] = set()
-        """Workers to be emptied."""
+        """Workers that are draining."""
         self.moving: set[str] = set()
-        """Sessions that are on their way from a worker to another."""
+        """Sessions that migrate."""
 
     @property
     def bottleneck_s(self) -> float:
-        """L: the worst chunk latency, once all that is under way is done."""
+        """L: the worst chunk latency in seconds, once all that is under way is done."""
         return -float(self.tops.items[0][0]) if self.tops.items else 0.0
 
     def rank(self, entry: PoolEntry) -> None:
-        """Bring its places up to date."""
+        """Update the worker's place in all rankings."""
         name, state, serves = entry.id, entry.state, entry.serves
         item = entry.target_item()
         self.targets.put(name, item)
@@ -121,7 +126,7 @@ class Pool:
             self.draining.discard(name)
 
     def forget(self, entry: PoolEntry) -> None:
-        """Take it out of all rankings."""
+        """Remove the worker from all rankings."""
         state = entry.state
         for ranking in (self.targets, self.tops, self.spare, self.suspended_ranking):
             ranking.put(entry.id, None)
@@ -131,7 +136,8 @@ class Pool:
         self.draining.discard(entry.id)
 
     def neighbours(self, kind: LinkKind, host: str) -> Ranking | None:
-        """Targets that a link of `kind` or a nearer one joins with `host`; None: there are none."""
+        """Return the targets that a link of `kind` or a nearer one joins with `host`; None: no such
+        targets."""
         if kind is LinkKind.ACROSS:
             return self.targets
         return self.near.get((kind, host if kind is LinkKind.HOST else node_of(host))) if host else None

@@ -1,4 +1,4 @@
-"""Names in order of what they cost, kept in order while costs change."""
+"""Names sorted by cost, while costs change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Iterator
 
 Item = tuple[float | str, ...]
-"""What it is ordered by, the name last."""
+"""Sort key of a name; the name is the last element."""
 
 
 class Ranking:
@@ -19,7 +19,7 @@ class Ranking:
         self._of: dict[str, Item] = {}
 
     def put(self, name: str, item: Item | None) -> None:
-        """Rank `name` by `item`, which ends with it; None: not at all."""
+        """Rank `name` by `item`, which ends with the name. None removes the name."""
         before = self._of.get(name)
         if before == item:
             return
@@ -34,5 +34,5 @@ class Ranking:
         return len(self.items)
 
     def __iter__(self) -> Iterator[str]:
-        """Names, the cheapest first."""
+        """Iterate over the names, the cheapest first."""
         return (str(item[-1]) for item in self.items)

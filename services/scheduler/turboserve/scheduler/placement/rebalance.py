@@ -14,17 +14,21 @@ from turboserve.scheduler.placement.suspended_drain import drain_suspended
 from turboserve.scheduler.placement.weights import Weights
 
 TRIES = 8
-"""Limits tried within one stage, at most: they differ only in how near the moves are."""
+"""Maximum number of limits tried within one stage. Their plans differ only in how near the migrations are."""
 
 
 class MinMaxRebalancer:
-    """Moves sessions while the worst chunk latency falls by more than η times what the moves cost.
+    """Migrates sessions while the worst chunk latency falls by more than η times the cost of the migrations.
 
-    The paper makes the best single move until none gains. Where several workers are the bottleneck together,
-    no single move gains; so here sets of moves are weighed: for every limit that L′ could come down to, the
-    cheapest set that brings everybody below it, Γ = L − L′ − η Σ κ. Limits that cannot pay are not tried
-    (`descent`). The best set with Γ > 0 is made; its moves share Γ. If it is larger than may be under way at
-    once, the rest follows in later decisions, for which it gains more than before.
+    The paper makes the best single migration until none gains. If several workers share the bottleneck, no
+    single migration gains, so this rebalancer weighs sets of migrations:
+
+    1. For each limit that L′ could reach, it plans the cheapest set that brings all workers below the limit.
+       `descent` leaves out limits that cannot pay.
+    2. It proposes the set with the largest Γ = L − L′ − η Σ κ, if that exceeds `Weights.least_gain` of L. The
+       migrations of a set share Γ.
+    3. If the set is larger than `Weights.moves_at_once`, the rest follows in later decisions, where the rest
+       gains more than before.
     """
 
     def __init__(self, weights: Weights | None = None, links: Links | None = None) -> None:
@@ -56,17 +60,17 @@ class MinMaxRebalancer:
         return moves
 
     def _base(self, planner: Planner, before_s: float) -> Plan:
-        """What has to move: drains, to where the bottleneck grows least."""
+        """Plan only the drains, to where the bottleneck grows least."""
         drains, worst_s = planner.lowest_s(planner.drains())
         plan = planner.plan(max(before_s, worst_s), drains, most=0)
         while plan is None:
-            # Exclusions keep somebody out of what room there is: one of them waits.
+            # Exclusions keep some session out of the free slots. Leave the last session for later.
             drains, worst_s = planner.lowest_s(drains[:-1])
             plan = planner.plan(max(before_s, worst_s), drains, most=0)
         return plan
 
     def _best(self, cluster: Cluster, planner: Planner, base: Plan) -> tuple[Plan, float]:
-        """The plan that gains most over `base`, and by how much; `base` itself if none gains."""
+        """Return the plan that gains most over `base`, or `base` itself, and its gain in seconds."""
         weights = self.weights
         least_s = weights.least_gain * base.latency_s
         start = (base.latency_s, len(base.steps))
@@ -82,7 +86,7 @@ class MinMaxRebalancer:
         return best, gain_s
 
     def _plans(self, planner: Planner, base: Plan, stage: Stage) -> list[Plan]:
-        """Plans of one stage: the cheapest, the lowest, and some between if they differ in cost."""
+        """Return plans of one stage: the cheapest, the lowest, and some between if they differ in cost."""
         drains = [step.session for step in base.steps]
         lowest = planner.plan(stage.floor_s, drains, self.weights.horizon)
         found = [] if lowest is None else [lowest]

@@ -1,5 +1,7 @@
-"""Relieves workers one by one where the bottleneck is shared by many, and so puts new workers to use
-(TurboServe, 5.2.1, "Integration with autoscaling")."""
+"""Relieves single workers if many share the bottleneck, so that new workers get sessions.
+
+Source: TurboServe, 5.2.1, "Integration with autoscaling".
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,14 @@ from turboserve.scheduler.placement.weights import Weights
 
 
 def spread(cluster: Cluster, planner: Planner, plan: Plan, most: int, weights: Weights) -> list[Move]:
-    """Up to `most` moves on top of `plan`, which counts them in.
+    """Propose up to `most` moves on top of `plan`, and count them in `plan`.
 
-    With many workers as the bottleneck together, L falls only by as many moves, which may cost more than L
-    gains; but every one of them makes chunks faster for all who stay behind. So Γ is taken over the two
-    workers of a move: the source's latency now, against the worse of both after. The source is who would
-    still be slowest after giving a session away, and the target has to stay at least as fast as the source
-    becomes: no such move is worth undoing, and noise of equal workers' profiles makes none.
+    If many workers share the bottleneck, L falls only after as many migrations, which may cost more than they
+    gain. But each of them makes chunks faster for all sessions that remain on its source. So Γ is taken over
+    the two workers of a migration: the source's latency now, minus the worse of both latencies afterwards.
+
+    The source is the worker that stays slowest after losing a session. The target must stay at least as fast
+    as the source becomes. So no such migration is worth undoing, and profile noise causes none.
     """
     sources = _Sources(cluster, planner, plan)
     moves: list[Move] = []
@@ -65,7 +68,7 @@ def spread(cluster: Cluster, planner: Planner, plan: Plan, most: int, weights: W
 
 
 class _Sources:
-    """Workers in the order of `Pool.spare`, as sessions are taken from them."""
+    """Source workers in the order of `Pool.spare`, updated as sessions are taken from them."""
 
     def __init__(self, cluster: Cluster, planner: Planner, plan: Plan) -> None:
         self._entries = cluster.entries
@@ -77,7 +80,7 @@ class _Sources:
 
     def first(self) -> PoolEntry | None:
         items, heap = self._planner.pool.spare.items, self._heap
-        # What the plan took from a worker moves it further back than the ranking says, never to the front.
+        # Sessions that the plan takes from a worker only move that worker further back.
         while self._position < len(items) and (not heap or items[self._position] < heap[0]):
             entry = self._entries[str(items[self._position][-1])]
             self._position += 1
@@ -85,15 +88,15 @@ class _Sources:
         return self._entries[str(heap[0][-1])] if heap else None
 
     def session(self, entry: PoolEntry) -> SessionState | None:
-        """The one that is cheapest to move."""
+        """Return the worker's session that is cheapest to migrate; None if there is none."""
         return next((s for s in self._planner.movable(entry) if s.id not in self._gone), None)
 
     def skip(self) -> None:
-        """The first is of no use."""
+        """Drop the first worker as a source."""
         heapq.heappop(self._heap)
 
     def take(self, entry: PoolEntry, session: SessionState) -> None:
-        """`session` leaves `entry`, which is the first."""
+        """Take `session` from `entry`, which must be the first worker."""
         self._gone.add(session.id)
         self._plan.taken[entry.id] = self._plan.taken.get(entry.id, 0) + 1
         heapq.heappop(self._heap)

@@ -1,4 +1,4 @@
-"""What placement is told of one worker and of one session."""
+"""The state of one worker and of one session, as placement sees it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ class WorkerState:
     id: str
     model: str
     capacity: int
-    """Slots: what its memory and its own limit allow. What the target chunk latency allows may be less."""
+    """Slots that the worker's memory and its own limit allow. The target chunk latency may allow fewer."""
     weights_digest: str | None = None
-    """Sessions move between workers of equal weights only. None: not known."""
+    """Digest of the weights. Sessions migrate only between workers of equal weights. None: not known."""
     ready: bool = True
-    """It may be given sessions: serving, not draining, not being declared gone, not called full."""
+    """Whether the worker may get sessions: serving, not draining, not being declared gone, not reported
+    full."""
     draining: bool = False
-    """It is to be emptied: every session on it, suspended ones too, goes elsewhere."""
+    """Whether all sessions of the worker, suspended ones too, must go to other workers."""
     suspect: bool = False
-    """Not heard of when it should have been: given sessions only if there is no other, nothing moved."""
+    """Whether the worker's report is overdue. It then gets sessions only as a last resort, and sessions do
+    not migrate to or from it."""
     chunk_latency_s: Mapping[int, float] = field(default_factory=dict)
-    """Measured profile L(b): seconds of a chunk by sessions in the batch; empty: not measured."""
+    """Measured profile L(b): seconds of a chunk by sessions in the batch. Empty: not measured."""
     host: str = ""
-    """Machine it runs on, `HOST` or `NODE/HOST` (see `links`); empty: not known, far from everybody."""
+    """The worker's machine, `HOST` or `NODE/HOST` (see `links`). Empty: not known, far from all others."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +37,22 @@ class SessionState:
     id: str
     model: str
     worker: str | None = None
-    """Its row's owner; for a suspended one, who holds its state in host memory."""
+    """Owner by the session's row. The owner of a suspended session holds its state in host memory."""
     suspended: bool = False
-    """It holds no slot on `worker`, only host memory."""
+    """Whether the session holds only host memory on `worker`, and no slot."""
     target: str | None = None
-    """Where it is moving to, from the decision until the row says how the move ended. It counts at both ends:
-    a slot at the target too, unless it is suspended."""
+    """Target of the session's migration, from the decision until the row shows the end. The session counts at
+    source and target; unless it is suspended, it has a slot at both."""
     reserved: str | None = None
-    """Where it was placed by a decision that is not confirmed yet: a slot there."""
+    """Worker with a slot reserved for the session by a decision that is not confirmed yet."""
     state_bytes: int = 0
-    """What a move of it transfers; 0: not known, only the fixed part of the cost counts."""
+    """Bytes that a migration of the session transfers. 0: not known; only the fixed cost counts."""
     weights_digest: str | None = None
-    """Of the worker that made its state. None: it has none yet, or that worker did not say."""
+    """Digest of the weights that made the session's state. None: no state yet, or not known."""
     movable: bool = True
-    """False: a command is under way for it, or its row is in doubt."""
+    """Whether a migration may begin. False while a command is under way or the row is in doubt."""
     rests_until: float = 0.0
-    """Not moved for balance before this time, the same clock as `now` in `Rebalancer.propose`: it has moved,
-    or failed to, a short while ago. A drain does not wait for it."""
+    """The session is not migrated for balance before this time (clock of `now` in `Rebalancer.propose`),
+    because a migration of it has just ended. A drain does not wait for this time."""
     excluded: frozenset[str] = frozenset()
-    """Workers that have refused it, or to which a move of it has failed."""
+    """Workers that have refused the session, or to which a migration of it has failed."""

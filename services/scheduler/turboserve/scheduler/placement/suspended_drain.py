@@ -1,4 +1,4 @@
-"""Where the suspended sessions of a worker go that is to be emptied."""
+"""Proposes migrations for the suspended sessions of draining workers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from turboserve.scheduler.placement.states import SessionState
 
 
 def drain_suspended(cluster: Cluster, planner: Planner, eta: float) -> list[Move]:
-    """One move for each, to the worker with the fewest sessions per slot, suspended ones counted: it is
-    where they are resumed if it has room then. They need host memory only, no slot."""
+    """Propose one migration per suspended session, to the worker with the fewest sessions per slot.
+
+    Suspended sessions count in that number, because each is resumed on its worker if there is room then. They
+    need no slot, only host memory.
+    """
     workers_by_load = [(float(item[0]), str(item[-1])) for item in planner.pool.suspended_ranking.items]
     moves: list[Move] = []
     for name in sorted(planner.pool.draining):
@@ -21,7 +24,7 @@ def drain_suspended(cluster: Cluster, planner: Planner, eta: float) -> list[Move
         if source.state.suspect:
             continue
         for session in (cluster.sessions[suspended] for suspended in sorted(source.suspended)):
-            # One that is moving here, from another that is to be emptied, comes first.
+            # A session that is still migrating to this worker must arrive first.
             if not session.movable or session.target is not None or session.worker != name:
                 continue
             target = _take(cluster, workers_by_load, session)

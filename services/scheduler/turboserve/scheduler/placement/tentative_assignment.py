@@ -1,4 +1,4 @@
-"""A decision in the making: sessions put on workers one by one, before any of it is done."""
+"""Counts sessions on workers while a plan is searched, before any decision is carried out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from turboserve.scheduler.placement.ranking import Item, Ranking
 
 
 class _Cursor:
-    """How far one ranking has been read, and what was met on the way and ranks elsewhere by now."""
+    """Read position in one ranking.
+
+    The heap holds the items read so far, with updated keys for workers that got sessions.
+    """
 
     __slots__ = ("heap", "position")
 
@@ -24,8 +27,8 @@ class _Cursor:
 class TentativeAssignment:
     """Counts sessions added to workers, and finds the next best target.
 
-    Reads rankings from their cheap end only as far as needed: n additions take O(n log n), however many
-    workers there are. The cluster must not change meanwhile.
+    Rankings are read from their best item on and only as far as needed, so n additions take O(n log n) for
+    any number of workers. The cluster must not change meanwhile.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -38,14 +41,17 @@ class TentativeAssignment:
         self.added[worker] = self.added.get(worker, 0) + 1
 
     def level_s(self, entry: PoolEntry) -> float:
-        """Its chunk latency with what was added, once all that is under way is done."""
+        """Return a worker's chunk latency in seconds, with the added sessions and all migrations done."""
         return entry.curve(entry.staying + self.added.get(entry.id, 0))
 
     def best(
         self, ranking: Ranking, limit_s: float = inf, excluded: Collection[str] = (), suspects: bool = False
     ) -> PoolEntry | None:
-        """The first of `ranking` that has room, as things stand now, and whose chunk latency with one more
-        session is at most `limit_s`. `suspects`: they may be it, last of all (and `limit_s` is inf)."""
+        """Return the best worker of `ranking`, with the added sessions counted; None if there is none.
+
+        The worker has room, is not in `excluded`, and its chunk latency with one more session is at most
+        `limit_s`. `suspects`: suspect workers may be chosen as a last resort; `limit_s` must then be inf.
+        """
         cursor = self._cursors.setdefault(id(ranking), _Cursor())
         aside: list[Item] = []
         found: PoolEntry | None = None
@@ -62,14 +68,14 @@ class TentativeAssignment:
         return found
 
     def _first(self, cursor: _Cursor, ranking: Ranking) -> Item | None:
-        """The smallest item that is true now; it is at the head of the heap then."""
+        """Return the smallest item after updates; it is then the head of the heap. None if none is left."""
         heap, items = cursor.heap, ranking.items
         while True:
             while heap and (count := self.added.get(str(heap[0][-1]))) is not None:
                 true = self._entries[str(heap[0][-1])].target_item(count)
                 if true == heap[0]:
                     break
-                # Its latency has only grown: what is true now ranks further back.
+                # Added sessions only raise the latency, so the updated item ranks further back.
                 heapq.heappop(heap)
                 if true is not None:
                     heapq.heappush(heap, true)

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Weights:
-    """What a move has to gain, and how many there may be."""
+    """Minimum gain and maximum number of migrations."""
 
     eta: float = 0.1
-    """η: seconds of bottleneck latency that a second of transfer must save; small, since a move hardly stops
-    the session (7.5)."""
+    """η: seconds of bottleneck latency that one second of transfer must save. It is small, since a migration
+    hardly interrupts the session (7.5)."""
     least_gain: float = 0.01
-    """Moves that gain less than this part of the bottleneck's latency are noise of the profiles."""
+    """Minimum gain of a migration, relative to the latency that it lowers. Less is noise of the profiles."""
     moves_at_once: int = 8
-    """Sessions of one model that are on their way at once, drains not counted."""
+    """Maximum number of sessions of one pool that migrate at the same time, without drains."""
     horizon: int = 128
-    """Moves that a plan may take; they are made over several decisions if there are more than at once."""
+    """Maximum number of moves in a plan. A plan with more than `moves_at_once` takes several decisions."""
     spreads: bool = True
-    """Also move where the bottleneck as a whole stays, but two workers serve their sessions faster."""
+    """Whether sessions also migrate if the overall bottleneck stays and only the source becomes faster."""
