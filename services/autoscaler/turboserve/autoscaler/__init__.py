@@ -1,1 +1,1 @@
-"""Decides how many workers there are, and keeps them running through a pool provider."""
+"""Decides how many workers a pool has, and keeps them running through a pool provider."""

@@ -1,4 +1,4 @@
-"""Putting an autoscaler together, in the service runner, over any provider."""
+"""Assembles an autoscaler over any provider and starts it in the service runner."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from turboserve.autoscaler.shell import Shell, is_ready
 from turboserve.service import Runtime
 
 STOP_GRACE_S = 3.5
-"""A service's close has five seconds in all."""
+"""Grace period of workers at a stop, in seconds. It fits into the five seconds that a service has to stop."""
 
 
 async def start(runtime: Runtime, settings: AutoscalerSettings, provider: PoolProvider) -> Shell:
-    """Run the pool of `provider`."""
+    """Start an autoscaler that runs the pool of `provider`."""
     names = WorkerNames(settings.worker_identities, lambda: pool.workers())
     pool = Pool(settings.pool_name, names.new, settings.policy())
     shell = Shell(runtime, pool, provider, settings)

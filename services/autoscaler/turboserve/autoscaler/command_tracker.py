@@ -1,4 +1,4 @@
-"""The core's paperwork: numbers for commands, which are under way, what was done."""
+"""Tracks the core's commands: their tickets, which are under way, and the actions taken."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ACTIONS_KEPT = 32
 
 @dataclass(frozen=True)
 class ActionRecord:
-    """One thing that was done, for operators."""
+    """One action on the pool, for operators."""
 
     at: float
     action: str
@@ -23,7 +23,7 @@ class ActionRecord:
 
 
 class CommandTracker:
-    """Tickets and stamps are one row of numbers: what was learnt can be ordered against what was asked."""
+    """Gives tickets and stamps from one sequence, so that answers can be ordered against requests."""
 
     def __init__(self) -> None:
         self.actions: deque[ActionRecord] = deque(maxlen=ACTIONS_KEPT)
@@ -36,7 +36,7 @@ class CommandTracker:
         return self._number
 
     def take(self, member: PoolMember) -> int:
-        """A ticket for the slot's one command; what was under way for it before does not matter any more."""
+        """Return a ticket for the member's one command. The answer to an earlier command will be ignored."""
         member.ticket = self.stamp()
         return member.ticket
 
@@ -45,11 +45,11 @@ class CommandTracker:
         self._out.append(command)
 
     def answered(self, ticket: int) -> Command | None:
-        """The command that is answered; None if it was answered before."""
+        """Return the command of `ticket` and end it; None if it has ended already."""
         return self._under_way.pop(ticket, None)
 
     def collect(self) -> list[Command]:
-        """The commands sent since the last time."""
+        """Return the commands sent since the last call."""
         out, self._out = self._out, []
         return out
 

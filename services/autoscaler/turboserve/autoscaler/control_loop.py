@@ -1,4 +1,4 @@
-"""Between the controller and the world: what it is told, and the size it gives the pool."""
+"""Feeds the controller with pool, load and session events, and passes its target size to the pool."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _HAPPENINGS = {
 
 
 class ControlLoop:
-    """Feeds the controller of the pool that serves `model`, and tells `resize` the target when it changes.
+    """Feeds the controller of the pool that serves `model`, and calls `resize` when the target changes.
 
-    Until the state store has said what is ordered, nothing is decided: an order outlives this process.
+    The loop decides nothing before the state store has returned the pool's orders, since orders outlive this
+    process.
     """
 
     def __init__(
@@ -50,12 +51,12 @@ class ControlLoop:
         self._shipped, self._override, self._dry_run = shipped, override, controller.dry_run
         self._resize = resize
         self.orders: PoolOrders | None = None
-        """In force; None: not known yet."""
+        """The orders in force; None: not known yet."""
         self._last_target = controller.target
 
     @property
     def maximum(self) -> int:
-        """Workers that the pool may come to have without anyone's doing; 0: it does not grow."""
+        """Number of workers to which the pool may grow without another order; 0: it does not grow."""
         control, policy = self.controller, self.controller.policy
         if control.override is not None:
             return control.override
@@ -64,7 +65,7 @@ class ControlLoop:
         return policy.most
 
     def tick(self, members: Iterable[PoolMember], now: float) -> None:
-        """Once a second: the pool as it is, and time."""
+        """Feed the pool's members and the time. Called once a second."""
         members = list(members)
         phases = [member.phase for member in members if member.wanted]
         seen = events.PoolObserved(
@@ -76,23 +77,23 @@ class ControlLoop:
         self._handle(events.ControlTick(), now)
 
     def on_orders(self, body: bytes, now: float) -> None:
-        """The scheduler's word about this pool's model, as it was published."""
+        """Feed the scheduler's load feedback, as published. Unreadable feedback is counted."""
         try:
             feedback = LoadFeedback.from_bytes(body)
         except ValidationError as error:
-            # A load that is not a number is none in its contract either: it never becomes a message.
+            # The contract also refuses a load that is not a finite number.
             self.controller.advisor.feedback_monitor.refuse("unreadable_feedback", now)
             log.warning("unreadable load feedback", error=str(error))
             return
         self.on_feedback(feedback, now)
 
     def on_feedback(self, feedback: LoadFeedback, now: float) -> None:
-        """The scheduler's word about some model."""
+        """Feed the scheduler's load feedback. Feedback about another model is ignored."""
         if feedback.model == self.model:
             self._handle(events.FeedbackReceived(feedback), now)
 
     def on_event(self, body: bytes, now: float) -> None:
-        """An event of some session, as it was published."""
+        """Feed a session event, as published. Events of other models are ignored."""
         try:
             event = event_from_bytes(body)
         except ValidationError as error:
@@ -104,7 +105,7 @@ class ControlLoop:
             self._handle(events.SessionChanged(kind), now)
 
     def ordered(self, orders: PoolOrders, now: float) -> None:
-        """What the state store says is ordered. Called again and again; what is in force stays."""
+        """Apply the pool's orders from the state store. Orders with a known version change nothing."""
         known = self.orders
         if known is not None and known.version == orders.version:
             return
@@ -122,7 +123,7 @@ class ControlLoop:
             made = table.provenance
             detector = control.detector
             if (made.epoch_s, made.window) != (detector.epoch_s, detector.window):
-                # Volatilities are comparable only if they are measured as they were in the profiling.
+                # The table applies only to volatilities measured as in its profiling.
                 control.detector = WorkloadDetector(made.epoch_s, made.window)
             self._handle(events.TableReplaced(table), now)
 

@@ -1,7 +1,7 @@
 """The pool's core: keeps the wanted number of members. Events in, commands out; no clock, no I/O.
 
-It acts on positive evidence only: a worker is ended after the store, asked after the drain was accepted, has
-said that it holds nothing; silence and failed questions change nothing (the design, "Scheduling").
+The core acts only on positive evidence. It ends a drained worker only after the store, asked after the drain
+was accepted, has reported that the worker holds no sessions. Silence and failed requests change nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 
 
 class Pool:
-    """State of one pool. `new_worker` gives a worker id that was never used before."""
+    """State of one pool. `new_worker` returns a worker id that was never used before."""
 
     def __init__(self, name: str, new_worker: Callable[[], str], policy: Policy | None = None) -> None:
         self.name = name
@@ -47,29 +47,29 @@ class Pool:
         self.rows: dict[str, WorkerRecord] = {}
         """The store's workers, as last listed."""
         self.adopted = False
-        """Whether the provider has said what lives; nothing is started before."""
+        """Whether the provider has listed its workers. The core starts no worker before that."""
         self.doubt: str | None = None
-        """What is wrong with the provider's last answer to what lives; None: nothing."""
+        """What is wrong with the provider's last list of workers; None if nothing is."""
         self.store_doubt: str | None = None
-        """As `doubt`, of the store's answer to which workers are there."""
+        """What is wrong with the store's last list of workers; None if nothing is."""
         self._tracker = CommandTracker()
         self._gone = GoneNotifier(self.policy.retry_s)
         self._life = Lifecycle(self._tracker, self._gone, self.policy, new_worker)
         self._asked: dict[type[ListProviderWorkers] | type[ListWorkers], int] = {}
         self._asked_at: dict[type[ListProviderWorkers] | type[ListWorkers], float] = {}
         self._orphans: dict[str, int] = {}
-        """Rows that say they are in this pool and have no slot: worker → stamp when first seen."""
+        """Rows that name this pool and have no pool member: worker → stamp when first seen."""
         self._orphan_reported_at: dict[str, float] = {}
 
     @property
     def actions(self) -> deque[ActionRecord]:
-        """What was done last, newest last."""
+        """The last actions, newest last."""
         return self._tracker.actions
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take in one event at monotonic time `now`; returns what to do, in order.
+        """Process one event at monotonic time `now` (seconds); returns the commands to run, in order.
 
-        Raises ValueError for a size that no pool can have.
+        Raises ValueError for a size outside 0 to `LARGEST`.
         """
         match event:
             case SizeWanted(size, reason):
@@ -95,7 +95,7 @@ class Pool:
         return self._tracker.collect()
 
     def owns(self, member: str) -> bool:
-        """Whether a worker that says it runs in `member` is one of this pool's."""
+        """Whether the pool member name `member` belongs to this pool."""
         return member.startswith(f"{self.name}-")
 
     def _resize(self, size: int, reason: str, now: float) -> None:
@@ -105,7 +105,7 @@ class Pool:
             self._tracker.act(now, "target", f"{self.target} → {size}: {reason}")
             self.target = size
 
-    # What the provider has
+    # The provider's workers
 
     def _provider_workers_listed(self, event: ProviderWorkersListed, now: float) -> None:
         if self._tracker.answered(event.ticket) is None:
@@ -117,12 +117,13 @@ class Pool:
             if member.worker is None or member.worker in living or not member.is_up_since(event.ticket):
                 continue
             if member.phase is not PoolMemberPhase.RELEASING and member.has_reported(lately):
-                # A list that leaves out the living would end their sessions. Exits are told by themselves.
+                # Do not trust a list without a worker that reports: its sessions would end. The provider
+                # reports real exits separately.
                 self.doubt = f"its list has no {member.worker} in {member.name}, who speaks: not believed"
                 continue
             self._exited(member.worker, "it is not there any more", now)
         for provider_worker in sorted(event.provider_workers, key=lambda m: (m.member, m.worker)):
-            # A listing may be older than an end we know of.
+            # The listing may be older than an exit that is known already.
             if self._member_of(provider_worker.worker) is None and not self._gone.gone_after(
                 provider_worker.worker, event.ticket
             ):
@@ -143,7 +144,7 @@ class Pool:
             taken is not None and (taken.worker is not None or taken.phase is not PoolMemberPhase.VACANT)
         )
         if double:
-            # One slot cannot have two. It may hold sessions, so it is drained like any other.
+            # A pool member holds one worker. The extra worker may hold sessions, so drain it like any other.
             member = PoolMember(f"{self.name}-extra-{provider_worker.worker}", LARGEST, wanted=False)
         else:
             member = taken or PoolMember(provider_worker.member, int(number))
@@ -162,7 +163,7 @@ class Pool:
         if member is not None and not ended_by_us:
             self._life.exited(member, status, now)
 
-    # What the store has
+    # The store's rows
 
     def _workers_listed(self, event: WorkersListed, now: float) -> None:
         if self._tracker.answered(event.ticket) is None:
@@ -183,7 +184,7 @@ class Pool:
         ours = [r.id for r in event.workers if r.pool_slot is not None and self.owns(r.pool_slot)]
         orphans = [worker for worker in ours if self._member_of(worker) is None]
         if any(worker not in self._orphans for worker in orphans):
-            # Their sessions wait: the provider is asked at once whether they live.
+            # Sessions of dead workers wait, so ask the provider at once which of these workers live.
             self._asked_at.pop(ListProviderWorkers, None)
         self._orphans = {worker: self._orphans.get(worker, self._tracker.stamp()) for worker in orphans}
         self._orphan_reported_at = {w: at for w, at in self._orphan_reported_at.items() if w in self._orphans}
@@ -194,12 +195,12 @@ class Pool:
         self._life.worker_reported(member, row.phase, now)
         drained = member.drained_since is not None and ticket > member.drained_since
         if member.phase is PoolMemberPhase.DRAINING and drained and row.phase is not WorkerPhase.DRAINING:
-            # Its process was started again under its id, and the drain ended with the one before.
+            # The worker's process was restarted under its id, and the drain ended with the old process.
             member.drained_since = None
         elif member.phase is PoolMemberPhase.DRAINING and drained and member.held == 0:
             self._life.release(member, "drained", now)
 
-    # What became of commands, and what is next
+    # Outcomes of commands, and next steps
 
     def _answered(self, event: Done | Failed, now: float) -> None:
         command = self._tracker.answered(event.ticket)
@@ -228,7 +229,7 @@ class Pool:
             for member in list(self.members.values()):
                 self._life.step(member, now)
                 if member.phase is PoolMemberPhase.VACANT:
-                    # Not wanted, or it would be reserving by now.
+                    # The member is not wanted; a wanted one would be RESERVING after the step.
                     del self.members[member.name]
         self._ask(ListProviderWorkers, now)
         self._ask(ListWorkers, now)
@@ -243,7 +244,7 @@ class Pool:
         self._tracker.send(question(self._asked[question]))
 
     def workers(self) -> list[str]:
-        """Ids of the workers that are in slots."""
+        """Return the ids of the workers in pool members."""
         return [member.worker for member in self.members.values() if member.worker is not None]
 
     def _member_of(self, worker: str) -> PoolMember | None:

@@ -1,4 +1,4 @@
-"""Carries out the core's commands with the provider and the state store, and says what became of them."""
+"""Runs the core's commands at the provider and the state store, and returns their outcomes as events."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ from turboserve.contracts.errors import NotFoundError, TurboServeError, WorkerGo
 log = logs.get("autoscaler")
 
 PROVIDER_LIMIT_S = 60.0
-"""A provider that breaks its word to be bounded fails the command instead of blocking the slot for ever."""
+"""Time-out of a command in seconds, beside the grace period. A provider call without a bound of its own fails
+the command instead of blocking the pool member forever."""
 
 
 class Executor:
-    """One command in, one event out."""
+    """Runs one command and returns one event. Errors become `Failed`."""
 
     def __init__(self, bus: Bus, provider: PoolProvider, grace_s: float) -> None:
         self._bus, self._provider, self._grace_s = bus, provider, grace_s
@@ -48,7 +49,7 @@ class Executor:
         except (NotFoundError, WorkerGoneError) as error:
             return Failed(command.ticket, error.detail, missing=True)
         except LaunchError as error:
-            # By the provider's contract, nothing was started.
+            # By the provider's contract, a LaunchError means that nothing was started.
             return Failed(command.ticket, error.detail, missing=True)
         except (TurboServeError, ValidationError, OSError) as error:
             log.info("command failed", command=type(command).__name__, error=str(error))
@@ -56,7 +57,7 @@ class Executor:
         except TimeoutError:
             return Failed(command.ticket, f"no end within {PROVIDER_LIMIT_S + self._grace_s:g} s")
         except Exception as error:
-            # A provider may be anybody's code; its bug must not stop the pool.
+            # A provider may be third-party code. A bug in it must not stop the pool.
             log.exception("command crashed", command=type(command).__name__)
             return Failed(command.ticket, repr(error))
 
@@ -84,7 +85,7 @@ class Executor:
 
 
 def _living(provider_workers: list[ProviderWorker]) -> tuple[RunningWorker, ...]:
-    """Raises ProviderError if a member cannot be one: then nothing of the list is believed."""
+    """Convert the provider's list. An invalid id raises ProviderError, so that the whole list is refused."""
     for provider_worker in provider_workers:
         for field, name in (("member", provider_worker.member), ("worker", provider_worker.worker)):
             if not is_id(name):

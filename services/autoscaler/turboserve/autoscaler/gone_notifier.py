@@ -1,4 +1,4 @@
-"""Workers that have died and of whom the store has to be told, until it has heard it."""
+"""Declares ended workers gone at the store, until the store acknowledges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _GoneReport:
 
 
 class GoneNotifier:
-    """Each death is told until it is acknowledged; a worker that is dead stays dead."""
+    """Repeats each declaration until it is acknowledged, and remembers gone workers."""
 
     def __init__(self, retry_s: float) -> None:
         self._retry_s = retry_s
@@ -24,18 +24,18 @@ class GoneNotifier:
         self._gone_at: OrderedDict[str, int] = OrderedDict()
 
     def add(self, worker: str, reason: str, stamp: int) -> None:
-        """Tell the store that `worker` is gone; saying it again after it was acknowledged tells it again."""
+        """Declare `worker` gone. Another call after the acknowledgment declares it again."""
         self._gone_at[worker] = stamp
         while len(self._gone_at) > REMEMBERED:
             self._gone_at.popitem(last=False)
         self._open.setdefault(worker, _GoneReport(reason))
 
     def gone_after(self, worker: str, stamp: int) -> bool:
-        """Whether its death was learnt after `stamp`."""
+        """Whether `add` noted the worker's end after `stamp`."""
         return self._gone_at.get(worker, -1) > stamp
 
     def due(self, now: float) -> list[tuple[str, str]]:
-        """Those to tell now; each is under way until `answered`."""
+        """Return workers and reasons to declare now. Each is under way until `answered`."""
         found = []
         for worker, notice in self._open.items():
             if not notice.under_way and notice.due_at <= now:

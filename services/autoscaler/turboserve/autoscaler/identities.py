@@ -1,4 +1,4 @@
-"""Which broker identity a launched worker gets: its id begins with it."""
+"""Broker identities of launched workers. A worker's id begins with its identity."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from turboserve.ids import new_id
 from turboserve.subjects import identity_of
 
 PREFIX = "wrk"
-"""Of the ids of workers without identities of their own."""
+"""Prefix of the ids of workers without an identity of their own."""
 
 
 class WorkerNames:
-    """Gives ids to new workers.
+    """Makes ids of new workers.
 
-    An identity without a worker comes first, and of those the one that was given longest ago: a process that
-    is still ending under it has the most time to end.
+    The identity with the fewest workers comes first; of those, the one that was given longest ago. So a
+    process that is still ending under an identity has the most time to end.
     """
 
     def __init__(self, identities: Iterable[str], workers: Callable[[], Iterable[str]]) -> None:
-        """`workers`: the ids of the pool's workers at this moment."""
+        """`workers` returns the ids of the pool's present workers."""
         self._identities, self._workers = list(identities), workers
 
     def new(self) -> str:
-        """An id that was never used before."""
+        """Return a worker id that was never used before."""
         if not self._identities:
             return new_id(PREFIX)
         used = Counter(map(identity_of, self._workers()))
@@ -38,7 +38,7 @@ class WorkerNames:
 
 
 def credentials(worker: str, identities: Mapping[str, SecretStr]) -> dict[str, str]:
-    """The variables by which `worker` connects as its identity; none if it has none of its own."""
+    """Return the environment variables by which `worker` connects as its identity, if it has one."""
     identity = identity_of(worker)
     password = identities.get(identity)
     if password is None:

@@ -1,4 +1,4 @@
-"""The life of one slot's worker: what happens to it, and what it needs next."""
+"""The life cycle of a pool member's worker: reports, outcomes of commands, and the next command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 
 
 class Lifecycle:
-    """Moves slots through reserve, launch, load, ready, drain and release (TurboServe, 6.2)."""
+    """Takes pool members through reserve, launch, load, ready, drain and release (TurboServe, 6.2)."""
 
     def __init__(
         self, tracker: CommandTracker, gone: GoneNotifier, policy: Policy, new_worker: Callable[[], str]
@@ -22,10 +22,10 @@ class Lifecycle:
         self._tracker, self._gone_notifier, self._policy = tracker, gone, policy
         self._new_worker = new_worker
 
-    # What is heard of it
+    # Reports
 
     def worker_reported(self, member: PoolMember, phase: WorkerPhase, now: float) -> None:
-        """Its worker, or the row of it, says how far it is."""
+        """Apply the phase that the member's worker, or its row, reports."""
         if member.phase is PoolMemberPhase.LAUNCHING and phase is WorkerPhase.STARTING:
             member.enter(PoolMemberPhase.LOADING, now, "registered, loading its model")
         elif (
@@ -37,15 +37,15 @@ class Lifecycle:
             member.ready_at = now
             self._tracker.act(now, "ready", member.reason, member)
         elif phase is WorkerPhase.DRAINING and member.phase in KEEPABLE:
-            # Somebody told it to drain, perhaps this service before a restart: that cannot be taken back.
+            # A drain was requested, perhaps by this service before a restart. A drain cannot be canceled.
             member.wanted, member.drain_requested = False, True
             if member.phase is PoolMemberPhase.LAUNCHING:
                 member.enter(PoolMemberPhase.LOADING, now, "registered, draining")
 
     def is_late(self, member: PoolMember, row: WorkerRecord | None, asked_at: float) -> bool:
-        """Whether the store, asked after the time-out, said that the worker is still not ready.
+        """Whether the store, asked after the time-out, shows that the worker is still not ready.
 
-        Not hearing from it is no reason: it may serve sessions while only we are cut off.
+        Missing reports alone are no reason: only this service may be disconnected while the worker serves.
         """
         return (
             member.phase in (PoolMemberPhase.LAUNCHING, PoolMemberPhase.LOADING)
@@ -54,7 +54,7 @@ class Lifecycle:
         )
 
     def exited(self, member: PoolMember, status: str, now: float) -> None:
-        """Its worker has ended by itself."""
+        """Handle the end of the member's worker that this pool did not request."""
         self._tracker.act(now, "gone", status, member)
         self._count_failure(member, now)
         member.vacate()
@@ -64,7 +64,7 @@ class Lifecycle:
             self.release(member, status, now)
 
     def fail(self, member: PoolMember, reason: str, now: float) -> None:
-        """Its worker is no good: end it, and begin again later."""
+        """End the member's worker after a failure. A wanted member launches another one later."""
         self._tracker.act(now, "fail", reason, member)
         self._count_failure(member, now)
         self.release(member, reason, now)
@@ -75,10 +75,10 @@ class Lifecycle:
         member.failures += 1
         member.retry_at = now + self._policy.backoff(member.failures)
 
-    # What became of commands
+    # Outcomes of commands
 
     def settle(self, member: PoolMember, command: Command, event: Done | Failed, now: float) -> None:
-        """The slot's command was carried out, or not."""
+        """Apply the outcome of the member's command."""
         match command, event:
             case Reserve(), Done():
                 member.reserved = True
@@ -92,7 +92,7 @@ class Lifecycle:
             case Launch(), Failed(reason=reason, missing=True):
                 self.exited(member, f"launch: {reason}", now)
             case Launch(), Failed(reason=reason):
-                # It may have started all the same: the provider's next listing tells.
+                # The worker may have started nevertheless. The provider's next listing shows that.
                 member.reason, member.up_since = f"launch: {reason}", self._tracker.stamp()
             case Drain(), Done():
                 member.drained_since = self._tracker.stamp()
@@ -117,10 +117,10 @@ class Lifecycle:
         else:
             member.enter(PoolMemberPhase.VACANT, now, member.reason)
 
-    # What it needs next
+    # Next steps
 
     def step(self, member: PoolMember, now: float) -> None:
-        """Do what is next for the slot, if anything."""
+        """Take the member's next step, if one is due."""
         match member.phase:
             case PoolMemberPhase.VACANT if member.wanted:
                 member.enter(PoolMemberPhase.RESERVING, now, "the pool wants a worker here")
@@ -133,7 +133,7 @@ class Lifecycle:
                 member.enter(PoolMemberPhase.RESERVING, now, "trying again")
                 self._tracker.send(Reserve(self._tracker.take(member), member.name))
             case PoolMemberPhase.LOADING | PoolMemberPhase.READY if not member.wanted:
-                # Not from LAUNCHING: a worker that is about to register could be given sessions unseen.
+                # Do not drain from LAUNCHING: a worker that is just registering could get sessions meanwhile.
                 member.enter(PoolMemberPhase.DRAINING, now, "not wanted any more")
                 member.drain_deadline, member.retry_at = now + self._policy.drain_deadline_s, now
                 self._tracker.act(now, "drain", member.reason, member)
@@ -166,8 +166,8 @@ class Lifecycle:
             self._tracker.act(now, "extend", member.reason, member)
 
     def release(self, member: PoolMember, reason: str, now: float) -> None:
-        """End its worker, if there is one, and give the slot back."""
+        """End the member's worker, if there is one, and give its resources back."""
         member.enter(PoolMemberPhase.RELEASING, now, reason)
         self._tracker.act(now, "release", reason, member)
-        # Whatever else was under way for it, its answer does not matter any more.
+        # The new ticket replaces that of any command under way, so its answer is ignored.
         self._tracker.send(Release(self._tracker.take(member), member.name, member.worker, reason))

@@ -1,4 +1,4 @@
-"""What the pool's core is told, and what it asks for: plain values that can be logged and replayed."""
+"""Events and commands of the pool's core: plain values that can be logged and replayed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from turboserve.contracts.workers import LoadReport, WorkerRecord
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passes."""
+    """Time has passed."""
 
 
 @dataclass(frozen=True)
 class SizeWanted:
-    """The pool shall have `size` workers, because of `reason`."""
+    """The wanted number of workers, and the reason."""
 
     size: int
     reason: str
@@ -24,7 +24,7 @@ class SizeWanted:
 
 @dataclass(frozen=True)
 class RunningWorker:
-    """One worker of this pool that the provider says is there."""
+    """One worker of this pool in the provider's list."""
 
     member: str
     worker: str
@@ -33,7 +33,7 @@ class RunningWorker:
 
 @dataclass(frozen=True)
 class ProviderWorkersListed:
-    """All workers of this pool that the provider knew some time after `ListProviderWorkers(ticket)`."""
+    """All workers of this pool at the provider, read after `ListProviderWorkers(ticket)`."""
 
     ticket: int
     provider_workers: tuple[RunningWorker, ...]
@@ -41,7 +41,7 @@ class ProviderWorkersListed:
 
 @dataclass(frozen=True)
 class WorkersListed:
-    """All workers that are not gone, as the store had them some time after `ListWorkers(ticket)`."""
+    """All workers that are not gone, read from the store after `ListWorkers(ticket)`."""
 
     ticket: int
     workers: tuple[WorkerRecord, ...]
@@ -49,14 +49,14 @@ class WorkersListed:
 
 @dataclass(frozen=True)
 class LoadReported:
-    """A worker speaks for itself. May be lost."""
+    """A worker's load report. It may be lost."""
 
     report: LoadReport
 
 
 @dataclass(frozen=True)
 class Exited:
-    """The provider says that this worker's process has ended; `status` in words."""
+    """The provider's report that a worker's process has ended. `status` describes how."""
 
     worker: str
     status: str
@@ -72,7 +72,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """Command `ticket` failed, or its outcome is unknown. `missing`: what it was about is not there."""
+    """Command `ticket` failed, or its outcome is unknown. `missing`: the command's object does not exist."""
 
     ticket: int
     reason: str
@@ -81,12 +81,12 @@ class Failed:
 
 Event = Tick | SizeWanted | ProviderWorkersListed | WorkersListed | LoadReported | Exited | Done | Failed
 
-# Commands; each is answered once: Done or Failed, or what it asked for.
+# Commands. Each has exactly one answer: `Done`, `Failed` or the requested list.
 
 
 @dataclass(frozen=True)
 class Reserve:
-    """provider: set aside what a worker needs."""
+    """To the provider: reserve what a worker needs."""
 
     ticket: int
     member: str
@@ -94,7 +94,7 @@ class Reserve:
 
 @dataclass(frozen=True)
 class Launch:
-    """provider: start a worker under this id in the reserved slot."""
+    """To the provider: start a worker under this id in a reserved pool member."""
 
     ticket: int
     member: str
@@ -103,7 +103,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Drain:
-    """store and provider: nothing new for this worker."""
+    """To the store and the provider: place no more sessions on this worker."""
 
     ticket: int
     member: str
@@ -112,7 +112,7 @@ class Drain:
 
 @dataclass(frozen=True)
 class Release:
-    """provider: end the worker, if one is there, and give the slot's resources back."""
+    """To the provider: end the worker, if there is one, and give the member's resources back."""
 
     ticket: int
     member: str
@@ -122,7 +122,7 @@ class Release:
 
 @dataclass(frozen=True)
 class DeclareGone:
-    """store: this worker is no more."""
+    """To the store: declare this worker gone."""
 
     ticket: int
     worker: str
@@ -131,14 +131,14 @@ class DeclareGone:
 
 @dataclass(frozen=True)
 class ListProviderWorkers:
-    """provider: what lives?"""
+    """To the provider: list the pool's living workers."""
 
     ticket: int
 
 
 @dataclass(frozen=True)
 class ListWorkers:
-    """store: which workers are there, and what do they hold?"""
+    """To the store: list the workers that are not gone, with their numbers of sessions."""
 
     ticket: int
 

@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Policy:
-    """All in seconds."""
+    """Times of the pool's core, in seconds."""
 
     ready_timeout_s: float = 120.0
     """A worker that is not ready this long after its launch is ended and replaced."""
     drain_deadline_s: float = 600.0
-    """A drain that takes longer is reported and goes on; it never ends a worker that holds sessions."""
+    """A drain that takes longer is reported and continues. It never ends a worker that holds sessions."""
     stable_s: float = 30.0
-    """A worker that has been ready this long was no failed start: the count of failures begins anew."""
+    """If a worker fails after it was ready for this long, the count of failures starts again at one."""
     backoff_s: float = 0.5
     backoff_limit_s: float = 30.0
     list_s: float = 2.0
-    """The store and the provider are asked this often."""
+    """Interval at which the store and the provider are asked for their workers."""
     retry_s: float = 1.0
     report_timeout_s: float = 5.0
-    """A worker that has spoken within this time lives, whatever the provider's list leaves out."""
+    """A worker with a report within this time is alive, even if the provider's list leaves it out."""
 
     def backoff(self, failures: int) -> float:
-        """How long to wait after so many failures in a row: not at all after the first, then doubling."""
+        """Return the wait in seconds after `failures` failures in a row: 0 after the first, then doubling."""
         if failures <= 1:
             return 0.0
         return min(self.backoff_s * 2.0 ** min(failures - 2, 16), self.backoff_limit_s)

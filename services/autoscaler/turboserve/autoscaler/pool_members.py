@@ -1,4 +1,4 @@
-"""One member of the pool: the place of one worker at a time, and where that worker is in its life."""
+"""One member of the pool: holds one worker at a time, and the phase of that worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ NEXT: dict[PoolMemberPhase, frozenset[PoolMemberPhase]] = {
         {PoolMemberPhase.RESERVING, PoolMemberPhase.LAUNCHING, PoolMemberPhase.RELEASING}
     ),
 }
-"""What may follow what. Only DRAINING ends a worker that could hold sessions, unless it is dead anyway."""
+"""Phase → phases that may follow it. A worker that could hold sessions is released only from DRAINING, unless
+it is dead or has failed."""
 
 STARTING = frozenset(
     {
@@ -47,12 +48,12 @@ STARTING = frozenset(
     }
 )
 KEEPABLE = frozenset({*STARTING, PoolMemberPhase.VACANT, PoolMemberPhase.READY})
-"""Phases in which a slot that was not wanted may be wanted again."""
+"""Phases in which an unwanted pool member may become wanted again."""
 
 
 @dataclass
 class PoolMember:
-    """State of one slot. Times are monotonic seconds."""
+    """State of one pool member. Times are monotonic seconds."""
 
     name: str
     index: int
@@ -61,31 +62,31 @@ class PoolMember:
     reason: str = "new"
     wanted: bool = True
     drain_requested: bool = False
-    """Its worker was told to drain, by whomever: that cannot be taken back."""
+    """Whether the member's worker has been ordered to drain. A drain cannot be canceled."""
     reserved: bool = False
-    """The provider holds resources for it."""
+    """Whether the provider holds resources for the member."""
     worker: str | None = None
     pid: int | None = None
     launched_at: float = 0.0
     adopted: bool = False
-    """Its worker was found, not launched: nobody here knows since when it is there."""
+    """Whether the worker was found running, so that its launch time is not known."""
     ready_at: float | None = None
     listed: bool = False
-    """The store has had a row of this worker."""
+    """Whether the store has had a row of the worker."""
     up_since: int | None = None
-    """Stamp after which its worker was there for certain; None while the launch is under way."""
+    """Stamp after which the provider lists the worker if it lives; None while the launch is under way."""
     reported_at: float | None = None
-    """When its worker last spoke for itself; None: it has not."""
+    """Time of the worker's last load report; None: there is none."""
     sessions: int = 0
     suspended: int = 0
     failures: int = 0
     retry_at: float = 0.0
     ticket: int | None = None
-    """The one command under way for it."""
+    """Ticket of the one command under way for the member."""
     incoming: int = 0
-    """Sessions that are being moved to its worker."""
+    """Number of sessions that migrate to the worker."""
     drained_since: int | None = None
-    """Stamp after which the store places nothing more here; None before that is certain."""
+    """Stamp after which the store places no sessions on the worker; None until the drain is accepted."""
     drain_deadline: float = 0.0
 
     def enter(self, phase: PoolMemberPhase, now: float, reason: str) -> None:
@@ -93,7 +94,7 @@ class PoolMember:
         self.phase, self.since, self.reason = phase, now, reason
 
     def occupy(self, worker: str, now: float, *, adopted: bool = False) -> None:
-        """A new worker comes into this slot."""
+        """Put a new worker into the member."""
         self.adopted = adopted
         self.worker, self.pid, self.up_since, self.reserved = worker, None, None, True
         self.launched_at, self.ready_at, self.reported_at = now, None, None
@@ -101,24 +102,24 @@ class PoolMember:
         self.sessions = self.suspended = self.incoming = 0
 
     def vacate(self) -> None:
-        """Its worker is no more."""
+        """Remove the ended worker from the member."""
         self.worker = self.pid = self.up_since = self.ready_at = self.drained_since = self.ticket = None
         self.reported_at = None
         self.sessions = self.suspended = self.incoming = 0
 
     def is_up_since(self, ticket: int) -> bool:
-        """Whether its worker was there when the question `ticket` was asked."""
+        """Whether the worker was running when the request `ticket` was made."""
         return self.up_since is not None and self.up_since < ticket
 
     def has_vanished(self, ticket: int) -> bool:
-        """Whether the store, which had its row before and was asked with `ticket`, should still have it."""
+        """Whether the store's answer to `ticket` should have the worker's row."""
         return self.listed and self.phase is not PoolMemberPhase.RELEASING and self.is_up_since(ticket)
 
     def has_reported(self, since: float) -> bool:
-        """Whether its worker has spoken for itself after `since`."""
+        """Whether the worker has sent a load report after `since`."""
         return self.reported_at is not None and self.reported_at > since
 
     @property
     def held(self) -> int:
-        """Sessions that would be harmed by ending the worker."""
+        """Number of sessions that the end of the worker would interrupt."""
         return self.sessions + self.suspended + self.incoming

@@ -23,82 +23,83 @@ class AutoscalerSettings(Settings):
     """Read from `TURBOSERVE_…`."""
 
     provider: Literal["local", "ray", "external"] = "local"
-    """Who runs the workers: this service as local processes, a Ray cluster as actors, or someone else."""
+    """What runs the workers: this service as local processes (`local`), a Ray cluster as actors (`ray`), or
+    another system (`external`)."""
     ray_address: str = "auto"
-    """The Ray cluster; `auto`: the one whose node this is."""
+    """Address of the Ray cluster. `auto`: the cluster of the node that this service runs on."""
     ray_cpus: float = Field(default=1.0, ge=0)
-    """CPUs of a node that one worker takes; its GPUs are `pool_worker_gpus`."""
+    """CPUs of a Ray node that one worker takes. `pool_worker_gpus` sets its GPUs."""
     ray_resources: dict[str, Annotated[float, Field(gt=0)]] = {}
-    """What else of a node it takes, as a JSON object of Ray's custom resources."""
+    """Custom Ray resources that one worker takes, as a JSON object."""
     pool_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,32}$")] = "local"
     """First part of the members' names. Two autoscalers on one broker need two names."""
     pool_size: int = Field(default=1, ge=0, le=LARGEST)
-    """Workers to begin with, where none are found running."""
+    """Initial number of workers if none are running."""
     pool_min: int | None = Field(default=None, ge=0, le=LARGEST)
-    """Workers at least; none: `pool_size`. 0: the pool goes to zero when nobody has needed it for
-    `scale_zero_after_s`, and the first session wakes it."""
+    """Minimum number of workers. None: `pool_size`. With 0, the pool shrinks to zero after
+    `scale_zero_after_s` without sessions, and the first session starts a worker."""
     pool_max: int | None = Field(default=None, ge=0, le=LARGEST)
-    """Workers at most; none: `pool_size`. The same as `pool_min`: a pool of fixed size."""
+    """Maximum number of workers. None: `pool_size`. If equal to `pool_min`, the pool has a fixed size."""
     pool_override: int | None = Field(default=None, ge=0, le=LARGEST)
-    """Keep this many workers, whatever the load; an order over the API comes before it. None: the
+    """Fixed number of workers, whatever the load. An override over the API takes precedence. None: the
     controller decides."""
     pool_model: Id | None = None
-    """What the pool's workers serve; none: what TURBOSERVE_MODEL tells them, or `toyworld`."""
+    """Model that the pool's workers serve. None: the value of TURBOSERVE_MODEL, or `toyworld`."""
     pool_worker_kind: str | None = Field(default=None, min_length=1, max_length=64)
-    """What a worker runs on, as `prices` names it; none: the device that each worker names itself."""
+    """Hardware of a worker, by its name in `prices`. None: the device that each worker reports."""
     pool_worker_gpus: float = Field(default=1.0, ge=0, le=1_024)
-    """GPUs that one worker takes up and is paid for."""
+    """Number of GPUs that one worker occupies and that are paid for."""
     pool_ready_timeout_s: Seconds = 120.0
     """A worker that is not ready this long after its launch is replaced."""
     pool_drain_deadline_s: Seconds = 600.0
-    """A drain that takes longer is reported; it is never cut short."""
+    """A drain that takes longer is reported. It is never cut short."""
     pool_release_grace_s: Seconds = 10.0
-    """Between asking a worker to end and making it."""
+    """Time between the request to a worker to end and its forced end."""
     pool_stop_with_autoscaler: bool = False
     """Whether an orderly stop of this service stops its workers.
 
-    Off: they serve on, and the next autoscaler adopts them, so that this service can be replaced while
-    sessions play. A supervisor that stops a whole stack ends them itself, or sets this.
+    If off, the workers continue and the next autoscaler adopts them, so that this service can be replaced
+    while sessions play. A supervisor that stops a whole stack ends the workers itself or sets this.
     """
     pool_worker_command: tuple[str, ...] = (sys.executable, "-m", "turboserve.worker")
-    """As a JSON list."""
+    """Command that starts a worker, as a JSON list."""
     pool_worker_variables: Annotated[tuple[str, ...], NoDecode] = ()
-    """Further variables of this service's environment that workers get, separated by commas; `*` at the end
-    of a name stands for any rest of it. Settings of other services cannot be passed on."""
+    """Further variables of this service's environment that workers get, separated by commas. A `*` at the end
+    of a name matches any rest. Settings of other services cannot be passed on."""
     pool_worker_threads: int = Field(default=1, ge=1)
     """Threads of one worker's matrix library (its OMP_NUM_THREADS)."""
     worker_nats_user: str | None = None
     """The broker user that launched workers connect as."""
     worker_nats_password: SecretStr | None = None
-    """The workers' own credentials; none: they get this service's."""
+    """Password of `worker_nats_user`. None: workers get this service's credentials."""
 
     worker_identities: dict[Annotated[str, Field(pattern=f"^{IDENTITY_PATTERN}$")], SecretStr] = {}
-    """Identities of workers at the broker and their passwords, as a JSON object: `{"wk0": "…"}`. A launched
-    worker gets one that no other worker of the pool has, as far as there are enough; a worker that drains
-    keeps its own beside the one that replaces it. None: all workers share one user."""
+    """Broker identities of workers and their passwords, as a JSON object: `{"wk0": "…"}`. A launched worker
+    gets an identity that no other worker of the pool has, as long as there are enough; a draining worker
+    keeps its own. Empty: all workers share one user."""
 
     scale_dry_run: bool = False
-    """The controller only says what it would do; an order over the API comes before it."""
+    """Whether the controller only reports what it would do. An order over the API takes precedence."""
     scale_hysteresis: float = Field(default=0.1, ge=0, lt=1)
-    """Half the width of the band around the target utilisation in which the pool stays as it is (δ)."""
+    """δ: half the width of the band around the target utilization in which the size does not change."""
     scale_out_cooldown_s: float = Field(default=1.0, ge=0)
-    """Between any change of the pool's size and the next scale-out."""
+    """Minimum time between any change of the pool's size and the next scale-out."""
     scale_in_cooldown_s: float = Field(default=10.0, ge=0)
-    """Between any change of the pool's size and the next scale-in."""
+    """Minimum time between any change of the pool's size and the next scale-in."""
     scale_in_window_s: float = Field(default=10.0, ge=0)
-    """A scale-in goes no lower than what was needed at any time in this window: about what a worker takes to
-    start, since keeping one that long costs what starting it again would."""
+    """A scale-in keeps at least as many workers as were needed at any time in this window. Set it to about
+    the start-up time of a worker, since keeping a worker that long costs as much as starting it again."""
     scale_peak_window_s: float = Field(default=120.0, ge=0)
-    """A scale-in leaves room, all workers full, for the most sessions that were active in this window."""
+    """A scale-in keeps enough slots for the largest number of active sessions in this window."""
     scale_stale_s: Seconds = 10.0
-    """Load feedback that is older says nothing: the pool does not shrink."""
+    """The pool does not shrink if the last load feedback is older than this."""
     scale_zero_after_s: float = Field(default=300.0, ge=0)
-    """With `pool_min` 0: all workers go after this long without a session."""
+    """With `pool_min` 0, all workers end after this long without a session."""
     scale_predictive: Literal["profiled", "on", "off"] = "profiled"
-    """Whether a forecast of the demand is a lower bound of the pool's size; `profiled`: at the levels of
-    volatility for which profiling found that it pays, which the table says."""
+    """Whether a forecast of the demand is a lower bound of the pool's size. `profiled`: only at the
+    volatility levels at which the table of profiled parameters says that it pays."""
     scale_horizon_s: Seconds = 10.0
-    """How far ahead the forecast looks: about what a worker takes from its launch to being ready."""
+    """How far ahead the forecast looks: about the time from a worker's launch until it is ready."""
 
     @field_validator("pool_worker_variables", mode="before")
     @classmethod
@@ -107,14 +108,14 @@ class AutoscalerSettings(Settings):
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Workers at least and at most."""
+        """Minimum and maximum number of workers."""
         least = self.pool_size if self.pool_min is None else self.pool_min
         most = max(self.pool_size, least) if self.pool_max is None else self.pool_max
         return least, most
 
     @property
     def model(self) -> str:
-        """What the pool's workers serve."""
+        """Model that the pool's workers serve."""
         return self.pool_model or os.environ.get("TURBOSERVE_MODEL") or "toyworld"
 
     @model_validator(mode="after")
@@ -125,7 +126,7 @@ class AutoscalerSettings(Settings):
         return self
 
     def control_policy(self, table: ProfileTable) -> ControlPolicy:
-        """The controller's parameters; those of its detector are the table's."""
+        """Return the controller's parameters; those of its detector come from `table`."""
         least, most = self.limits
         return ControlPolicy(
             least=least,
@@ -149,6 +150,6 @@ class AutoscalerSettings(Settings):
         return Policy(
             ready_timeout_s=self.pool_ready_timeout_s,
             drain_deadline_s=self.pool_drain_deadline_s,
-            # Workers speak once a heartbeat, and one word may be lost.
+            # Workers report once per heartbeat interval, and single reports may be lost.
             report_timeout_s=max(Policy.report_timeout_s, 3 * self.heartbeat_s),
         )

@@ -1,4 +1,4 @@
-"""The autoscaler's shell: connects pool and controller to the provider, the store, the load and the clock."""
+"""The autoscaler's shell: connects pool and controller to provider, store, load reports and clock."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STATUS_S = 1.0
 CONTROL_S = 1.0
 HEALTH_S = 5.0
 PROVIDER_S = 30.0
-"""A provider that has not answered a question by then is asked again."""
+"""Time-out of a request to the provider, in seconds. A request without an answer by then is repeated."""
 FINAL_REPORT_TIMEOUT_S = 0.5
 _LOUD = frozenset({"gone", "fail", "extend"})
 
@@ -68,11 +68,11 @@ class Shell:
 
     @property
     def control(self) -> ControlLoop | None:
-        """None: it is not known yet what lives, or others start the workers."""
+        """The control loop; None until the provider has listed its workers, and for an external provider."""
         return self._control
 
     async def start(self) -> None:
-        """Returns at once: what lives is found out beside it, however long the provider takes."""
+        """Start the shell's tasks. Returns without waiting for the provider's list of workers."""
         self.provider.watch(lambda worker, status: self.feed(Exited(worker, status)))
         self._runtime.spawn(self._begin(), "begin")
         self._runtime.spawn(self._publish(), "status")
@@ -89,9 +89,9 @@ class Shell:
         self.feed(SizeWanted(size, reason))
         self._runtime.spawn(self._ticks(), "ticks")
         if self._control is not None:
-            # As it comes: what cannot be read is counted.
+            # Subscribe to the raw messages, so that unreadable ones are counted.
             await bus.client.subscribe(subjects.FEEDBACK.of(self._control.model), cb=self._on_feedback)
-            # The present is enough: what happened before the window says nothing about volatility.
+            # Live events are enough, since volatility depends only on a short recent window.
             await bus.client.subscribe(subjects.EVENT.live("*"), cb=self._on_event)
             self._link = StoreLink(bus, self._runtime.clock, self.pool, self._usage, self._control)
             self._runtime.spawn(self._link.run(), "store")
@@ -99,14 +99,18 @@ class Shell:
             self._runtime.spawn(self._watch_provider(), "provider")
 
     async def _first_size(self) -> tuple[int, str]:
-        """As many as are there: a restart under load must not shrink the pool. Else as configured."""
+        """Return the initial size and its reason.
+
+        The size is the number of running workers, so that a restart under load does not shrink the pool. If
+        none are running, it is the configured size.
+        """
         while True:
             try:
                 async with asyncio.timeout(PROVIDER_S):
                     found = len(await self.provider.adopt())
                 break
             except Exception as error:
-                # It may be anybody's code: whatever it raises, the pool stays and says why.
+                # A provider may be third-party code. No error of it may end the pool; the status shows it.
                 self._provider_error = str(error) or type(error).__name__
                 log.warning("provider listing failed", error=repr(error))
                 await asyncio.sleep(1.0)
@@ -126,14 +130,14 @@ class Shell:
         )
 
     def feed(self, event: Event) -> None:
-        """Give the core one event and start what it asks for."""
+        """Pass one event to the core and start the commands that it returns."""
         if self._stopped or not self._begun:
             return
         now = self._runtime.clock.monotonic()
         try:
             commands = self.pool.handle(event, now)
         except Exception as error:
-            # A core that failed halfway cannot be trusted: the process ends, and the next adopts what lives.
+            # The core's state may be inconsistent now. End the process; the next one adopts the workers.
             self._stopped = True
             self._runtime.spawn(_fail(error), "core")
             return
@@ -159,7 +163,7 @@ class Shell:
         )
 
     async def stop(self, end_workers: bool, grace_s: float) -> None:
-        """Decide nothing any more; with `end_workers`, end the pool's workers and tell the store."""
+        """Stop deciding. With `end_workers`, also end the pool's workers and declare them gone."""
         self._stopped = True
         if end_workers:
             held = [member for member in self.pool.members.values() if member.worker is not None]
@@ -172,7 +176,7 @@ class Shell:
             notice = requests.WorkerGone(worker=worker, reason="stopped with the pool")
             await self._runtime.bus.call(subjects.WORKER_GONE, notice, deadline_s=FINAL_REPORT_TIMEOUT_S)
         except Exception as error:
-            # The next start finds what is there and what is not, and tells the store then.
+            # The next start compares the provider's workers with the store's rows and declares these gone.
             log.info("final report not acknowledged", worker=worker, error=str(error))
 
     async def _execute(self, command: Command) -> None:
@@ -224,7 +228,7 @@ class Shell:
             self._changed.clear()
 
     def _publish_status(self) -> None:
-        """Log and count the actions since the last time."""
+        """Log and count the actions since the last call, and publish the status if there are any."""
         new: list[ActionRecord] = []
         for action in reversed(self.pool.actions):
             if action is self._said:
@@ -243,9 +247,9 @@ async def _fail(error: Exception) -> None:
 
 
 def is_ready(pool: Pool, managed: bool) -> bool:
-    """Ready: what was there is known, and every worker that is wanted has been ready or has failed once.
+    """Whether running workers are adopted and, if `managed`, each wanted worker is ready or has failed once.
 
-    A pool whose workers cannot start is a ready autoscaler with something to say, not a service that hangs.
+    So an autoscaler whose workers cannot start becomes ready and reports the reason in its status.
     """
     if not pool.adopted:
         return False

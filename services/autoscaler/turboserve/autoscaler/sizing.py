@@ -1,4 +1,4 @@
-"""Which slots are wanted, given how many."""
+"""Chooses which pool members are wanted, given their number."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from turboserve.autoscaler.pool_members import KEEPABLE, PoolMember
 from turboserve.contracts.pool import PoolMemberPhase
 
 LARGEST = 4_096
-"""Workers in one pool, at most."""
+"""Maximum number of workers in one pool."""
 
 _COST = {
     PoolMemberPhase.VACANT: 0,
@@ -19,7 +19,7 @@ _COST = {
 
 
 def fit(members: dict[str, PoolMember], target: int, pool: str, now: float) -> None:
-    """Make exactly `target` slots wanted, adding slots with the lowest free index where needed."""
+    """Make exactly `target` members wanted. New members get the lowest free index."""
     wanted = [member for member in members.values() if member.wanted]
     surplus = len(wanted) - target
     if surplus > 0:
@@ -38,5 +38,5 @@ def fit(members: dict[str, PoolMember], target: int, pool: str, now: float) -> N
 
 
 def _least_missed(member: PoolMember) -> tuple[int, int, int]:
-    """Which slot to give up first: one without a worker, then the one with the fewest sessions."""
+    """Sort key of members to give up: first those without a worker, then those with the fewest sessions."""
     return _COST.get(member.phase, 5), member.held, -member.index

@@ -1,4 +1,4 @@
-"""The pool as operators see it."""
+"""The pool's status for operators."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _PHASES = {
 
 
 def pool_status(pool: Pool, provider: str, managed: bool, now: float, wall: float) -> PoolStatus:
-    """`now` is the core's monotonic time, `wall` the same instant for people.
+    """Build the pool's status. `now` is the core's monotonic time, `wall` the same instant in Unix seconds.
 
-    Workers that this pool did not start are listed after its own, and counted only if it has none by design.
+    Workers that this pool did not start are listed after its own. They are counted only if the provider is
+    not `managed`.
     """
     members = [
         _member(member, now, wall)

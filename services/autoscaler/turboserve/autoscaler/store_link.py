@@ -1,4 +1,4 @@
-"""Every second: the state store hears what the pool pays for, and says what is ordered of it."""
+"""Reports the pool's paid workers to the state store every second, and receives the pool's orders."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ log = logs.get("autoscaler")
 
 
 class StoreLink:
-    """Losing a report costs a second: the next one says all of it again."""
+    """Sends complete reports, so that a lost report costs one second."""
 
     def __init__(self, bus: Bus, clock: Clock, pool: Pool, usage: WorkerUsage, loop: ControlLoop) -> None:
         self._bus, self._clock = bus, clock
         self._pool, self._usage, self._loop = pool, usage, loop
         self._process = new_id("asc")
-        """The ages of rentals are by the clock of this process."""
+        """Id of this process, since the ages of rentals are by its clock."""
         self.problem: str | None = None
-        """Why the pool's orders are not known as of now; None: they are."""
+        """Why the last report got no orders; None if it did."""
 
     async def run(self) -> None:
-        """Never returns."""
+        """Report every second. Never returns."""
         while True:
             await self.report()
             await asyncio.sleep(REPORT_S)
 
     async def report(self) -> None:
-        """Tell and hear once."""
-        # Before the provider has said what lives, who is not listed here might well be there.
+        """Send one report and apply the orders in the answer."""
+        # Before the provider's first listing, running workers may be missing here, so report no rentals.
         rentals = self._usage.rentals(self._clock.monotonic()) if self._pool.adopted else None
         report = PoolReport(
             pool=self._pool.name,
@@ -52,7 +52,7 @@ class StoreLink:
         try:
             orders = await self._bus.call(subjects.REPORT_POOL, report)
         except (TurboServeError, ValidationError) as error:
-            # Orders that cannot be read change nothing: those in force stay.
+            # Unreadable orders change nothing. The orders in force remain.
             if self.problem is None:
                 log.warning("stored pool orders not available", error=str(error))
             self.problem = f"stored pool orders not available: {_brief(error)}"

@@ -1,4 +1,4 @@
-"""Which workers are paid for, from launch to end: what the pool tells the state store."""
+"""The paid time of each worker, from launch to end, as reported to the state store."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ class _UsageRecord:
 
 
 class WorkerUsage:
-    """Every worker that is in a slot, and those that were and whose end is not acknowledged. Times are the
-    core's monotonic ones, and go out as ages: the store has a clock of its own."""
+    """Present workers of the pool, and ended ones whose end is not acknowledged.
+
+    Times are the core's monotonic seconds. Reports contain ages instead, because the store has another clock.
+    """
 
     def __init__(self, kind: str | None, gpus: float) -> None:
         self._kind, self._gpus = kind, gpus
         self._usage: dict[str, _UsageRecord] = {}
         self.start_up_s: float | None = None
-        """How long the last worker took from its launch to being ready."""
+        """Seconds from launch to ready of the last worker that this process launched."""
 
     def look(self, members: Iterable[PoolMember], now: float) -> None:
-        """Take note of who is there; whoever was there before has ended by `now`."""
+        """Note the present workers. A known worker that is not among them has ended by `now`."""
         there = set()
         for member in members:
             if member.worker is None:
@@ -46,7 +48,7 @@ class WorkerUsage:
                 usage_record.ended_at = now
 
     def rentals(self, now: float) -> tuple[Rental, ...]:
-        """All of them as of `now`."""
+        """Return the usage of all workers as of `now`."""
         return tuple(
             Rental(
                 worker=worker,
@@ -61,7 +63,7 @@ class WorkerUsage:
         )
 
     def acknowledged(self, rentals: Iterable[Rental]) -> None:
-        """The store has these: ends among them need not be told again."""
+        """Forget ended workers that the store has acknowledged."""
         for rental in rentals:
             if rental.ended_ago_s is not None:
                 self._usage.pop(rental.worker, None)

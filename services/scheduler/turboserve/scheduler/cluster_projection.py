@@ -20,7 +20,7 @@ class ClusterProjection:
     """The cluster as placement sees it, updated only where the view has changed."""
 
     def __init__(self, view: View, timeout_s: float, target_chunk_s: float | None = None) -> None:
-        """`target_chunk_s`: see `Cluster`."""
+        """`target_chunk_s` is passed to `Cluster`."""
         self._view = view
         self._timeout_s = timeout_s
         self._cluster = Cluster(target_chunk_s=target_chunk_s)

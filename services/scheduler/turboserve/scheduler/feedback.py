@@ -1,4 +1,4 @@
-"""The load signal that closes the loop to the autoscaler (TurboServe, 5.2.2)."""
+"""The load feedback to the autoscaler (TurboServe, 5.2.2)."""
 
 from __future__ import annotations
 

@@ -258,5 +258,5 @@ class Reply:
 
 
 OfSession = Place | BeginMove | CommitMove | AbandonMove | Release | SuspendIdle | ReadSession
-"""At most one of these is under way per session."""
+"""Commands about one session. At most one per session is under way."""
 Command = OfSession | DeclareGone | ListWorkers | ListAll | RecordDecision | SendFeedback | Reply

@@ -1,1 +1,1 @@
-"""How many workers there shall be: a pure core that is told what happens and says how many, and why."""
+"""The autoscaling controller: decides how many workers a pool should have, and why. No clock, no I/O."""

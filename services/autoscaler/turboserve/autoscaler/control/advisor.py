@@ -1,14 +1,19 @@
-"""How many workers would be right, and why: the paper's "when" and "how much" (TurboServe, 5.2.2).
+"""Advises how many workers a pool should have: the paper's "when" and "how much" (TurboServe, 5.2.2).
 
-- *When*: out if ρ_max > ρ̂ + δ, a worker is full or someone waits; in if the load is below ρ̂ − δ.
-- *How much*: to ⌈N_req / (K ρ̂)⌉ (`budget`), or to what the forecast needs, whichever is more.
+- *When*: out if ρ_max > ρ̂ + δ, a worker is full or a session waits; in if the load is below ρ̂ − δ.
+- *How much*: to ⌈N_req / (K ρ̂)⌉ workers (`budget`), or to what the forecast needs, whichever is more.
 
-Beyond the paper. "In" looks at the mean load, not at ρ_max: a drain rebalances, so one full worker among
-empty ones is no reason to keep them all (with K = 1 ρ_max never falls below 1). A scale-in goes no lower than
-what was needed at any time in `in_window_s` (longer after mistakes: `patience`), keeps room, all workers
-full, for the most sessions of `peak_window_s`, and goes only as far as the workers serving now would hold the
-load inside the band, so it does not have to be undone. Both cool-downs count from the last action of either
-kind. Only feedback that is fresh, finite and in order can shrink the pool.
+Beyond the paper:
+
+- A scale-in considers the mean load, not ρ_max. A drain rebalances, so one full worker among empty ones is no
+  reason to keep them all (with K = 1, ρ_max never falls below 1).
+- A scale-in keeps at least the workers needed at any time in `in_window_s`, which `scale_in_backoff` extends
+  after mistakes.
+- A scale-in keeps enough slots for the most sessions of `peak_window_s`.
+- A scale-in stops where the workers serving now would no longer hold the load inside the band, so that it
+  does not have to be undone.
+- Both cool-downs count from the last action of either kind.
+- Only feedback that is fresh, finite and in order can shrink the pool.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ from turboserve.contracts.pool import LoadFeedback
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do with the pool's size. `cause` is one word for `reason`."""
+    """An advised action and size. `cause` is one word for `reason`."""
 
     action: ScalingAction
     size: int
@@ -44,12 +49,12 @@ class Advice:
 
 
 class Advisor:
-    """Remembers what it has heard and what was done, and advises under the `row` in force."""
+    """Keeps the feedback and past actions, and advises under the parameters in force."""
 
     def __init__(self, policy: ControlPolicy, row: LevelParameters, latency: LatencyOf) -> None:
         self.policy = policy
         self.row = row
-        """Parameters in force."""
+        """The parameters in force."""
         self.pool = PoolObserved(ready=0)
         self.capacity = policy.capacity
         """K as last reported."""
@@ -63,7 +68,7 @@ class Advisor:
         self._busy_at: float | None = None
 
     def update(self, feedback: LoadFeedback, now: float) -> bool:
-        """Take in one message at monotonic time `now`; whether it was believed."""
+        """Apply one feedback message at monotonic time `now`; returns whether it was accepted."""
         if not self.feedback_monitor.update(feedback, now):
             return False
         if feedback.workers > 0:
@@ -74,7 +79,7 @@ class Advisor:
         return True
 
     def done(self, action: ScalingAction, changes: bool, now: float) -> None:
-        """This was decided; `changes`: it changed the target."""
+        """Note a decision. `changes`: it changed the target."""
         if changes:
             self._changed_at = now
         if action is ScalingAction.OUT:
@@ -84,12 +89,12 @@ class Advisor:
 
     @property
     def predictive(self) -> bool:
-        """Whether the forecast counts: by order, or because profiling found that it pays at this level."""
+        """Whether the forecast counts: the policy decides, or else the table for this level."""
         ordered = self.policy.predictive
         return self.row.predictive if ordered is None else ordered
 
     def advise(self, size: int, wakes: bool, now: float) -> Advice:
-        """For a pool of `size`, as if nothing was ordered. `wakes`: a session has come for a pool of none."""
+        """Advise a pool of `size`, without regard to orders. `wakes`: an empty pool has got a session."""
         policy = self.policy
         if size == 0 and (wakes or self._is_wanted(now)):
             return Advice(
@@ -124,7 +129,7 @@ class Advisor:
         return feedback is not None and feedback.required > 0 and not self.feedback_monitor.is_stale(now)
 
     def _needs(self, feedback: LoadFeedback) -> tuple[int, str]:
-        """Workers for what is required now, or will be, without the limits; and the sum behind it."""
+        """Return the workers for the present demand or the forecast, without limits, and the calculation."""
         row = self.row
         now_needed = self._budget()
         ahead = self._ahead() if self.predictive else 0
@@ -139,7 +144,10 @@ class Advisor:
         return budget(required, self.capacity, self.row, self._latency, self.policy.most)
 
     def _ahead(self) -> int:
-        """Workers that hold the forecast at the upper edge of the band: its margin is the headroom."""
+        """Return the workers that hold the forecast at the upper edge of the band.
+
+        The forecast's margin is the headroom, so no more is added.
+        """
         value = self.forecast.value or 0.0
         edge = min(self.row.target_utilization + self.policy.hysteresis, 1.0)
         packed = self.row.model_copy(update={"target_utilization": edge, "latency_weight": 0.0})
@@ -176,7 +184,7 @@ class Advisor:
         edge = row.target_utilization - policy.hysteresis
         mean = feedback.required / feedback.capacity if feedback.capacity else 0.0
         floor = self._floor(now)
-        # Who wants no worker after `zero_after_s` wants none for a peak before that.
+        # A pool that may shrink to zero keeps no slots for an earlier peak.
         recent = math.ceil(self._required.value / self.capacity) if floor else 0
         window_s = self._scale_in_backoff.factor * policy.in_window_s
         lowest = max(self._needed.over(window_s, now), recent, floor)
@@ -189,7 +197,7 @@ class Advisor:
             )
         if self._rests(policy.in_cooldown_s, now):
             return Advice(ScalingAction.HOLD, size, "cooling", "the last action is too recent")
-        # What the formula itself asks for is not undone, however coarse K makes the load.
+        # The formula's own size must count as inside the band, even if a small K makes its load coarse.
         upper = max(row.target_utilization + policy.hysteresis, self._even_load(feedback))
         for rest in range(lowest, size):
             if would_hold(feedback.required, self.capacity, min(feedback.workers, rest), upper):
@@ -203,7 +211,7 @@ class Advisor:
         )
 
     def _even_load(self, feedback: LoadFeedback) -> float:
-        """Load of the fullest of ⌈N_req / (K ρ̂)⌉ workers, evenly filled."""
+        """Return the load of the fullest of the budgeted workers, ⌈N_req / (K ρ̂)⌉ or more, evenly filled."""
         return fullest(feedback.required, max(self._budget(), 1)) / self.capacity
 
     def _floor(self, now: float) -> int:

@@ -1,4 +1,4 @@
-"""From a demand to a number of workers, and whether fewer workers would hold it."""
+"""Computes the number of workers for a demand, and whether fewer workers would hold it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ LatencyOf = Callable[[int], float]
 """Latency of a chunk by the number of sessions on the worker, in any unit."""
 
 EPSILON = 1e-9
-"""8 / (5 × 0.8) is 2 workers, whatever the last bit says."""
+"""Tolerance of rounding errors: 8 / (5 × 0.8) must give exactly 2 workers."""
 
 
 def compute_bound(sessions: int) -> float:
-    """L(n) = n: a worker that has no gain from batches (the Table 9 figures, `docs/performance.md`)."""
+    """L(n) = n: latency on a worker that gains nothing from batches (Table 9 and `docs/performance.md`)."""
     return float(sessions)
 
 
@@ -26,19 +26,19 @@ def budget(
     latency: LatencyOf = compute_bound,
     most: int | None = None,
 ) -> int:
-    """Workers for `required` sessions at K = `capacity`: ⌈N_req / (K ρ̂)⌉ (5.2.2), or more if λ says so.
+    """Return the workers for `required` sessions at K = `capacity`: ⌈N_req / (K ρ̂)⌉ (5.2.2), or more by λ.
 
-    λ weighs workers against the worst latency (Equation 5, C + λ L, with C in workers and L in multiples of a
-    lone chunk's): a worker more is taken while it lowers λ L by more than the one it costs. At the paper's
-    λ = 0.2 that never happens for K up to 5 (its observation O2).
+    λ weighs workers against the worst latency: the size minimizes C + λ L (Equation 5), with C in workers and
+    L in multiples of a lone session's latency. So additional workers must lower λ L by more than their
+    number. At the paper's λ = 0.2 that never happens for K up to 5 (its observation O2).
     """
     if required <= EPSILON:
         return 0
-    # One at least: a forecast far below one session needs a worker, though the rounding hides it.
+    # At least one: rounding would give 0 workers for a forecast far below one session.
     base = max(math.ceil(required / (capacity * row.target_utilization) - EPSILON), 1)
     weight = row.latency_weight / max(latency(1), EPSILON)
     worst = latency(fullest(required, base))
-    # No number of workers brings the latency below a lone chunk's.
+    # No number of workers lowers the latency below that of a lone session.
     farthest = base + math.floor(weight * max(worst - latency(1), 0.0))
     if most is not None:
         farthest = min(farthest, max(most, base))
@@ -49,12 +49,12 @@ def budget(
 
 
 def fullest(required: float, workers: int) -> int:
-    """Sessions on the fullest worker when they are spread evenly; one at least where there are any."""
+    """Return the sessions on the fullest worker if they are spread evenly; at least one if there are any."""
     return max(math.ceil(required / workers - EPSILON), 1 if required > 0 else 0)
 
 
 def would_hold(required: int, capacity: int, workers: int, limit: float) -> bool:
-    """Whether `workers`, evenly filled, carry `required` sessions with none above `limit` × K or above K."""
+    """Whether `workers`, evenly filled, hold `required` sessions with no worker above `limit` × K or K."""
     if required == 0:
         return True
     if workers == 0:

@@ -1,10 +1,15 @@
 """The autoscaling controller: target tracking with hysteresis, tuned by volatility (TurboServe, 5.2.2).
 
-State, event and time in; a target and its explanation out. No clock, no I/O, no randomness.
+The input is an event and its time, the output a target and its explanation. No clock, no I/O, no randomness.
 
-A decision, in the paper's order: *measure* the volatility of new activations (`detector`), *quantise* it to a
-level, *look up* (λ, ρ̂) in the table, *replace* the parameters in force (Appendix A); then what would be
-right under them (`advisor`), and whether that is done or only said.
+A decision has these steps, of which 1 to 4 are those of Appendix A:
+
+1. *Measure* the volatility of new activations (`detector`).
+2. *Quantize* it to a level.
+3. *Look up* (λ, ρ̂) of the level in the table.
+4. *Replace* the parameters in force.
+5. Find the right size under these parameters (`advisor`).
+6. Change the target. In a dry run or under an override, only record the advice.
 """
 
 from __future__ import annotations
@@ -31,11 +36,11 @@ from turboserve.contracts.autoscale import ProfileTable
 
 KEPT = 32
 NOTED = frozenset({"stale", "packed", "limit"})
-"""Reasons to hold that are kept as decisions when they begin; the others are every second's business."""
+"""Causes to hold that are recorded as decisions when they begin. Other causes recur every second."""
 
 
 class Controller:
-    """Decides for one pool of one model. `target` is the pool's size as it is found."""
+    """Decides the size of one pool of one model. `target` is initially the pool's present size."""
 
     def __init__(
         self,
@@ -56,7 +61,7 @@ class Controller:
         self._cause = ""
 
     def handle(self, event: Event, now: float) -> Decision | None:
-        """Take in one event at monotonic time `now`; a decision if there is something new to say."""
+        """Process one event at monotonic time `now` (seconds); returns a decision if there is a new one."""
         wakes = False
         match event:
             case FeedbackReceived(feedback):
@@ -87,7 +92,7 @@ class Controller:
 
     @property
     def mode(self) -> str:
-        """auto, override or dry_run."""
+        """Mode of the controller: auto, override or dry_run."""
         if self.override is not None:
             return "override"
         return "dry_run" if self.dry_run else "auto"
@@ -125,7 +130,7 @@ class Controller:
         return decision
 
     def numbers(self) -> dict[str, float]:
-        """What a decision rests on."""
+        """Return the measurements and parameters behind a decision."""
         advisor = self.advisor
         row, feedback = advisor.row, advisor.feedback_monitor.feedback
         numbers = {

@@ -1,4 +1,4 @@
-"""The table that ships: what `turboserve profile autoscaler` made of the family of Appendix A."""
+"""The shipped table of parameters, made by `turboserve profile autoscaler` from the traces of Appendix A."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ FILE = "profile.json"
 
 
 def default_table() -> ProfileTable:
-    """The shipped table; its provenance says from what and by which command it was made."""
+    """Return the shipped table. Its provenance names its traces and the command that made it."""
     data = resources.files("turboserve.autoscaler.control").joinpath(FILE).read_bytes()
     return ProfileTable.parse(data)

@@ -1,4 +1,4 @@
-"""The workload detector: what sessions did lately, and how unevenly (TurboServe, 4 and Appendix A)."""
+"""The workload detector: recent session changes and their volatility (TurboServe, 4 and Appendix A)."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from collections import Counter, deque
 from turboserve.autoscaler.control.events import SessionChange
 
 ACTIVE = frozenset({SessionChange.ARRIVAL, SessionChange.ACTIVATION})
-"""What makes a session newly active."""
+"""Changes that make a session newly active."""
 
 
 class WorkloadDetector:
     """Counts of arrivals, departures, activations and idlings over a sliding window of epochs.
 
-    Volatility. Appendix A defines it over "a sliding event window of size W", from n_e, "the number of newly
-    activated sessions at event e"; the formula itself (6) is lost in our copy. We read it as
+    **Volatility.** Appendix A defines volatility over "a sliding event window of size W", from n_e, "the
+    number of newly activated sessions at event e". Formula (6) itself is missing in our copy. We read it as
 
         v = sqrt( (1/W) Σ (n_e − n̄)² ),   the standard deviation of n_e over the last W events,
 
-    because in Table 5 it grows almost in proportion to the burst (0.86 at 7 arrivals, 6.38 at 43), which a
-    coefficient of variation would not. An *event* here is a scheduling epoch of `epoch_s` seconds, with all
-    that happened in it: a live system hears of sessions one by one, and single happenings would each count 0
-    or 1, however dense the burst. The running epoch is not counted until it is over, except when it alone
-    would raise the volatility, so that a burst is seen as it begins.
+    because in Table 5 volatility grows almost in proportion to the burst (0.86 at 7 arrivals, 6.38 at 43). A
+    coefficient of variation would not.
+
+    **Events.** An *event* here is an epoch of `epoch_s` seconds with all changes in it. A live system
+    receives changes one by one, and single changes would each count 0 or 1, however dense the burst. The
+    running epoch counts only if it raises the volatility, so that a burst is seen as it begins.
     """
 
     def __init__(self, epoch_s: float = 1.0, window: int = 30) -> None:
@@ -35,7 +36,7 @@ class WorkloadDetector:
         self._epoch: int | None = None
 
     def add(self, kind: SessionChange, sessions: int, now: float) -> None:
-        """Take in something that happened at monotonic time `now`."""
+        """Count a change of `sessions` sessions at monotonic time `now` (seconds)."""
         self.advance(now)
         self._running[kind] += sessions
 
@@ -44,26 +45,26 @@ class WorkloadDetector:
         epoch = math.floor(now / self.epoch_s)
         if self._epoch is None:
             self._epoch = epoch
-        # More than a window of silence is a window of silence.
+        # Longer silence has the same effect as one window of silence.
         for _ in range(min(epoch - self._epoch, self.window + 1)):
             self._close()
         self._epoch = max(epoch, self._epoch)
 
     @property
     def volatility(self) -> float:
-        """Sessions per epoch. Epochs before the first one heard of count as empty."""
+        """Volatility in sessions per epoch. Epochs before the first change count as empty."""
         settled = self._deviation(self._sum, self._squares)
         running = _activations(self._running)
         if not running:
             return settled
-        # The oldest epoch makes room for the running one.
+        # The running epoch replaces the oldest one.
         oldest = self._counts[0] if len(self._counts) == self.window else 0
         first = self._deviation(self._sum + running - oldest, self._squares + running**2 - oldest**2)
         return max(settled, first)
 
     @property
     def activity(self) -> dict[str, int]:
-        """How often each kind happened in the window, the running epoch included."""
+        """Number of changes of each kind in the window, the running epoch included."""
         total = sum(self._epochs, Counter[SessionChange]()) + self._running
         return {kind.value: total[kind] for kind in SessionChange}
 
@@ -81,7 +82,7 @@ class WorkloadDetector:
             self._squares -= gone**2
 
     def _deviation(self, total: int, squares: int) -> float:
-        # In whole numbers up to the last step: no error builds up, however long it runs.
+        # The sums are integers, so no rounding error accumulates.
         return math.sqrt(max(self.window * squares - total**2, 0)) / self.window
 
 

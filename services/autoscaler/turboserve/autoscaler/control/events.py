@@ -1,4 +1,4 @@
-"""What the controller is told, and what it answers: plain values that can be logged and replayed."""
+"""Events and decisions of the controller: plain values that can be logged and replayed."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from turboserve.contracts.pool import LoadFeedback
 
 @dataclass(frozen=True)
 class ControlTick:
-    """Time passes. Needed about every second: silence is noticed, and held actions are taken, by it."""
+    """Time has passed. Send it about every second: it detects silence and triggers delayed actions."""
 
 
 @dataclass(frozen=True)
 class FeedbackReceived:
-    """The scheduler's feedback about the model that this pool serves. May be lost, late, doubled or wrong."""
+    """The scheduler's feedback about the pool's model. It may be lost, late, repeated or wrong."""
 
     feedback: LoadFeedback
 
 
 class SessionChange(StrEnum):
-    """What sessions do, as far as volatility is concerned (TurboServe, 4)."""
+    """Changes of sessions that the detector counts (TurboServe, 4)."""
 
     ARRIVAL = "arrival"
-    """session.created: it is newly active, too."""
+    """Event session.created; the session is newly active."""
     DEPARTURE = "departure"
-    """session.ended."""
+    """Event session.ended."""
     ACTIVATION = "activation"
-    """session.resume_requested: its user is back."""
+    """Event session.resume_requested; the session is newly active."""
     IDLING = "idling"
-    """session.suspended."""
+    """Event session.suspended."""
 
 
 @dataclass(frozen=True)
 class SessionChanged:
-    """A session of this pool's model came, went, or changed between active and idle."""
+    """Sessions of the pool's model were created or ended, or changed between active and idle."""
 
     kind: SessionChange
     sessions: int = 1
@@ -47,17 +47,17 @@ class SessionChanged:
 
 @dataclass(frozen=True)
 class PoolObserved:
-    """The pool as it is. Starting workers are coming: they count towards the target, not towards serving."""
+    """The pool's present state. Starting workers count towards the target and do not serve yet."""
 
     ready: int
     starting: int = 0
     suspended: int = 0
-    """Sessions whose state is in some worker's host memory: the pool does not shrink to zero under them."""
+    """Sessions whose state is in a worker's host memory. They keep the pool from shrinking to zero."""
 
 
 @dataclass(frozen=True)
 class SizeOverridden:
-    """An operator wants this many workers, whatever the load; None: back to the controller."""
+    """An order for this many workers, whatever the load. None: the controller decides again."""
 
     size: int | None
     who: str = "operator"
@@ -65,14 +65,14 @@ class SizeOverridden:
 
 @dataclass(frozen=True)
 class TableReplaced:
-    """Another table of profiled parameters, in force from the next decision on."""
+    """A new table of profiled parameters, in force from the next decision on."""
 
     table: ProfileTable
 
 
 @dataclass(frozen=True)
 class DryRunSet:
-    """From now on only explain (True), or act (False)."""
+    """Switch the dry run: only explain (True), or act (False)."""
 
     on: bool
 
@@ -102,13 +102,14 @@ class ScalingAction(StrEnum):
 
 @dataclass(frozen=True)
 class Decision:
-    """The target from now on, and why. `at` is the monotonic time of the event."""
+    """The new target and the reason. `at` is the monotonic time of the event, in seconds."""
 
     at: float
     action: ScalingAction
     target: int
     previous: int
     advice: int
-    """What the controller would have; differs from `target` in a dry run and under an override."""
+    """The size that the controller would choose. It differs from `target` only in a dry run or an
+    override."""
     reason: str
     numbers: Mapping[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Which feedback is believed. What is not is counted, and changes nothing."""
+"""Checks load feedback. Implausible feedback is counted and changes nothing."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from collections import Counter
 from turboserve.contracts.pool import LoadFeedback
 
 MOST_SESSIONS = 10**9
-"""Counts above this are no counts of sessions or workers."""
+"""Largest plausible number of sessions or workers."""
 CONVINCED = 5
-"""Messages in a row, each newer than the one before but all older than what was heard first: the sender's
-clock was set back."""
+"""After this many messages in a row that are older than the accepted one, but in order among themselves, they
+are accepted: the sender's clock was set back."""
 
 
 class FeedbackMonitor:
-    """The newest feedback that makes sense, and how old it is."""
+    """The newest plausible feedback, and its age."""
 
     def __init__(self, stale_s: float) -> None:
         self._stale_s = stale_s
         self.feedback: LoadFeedback | None = None
         self.heard_at: float | None = None
         self.since: float | None = None
-        """Since when it has been heard without a gap longer than `stale_s`; None: it is stale."""
+        """Start of the present run of feedback without a gap above `stale_s`; None before the first
+        message."""
         self.refused: Counter[str] = Counter()
         self._refused_at = -math.inf
         self._fault = ""
@@ -30,7 +31,7 @@ class FeedbackMonitor:
         self._olds = 0
 
     def update(self, feedback: LoadFeedback, now: float) -> bool:
-        """Take in one message at monotonic time `now`; whether it was believed."""
+        """Check one message at monotonic time `now`; returns whether it was accepted."""
         fault = _fault(feedback) or self._from_the_past(feedback)
         if fault is not None:
             self.refuse(fault, now)
@@ -42,12 +43,12 @@ class FeedbackMonitor:
         return True
 
     def refuse(self, fault: str, now: float) -> None:
-        """Count one message that is not believed."""
+        """Count one refused message."""
         self.refused[fault] += 1
         self._refused_at, self._fault = now, fault
 
     def silence(self, now: float) -> str:
-        """Why there is nothing fresh, in words."""
+        """Describe why there is no fresh feedback."""
         if now - self._refused_at <= self._stale_s:
             return f"load report is implausible ({self._fault.replace('_', ' ')})"
         if self.heard_at is None:

@@ -1,4 +1,4 @@
-"""A forecast of the demand one scale-out delay ahead."""
+"""Forecasts the demand one scale-out delay ahead."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from bisect import bisect_left, insort
 from collections import deque
 
 STEP_S = 1.0
-"""Demand is looked at once in a step; its highest value in the step counts."""
+"""Length of a step in seconds. The highest demand within a step counts."""
 TREND_GAIN = 0.5
 DAMPING = 0.5
-"""Of the trend, per step: a ramp does not go on for ever."""
+"""φ: factor on the trend per step, since no ramp lasts forever."""
 ERRORS_KEPT = 300
 ERRORS_NEEDED = 10
-"""Before so many errors are known, the margin is the largest of them."""
+"""With fewer known errors than this, the margin is the largest of them."""
 
 
 class Forecast:
-    """The demand of now, an exponentially smoothed and damped trend, and a quantile of its own past errors.
+    """Adds the present demand, an exponentially smoothed and damped trend, and a quantile of past errors.
 
-    N(t + h) ≈ N + trend (φ + … + φ^h) + margin, in sessions. The margin is the `quantile` of what earlier
-    forecasts, made h before, fell short by; never below zero. The demand itself is not smoothed: on the
-    profiled traces that only made it late. A learned one, ridge regression on lagged differences, saves
-    nothing at the same coverage (`docs/performance.md`).
-    OServe (5.1) forecasts rates per class of request with an LSTM and minutes of history; one pool of one
-    model has one class, and a horizon of seconds.
+    N(t + h) ≈ N + trend (φ + … + φ^h) + margin, in sessions.
+
+    - The margin is the `quantile` of the amounts by which earlier forecasts, made h before, fell short. It is
+      never below zero.
+    - The demand itself is not smoothed, since on the profiled traces smoothing only delayed the forecast.
+    - A learned forecast, ridge regression on lagged differences, saves nothing at the same coverage
+      (`docs/performance.md`).
+    - OServe (5.1) forecasts rates per class of request with an LSTM and minutes of history. One pool of one
+      model has one class and a horizon of seconds.
     """
 
     def __init__(self, horizon_s: float, quantile: float) -> None:
@@ -41,13 +44,13 @@ class Forecast:
         self._sorted: list[float] = []
 
     def observe(self, required: float, now: float) -> None:
-        """Demand at monotonic time `now`, in sessions."""
+        """Note the demand, in sessions, at monotonic time `now`."""
         step = math.floor(now / STEP_S)
         if self._step is None:
             self._step = step
         elif step > self._step:
             self._close(self._highest)
-            # Silence is not a change of demand.
+            # During silence, assume that the demand does not change.
             for _ in range(min(step - self._step - 1, self._steps)):
                 self._close(self._highest)
             self._step, self._highest = step, 0.0
@@ -61,23 +64,25 @@ class Forecast:
 
     @property
     def plain(self) -> float | None:
-        """As `value`, without the margin."""
+        """`value` without the margin."""
         if self._demand is None:
             return None
-        # The running step counts before it is over where it makes the forecast higher.
+        # The running step counts only if it raises the forecast.
         return max(self._expected, self.ahead(self._highest), 0.0)
 
     def ahead(self, demand: float) -> float:
-        """What follows a step of this demand after the steps so far, sessions. Another kind of forecast
-        overrides this, and `learn`."""
+        """Return the forecast in sessions, if the next step has this demand.
+
+        Another kind of forecast overrides this method and `learn`.
+        """
         return demand + self._reach * self._trend_with(demand)
 
     def learn(self, demand: float) -> None:
-        """A step of this demand is over."""
+        """Update the trend by a finished step of this demand."""
         self._trend = self._trend_with(demand)
 
     def _trend_with(self, demand: float) -> float:
-        """The trend after one more step of this demand."""
+        """Return the trend after one more step of this demand."""
         risen = 0.0 if self._demand is None else demand - self._demand
         return DAMPING * self._trend + TREND_GAIN * (risen - DAMPING * self._trend)
 

@@ -6,16 +6,16 @@ from collections import deque
 
 
 class Peak:
-    """Values at rising times; each counts from its time until the next one, and for `window_s` after that."""
+    """Values added at rising times. Each holds until the next one, and counts for `window_s` after that."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._falling: deque[tuple[float, int]] = deque()
-        """(last time it held, value): values fall strictly, times rise."""
+        """(last time at which the value held, value): values fall strictly, times rise."""
 
     def add(self, value: int, now: float) -> None:
         if self._falling:
-            # The last value held until now.
+            # The last value held until `now`.
             self._falling[-1] = (now, self._falling[-1][1])
         while self._falling and self._falling[-1][1] <= value:
             self._falling.pop()
@@ -24,10 +24,10 @@ class Peak:
             self._falling.popleft()
 
     def over(self, window_s: float, now: float) -> int:
-        """The largest value of the last `window_s`, at most the whole window; 0 if nothing was added."""
+        """Return the largest value of the last `window_s`, up to the whole window; 0 if there is none."""
         return next((value for at, value in self._falling if at >= now - window_s), 0)
 
     @property
     def value(self) -> int:
-        """0 if nothing was added."""
+        """The largest value of the window; 0 if there is none."""
         return self._falling[0][1] if self._falling else 0

@@ -7,49 +7,50 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ControlPolicy:
-    """Limits, hysteresis, cool-downs. Times in seconds; see `controller` for how they are used."""
+    """Limits, hysteresis and cool-downs. Times are in seconds. `advisor` describes their use."""
 
     least: int = 1
-    """Workers at least; with `scale_to_zero` only while someone needs them."""
+    """Minimum number of workers. With `scale_to_zero`, the minimum applies only while there are sessions."""
     most: int = 1
-    """Workers at most, whatever the load."""
+    """Maximum number of workers, whatever the load."""
     capacity: int = 4
-    """K as long as no worker has said how many sessions it takes."""
+    """K, the sessions per worker, until feedback reports it."""
     hysteresis: float = 0.1
-    """δ: half the width of the band around ρ̂ in which nothing is done."""
+    """δ: half the width of the band around ρ̂ in which the target does not change."""
     out_cooldown_s: float = 1.0
-    """Between any action and the next scale-out. So a scale-in is not undone within it."""
+    """Minimum time between any action and the next scale-out, so that no scale-in is undone earlier."""
     in_cooldown_s: float = 10.0
-    """Between any action and the next scale-in. So a scale-out is not undone within it."""
+    """Minimum time between any action and the next scale-in, so that no scale-out is undone earlier."""
     in_window_s: float = 10.0
-    """A scale-in goes no lower than what was needed at any time in this window, all of which was heard.
+    """A scale-in keeps at least as many workers as were needed at any time in this window.
 
-    About what a worker takes to start: keeping one that long costs what starting it again would.
+    Feedback must have arrived without a gap for the whole window. The window is about the start-up time of a
+    worker, since keeping a worker that long costs as much as starting it again.
     """
     peak_window_s: float = 120.0
-    """A scale-in leaves room, all workers full, for the most sessions required in this window: a burst that
-    was seen comes back more often than not."""
+    """A scale-in keeps enough slots for the largest number of required sessions in this window, since most
+    bursts return."""
     stale_s: float = 10.0
-    """Feedback older than this says nothing: the pool does not shrink."""
+    """The pool does not shrink if the last feedback is older than this."""
     scale_to_zero: bool = False
     zero_after_s: float = 300.0
-    """With `scale_to_zero`: after so long without a session, all workers go."""
+    """With `scale_to_zero`, all workers end after this long without a session."""
     epoch_s: float = 1.0
-    """Length of the epochs in which the detector counts activations; the table's must be the same."""
+    """Length of the epochs in which the detector counts activations. The table's epochs must be equal."""
     window: int = 30
-    """Epochs in the detector's window."""
+    """Number of epochs in the detector's window."""
     predictive: bool | None = None
-    """Whether the forecast is a lower bound of the target; None: as the table has it for the level."""
+    """Whether the forecast is a lower bound of the target. None: the table decides for each level."""
     horizon_s: float = 10.0
-    """How far ahead the forecast looks: the time from a scale-out to a worker that serves."""
+    """How far ahead the forecast looks: the time from a scale-out until the new worker serves."""
     quantile: float = 0.95
     """Share of past forecasts whose errors the margin covers."""
     dry_run: bool = False
-    """Only explain: the target stays, `advice` says what it would be."""
+    """Whether decisions leave the target as it is; `advice` is then what the target would be."""
 
     @property
     def dynamics(self) -> dict[str, float]:
-        """What a table's parameters depend on: a table profiled under others may not keep the target."""
+        """Settings that a table's parameters depend on. A table profiled under others may miss its goals."""
         names = (
             "hysteresis", "out_cooldown_s", "in_cooldown_s", "in_window_s", "peak_window_s", "horizon_s",
             "quantile",
@@ -57,7 +58,7 @@ class ControlPolicy:
         return {name: getattr(self, name) for name in names}
 
     def __post_init__(self) -> None:
-        """Raises ValueError that names the field."""
+        """Check all limits. Raises ValueError that names the field."""
         if not 0 <= self.least <= self.most:
             raise ValueError(f"least: {self.least} is not within 0 to most ({self.most})")
         if self.capacity < 1:

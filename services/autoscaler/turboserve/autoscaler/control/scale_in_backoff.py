@@ -1,16 +1,16 @@
-"""How long a scale-in waits: longer where giving back was a mistake."""
+"""Extends the wait before a scale-in after scale-ins that were mistakes."""
 
 from __future__ import annotations
 
 FARTHEST = 8
-"""Times the window, at most."""
+"""Largest factor on the window."""
 
 
 class ScaleInBackoff:
-    """A factor on the scale-in window: doubled by every mistake, halved by every scale-in that was none.
+    """A factor on the scale-in window. Every mistake doubles it, and every other scale-in halves it.
 
-    A scale-in is a mistake if the pool grows again within `pays_s`, what a worker takes to start: starting it
-    again then costs more than was saved. Waves that are faster than that are held through, not followed.
+    A scale-in is a mistake if the pool grows again within `pays_s`, the start-up time of a worker: a new
+    start costs more than the scale-in saved. So the pool keeps its size during faster waves of load.
     """
 
     def __init__(self, pays_s: float) -> None:
@@ -19,13 +19,13 @@ class ScaleInBackoff:
         self._shrank_at: float | None = None
 
     def shrank(self, now: float) -> None:
-        """The pool was made smaller."""
+        """Note that the pool has shrunk."""
         if self._shrank_at is not None and now - self._shrank_at >= self._pays_s:
             self.factor = max(self.factor // 2, 1)
         self._shrank_at = now
 
     def grew(self, now: float) -> None:
-        """The pool was made larger."""
+        """Note that the pool has grown."""
         if self._shrank_at is not None and now - self._shrank_at < self._pays_s:
             self.factor = min(self.factor * 2, FARTHEST)
             self._shrank_at = None

@@ -1,4 +1,4 @@
-"""The controller as operators see it: its state as contracts."""
+"""The controller's state as contracts, for operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from turboserve.contracts.autoscale import ScalingRecord, ScalingStatus
 
 
 def scaling_status(controller: Controller, now: float, wall: float) -> ScalingStatus:
-    """`now` is the core's monotonic time, `wall` the same instant for people, Unix seconds."""
+    """Build the controller's status. `now` is the core's monotonic time, `wall` the same in Unix seconds."""
     advisor, policy = controller.advisor, controller.policy
     row, hearing = advisor.row, advisor.feedback_monitor
     feedback = hearing.feedback
@@ -38,7 +38,8 @@ def scaling_status(controller: Controller, now: float, wall: float) -> ScalingSt
 
 
 def _differs(controller: Controller) -> tuple[str, ...]:
-    """Conditions of the profiling that are not those here; a table that names none differs in none."""
+    """Return the profiling conditions that differ from this controller's. Conditions not in the table are
+    equal."""
     found = controller.table.provenance
     here = controller.policy.dynamics
     names = [name for name, value in found.controller.items() if here.get(name, value) != value]
@@ -48,7 +49,7 @@ def _differs(controller: Controller) -> tuple[str, ...]:
 
 
 def scaling_record(decision: Decision, now: float, wall: float) -> ScalingRecord:
-    """As `scaling_status`."""
+    """Build the record of one decision. `now` and `wall` are those of `scaling_status`."""
     return ScalingRecord(
         at=max(wall - (now - decision.at), 0.0),
         action=decision.action.value,

@@ -1,4 +1,4 @@
-"""Workers that someone else starts, such as compose or a person: this pool only looks on."""
+"""Provider for workers that another system starts, such as compose. The pool only observes them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from turboserve.autoscaler.providers.base import (
 
 
 class ExternalProvider(PoolProvider):
-    """Owns no worker. That a worker died is found by the scheduler, which no longer hears it."""
+    """Owns no workers. The scheduler detects the end of a worker by its missing reports."""
 
     name: ClassVar[str] = "external"
     managed: ClassVar[bool] = False
 
     def watch(self, on_exit: OnExit) -> None:
-        """There is nothing to watch."""
+        """Do nothing: there is nothing to watch."""
 
     async def adopt(self) -> list[ProviderWorker]:
         return []
@@ -36,13 +36,13 @@ class ExternalProvider(PoolProvider):
         return False
 
     async def drain(self, worker: str) -> None:
-        """Whoever started it ends it."""
+        """Do nothing: the system that started the worker ends it."""
 
     async def release(self, member: str, worker: str | None, grace_s: float) -> None:
-        """Whoever started it ends it."""
+        """Do nothing: the system that started the worker ends it."""
 
     async def health(self) -> Health:
         return Health(True)
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""

@@ -1,4 +1,4 @@
-"""Workers as processes of this machine. They outlive the autoscaler, and never the supervisor."""
+"""Runs workers as processes of this machine. They outlive the autoscaler, but never the supervisor."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ log = logs.get("pool")
 WORKER_BASE = (*variables.SERVICE, *variables.DEVICE)
 
 POOL_VARIABLE = "TURBOSERVE_POOL_ID"
-"""Which pool a process belongs to; the processes of another stack on this machine have another."""
+"""Id of the pool that a process belongs to. Stacks on the same machine have different ids."""
 POOL_MEMBER_VARIABLE = "TURBOSERVE_POOL_SLOT"
 WORKER_VARIABLE = "TURBOSERVE_WORKER_ID"
 HEALTH_VARIABLE = "TURBOSERVE_HEALTH_PORT"
 WORKER_VARIABLES = (
     variables.WORKER_SETTINGS | variables.settings_of(Settings.model_fields) | {lifeline.FD_VARIABLE}
 ) - {POOL_MEMBER_VARIABLE, WORKER_VARIABLE, HEALTH_VARIABLE}
-"""What a worker is given of the autoscaler's settings; those of its slot come beside them."""
+"""Settings of the autoscaler's environment that a worker gets. Those of its pool member are added."""
 KILL_S = 5.0
-"""A process that lives this long after SIGKILL is stuck in the kernel."""
+"""A process that lives this long after SIGKILL, in seconds, is stuck in the kernel."""
 PROBE_S = 1.0
 
 
 def pool_id(name: str, scope: str) -> str:
-    """The id of the pool `name` of the stack that `scope` tells apart (its broker's address)."""
+    """Return the id of pool `name`. `scope` identifies the stack: its broker's address."""
     return hashlib.sha256(f"{name}\0{scope}".encode()).hexdigest()[:16]
 
 
 class LocalProvider(PoolProvider):
-    """Starts `command` once per worker with `environment` and the variables of the slot.
+    """Starts `command` once per worker, with `environment` and the variables of the pool member.
 
-    What lives is found in /proc by the environment that a process was started with, so a worker that was
-    started an instant before the autoscaler was killed is found as well. `identities`: passwords of broker
-    identities, of which a worker gets its own. Output goes where the autoscaler's
-    own goes. Raises `LaunchError` if the command cannot be started.
+    Living workers are found in /proc by the environment that they were started with. So a worker that was
+    started just before the autoscaler was killed is found, too. `identities` has the passwords of broker
+    identities; a worker gets only its own. A worker's output goes where the autoscaler's goes. `launch`
+    raises `LaunchError` if the command cannot be started.
     """
 
     name: ClassVar[str] = "local"
@@ -84,7 +84,7 @@ class LocalProvider(PoolProvider):
         self._ports: dict[str, int] = {}
         self._on_exit: OnExit | None = None
         self._spawning = asyncio.Lock()
-        """Held while a process is started or looked for: one that is being started is nobody's orphan."""
+        """Held while processes are started or listed, so that `adopt` does not take one that is starting."""
 
     def watch(self, on_exit: OnExit) -> None:
         self._on_exit = on_exit
@@ -96,7 +96,7 @@ class LocalProvider(PoolProvider):
         return [provider_worker for provider_worker, process in self._processes.values() if process.alive]
 
     async def reserve(self, member: str) -> None:
-        """A machine's memory is the worker's own to budget: there is nothing to set aside."""
+        """Do nothing: a worker budgets the machine's memory itself."""
 
     async def launch(self, member: str, worker: str) -> ProviderWorker:
         async with self._spawning:
@@ -112,7 +112,7 @@ class LocalProvider(PoolProvider):
                     field=member,
                     retry_after_s=1.0,
                 )
-        # Should it be taken meanwhile, the worker fails and is started with another.
+        # If another process takes the port meanwhile, the worker fails and is started with another port.
         port = any_free(self._health_host)
         environment = {
             **self._environment,
@@ -142,7 +142,7 @@ class LocalProvider(PoolProvider):
             return False
 
     async def drain(self, worker: str) -> None:
-        """A process needs no preparation."""
+        """Do nothing: a process needs no preparation."""
 
     async def release(self, member: str, worker: str | None, grace_s: float) -> None:
         ending = [p for m, p in self._processes.values() if m.worker == worker and p.alive]
@@ -172,7 +172,7 @@ class LocalProvider(PoolProvider):
             self._command,
             env=environment,
             stdin=subprocess.DEVNULL,
-            # A session of its own: Ctrl-C in the terminal is the supervisor's to handle, in order.
+            # Start a new session, so that Ctrl-C reaches only the supervisor, which stops all in order.
             start_new_session=True,
             pass_fds=lifeline.pass_fds(),
         )
@@ -186,13 +186,13 @@ class LocalProvider(PoolProvider):
         return environment.get(POOL_VARIABLE) == self._pool
 
     def _take(self, pid: int) -> None:
-        """Watch a process that is one of ours and was started by someone before us."""
+        """Watch a process of this pool that an earlier autoscaler started."""
         provider_worker = ProviderWorker("", "", pid)
         try:
             process = WatchedProcess(pid, None, lambda status: self._ended(provider_worker, status))
         except ProcessLookupError:
             return
-        # Only now, with the process held by its descriptor, is it certain whose environment this is.
+        # Read the environment only now: the descriptor ensures that `pid` still is the same process.
         environment = environment_of(pid)
         member, worker = environment.get(POOL_MEMBER_VARIABLE), environment.get(WORKER_VARIABLE)
         if not self._is_ours(environment) or not member or not worker or worker in self._processes:
@@ -219,11 +219,11 @@ class LocalProvider(PoolProvider):
 def worker_environment(
     threads: int, user: str | None, password: str | None, further: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Of this process's environment what a worker needs; `user` and `password` are the worker's own;
-    `further` names variables beside the base.
+    """Return the part of this process's environment that a worker needs.
 
-    The variables of the slot are left out, and so is `lifeline.PARENT_VARIABLE`: the worker is not the
-    supervisor's child, and were it to ask to die with its parent, it would die with this process.
+    `user` and `password` are the worker's own credentials. `further` names additional variables. The
+    variables of the pool member are left out, and so is `lifeline.PARENT_VARIABLE`: the worker's parent is
+    this process, so with that variable the worker would end with the autoscaler.
     """
     environment = variables.child(os.environ, (*WORKER_BASE, *further), WORKER_VARIABLES)
     environment["OMP_NUM_THREADS"] = str(threads)

@@ -1,4 +1,4 @@
-"""Processes of this host that this one may not have started: who they are, when they end."""
+"""Finds and watches processes of this host, including ones that this process did not start."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 POLL_S = 0.25
-"""How often to look where the kernel has no pidfd."""
+"""Interval of checks if the kernel has no pidfd, in seconds."""
 SETTLE_S = 1.0
 SETTLE_POLL_S = 0.005
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment a process was started with; empty if it is gone, a zombie, or someone else's."""
+    """Return a process's initial environment; empty if it has ended, is a zombie or is another user's."""
     pairs = (entry.partition(b"=") for entry in _written(pid).split(b"\0") if entry)
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
@@ -31,12 +31,15 @@ def _written(pid: int) -> bytes:
 
 
 def settled_environments(numbers: Iterable[int]) -> dict[int, dict[str, str]]:
-    """`environment_of` each, by pid. Blocks for up to `SETTLE_S` where one may just be starting: the kernel
-    tells who starts a process that it runs before it has written down what with."""
+    """Return `environment_of` each process, by pid.
+
+    Blocks for up to `SETTLE_S` if a process may be starting, because a process runs before the kernel shows
+    its environment.
+    """
     until = time.monotonic() + SETTLE_S
     found = {}
     for pid in numbers:
-        # Zeros are settled: servers that write a title (Postgres) do so over where it was.
+        # An environment of zeros is final: servers that set a title (Postgres) overwrite theirs.
         while not _written(pid) and _may_settle(pid) and time.monotonic() < until:
             time.sleep(SETTLE_POLL_S)
         found[pid] = environment_of(pid)
@@ -48,7 +51,7 @@ def _may_settle(pid: int) -> bool:
 
 
 def leads_session(pid: int) -> bool:
-    """Whether the process leads its session: a worker does, its own children do not."""
+    """Whether the process leads its session. A worker does; its child processes do not."""
     with suppress(OSError):
         return os.getsid(pid) == pid
     return False
@@ -59,7 +62,7 @@ def pids() -> list[int]:
 
 
 def status_text(code: int | None) -> str:
-    """How a process ended, from its return code (negative: the signal); None is unknown."""
+    """Describe how a process ended. `code` is its return code (negative: the signal); None: not known."""
     if code is None:
         return "its process has ended"
     if code >= 0:
@@ -71,15 +74,16 @@ def status_text(code: int | None) -> str:
 
 
 class WatchedProcess:
-    """One living process, a child or not, that is told to end and whose end is noticed at once.
+    """One living process, a child or not, that can get signals and whose end is noticed at once.
 
-    It is held by a pidfd, so that a signal can never hit another process that got the same number.
+    A pidfd holds the process, so that a signal never reaches another process with the same number.
     """
 
     def __init__(
         self, pid: int, child: subprocess.Popen[bytes] | None, on_end: Callable[[str], None]
     ) -> None:
-        """Raises ProcessLookupError if there is no such process. To be called on the event loop."""
+        """Watch process `pid`; call this on the event loop. Raises ProcessLookupError if it does not
+        exist."""
         self.pid = pid
         self.ended = asyncio.Event()
         self._child = child
@@ -93,7 +97,7 @@ class WatchedProcess:
             if child is None:
                 raise
         except OSError:
-            # No pidfd on this kernel: look now and then.
+            # This kernel has no pidfd, so poll instead.
             pass
         if self._fd is not None:
             self._loop.add_reader(self._fd, self._readable)
@@ -105,7 +109,7 @@ class WatchedProcess:
         return not self.ended.is_set()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; nothing if it has ended."""
+        """Send a signal. Does nothing if the process has ended."""
         if self.ended.is_set():
             return
         with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Workers as actors of a Ray cluster: its scheduler finds the node, and its own autoscaler adds nodes."""
+"""Runs workers as actors of a Ray cluster. Ray's scheduler finds the node; Ray's autoscaler adds nodes."""
 
 from __future__ import annotations
 
@@ -31,20 +31,22 @@ from turboserve.tasks import stop
 log = logs.get("pool")
 
 RESERVE_S = 10.0
-"""A reservation that waits longer stays with the cluster, which may add a node, and is asked for again."""
+"""Time-out of a reservation in seconds. The cluster keeps a reservation that takes longer and may add a node;
+the core asks for it again."""
 LAUNCH_S = 25.0
 PROBE_S = 5.0
 FINAL_REPORT_TIMEOUT_S = 5.0
 SEPARATOR = "/"
 INHERITED = [*WORKER_BASE, *CLUSTER, *sorted(WORKER_VARIABLES - {lifeline.FD_VARIABLE})]
-"""What a worker gets of its node's environment."""
+"""Variables of its node's environment that a worker gets."""
 
 
 class RayProvider(PoolProvider):
-    """One detached actor per worker, named `member/worker` in the pool's namespace, in a placement group
-    named after the slot. Names and groups outlive the autoscaler, so the next one finds them.
+    """Runs one detached actor per worker.
 
-    `command` and `environment` are for the worker's process, which the actor starts on its node.
+    An actor has the name `member/worker` in the pool's namespace and is in a placement group named after the
+    member. Names and groups outlive the autoscaler, so the next one finds them. The actor starts the worker's
+    process on its node, with `command` and `environment`.
     """
 
     name: ClassVar[str] = "ray"
@@ -60,7 +62,7 @@ class RayProvider(PoolProvider):
         identities: Mapping[str, SecretStr] | None = None,
     ) -> None:
         self._pool, self._cluster, self._needs, self._launch_s = pool, cluster, needs, launch_s
-        # The interpreter of this machine is at another place on the nodes.
+        # None stands for the node's own Python, which may have another path than this machine's.
         self._command = [None if part == sys.executable else part for part in command]
         self._environment = dict(environment)
         self._identities = identities or {}
@@ -69,7 +71,7 @@ class RayProvider(PoolProvider):
         self._on_exit: OnExit | None = None
         self._swept = False
         self._spawning = asyncio.Lock()
-        """Held while an actor is made or looked for: one that has not started its worker yet is no orphan."""
+        """Held while actors are made or listed, so that `adopt` does not end one that is still starting."""
 
     def watch(self, on_exit: OnExit) -> None:
         self._on_exit = on_exit
@@ -86,7 +88,7 @@ class RayProvider(PoolProvider):
         return [provider_worker for provider_worker, _ in self._actors.values()]
 
     async def _take(self, provider_worker: ProviderWorker, name: str) -> None:
-        """Watch an actor that someone before us has made; one without a worker is cleared away."""
+        """Watch an actor that an earlier autoscaler made. An actor without a worker is ended."""
         namespace = self._cluster.namespace
 
         def look(ray: Any) -> tuple[Any, bool]:
@@ -108,7 +110,7 @@ class RayProvider(PoolProvider):
             log.info("worker adopted", worker=provider_worker.worker, member=provider_worker.member)
 
     async def _give_back_what_is_left(self) -> None:
-        """Reservations of an autoscaler that was killed, in whose slots nothing lives."""
+        """Give back reservations of an earlier autoscaler for members without a living worker."""
         used = {self._group(provider_worker.member) for provider_worker, _ in self._actors.values()}
 
         def give_back(ray: Any) -> None:
@@ -190,7 +192,7 @@ class RayProvider(PoolProvider):
                     actor.start.remote(self._command, environment, INHERITED), timeout=self._launch_s
                 )
             except Exception as error:
-                # Whatever became of it, it must not come up later as somebody nobody asked for.
+                # The actor may still start later. End it, since the core treats the launch as failed.
                 ray.kill(actor, no_restart=True)
                 return actor, f"{type(error).__name__}: its actor did not start within {self._launch_s:g} s"
 
@@ -215,7 +217,7 @@ class RayProvider(PoolProvider):
             return False
 
     async def drain(self, worker: str) -> None:
-        """A process needs no preparation."""
+        """Do nothing: a process needs no preparation."""
 
     async def release(self, member: str, worker: str | None, grace_s: float) -> None:
         if worker is not None:
@@ -243,7 +245,7 @@ class RayProvider(PoolProvider):
             try:
                 ended = bool(ray.get(actor.stop.remote(grace_s), timeout=limit_s))
             except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-                # With the actor goes its process, or its node is gone.
+                # The worker's process ends with the actor, or the node is gone.
                 ended = True
             if ended:
                 ray.kill(actor, no_restart=True)
@@ -253,7 +255,7 @@ class RayProvider(PoolProvider):
             raise StuckError(f"the process of {name} does not end", field=worker, retry_after_s=5.0)
         watching = self._watching.get(worker)
         if watching is not None:
-            # Its exit is told before anyone hears that the slot is free.
+            # Report the exit before `release` returns and frees the member.
             await asyncio.wait({watching}, timeout=FINAL_REPORT_TIMEOUT_S)
 
     async def health(self) -> Health:
@@ -282,7 +284,7 @@ class RayProvider(PoolProvider):
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            # The actor died, or its node did.
+            # The actor or its node has ended.
             status = (
                 f"its actor has ended: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}"
             )
@@ -292,7 +294,7 @@ class RayProvider(PoolProvider):
         await self._forget(f"{provider_worker.member}{SEPARATOR}{provider_worker.worker}")
 
     async def _forget(self, name: str) -> None:
-        """End an actor that holds nothing any more; the next listing finds it if this fails."""
+        """End an actor without a worker. If this fails, the next listing finds the actor again."""
         namespace = self._cluster.namespace
 
         def kill(ray: Any) -> None:
@@ -307,7 +309,7 @@ class RayProvider(PoolProvider):
             log.info("actor left behind", actor=name, error=error.detail)
 
     async def _names(self) -> list[str]:
-        """Names of the pool's actors that are there or are being made."""
+        """Return the names of the pool's actors, including those that are being made."""
         namespace = self._cluster.namespace
 
         def look(ray: Any) -> list[str]:

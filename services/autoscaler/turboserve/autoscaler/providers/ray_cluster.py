@@ -1,4 +1,4 @@
-"""Ray as the provider needs it: every call on a thread of its own, with a deadline, its errors typed."""
+"""Access to a Ray cluster: every call runs on a thread, has a deadline and raises typed errors."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ T = TypeVar("T")
 CALL_S = 10.0
 RETRY_S = 2.0
 THREADS = 32
-"""Calls at once: one that waits for a node must not keep the others from being made."""
+"""Maximum number of simultaneous calls. A call that waits for a node must not delay the others."""
 
 
 class RayError(ProviderError):
-    """The cluster cannot be reached, does not answer in time, or refuses."""
+    """The cluster cannot be reached, does not answer in time or refuses a call."""
 
     code, title = "ray", "Ray cluster"
 
 
 class RayMissingError(ProviderError):
-    """The package is not installed here."""
+    """The package `ray` is not installed."""
 
     code, title = "ray_missing", "Ray is not installed"
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What one worker takes of a node."""
+    """Resources of a node that one worker takes."""
 
     gpus: float = 1.0
     cpus: float = 1.0
@@ -49,8 +49,8 @@ class Needs:
 class RayCluster:
     """This process's connection to one cluster, made on first use.
 
-    Ray ends a driver whose node is gone: the autoscaler then exits, is started again by its supervisor, and
-    adopts what lives, as after any other crash.
+    Ray ends a driver whose node is gone. The autoscaler then exits, its supervisor restarts it, and it adopts
+    the living workers, as after any other crash.
     """
 
     def __init__(self, address: str, namespace: str, call_s: float = CALL_S) -> None:
@@ -59,8 +59,11 @@ class RayCluster:
         self._threads = ThreadPoolExecutor(THREADS, "ray")
 
     async def call(self, work: Callable[[Any], T], longer_s: float = 0.0, what: str = "the cluster") -> T:
-        """`work(ray)` on a thread. Raises RayError within the call's limit and `longer_s`, by which the work
-        itself may wait; what is under way then may still happen."""
+        """Run `work(ray)` on a thread.
+
+        `longer_s` is the time that the work itself may wait. Raises RayError after the limit of a call plus
+        `longer_s`; the work may still take effect later.
+        """
         limit_s = self._call_s + longer_s
         try:
             async with asyncio.timeout(limit_s):
@@ -75,7 +78,7 @@ class RayCluster:
             detail = f"the provider needs `pip install turboserve-autoscaler[ray]`: {error}"
             raise RayMissingError(detail, field="provider") from None
         except Exception as error:
-            # Ray's errors have many roots; none of them may stop the pool.
+            # Ray's errors have no common base class. None of them may stop the pool.
             detail = f"{what}: {type(error).__name__}: {_brief(error)}"
             raise RayError(detail, field=self._address, retry_after_s=RETRY_S) from error
 
@@ -101,7 +104,7 @@ def _brief(error: BaseException) -> str:
 
 
 def node_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Of the autoscaler's environment what a worker on another machine is told."""
+    """Return the part of the autoscaler's environment that a worker on another machine gets."""
     only_here = ("TURBOSERVE_HEALTH_", "TURBOSERVE_LIFELINE_")
     return {
         name: value

@@ -1,7 +1,7 @@
-"""What runs as an actor on a Ray cluster: it holds one worker process of its node.
+"""The actor that runs one worker process on a node of a Ray cluster.
 
-Shipped by value, so that a node needs the worker's packages and not the autoscaler's: nothing here may import
-anything but the standard library.
+Ray ships this module by value, so that a node needs the worker's packages and not the autoscaler's. So this
+module may import only the standard library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class WorkerHost:
-    """Its worker never outlives it: the kernel kills the one when the other ends."""
+    """Runs one worker. The kernel kills the worker when the actor's process ends."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
@@ -29,8 +29,11 @@ class WorkerHost:
     async def start(
         self, command: list[str | None], environment: dict[str, str], inherited: list[str]
     ) -> str | None:
-        """Start the worker, once; what is wrong, or None. A part of `command` that is None is this node's
-        Python. Of this node's environment the worker gets what `inherited` names: see `of_node`."""
+        """Start the worker, once; returns an error text, or None.
+
+        A None in `command` stands for this node's Python. `inherited` names the variables of this node's
+        environment that the worker gets (see `of_node`).
+        """
         if self._process is not None:
             return None
         with socket.socket() as probe:
@@ -49,11 +52,11 @@ class WorkerHost:
         return None
 
     async def alive(self) -> bool:
-        """Whether its worker was started and has not ended."""
+        """Whether the worker was started and has not ended."""
         return self._process is not None and self._process.returncode is None
 
     async def ready(self) -> bool:
-        """Whether its worker answers /readyz with 200."""
+        """Whether the worker answers /readyz with 200."""
         if not await self.alive():
             return False
         try:
@@ -71,11 +74,11 @@ class WorkerHost:
             writer.close()
 
     async def wait(self) -> int | None:
-        """Until its worker has ended; the return code."""
+        """Wait until the worker has ended; returns its return code, or None if none was started."""
         return None if self._process is None else await self._process.wait()
 
     async def stop(self, grace_s: float) -> bool:
-        """Ask the worker to end, and after `grace_s` make it; whether it has ended."""
+        """Ask the worker to end, and after `grace_s` force it; returns whether it has ended."""
         for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_S)):
             if self._process is None or self._process.returncode is not None:
                 return True
@@ -88,7 +91,7 @@ class WorkerHost:
 
 
 def of_node(names: list[str]) -> dict[str, str]:
-    """Of this node's environment the variables that `names` stand for; `*` at the end stands for any rest."""
+    """Return the variables of this node's environment that match `names`. A final `*` matches any rest."""
     exact = {name for name in names if not name.endswith("*")}
     prefixes = tuple(name[:-1] for name in names if name.endswith("*"))
     return {

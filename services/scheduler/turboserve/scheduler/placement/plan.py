@@ -1,4 +1,4 @@
-"""The cheapest set of moves after which no chunk latency of a pool exceeds a limit."""
+"""Plans the cheapest set of migrations after which no chunk latency of a pool exceeds a limit."""
 
 from __future__ import annotations
 
