@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from turboserve.scheduler.view_models import WorkerView
 
 LONGEST_GAP_S = 1.0
-"""Limit on the gap between two events: in a longer gap the scheduler itself was delayed and missed
-reports."""
+"""Longest gap between two events that counts in full. In a longer one the scheduler itself was delayed."""
 SUSPECT_AFTER = 1 / 3
 """Part of the time-out after which a silent worker is suspect: it gets sessions only as a last resort."""
 LOOK_AFTER = 1 / 6

@@ -13,7 +13,7 @@ from turboserve.contracts.requests import MoveAccepted, MoveSession, SessionRef
 from turboserve.scheduler.messages import Event, MoveAsked, Reply, SessionChanged
 
 ANSWER_TIMEOUT_S = 2.5
-"""Below `request_deadline_s`, so that a late answer of the core still gets a reply with an explanation."""
+"""Below `request_deadline_s`, so that the caller gets an explanation if the core's answer is late."""
 
 
 class OperatorEndpoint:

@@ -109,7 +109,6 @@ class Decision:
     target: int
     previous: int
     advice: int
-    """The size that the controller would choose. It differs from `target` only in a dry run or an
-    override."""
+    """The controller's own choice. It differs from `target` only in a dry run or under an override."""
     reason: str
     numbers: Mapping[str, float] = field(default_factory=dict)

@@ -22,8 +22,7 @@ class FeedbackMonitor:
         self.feedback: LoadFeedback | None = None
         self.heard_at: float | None = None
         self.since: float | None = None
-        """Start of the present run of feedback without a gap above `stale_s`; None before the first
-        message."""
+        """Start of the last run of feedback without a gap above `stale_s`; None before any feedback."""
         self.refused: Counter[str] = Counter()
         self._refused_at = -math.inf
         self._fault = ""

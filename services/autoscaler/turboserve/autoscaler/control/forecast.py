@@ -21,8 +21,8 @@ class Forecast:
 
     N(t + h) ≈ N + trend (φ + … + φ^h) + margin, in sessions.
 
-    - The margin is the `quantile` of the amounts by which earlier forecasts, made h before, fell short. It is
-      never below zero.
+    - The margin is the `quantile` of the amounts by which earlier forecasts, made h steps before, fell short.
+      It is never below zero.
     - The demand itself is not smoothed, since on the profiled traces smoothing only delayed the forecast.
     - A learned forecast, ridge regression on lagged differences, saves nothing at the same coverage
       (`docs/performance.md`).

@@ -38,8 +38,7 @@ def scaling_status(controller: Controller, now: float, wall: float) -> ScalingSt
 
 
 def _differs(controller: Controller) -> tuple[str, ...]:
-    """Return the profiling conditions that differ from this controller's. Conditions not in the table are
-    equal."""
+    """Return the table's profiling conditions that differ from this controller's."""
     found = controller.table.provenance
     here = controller.policy.dynamics
     names = [name for name, value in found.controller.items() if here.get(name, value) != value]

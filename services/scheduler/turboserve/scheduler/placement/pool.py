@@ -136,8 +136,7 @@ class Pool:
         self.draining.discard(entry.id)
 
     def neighbours(self, kind: LinkKind, host: str) -> Ranking | None:
-        """Return the targets that a link of `kind` or a nearer one joins with `host`; None: no such
-        targets."""
+        """Return the targets that a link of `kind` or a nearer one joins with `host`, or None."""
         if kind is LinkKind.ACROSS:
             return self.targets
         return self.near.get((kind, host if kind is LinkKind.HOST else node_of(host))) if host else None

@@ -22,8 +22,8 @@ class WorkerState:
     draining: bool = False
     """Whether all sessions of the worker, suspended ones too, must go to other workers."""
     suspect: bool = False
-    """Whether the worker's report is overdue. It then gets sessions only as a last resort, and sessions do
-    not migrate to or from it."""
+    """Whether the worker's report is overdue. The worker then gets sessions only as a last resort, and the
+    rebalancer proposes no migration to or from it."""
     chunk_latency_s: Mapping[int, float] = field(default_factory=dict)
     """Measured profile L(b): seconds of a chunk by sessions in the batch. Empty: not measured."""
     host: str = ""
