@@ -1,4 +1,4 @@
-"""`python -m turboserve.gateway`."""
+"""Entry point of the gateway: `python -m turboserve.gateway`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def start(runtime: service.Runtime) -> None:
         runtime.spawn(reload.follow(gateway.keys, settings.api_keys_file), "api keys")
     await server.start()
     runtime.spawn(server.wait(), "http server")
-    # Last added, first called: viewers are told to come back before the server stops listening.
+    # Stop callbacks run in reverse order: viewers are asked to reconnect before the server stops listening.
     runtime.on_stop(server.stop)
     runtime.on_stop(gateway.streams.close)
     log.info("listening", url=f"http://{settings.gateway_host}:{server.port}/")
@@ -35,7 +35,8 @@ async def start(runtime: service.Runtime) -> None:
 
 def main() -> None:
     settings = service.load("gateway", Settings)
-    # Only hashes are needed from here on. (/proc/PID/environ still shows it: see docs/how-to/api-keys.md.)
+    # From here on the process needs only hashes. /proc/PID/environ still shows the keys: see
+    # docs/how-to/api-keys.md.
     os.environ.pop("TURBOSERVE_API_KEYS", None)
     service.run("gateway", settings, start)
 

@@ -1,4 +1,4 @@
-"""Reading an async generator without losing an item when something else happens first."""
+"""Helpers that read an async generator until an event occurs, or report its silence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def until(source: AsyncGenerator[T, None], over: asyncio.Event) -> AsyncGenerator[T, None]:
-    """Items of `source` until `over` is set; an item that is being waited for then is given up."""
+    """Yield items of `source` until `over` is set, which cancels a pending wait for the next item."""
     scope: asyncio.Timeout | None = None
 
     async def end() -> None:
@@ -26,7 +26,7 @@ async def until(source: AsyncGenerator[T, None], over: asyncio.Event) -> AsyncGe
         async with aclosing(source):
             while not over.is_set():
                 try:
-                    # One task for all items: one for each would cost more than the item.
+                    # One task serves all items: a task for each item would cost more than the item.
                     async with asyncio.timeout(None) as scope:
                         item = await anext(source)
                 except StopAsyncIteration:
@@ -43,7 +43,7 @@ async def until(source: AsyncGenerator[T, None], over: asyncio.Event) -> AsyncGe
 
 
 async def or_silence(source: AsyncGenerator[T, None], seconds: float) -> AsyncGenerator[T | None, None]:
-    """Items of `source`, and None whenever there was none for `seconds`."""
+    """Yield items of `source`, and None after every `seconds` without an item."""
     async with aclosing(source):
         while True:
             coming = asyncio.ensure_future(anext(source))

@@ -1,4 +1,4 @@
-"""The gateway's application: wiring only."""
+"""Builds the gateway's services and its ASGI application. Wiring only."""
 
 from __future__ import annotations
 
@@ -47,8 +47,11 @@ def create_gateway(
     checks: Callable[[], dict[str, bool]],
     warnings: Callable[[], dict[str, str]] = dict,
 ) -> Gateway:
-    """The process's services. The caller runs `pools.start()`, `chunks.listen()`, `timeline.run()`,
-    and `streams.close()` at the end. Raises KeyFileError."""
+    """Create the services of the process.
+
+    The caller runs `pools.start()`, `chunks.listen()` and `timeline.run()`, and at the end `streams.close()`.
+    Raises KeyFileError.
+    """
     keys = Keys(settings.key_set(), settings.operators)
     return Gateway(
         settings=settings,
@@ -61,14 +64,14 @@ def create_gateway(
         sessions=Sessions(bus, clock, settings.default_model),
         chunks=ChunkLog(bus),
         timeline=TimelineService(bus, clock, settings.playhead_interval_s, settings.report_timeout_s),
-        # Without keys everyone is one tenant.
+        # Without keys all callers are one tenant.
         streams=Streams(settings.stream_limit, settings.tenant_streams if keys else 0),
         pools=PoolSnapshots(bus, clock),
     )
 
 
 async def start_gateway(runtime: Runtime, settings: Settings) -> Gateway:
-    """Everything of a gateway but its HTTP server. The caller runs `streams.close()` at the end.
+    """Create and start a gateway without its HTTP server. The caller runs `streams.close()` at the end.
 
     Raises KeyFileError.
     """
@@ -80,15 +83,15 @@ async def start_gateway(runtime: Runtime, settings: Settings) -> Gateway:
 
 
 def create_app(gateway: Gateway) -> FastAPI:
-    """The ASGI application over `gateway`."""
-    # No /docs: its page loads scripts from elsewhere. /openapi.json is what tools read.
+    """Create the ASGI application that serves `gateway`."""
+    # No /docs: that page loads scripts from other hosts. Tools read /openapi.json.
     app = _Application(
         title="TurboServe",
         version=VERSION,
         summary="Streaming video generation: sessions, live video, controls.",
         docs_url=None,
         redoc_url=None,
-        # A redirect would name a host that only the client claims, and lose the body of a POST.
+        # A redirect would contain the host that the client claims, and would lose the body of a POST.
         redirect_slashes=False,
     )
     app.state.gateway = gateway
@@ -96,7 +99,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     for router in (sessions, stream, events, pool, scaling, health):
         app.include_router(router)
     page_endpoints.install(app)
-    # The last one added sees a request first: Host and Origin, then the key, then the body.
+    # The middleware added last sees a request first: it checks Host and Origin, then the key, then the body.
     app.add_middleware(JsonOnly)
     app.add_middleware(BodyLimit, limit_bytes=gateway.settings.body_limit_bytes)
     app.add_middleware(Authenticate, authenticator=gateway.authenticator, keys=gateway.keys)
@@ -120,7 +123,7 @@ def create_app(gateway: Gateway) -> FastAPI:
 
 
 class _Application(FastAPI):
-    """FastAPI that never sees a key in an address: its own telemetry comes before any middleware."""
+    """FastAPI that removes the API key from the query first: its telemetry runs before any middleware."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
@@ -129,8 +132,11 @@ class _Application(FastAPI):
 
 
 class _BrowserHeaders:
-    """Browsers take every answer for what its Content-Type says, show none in a frame, and give none to a
-    page of another origin, not even as a picture or a video, unless it is `embeddable`."""
+    """ASGI middleware: adds security headers for browsers to every HTTP response.
+
+    Browsers then trust the Content-Type, show no response in a frame, and give no response to a page of
+    another origin, not even as an image or a video, unless responses are `embeddable`.
+    """
 
     def __init__(self, app: ASGIApp, embeddable: bool) -> None:
         self._app = app
@@ -150,7 +156,7 @@ class _BrowserHeaders:
 
 
 def _true_responses(method: str, responses: dict[str, Any]) -> None:
-    # FastAPI gives every path with a parameter a 422 in a form of its own, which is never sent.
+    # FastAPI declares a 422 in its own form for every path with a parameter. The gateway never sends it.
     if "application/json" in responses.get("422", {}).get("content", {}):
         del responses["422"]
     if method != "get":
@@ -161,7 +167,7 @@ def _true_responses(method: str, responses: dict[str, Any]) -> None:
 
 
 def _true_openapi(app: FastAPI, *, keys_needed: bool) -> None:
-    """Says what FastAPI does not know: the form of problems, and whether this gateway asks for keys."""
+    """Add to OpenAPI what FastAPI does not know: the form of problems, and whether keys are required."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:

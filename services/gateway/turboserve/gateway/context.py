@@ -1,4 +1,4 @@
-"""What the endpoints share: one of these per process, on the app's state."""
+"""The services that all endpoints share: one `Gateway` per process, in the application's state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is open: who can reach this gateway and what they may do, for its log and for `turboserve up`."""
+"""Describes who can reach this gateway and what they may do, for its log and for `turboserve up`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEYLESS = (
 
 
 def fields(settings: Settings, keys: Keys, port: int) -> dict[str, Any]:
-    """The same for a log line."""
+    """Return the exposure as the fields of a log line."""
     return {
         "address": f"{settings.gateway_host}:{port}",
         "reachable_by": "this machine" if is_loopback(settings.gateway_host) else "others",
@@ -28,7 +28,7 @@ def fields(settings: Settings, keys: Keys, port: int) -> dict[str, Any]:
 
 
 def sentences(settings: Settings, keys: Keys, port: int) -> list[str]:
-    """One line for each thing that somebody who starts a stack should know."""
+    """Return the exposure as sentences for the user who starts a stack."""
     told = fields(settings, keys, port)
     reach = (
         "this machine's users and programs"

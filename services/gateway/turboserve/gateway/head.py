@@ -1,4 +1,4 @@
-"""HEAD: what probes of load balancers and monitors ask with."""
+"""Support for HEAD requests, which load balancers and monitors send as probes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _LASTING = ("/stream", "/stream.mp4", "/events")
 
 
 def takes_head(path: str) -> bool:
-    """Whether the resource at `path` has an end, so that its headers can be had without it."""
+    """Return whether the response at `path` is finite. Only finite responses support HEAD."""
     return not path.endswith(_LASTING)
 
 
 class HeadAsGet:
-    """ASGI middleware: HEAD is answered as GET is; the server leaves the body out."""
+    """ASGI middleware: handles HEAD like GET. The server omits the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""The limit of a request's body, held before anything reads it."""
+"""Middleware that limits the size of a request's body before other code reads the body."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DISCARD_S = 2.0
 
 
 class BodyLimit:
-    """ASGI middleware: reads at most `limit_bytes` of body, chunked or not; more is answered 413."""
+    """ASGI middleware: reads bodies of at most `limit_bytes`, chunked or not, and answers larger ones 413."""
 
     def __init__(self, app: ASGIApp, limit_bytes: int) -> None:
         self._app = app
@@ -28,7 +28,7 @@ class BodyLimit:
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._limit_bytes:
-            if b"expect" not in headers:  # Who asks first has not sent anything yet.
+            if b"expect" not in headers:  # A client that sends `Expect` waits with its body.
                 await _discard(receive)
             await self._refuse(scope, receive, send)
             return
@@ -65,7 +65,10 @@ class BodyLimit:
 
 
 async def _discard(receive: Receive) -> None:
-    """Read on for a bit: a connection closed over unread bytes is reset, and the answer is lost with it."""
+    """Read and discard more of the body, at most `DISCARD_BYTES` and for at most `DISCARD_S`.
+
+    Closing a connection with unread bytes resets it, and the client loses the answer.
+    """
     seen = 0
     with suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_S):

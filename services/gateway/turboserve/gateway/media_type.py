@@ -1,4 +1,4 @@
-"""A body counts only if it is declared as JSON: a form of a foreign page cannot declare that."""
+"""Middleware that accepts only bodies declared as JSON. A form of a foreign page cannot declare JSON."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SHOWN = 100
 
 
 class JsonOnly:
-    """ASGI middleware: a request that changes something has no body, or one that is declared as JSON.
+    """ASGI middleware: refuses a request that changes something if its body is not declared as JSON.
 
-    Browsers send forms and text to any site without asking it, JSON only after a preflight.
+    Browsers send forms and text to any site without a preflight. They send JSON only after a preflight.
     """
 
     def __init__(self, app: ASGIApp) -> None:

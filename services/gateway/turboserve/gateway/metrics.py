@@ -1,4 +1,4 @@
-"""What the gateway measures. Durations in seconds, sizes in bytes."""
+"""Metrics of the gateway. Durations are in seconds, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ connections_cut = _meter.create_counter(
 
 
 class HasSlack(Protocol):
-    """A process's timeline of the sessions that are watched here."""
+    """A timeline of the sessions that are watched at this gateway."""
 
     def smallest_slack(self) -> float | None:
-        """Smallest playout slack of all sessions, in seconds; None: no session is watched."""
+        """Return the smallest playout slack of all sessions, in seconds; None if no session is watched."""
 
 
 slack_min: Gauge[HasSlack] = Gauge(

@@ -1,4 +1,4 @@
-"""uvicorn inside the service runner, which owns the signals, with limits and deadlines for connections."""
+"""Runs uvicorn with limits and deadlines for connections. The service runner handles the signals."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from turboserve.gateway.serving.settings import ServerSettings, as_text
 log = logs.get("http")
 
 SOCKET_MESSAGE_BYTES = 1 << 20
-"""Beyond this a WebSocket closes with 1009; the gateway's own limit, far below, answers with an error."""
+"""A larger message closes a WebSocket with 1009. The gateway's own, far lower limit answers an error."""
 GRACE_S = 2
 BACKLOG = 128
 LEAST_CONNECTIONS = 16
-"""A process that may open fewer is of no use."""
+"""Minimum number of connections. The server does not start if the process may open fewer."""
 
 
 class Server(uvicorn.Server):
     """Serves `app` on `host:port` between `start` and `stop`."""
 
     def __init__(self, app: FastAPI, host: str, port: int, settings: ServerSettings | None = None) -> None:
-        """`settings` are the defaults if there are none."""
+        """`settings`: None means the defaults."""
         self._settings = settings = settings or ServerSettings()
         super().__init__(
             uvicorn.Config(
                 app,
                 log_config=None,
-                # Both logs would show addresses, and those may carry an access token.
+                # Both logs would show URLs, which may contain an access token.
                 access_log=False,
                 log_level="warning",
                 server_header=False,
@@ -62,13 +62,17 @@ class Server(uvicorn.Server):
         self._serving: asyncio.Task[None] | None = None
         self._acceptor: Acceptor | None = None
         self.port = port
-        """Where it really listens."""
+        """Port that the server listens on. `start` replaces 0 by the assigned port."""
 
     async def start(self) -> None:
-        """Bind and accept. Raises OSError if the address is taken, or descriptors are too few."""
+        """Bind the address and accept connections.
+
+        Raises OSError if the address is taken or the process may open too few descriptors.
+        """
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        # Named as TCP, which connections inherit: asyncio turns Nagle's algorithm off for those only. With it
-        # on, the second message of a chunk waits up to 40 ms for the first one's acknowledgement.
+        # The socket names TCP explicitly, and connections inherit that: asyncio turns Nagle's algorithm off
+        # only for such sockets. With Nagle's algorithm, the second message of a chunk waits up to 40 ms for
+        # the acknowledgement of the first.
         listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -84,7 +88,7 @@ class Server(uvicorn.Server):
             self._serving.result()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's own accepts whatever comes."""
+        """Start the acceptor. Replaces uvicorn's method, which accepts every connection."""
         assert sockets is not None
         [listening] = sockets
         listening.setblocking(False)
@@ -132,7 +136,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def wait(self) -> None:
-        """Until it stops, for whatever reason."""
+        """Wait until the server stops, for any reason."""
         if self._serving is not None:
             await asyncio.shield(self._serving)
 

@@ -20,52 +20,53 @@ KEYLESS = "TURBOSERVE_ALLOW_KEYLESS=1 says that this is meant"
 
 
 class Settings(ServerSettings):
-    """Read from `TURBOSERVE_…` variables, e.g. `TURBOSERVE_GATEWAY_PORT`."""
+    """Settings of the gateway, read from `TURBOSERVE_…` variables, e.g. `TURBOSERVE_GATEWAY_PORT`."""
 
-    # A mistyped list of keys must not end up in a log.
+    # Error messages do not show the input: a mistyped list of keys must not end up in a log.
     model_config = SettingsConfigDict(hide_input_in_errors=True)
 
     gateway_host: str = "127.0.0.1"
-    """Address that the API listens on; `0.0.0.0` in a container. Where others can reach it, API keys must be
-    set, or `allow_keyless`."""
+    """Address that the API listens on; `0.0.0.0` in a container. An address that other machines can reach
+    requires API keys or `allow_keyless`."""
     gateway_port: int = Field(default=8080, ge=0, le=65_535)
-    """0: any free port; the log says which."""
+    """Port of the API. 0 takes any free port, which the log shows."""
     default_model: Id = "toyworld"
-    """For sessions that name none."""
+    """Model of sessions that name none."""
     api_keys_file: Path | None = None
-    """File of hashed API keys, which `turboserve keys` writes; mode 0600. Changes count within a second or
-    two. None: keys are those of `api_keys`."""
+    """File of hashed API keys, which `turboserve keys` writes; mode 0600. Changes take effect within two
+    seconds. None: the keys of `api_keys` apply."""
     api_keys: Annotated[KeySet | None, NoDecode] = None
-    """For development: `key=tenant,key=tenant` or a JSON object, keys of 16 characters or more. Only hashes
-    stay in memory. None, and no file: no key is needed, and everyone is the tenant `default`."""
+    """API keys for development: `key=tenant,key=tenant` or a JSON object, with keys of 16 characters or more.
+    Only hashes stay in memory. Without `api_keys` and `api_keys_file`, no key is needed and every caller is
+    the tenant `default`."""
     operators: Annotated[tuple[str, ...], NoDecode] = ()
-    """Tenants that may give orders about the pool and move anybody's sessions, separated by commas, beside
-    the keys that were made with `--operator`; none: nobody where there are keys, everybody where there are
-    none."""
+    """Tenants that may control the pool and migrate every tenant's sessions, separated by commas. Keys made
+    with `--operator` have the same rights. If this is empty, only those keys do; a gateway without keys then
+    gives the rights to every caller."""
     allow_keyless: bool = False
-    """Start without API keys although others can reach the address, or although a setting of keys is there
-    and lists none."""
+    """Start without API keys even if other machines can reach the address, `api_keys` is set and lists none,
+    or `operators` is set."""
     key_failures_per_minute: int = Field(default=30, ge=1, le=10_000)
-    """Wrong API keys of one address that are answered 401; further ones are answered 429."""
+    """Wrong API keys per minute from one address that are answered 401; further ones are answered 429."""
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
-    """Host names under which this gateway is called, beside `localhost` and its own address, separated by
-    commas: `video.example.com`, `*.example.com`; `*`: any. Other names are answered 421."""
+    """Host names under which clients call this gateway, besides `localhost` and its own address, separated by
+    commas: `video.example.com`, `*.example.com`; `*`: any. Requests for other names are answered 421."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Other origins whose pages may call the API, separated by commas; `*`: any."""
     body_limit_bytes: int = Field(default=64 * 1024, ge=1024)
-    """Of a request's body and of a WebSocket message."""
+    """Maximum size of a request's body and of a WebSocket message, bytes."""
     stream_limit: int = Field(default=1_000, ge=1)
-    """Streams (video and events) that this gateway serves at once."""
+    """Maximum number of streams (video and events) that this gateway serves at once."""
     tenant_streams: int = Field(default=250, ge=0)
-    """Of these, streams of one tenant, where there are API keys; more are answered 429. 0: no limit."""
+    """Maximum number of streams of one tenant, if there are API keys; more are answered 429. 0: no limit."""
     bad_message_limit: int = Field(default=32, ge=1)
-    """Broken WebSocket messages before the connection is closed."""
+    """Number of invalid WebSocket messages after which the connection is closed."""
     playhead_interval_s: Annotated[float, Field(gt=0, le=SILENT_S / 4)] = 0.25
-    """Playheads are published this often while someone watches."""
+    """Interval at which the playheads of watched sessions are published, seconds."""
     report_timeout_s: Seconds = 5.0
-    """A viewer who has not reported for this long no longer moves the playhead."""
+    """A viewer that has not reported for this many seconds no longer moves the playhead."""
     events_keepalive_s: Seconds = 15.0
-    """A comment after this much silence keeps proxies from closing an event stream."""
+    """Interval at which a silent event stream sends a comment, seconds, so that proxies keep it open."""
 
     @field_validator("api_keys", mode="before")
     @classmethod
@@ -115,7 +116,7 @@ class Settings(ServerSettings):
 
     @model_validator(mode="after")
     def _keys_are_there(self) -> Self:
-        """Keys that somebody meant to set must not be absent without a word."""
+        """Refuse settings that look as if keys were meant but leave the gateway without any."""
         keys = self.key_set()
         listed = self.api_keys is not None and bool(self.api_keys.keys)
         if self.api_keys_file is not None:
@@ -146,7 +147,7 @@ class Settings(ServerSettings):
         return self
 
     def key_set(self) -> KeySet | None:
-        """The keys, from where they are; None if no key is needed. Raises KeyFileError."""
+        """Return the keys of the file or of `api_keys`; None if no key is needed. Raises KeyFileError."""
         if self.api_keys_file is not None:
             return key_file.read(self.api_keys_file)
         return self.api_keys if self.api_keys is not None and self.api_keys.keys else None

@@ -1,1 +1,1 @@
-"""Who asks: API keys and their tenants."""
+"""Authentication: API keys and their tenants."""

@@ -1,4 +1,4 @@
-"""Finds out who sent a request, before anything else of it is read; counts, logs and slows wrong keys."""
+"""Identifies the sender of a request before the routes see it. Counts, logs and throttles wrong keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOG_LINES_PER_MINUTE = 20
 
 
 class Authenticator:
-    """Identifies requests by their key. `failures_per_minute`: wrong keys of one address that get a 401."""
+    """Identifies requests by their key. Answers `failures_per_minute` wrong keys of one address with 401."""
 
     def __init__(self, keys: Keys, clock: Clock, failures_per_minute: int) -> None:
         self._keys = keys
@@ -26,17 +26,17 @@ class Authenticator:
         self._log_budget = LogBudget(LOG_LINES_PER_MINUTE)
 
     def identify(self, key: str | None, address: str | None) -> Identity:
-        """Who holds `key`.
+        """Return the identity that `key` belongs to.
 
         Raises:
-            UnauthorizedError: There is no key, or nobody was given it.
-            TooManyWrongKeysError: The address has sent too many wrong ones. A known key still passes.
+            UnauthorizedError: There is no key, or the key is unknown.
+            TooManyWrongKeysError: The address has sent too many wrong keys. A known key still passes.
         """
         identity = self._keys.identify(key)
         if identity is not None:
             return identity
         if not key:
-            # No guess, and what a page does until its user has entered a key: counted, not slowed.
+            # Counted, not throttled: a missing key is no guess. A page sends none before its user enters one.
             metrics.keys_refused.add(1, {"reason": "missing"})
             raise UnauthorizedError(
                 "an API key is needed: Authorization: Bearer KEY, or for streams ?access_token=KEY",

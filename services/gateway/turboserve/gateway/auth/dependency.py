@@ -1,4 +1,4 @@
-"""Who sent a request, as FastAPI dependencies. The middleware has found it out: see `middleware.py`."""
+"""FastAPI dependencies that give the sender of a request, whom the middleware has identified."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _tenant(identity: Annotated[Identity, Depends(_identity)]) -> str:
 
 def _stream_tenant(
     identity: Annotated[Identity, Depends(_identity)],
-    # Read by the middleware; here for OpenAPI.
+    # The middleware reads this parameter. It is declared here for OpenAPI.
     _access_token: Annotated[
         str | None,
         Query(alias="access_token", description="The API key, where a browser cannot set headers."),
@@ -39,8 +39,8 @@ def _stream_tenant(
 
 
 Caller = Annotated[Identity, Depends(_identity)]
-"""Who asks, from the Authorization header."""
+"""The sender's identity, from the Authorization header."""
 Tenant = Annotated[str, Depends(_tenant)]
-"""Whose sessions, from the Authorization header."""
+"""The sender's tenant, from the Authorization header."""
 StreamTenant = Annotated[str, Depends(_stream_tenant)]
-"""The same, from the Authorization header or `?access_token=`."""
+"""The sender's tenant, from the Authorization header or `?access_token=`."""

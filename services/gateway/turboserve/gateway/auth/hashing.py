@@ -12,11 +12,11 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstrai
 from turboserve.contracts.base import Id
 
 PREFIX = "ts_"
-"""What every key made here begins with, so that scanners find one that was published by mistake."""
+"""Prefix of every key made here, so that scanners find a key that was published by mistake."""
 SALT_BYTES = 16
 HASH_BYTES = 32
 KEY_LENGTHS = (16, 512)
-"""Characters of a key: a shorter one can be guessed, since a fast hash is no help against guessing."""
+"""Minimum and maximum characters of a key. A fast hash does not slow guessing, so keys must be long."""
 
 _PERSON = b"turboserve-key"
 _ID_BYTES, _SECRET_BYTES = 4, 24
@@ -30,15 +30,15 @@ def _hex(length_bytes: int) -> StringConstraints:
 
 
 class StoredKey(BaseModel):
-    """One key without its text."""
+    """One API key without its text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: KeyId
-    """Stands in the key's own text too, for people: `ts_ID_…`."""
+    """Id of the key. The text of a key from `new_key` contains it, for people: `ts_ID_…`."""
     tenant: Id
     operator: bool = False
-    """Whether its holder may give orders about the pool and move anybody's sessions."""
+    """Whether the key's holder may control the pool and migrate every tenant's sessions."""
     created_at: AwareDatetime | None = None
     hash: Annotated[str, _hex(HASH_BYTES)]
 
@@ -52,10 +52,10 @@ class KeySet(BaseModel):
     keys: tuple[StoredKey, ...] = ()
 
     def hash_of(self, key: str) -> str:
-        """The hash of `key` under this set's salt, in hexadecimal digits.
+        """Return the hash of `key` under this set's salt, in hexadecimal digits.
 
-        Keyed BLAKE2b, as fast as it is: keys are random, 192 bits where this module made them, so that there
-        is nothing to guess which a slow hash would protect.
+        The hash is keyed BLAKE2b, which is fast. A slow hash would only protect keys that can be guessed, and
+        keys are random: `new_key` makes them from 192 random bits.
         """
         text = key.encode(errors="replace")
         salt = bytes.fromhex(self.salt)
@@ -63,13 +63,13 @@ class KeySet(BaseModel):
 
 
 def new_key() -> tuple[str, str]:
-    """A new key's id and its text, `ts_ID_SECRET`."""
+    """Return the id and the text of a new key, `ts_ID_SECRET`."""
     key_id = secrets.token_hex(_ID_BYTES)
     return key_id, f"{PREFIX}{key_id}_{secrets.token_hex(_SECRET_BYTES)}"
 
 
 def new_id() -> str:
-    """An id for a key whose text does not carry one."""
+    """Return an id for a key whose text contains none."""
     return secrets.token_hex(_ID_BYTES)
 
 

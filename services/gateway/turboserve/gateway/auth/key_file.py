@@ -1,7 +1,7 @@
 """The file of hashed keys, `TURBOSERVE_API_KEYS_FILE`. See docs/how-to/api-keys.md for its format.
 
-Whoever writes the file may add keys and whoever reads it learns who the tenants are, so it must be its
-owner's alone. It is replaced as a whole: a reader finds the old one or the new one, never a part of one.
+A user who can write the file can add keys, and a user who can read it learns the tenants. So only its owner
+may have access. Every change replaces the whole file: a reader gets the old or the new file, never a part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FILE_BYTES_LIMIT = 8 << 20
 
 
 class KeyFileError(ValueError):
-    """The file of keys cannot be used; the message names the file and what to do."""
+    """The file of keys cannot be used. The message names the file and the remedy."""
 
 
 class KeyFile(KeySet):
@@ -36,10 +36,10 @@ class KeyFile(KeySet):
 
 
 def read(path: Path) -> KeyFile:
-    """The keys in the file at `path`. Raises KeyFileError if it is missing, open to others, or unreadable."""
+    """Read the keys in the file `path`. Raises KeyFileError if it is missing, open to others or invalid."""
     try:
         with path.open("rb") as file:
-            # Of what was opened, not of what has the name by now.
+            # Check the opened file: another file may have this name by now.
             _check_mode(path, os.fstat(file.fileno()))
             text = file.read(FILE_BYTES_LIMIT + 1)
     except OSError as error:
@@ -65,7 +65,7 @@ def add(path: Path, tenant: str, *, operator: bool = False) -> tuple[StoredKey, 
     """Add a new key of `tenant`, and make the file if there is none.
 
     Returns:
-        The stored record and the key itself, which nothing can show again.
+        The stored record and the key itself, which cannot be shown again.
 
     Raises:
         KeyFileError: The file cannot be read or written.
@@ -112,7 +112,7 @@ def _change(path: Path, change: Callable[[KeyFile], KeyFile], *, create: bool) -
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    # Of the folder: the file itself is another one after each change.
+    # The lock is on the folder, because each change replaces the file.
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -122,7 +122,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    # mkstemp makes it with mode 0600.
+    # mkstemp creates the file with mode 0600.
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -1,4 +1,4 @@
-"""Keys as the setting `TURBOSERVE_API_KEYS` lists them: read once, hashed, forgotten."""
+"""Parses the keys that the setting `TURBOSERVE_API_KEYS` lists. Only their hashes are kept."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _TENANT: TypeAdapter[str] = TypeAdapter(Id)
 
 
 def parse(text: str) -> KeySet:
-    """The keys of `key=tenant,key=tenant` or of a JSON object; empty if it lists none.
+    """Parse `key=tenant,key=tenant` or a JSON object into hashed keys; the result may be empty.
 
-    Raises ValueError, never with a key in it, for a key that is too short, listed twice or without a tenant.
+    Raises ValueError for a key that is too short, listed twice or without a tenant. The message has no key.
     """
     pairs = _json_pairs(text) if text.strip().startswith("{") else _list_pairs(text)
     empty = KeySet()
@@ -40,7 +40,7 @@ def parse(text: str) -> KeySet:
 def _list_pairs(text: str) -> list[tuple[str, str]]:
     pairs = []
     for number, part in enumerate(filter(str.strip, text.split(",")), 1):
-        # A tenant has no '=', a key may end with some.
+        # A tenant contains no '=', and a key may end with '='.
         key, separator, tenant = part.strip().rpartition("=")
         if not (key and separator and tenant):
             raise ValueError(f"entry {number} is not KEY=TENANT")
@@ -49,7 +49,7 @@ def _list_pairs(text: str) -> list[tuple[str, str]]:
 
 
 def _json_pairs(text: str) -> list[tuple[str, str]]:
-    # As pairs: a dictionary would keep the last of two equal keys and say nothing.
+    # Read as pairs: a dictionary would silently keep the last of two equal keys.
     try:
         pairs: list[tuple[str, str]] = json.loads(text, object_pairs_hook=list)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Authentication in front of the routes: no body, query or path is looked at before who asks is known."""
+"""Middleware that authenticates a request before any route sees its path, query or body."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from turboserve.gateway.problems.handlers import problem_response
 
 REVOKED_CODE = 4401
 _ADMISSION = "turboserve.admission"
-"""Key of the ASGI scope: an Identity, or the error that the endpoint of a WebSocket sends in it."""
+"""Key of the ASGI scope. The value is an Identity, or the error that a WebSocket's endpoint sends."""
 _QUERY_KEY = "turboserve.access_token"
-"""Key of the ASGI scope: the API key that stood in the query."""
+"""Key of the ASGI scope. The value is the API key that the query contained, or None."""
 
 
 class Authenticate:
-    """ASGI middleware: everything under /v1 gets an identity or a problem.
+    """ASGI middleware: gives every request under /v1 an identity, or answers it with a problem.
 
-    A WebSocket is let through with its error, since browsers do not show a refused handshake: the endpoint
-    accepts it, says why, and closes. A stream ends when the key that it was opened with is revoked.
+    Browsers do not show a refused handshake. So a WebSocket passes with its error, and the endpoint accepts
+    it, sends the error and closes. A stream ends when the key that opened it is revoked.
     """
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator, keys: Keys) -> None:
@@ -55,9 +55,9 @@ class Authenticate:
 
 
 def without_query_key(scope: Scope) -> Scope:
-    """The scope with `access_token` taken out of its query, for this module alone to see.
+    """Return the scope with `access_token` moved from its query to a key that only this module reads.
 
-    Whatever else handles a request may write its address down: FastAPI puts the query into every span.
+    Other code may record the URL of a request: FastAPI puts the query into every span.
     """
     kept, found = [], None
     for part in scope.get("query_string", b"").split(b"&"):
@@ -70,12 +70,12 @@ def without_query_key(scope: Scope) -> Scope:
 
 
 def refuse(scope: Scope, error: TurboServeError) -> None:
-    """Have the endpoint of a WebSocket refuse it with `error`; the first error counts."""
+    """Make the endpoint of a WebSocket refuse the connection with `error`. The first error counts."""
     scope.setdefault(_ADMISSION, error)
 
 
 def admitted(scope: Scope) -> Identity:
-    """Who asks. Raises the error for which a WebSocket is to be refused."""
+    """Return the sender's identity. Raises the error with which a WebSocket is to be refused."""
     found = scope.get(_ADMISSION)
     if isinstance(found, TurboServeError):
         raise found
@@ -85,7 +85,7 @@ def admitted(scope: Scope) -> Identity:
 
 
 class _RevocableStream:
-    """The channel of a long answer. Each message first looks whether its key still holds."""
+    """The channel of a stream. Checks for each message whether the stream's key is still valid."""
 
     def __init__(self, keys: Keys, identity: Identity, websocket: bool, receive: Receive, send: Send) -> None:
         self._keys = keys
@@ -128,7 +128,7 @@ def _guarded(path: str) -> bool:
 
 def _key(scope: Scope) -> str | None:
     key = bearer(Headers(scope=scope).get("authorization"))
-    # Only where browsers cannot set headers: an address ends up in histories and in other people's logs.
+    # Only for streams, where browsers cannot set headers: URLs end up in histories and in logs of proxies.
     if key is None and not takes_head(scope["path"]):
         key = scope.get(_QUERY_KEY)
     return key

@@ -1,4 +1,4 @@
-"""Follows the file of keys, so that a key may be added or revoked while sessions play."""
+"""Rereads the file of keys when it changes, so that keys can be added or revoked while sessions play."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LOOK_EVERY_S = 1.0
 
 
 async def follow(keys: Keys, path: Path) -> None:
-    """Read the file again whenever it has changed, for ever.
+    """Read the file again whenever it changes; never returns.
 
-    A file that cannot be used leaves the keys as they are, since a slip of an editor must not lock everybody
-    out; the log says so. A file without keys lets nobody pass.
+    An unusable file is logged and leaves the keys unchanged: an editing mistake must not lock all clients
+    out. A file without keys admits no client.
     """
     seen = None
     while True:

@@ -13,17 +13,17 @@ DEFAULT_TENANT = "default"
 
 @dataclass(frozen=True)
 class Identity:
-    """Who asks."""
+    """The sender of a request."""
 
     tenant: str
     operator: bool
-    """May give orders about the pool and move the sessions of all."""
+    """Whether the sender may control the pool and migrate every tenant's sessions."""
     key_id: str | None = None
-    """None: no key is needed here."""
+    """Id of the sender's key. None: this gateway needs no key."""
 
 
 class Keys:
-    """Which key is whose. Without `key_set` no key is needed, and everyone is the tenant `default`."""
+    """Maps keys to identities. Without `key_set` no key is needed: every caller is the tenant `default`."""
 
     def __init__(self, key_set: KeySet | None, operators: Collection[str] = ()) -> None:
         self._operators = frozenset(operators)
@@ -43,20 +43,20 @@ class Keys:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """Tenants of which some key may give orders."""
+        """Tenants with at least one operator key."""
         return tuple(sorted({key.tenant for key in self.stored if self._identity(key).operator}))
 
     def replace(self, key_set: KeySet) -> None:
-        """From now on these keys; if there are none, nobody passes."""
+        """Replace all keys. An empty set admits no client."""
         self._key_set = key_set
         self._by_hash = {key.hash: key for key in key_set.keys}
         self._by_id = {key.id: key for key in key_set.keys}
 
     def identify(self, key: str | None) -> Identity | None:
-        """Who holds `key`; None for one that is not known.
+        """Return the identity that `key` belongs to; None for an unknown key.
 
-        The time taken says nothing about any key: what is looked up is a hash that nobody without the salt
-        can foresee.
+        The time taken reveals nothing about any key: the lookup is by a hash, which cannot be predicted
+        without the salt.
         """
         if self._key_set is None:
             return Identity(DEFAULT_TENANT, not self._operators or DEFAULT_TENANT in self._operators)
@@ -69,7 +69,7 @@ class Keys:
         return self._identity(found)
 
     def holds(self, identity: Identity) -> bool:
-        """Whether the key that `identity` came with is still one, with the same rights."""
+        """Return whether the key of `identity` is still valid and has the same rights."""
         if self._key_set is None:
             return True
         found = self._by_id.get(identity.key_id or "")
@@ -80,6 +80,6 @@ class Keys:
 
 
 def bearer(header: str | None) -> str | None:
-    """The token of an Authorization header."""
+    """Return the bearer token of an Authorization header, or None."""
     scheme, _, token = (header or "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None

@@ -1,4 +1,4 @@
-"""How many wrong keys one address may send. Pure: the caller tells the time."""
+"""Limits how many wrong keys one address may send. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FailureThrottle:
         return len(self._buckets)
 
     def failed(self, address: str, now_s: float) -> float | None:
-        """Count a failure. Returns None within the limit, else the seconds until the next is within it."""
+        """Count a failure. Returns None within the limit, else the seconds until another one is allowed."""
         bucket = self._buckets.pop(address, None) or _Bucket(float(self._per_minute), now_s)
         self._buckets[address] = bucket
         if len(self._buckets) > self._addresses_limit:
@@ -45,14 +45,14 @@ class FailureThrottle:
 
 
 class LogBudget:
-    """Which failures get a log line: at most `per_minute`, and how many got none before it."""
+    """Limits the log lines about failures to `per_minute`, and counts failures without a line."""
 
     def __init__(self, per_minute: int) -> None:
         self._throttle = FailureThrottle(per_minute, 1)
         self._left_out = 0
 
     def take(self, now_s: float) -> int | None:
-        """The number of failures since the last line if one may be written now, else None."""
+        """Return the number of failures without a line since the last one; None if no line is allowed now."""
         if self._throttle.failed("", now_s) is not None:
             self._left_out += 1
             return None
@@ -61,7 +61,10 @@ class LogBudget:
 
 
 def network_of(address: str | None) -> str:
-    """What is counted as one client: an IPv4 address, or the /64 of an IPv6 one, which one host may have."""
+    """Return what counts as one client: an IPv4 address, or the /64 of an IPv6 address.
+
+    One host may have a whole /64.
+    """
     try:
         parsed = ipaddress.ip_address((address or "").partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""What happened to one session, from the event log."""
+"""Reads the events of one session from the event log."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class SequencedEvent(NamedTuple):
 
 
 async def follow_events(bus: Bus, session: str, after: int) -> AsyncGenerator[SequencedEvent, None]:
-    """The session's events after `after`, as they come; over behind the first that finds it ended.
+    """Yield the session's events after sequence `after`, until an event shows that the session has ended.
 
-    That is `session.ended` for who follows from before it: one more may stand behind it, for a prompt that
-    was applied by the last chunk. Types that this version does not know are left out.
+    For a follower that starts earlier, that event is `session.ended`. One more event may follow it in the
+    log: for a prompt that the last chunk applied. Event types that this version does not know are skipped.
     """
     entries = follow(bus, EVENT.stream, EVENT.of(session), EVENT.live(session), after_sequence=after)
     async with aclosing(entries):
@@ -39,6 +39,6 @@ async def follow_events(bus: Bus, session: str, after: int) -> AsyncGenerator[Se
 
 
 async def newest_event(bus: Bus, session: str) -> int:
-    """Sequence of the session's newest event; 0: there is none."""
+    """Return the sequence of the session's newest event; 0 if there is none."""
     entry = await last_entry(bus, EVENT.stream, EVENT.of(session))
     return 0 if entry is None else entry.sequence

@@ -1,1 +1,1 @@
-"""Which pages of which sites may call: checks of Host and Origin."""
+"""Checks of Host and Origin: which pages of which sites may call the gateway."""

@@ -1,4 +1,4 @@
-"""Host and Origin, checked before anything else of a request."""
+"""Middleware that checks Host and Origin before anything else of a request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOWN = 200
 
 
 class OriginCheck:
-    """ASGI middleware: refuses requests for foreign names, and changes and streams for foreign pages."""
+    """ASGI middleware: refuses requests for foreign names, and changes and WebSockets of foreign pages."""
 
     def __init__(self, app: ASGIApp, hosts: HostRules, origins: OriginRules) -> None:
         self._app = app
@@ -80,7 +80,7 @@ class OriginCheck:
 
 
 def _check_target(path: str) -> None:
-    # A whole URL names a host of its own, which would have to be preferred to the header.
+    # An absolute URL names its own host, which would take precedence over the header.
     if not path.startswith("/") and path != "*":
         raise MalformedRequestError("the request's target is no path", field="target")
 

@@ -1,8 +1,8 @@
-"""Which names the gateway answers to, and which pages may change something. Pure.
+"""Rules for the names that the gateway answers to, and for the pages that may change something. Pure.
 
-A browser sends two things that a page cannot forge: `Host`, the name under which the page believes to reach
-this server, and `Origin`, where the page came from. A name of somebody else that was made to resolve to this
-address (DNS rebinding) shows in the first, a request of a foreign page in the second.
+A browser sends two headers that a page cannot forge: `Host`, the name under which the page calls this server,
+and `Origin`, where the page came from. `Host` reveals a foreign name that was made to resolve to this address
+(DNS rebinding). `Origin` reveals a request of a foreign page.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True)
 class Authority:
-    """`host[:port]`, in one spelling: lower case, no final dot, addresses as `ipaddress` writes them."""
+    """`host[:port]` in normal form: lower case, no final dot, addresses as `ipaddress` writes them."""
 
     host: str
     port: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Authority:
-        """Raises ValueError for what is no authority, such as one with a user, a path or a zone."""
+        """Parse `text`. Raises ValueError if it is no authority, for example has a user, a path or a zone."""
         match = _AUTHORITY.fullmatch(text)
         if match is None:
             raise ValueError("is no host[:port]")
@@ -47,16 +47,17 @@ class Authority:
 
     @property
     def address(self) -> _Address | None:
-        """The IP address that it is, if it is one."""
+        """The host as an IP address; None if it is a name."""
         return _address(self.host)
 
 
 class HostRules:
-    """The names in `Host` that are answered.
+    """Decides which values of `Host` are answered.
 
-    Always those of this machine's loopback, which no name server decides about, and the address that the
-    gateway is bound to; any address where it is bound to all of them, for an address cannot be made to
-    resolve to another. Names only if they are in `allowed`: `api.example.com`, `*.example.com`, `*`.
+    - Names and addresses of the loopback: always, since no name server decides about them.
+    - The address that the gateway is bound to. If it is bound to all addresses: any address, since an address
+      cannot be made to resolve to another one.
+    - Other names: only if `allowed` lists them as `api.example.com`, `*.example.com` or `*`.
     """
 
     def __init__(self, allowed: Sequence[str], bound: str) -> None:
@@ -77,16 +78,16 @@ class HostRules:
 
 
 class OriginRules:
-    """Which pages may change something or open a stream: the gateway's own and those of `allowed` origins."""
+    """Decides which pages may change something or open a WebSocket: the gateway's own and `allowed` ones."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
         self._any = ANY in allowed
         self._allowed = frozenset(allowed)
 
     def allows(self, authority: Authority, origins: Sequence[str], fetch_site: str | None) -> bool:
-        """Whether a request for `authority` with these Origin headers may pass.
+        """Return whether a request for `authority` with these Origin headers may pass.
 
-        Without Origin, `Sec-Fetch-Site` decides; without both it is no browser's, and passes.
+        Without Origin, `Sec-Fetch-Site` decides. A request without both is not from a browser, and passes.
         """
         if self._any:
             return True
@@ -98,7 +99,7 @@ class OriginRules:
 
 
 def parse_origin(text: str) -> str:
-    """An origin as browsers write it, `scheme://host[:port]`. Raises ValueError for anything else."""
+    """Return an origin as browsers write it, `scheme://host[:port]`. Raises ValueError for anything else."""
     if text == ANY:
         return text
     parts = urlsplit(text)
@@ -109,7 +110,7 @@ def parse_origin(text: str) -> str:
 
 
 def parse_host(text: str) -> str:
-    """An entry of the allowed hosts, in one spelling. Raises ValueError."""
+    """Return an entry of the allowed hosts in normal form. Raises ValueError for an invalid entry."""
     name = text.lower().removesuffix(".")
     if name == ANY or _PATTERN.fullmatch(name):
         return name
@@ -125,7 +126,7 @@ def parse_host(text: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server bound to `host` can only be reached from this machine."""
+    """Return whether only this machine can reach a server that is bound to `host`."""
     address = _address(host.strip("[]"))
     return host.lower() == "localhost" if address is None else address.is_loopback
 
@@ -137,7 +138,7 @@ def _same_site(origin: str, authority: Authority) -> bool:
     except ValueError:
         return False
     default = SCHEME_PORTS.get(parts.scheme)
-    # The scheme that counts is the page's: a proxy in front may speak another one to us.
+    # The page's scheme counts: a proxy may use another scheme between itself and the gateway.
     return default is not None and (found.host, found.port or default) == (
         authority.host,
         authority.port or default,

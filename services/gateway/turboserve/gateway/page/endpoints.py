@@ -1,4 +1,4 @@
-"""The pages for viewers and operators: static, from the package, under a strict content security policy."""
+"""Serves the static pages for viewers and operators, with a strict content security policy."""
 
 from __future__ import annotations
 

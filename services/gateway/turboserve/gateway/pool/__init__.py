@@ -1,1 +1,1 @@
-"""Models and workers, as the pool has them now."""
+"""REST resources for the models and workers of the pool."""

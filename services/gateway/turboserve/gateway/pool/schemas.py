@@ -1,4 +1,4 @@
-"""Models and workers as clients see them."""
+"""Schemas of models and workers in REST answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of the HTTP edge itself."""
+"""Errors that the gateway itself raises for requests and connections."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ class MalformedRequestError(TurboServeError):
 
 
 class MethodNotAllowedError(TurboServeError):
-    """The path exists, the method on it does not."""
+    """The path exists but does not support the method."""
 
     code, status, title = "method_not_allowed", 405, "Method not allowed"
 
 
 class RequestTimeoutError(TurboServeError):
-    """The request did not arrive in time; `limit` is how long it may take, seconds."""
+    """The request did not arrive in time. `limit` is the time allowed, seconds."""
 
     code, status, title = "request_timeout", 408, "Request timeout"
 
 
 class HeadersTooLargeError(TurboServeError):
-    """The request has too many headers, or too long ones; `limit` is the bytes of all together."""
+    """The request has too many or too long headers. `limit` is the maximum size of all headers, bytes."""
 
     code, status, title = "headers_too_large", 431, "Headers too large"
 
 
 class TooManyConnectionsError(UnavailableError):
-    """The gateway serves as many connections as it may have."""
+    """The gateway has reached its limit of connections."""
 
     code, title = "too_many_connections", "Too many connections"
 
 
 class TooManyOfAddressError(NoCapacityError):
-    """The client's address has as many connections as one may have."""
+    """The client's address has reached the limit of connections per address."""
 
     code, title = "too_many_of_address", "Too many connections of this address"
 
 
 class UpgradeRequiredError(TurboServeError):
-    """What is here speaks WebSocket only."""
+    """The resource is available only over WebSocket."""
 
     code, status, title = "upgrade_required", 426, "Upgrade required"
 
 
 class UnsupportedMediaTypeError(TurboServeError):
-    """The body does not say that it is JSON."""
+    """The body is not declared as JSON."""
 
     code, status, title = "unsupported_media_type", 415, "Unsupported media type"
 
@@ -60,36 +60,36 @@ class ForbiddenOriginError(TurboServeError):
 
 
 class HostNotAllowedError(TurboServeError):
-    """The request is for a name that this gateway does not answer to."""
+    """The Host header has a name that this gateway does not answer to."""
 
     code, status, title = "host_not_allowed", 421, "Host not allowed"
 
 
 class TooManyWrongKeysError(TurboServeError):
-    """One address has sent more wrong API keys than the limit; a known key still passes."""
+    """One address has sent more wrong API keys than the limit. A known key still passes."""
 
     code, status, title = "too_many_wrong_keys", 429, "Too many wrong keys"
 
 
 class ChunkGoneError(TurboServeError):
-    """The log no longer keeps this chunk; `limit` is the index of the oldest that it keeps."""
+    """The log no longer keeps this chunk. `limit` is the index of the oldest chunk that it keeps."""
 
     code, status, title = "chunk_gone", 410, "Chunk gone"
 
 
 class ChunkNotMadeError(InvalidInputError):
-    """Nobody can have seen this chunk yet; `limit` is the index of the newest."""
+    """The chunk does not exist yet. `limit` is the index of the newest chunk."""
 
     code, title = "chunk_not_made", "Chunk not made yet"
 
 
 class TooManyStreamsError(NoCapacityError):
-    """This gateway serves as many streams as it is allowed to."""
+    """This gateway has reached its limit of streams."""
 
     code, title = "too_many_streams", "Too many streams"
 
 
 class KeyReusedError(InvalidInputError):
-    """The same Idempotency-Key came with a different request."""
+    """The idempotency key was used before with a different request."""
 
     code, title = "idempotency_key_reused", "Idempotency key reused"

@@ -1,4 +1,4 @@
-"""Every exception becomes a problem."""
+"""Exception handlers that turn every exception into a problem."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATH_SHOWN = 200
 def problem_response(
     error: TurboServeError, instance: str, headers: dict[str, str] | None = None
 ) -> Response:
-    """The error as `application/problem+json`, with Retry-After if a retry makes sense."""
+    """Return the error as `application/problem+json`, with Retry-After if a retry makes sense."""
     headers = dict(headers or {})
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -66,7 +66,7 @@ def install(app: FastAPI) -> None:
 
 
 def _methods(request: Request) -> set[str]:
-    # Starlette names those of the first route on this path, and there may be several.
+    # Starlette names only the methods of the first route on this path, which may have several routes.
     found: set[str] = set()
     for path, operations in request.app.openapi()["paths"].items():
         pattern = "".join(

@@ -1,4 +1,4 @@
-"""The body of every error (RFC 9457), and how OpenAPI says so."""
+"""The body of every error (RFC 9457), and its description in OpenAPI."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ _ALWAYS = (400, 421, 500, 503, 504)
 _RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds until a retry makes sense."}}
 _CHALLENGE = {"WWW-Authenticate": {"schema": {"type": "string"}, "description": "Bearer."}}
 BODY = (400, 413, 415, 422)
-"""What a route that reads a body may answer because of it."""
+"""Error statuses that a route may answer because of the request's body."""
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI responses of a route that may answer with these statuses, beside those any route may."""
+    """Return the OpenAPI responses for a route's `statuses` and for those that every route may answer."""
     found: dict[int | str, dict[str, Any]] = {}
     for status in (*statuses, *_ALWAYS):
         found[status] = {

@@ -1,4 +1,4 @@
-"""From pydantic's validation errors to one error that names the field and the limit."""
+"""Converts pydantic's validation errors to one error that names the field and the limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LIMITS = ("max_length", "min_length", "le", "lt", "ge", "gt", "pattern", "expec
 
 
 def invalid_input(errors: Sequence[Mapping[str, Any]], skip: Sequence[str] = ()) -> InvalidInputError:
-    """The first of pydantic's `errors`; a leading part in `skip` says nothing to people (`body`, `query`)."""
+    """Convert the first of pydantic's `errors`. The field omits a first part in `skip`, such as `body`."""
     first = errors[0]
     where = [str(part) for part in first["loc"]]
     if len(where) > 1 and where[0] in skip:
@@ -32,5 +32,5 @@ def invalid_input(errors: Sequence[Mapping[str, Any]], skip: Sequence[str] = ())
 
 
 def _short(part: str) -> str:
-    # Names of members are the client's own, and as long as it likes.
+    # The client chooses the names of members, which may have any length.
     return part if len(part) <= PART_SHOWN else f"{part[:PART_SHOWN]}…"

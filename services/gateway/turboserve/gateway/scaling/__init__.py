@@ -1,1 +1,1 @@
-"""How many workers there are and why, what is ordered of the pool, and what it all costs."""
+"""REST resources for the size of the pool, its orders and its cost."""

@@ -107,7 +107,7 @@ def _check_operator(caller: Identity) -> None:
 
 
 def _managed(gateway: Gateway, pool: str | None, caller: Identity | None = None) -> PoolSnapshot:
-    """The pool's last word, if something can be ordered of it, and by this caller. Raises typed errors."""
+    """Return the last report of a managed pool. Raises typed errors, also if `caller` is no operator."""
     if caller is not None:
         _check_operator(caller)
     snapshot = gateway.pools.snapshot(pool)

@@ -1,4 +1,4 @@
-"""What operators may be refused."""
+"""Errors of requests that control the pool."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from turboserve.contracts.errors import ConflictError, TurboServeError
 
 
 class NotAnOperatorError(TurboServeError):
-    """This tenant may look at the pool and not order anything of it."""
+    """The tenant may read the state of the pool but may not control it."""
 
     code, status, title = "not_an_operator", 403, "Not an operator"
 
 
 class PoolNotManagedError(ConflictError):
-    """Its workers are started by someone else: no order is possible."""
+    """The autoscaler does not start the workers of this pool, so the pool accepts no orders."""
 
     code, title = "pool_not_managed", "Pool not managed"

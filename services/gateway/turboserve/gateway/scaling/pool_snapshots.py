@@ -1,4 +1,4 @@
-"""What the autoscalers say of their pools, as last heard."""
+"""Keeps the last report of every autoscaler about its pool."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from turboserve.contracts.errors import NotFoundError, UnavailableError
 from turboserve.contracts.pool import PoolStatus
 
 SILENT_S = 5.0
-"""An autoscaler speaks every second: after so long without a word something is wrong with it."""
+"""An autoscaler reports every second. After this many seconds without a report it counts as failed."""
 FORGOTTEN_S = 600.0
 RETRY_S = 2.0
 
 
 @dataclass(frozen=True)
 class PoolSnapshot:
-    """A pool's last word, and how old it is, seconds."""
+    """A pool's last report, and its age in seconds."""
 
     status: PoolStatus
     age_s: float
 
 
 class PoolSnapshots:
-    """Kept in memory only: a gateway that has just started hears of every pool within a second."""
+    """The last report of every pool, in memory only: a new gateway receives all of them within a second."""
 
     def __init__(self, bus: Bus, clock: Clock) -> None:
         self._bus, self._clock = bus, clock
@@ -41,8 +41,10 @@ class PoolSnapshots:
             del self._snapshots[pool]
 
     def snapshot(self, pool: str | None = None) -> PoolSnapshot:
-        """Of the pool of this name, or of the one heard last; UnavailableError if none speaks, NotFoundError
-        for a name that none of them has."""
+        """Return the snapshot of `pool`; None means the pool that reported last.
+
+        Raises UnavailableError if no pool has reported, NotFoundError for an unknown name.
+        """
         if not self._snapshots:
             raise UnavailableError("no autoscaler has reported yet", field="pool", retry_after_s=RETRY_S)
         if pool is not None and pool not in self._snapshots:

@@ -1,4 +1,4 @@
-"""Pools, orders and cost as clients see them."""
+"""Schemas of pools, orders and cost in REST requests and answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turboserve.gateway.scaling.pool_snapshots import SILENT_S, PoolSnapshot
 
 
 class Pool(PoolStatus):
-    """One pool, as its autoscaler last said."""
+    """One pool, as its autoscaler last reported."""
 
     age_s: float = Field(description="How old this is, seconds; an autoscaler speaks every second.")
     summary: str = Field(description="Why the pool is as it is, in one sentence.")
@@ -29,13 +29,13 @@ class _Order(BaseModel):
 
 
 class Override(_Order):
-    """Keep so many workers, whatever the load."""
+    """Fixes the number of workers, whatever the load."""
 
     workers: int | None = Field(ge=0, description="null: the controller decides again.")
 
 
 class DryRun(_Order):
-    """Whether the controller only says what it would do."""
+    """Whether the controller only reports what it would do."""
 
     dry_run: bool | None = Field(description="null: as the autoscaler's settings say.")
 
@@ -50,7 +50,7 @@ Reason = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_sai
 
 
 class CostCorrection(_Order):
-    """What an operator adds to the cost, or, below 0, takes from it."""
+    """An operator's correction of the cost. Negative values reduce the cost."""
 
     gpu_seconds: float = Field(default=0.0, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)
     money: float = Field(default=0.0, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)
@@ -66,7 +66,7 @@ class CostCorrection(_Order):
 
 
 class Orders(BaseModel):
-    """Everything that is ordered of a pool. It is kept over restarts; the autoscaler has it in a second."""
+    """All orders for a pool. They survive restarts, and the autoscaler receives them within a second."""
 
     pool: str
     version: int = Field(description="Raised by every change; 0: nothing was ever ordered.")
@@ -80,7 +80,7 @@ class Orders(BaseModel):
 
 
 def summary(snapshot: PoolSnapshot) -> str:
-    """Why the pool is as it is, worst first."""
+    """Return the most serious reason for the pool's state, in one sentence."""
     status = snapshot.status
     if snapshot.age_s > SILENT_S:
         return f"No report from the autoscaler for {snapshot.age_s:.0f} s; workers go on without it."

@@ -1,4 +1,4 @@
-"""Accepts connections one by one, as far as there is room, and ends those that are overdue."""
+"""Accepts connections one by one up to the limits, and closes overdue connections."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ log = logs.get("http")
 
 SWEEP_S = 0.5
 LOG_S = 5.0
-"""What was refused and cut is logged at most this often, as numbers."""
+"""Minimum interval between log lines with the numbers of refused and closed connections, seconds."""
 RETRY_S = 5.0
 SYSTEM_PAUSE_S = 0.5
-"""After the system had no resources for a connection."""
+"""Pause after the system had no resources for a connection, seconds."""
 
 
 class Acceptor:
@@ -62,7 +62,7 @@ class Acceptor:
         self._tasks = [asyncio.create_task(self._accept(), name="accept"), asyncio.create_task(self._sweep())]
 
     async def stop(self) -> None:
-        """Accept no more. Open connections stay, without deadlines."""
+        """Stop accepting connections. Open connections stay open, without deadlines."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -71,7 +71,7 @@ class Acceptor:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                # One at a time: a burst would take the reserve of descriptors before it could be refused.
+                # One connection at a time: a burst would use the reserved descriptors before it is refused.
                 connection, peer = await loop.sock_accept(self._listening)
             except ConnectionAbortedError:
                 continue
@@ -110,7 +110,7 @@ class Acceptor:
             connection.setblocking(False)
             connection.send(self._answers[refusal])
             connection.shutdown(socket.SHUT_WR)
-            # Closing over unread bytes resets the connection, and the answer may be lost with it.
+            # Closing with unread bytes resets the connection, and the client may lose the answer.
             connection.recv(READ_BYTES)
 
     async def _sweep(self) -> None:

@@ -1,4 +1,4 @@
-"""One accepted connection: what it is doing, and since when. No I/O: its protocol tells it."""
+"""Tracks what an accepted connection waits for, and since when. No I/O: the protocol reports changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 CLOSE_S = 2.0
-"""How long a closed connection may take to send what is left."""
+"""Time in seconds that a closed connection may take to send its remaining bytes."""
 
 
 class Stage(StrEnum):
@@ -17,23 +17,23 @@ class Stage(StrEnum):
     BODY = "body"
     """The rest of the request's body."""
     ANSWER = "answer"
-    """The application; an open WebSocket too."""
+    """The answer of the application, or an open WebSocket."""
 
 
 class Overdue(StrEnum):
-    """Why a connection is cut."""
+    """Why a connection is closed before its normal end."""
 
     HEAD = "head"
     BODY = "body"
     UNREAD = "unread"
-    """The client does not take what was sent."""
+    """The client does not read what was sent."""
     CLOSING = "closing"
-    """It was closed, and the client does not take the rest."""
+    """The connection was closed, and the client does not read the remaining bytes."""
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds."""
+    """Time limits of a connection, seconds."""
 
     head_s: float
     body_s: float
@@ -42,7 +42,7 @@ class Deadlines:
 
 
 class Progress:
-    """Times are monotonic seconds."""
+    """The progress of one connection. Times are monotonic seconds."""
 
     def __init__(self, now: float) -> None:
         self.stage = Stage.HEAD
@@ -51,28 +51,28 @@ class Progress:
         self._closing_since: float | None = None
 
     def enter(self, stage: Stage, now: float) -> bool:
-        """It waits for something; returns whether that is something else than before."""
+        """Note that the connection waits for `stage`. Returns whether the stage has changed."""
         if stage is self.stage:
             return False
         self.stage, self._since = stage, now
         return True
 
     def blocked(self, now: float) -> None:
-        """The client has not taken what was sent, and nothing more is sent to it."""
+        """Note that the client has not read what was sent, so that sending pauses."""
         if self._unread_since is None:
             self._unread_since = now
 
     def drained(self) -> None:
-        """The client has taken nearly all that was sent."""
+        """Note that the client has read nearly all that was sent."""
         self._unread_since = None
 
     def closing(self, now: float) -> None:
-        """It was closed; what was written before is still being sent."""
+        """Note that the connection was closed. Bytes written before are still being sent."""
         if self._closing_since is None:
             self._closing_since = now
 
     def overdue(self, deadlines: Deadlines, now: float) -> Overdue | None:
-        """Why it has to be cut now; None: it need not."""
+        """Return why the connection has to be closed now; None if it has not."""
         if self._closing_since is not None:
             return Overdue.CLOSING if now - self._closing_since > deadlines.close_s else None
         if self._unread_since is not None and now - self._unread_since > deadlines.write_s:
@@ -92,7 +92,7 @@ class FrameBudget:
         self._left, self._at = burst, now
 
     def spend(self, frames: int, now: float) -> float:
-        """`frames` were read. Returns for how many seconds no more should be."""
+        """Charge `frames` that were read. Returns for how many seconds no more frames should be read."""
         self._left = min(self._burst, self._left + (now - self._at) * self._rate) - frames
         self._at = now
         return max(0.0, -self._left / self._rate)

@@ -1,4 +1,4 @@
-"""What the HTTP and the WebSocket protocol of one connection share: its place, its progress, its end."""
+"""The state that the HTTP and the WebSocket protocol of one connection share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from turboserve.connections import ConnectionTable
 from turboserve.gateway.serving.connection import Deadlines, Overdue, Progress, Stage
 
 READ_BYTES = 16_384
-"""Read at once. More would let one client's frames hold the event loop for longer."""
+"""Bytes read at once. With more, the frames of one client would block the event loop for longer."""
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What one request, or one WebSocket, may cost."""
+    """Limits of one request or one WebSocket."""
 
     header_bytes: int
     header_count: int
@@ -24,7 +24,7 @@ class RequestLimits:
 
 
 class Guard:
-    """One accepted connection, over the change of its protocol from HTTP to WebSocket."""
+    """One accepted connection. It remains the same when the protocol changes from HTTP to WebSocket."""
 
     def __init__(
         self, key: int, table: ConnectionTable, limits: RequestLimits, closed: Callable[[int], None]
@@ -33,7 +33,7 @@ class Guard:
         self.limits = limits
         self.transport: asyncio.Transport | None = None
         self.timed_out: Callable[[Overdue], None] | None = None
-        """Tells the client that it was too slow, if its protocol can."""
+        """Informs the client that it was too slow. None: the protocol has no message for that."""
         self._key, self._table, self._closed = key, table, closed
         self._loop = asyncio.get_running_loop()
         self._progress = Progress(self._loop.time())
@@ -43,7 +43,7 @@ class Guard:
         return self._progress.stage
 
     def enter(self, stage: Stage) -> None:
-        """The connection now waits for `stage`."""
+        """Note that the connection waits for `stage`."""
         if not self._progress.enter(stage, self._loop.time()):
             return
         if stage is Stage.ANSWER:
@@ -58,17 +58,17 @@ class Guard:
         self._progress.drained()
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Note that the connection is gone."""
         self._table.close(self._key)
         self._closed(self._key)
 
     def evict(self) -> None:
-        """Close it at once, for another one."""
+        """Close the connection at once, to make room for another one."""
         if self.transport is not None:
             self.transport.abort()
 
     def sweep(self) -> Overdue | None:
-        """Close the connection if it is overdue; returns why it was."""
+        """Close the connection if it is overdue. Returns the reason, or None."""
         if self.transport is None:
             return None
         now = self._loop.time()
@@ -79,13 +79,13 @@ class Guard:
             self.timed_out(reason)
             self.transport.close()
         elif reason is not None:
-            # What it has not taken would keep a closed connection open.
+            # Bytes that the client has not read would keep a closed connection open.
             self.transport.abort()
         return reason
 
 
 class GuardedProtocol(asyncio.BufferedProtocol):
-    """Mixin before one of uvicorn's protocols. Reads through a small buffer; reports to the guard."""
+    """Mixin for uvicorn's protocols. Reads through a small buffer, and reports to the guard."""
 
     guard: Guard
     _buffer = bytearray(READ_BYTES)  # Shared: its bytes are copied before the next read.

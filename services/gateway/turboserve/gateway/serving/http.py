@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol over h11, with limits of its own requests and deadlines."""
+"""uvicorn's HTTP protocol over h11, with limits and deadlines for requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOO_LARGE = 431
 
 
 class _Parser(h11.Connection):
-    """h11 limits the bytes of a head; this one also its headers, and what a WebSocket handshake may have."""
+    """h11's parser with two more limits: headers of a head, and bytes in a line of a WebSocket handshake."""
 
     def __init__(self, header_bytes: int, header_count: int) -> None:
         super().__init__(h11.SERVER, header_bytes)
@@ -66,10 +66,10 @@ class GuardedHttp(GuardedProtocol, H11Protocol):  # type: ignore[misc]
         self._note()
 
     def _note(self) -> None:
-        """Tell the guard what the connection waits for."""
+        """Report to the guard what the connection waits for."""
         protocol = self.guard.transport and self.guard.transport.get_protocol()
         if protocol is not self:
-            return  # It speaks WebSocket now.
+            return  # The connection is a WebSocket now.
         answered = self.cycle is None or self.cycle.response_complete
         if answered and self.conn.their_state is not h11.SEND_BODY:
             self.guard.enter(Stage.HEAD)
@@ -83,7 +83,7 @@ class GuardedHttp(GuardedProtocol, H11Protocol):  # type: ignore[misc]
         super().handle_websocket_upgrade(event)
 
     def send_400_response(self, msg: str) -> None:
-        """Called where h11 could not read what came."""
+        """Answer a request that h11 could not read. uvicorn calls this."""
         error = sys.exc_info()[1]
         limits = self.guard.limits
         if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == TOO_LARGE:
@@ -111,14 +111,14 @@ class GuardedHttp(GuardedProtocol, H11Protocol):  # type: ignore[misc]
             )
 
     def _refuse(self, error: TurboServeError) -> None:
-        """Answer and close. Not over h11, whose state an unreadable request has spoilt."""
+        """Answer and close. Bypasses h11, whose state is invalid after an unreadable request."""
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             self.transport.write(raw(problem_response(error, "", {"Connection": "close"})))
         self.transport.close()
 
 
 def raw(response: Response) -> bytes:
-    """A whole answer as bytes."""
+    """Return a whole HTTP response as bytes."""
     head = [b"HTTP/1.1 %d %s\r\n" % (response.status_code, STATUS_PHRASES[response.status_code])]
     head += [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
     return b"".join([*head, b"\r\n", bytes(response.body)])

@@ -1,4 +1,4 @@
-"""Settings of the server: what a connection may cost before and after anybody has logged in."""
+"""Settings of the HTTP server: limits and deadlines of connections and requests."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ LEAST_HEADER_BYTES = 2_048
 
 
 class ServerSettings(Settings):
-    """Part of the gateway's settings."""
+    """The settings of the HTTP server, which are part of the gateway's settings."""
 
     connection_limit: int = Field(default=2_048, ge=1)
-    """Open connections at most, of all kinds. Lower where the process may open fewer descriptors. A full
-    server closes the connection that has waited longest for a complete request, or answers 503."""
+    """Maximum number of open connections of all kinds; lower if the process may open fewer descriptors. A
+    full server closes the connection that has waited longest for a complete request, or answers 503."""
     connections_per_address: int = Field(default=256, ge=1)
-    """Open connections of one address at most; more are answered 429. Addresses of one IPv6 /64 count as one.
-    Behind a proxy, which has one address, limit its clients there."""
+    """Maximum number of open connections of one address; more are answered 429. Addresses of one IPv6 /64
+    count as one. All clients of a proxy have the proxy's address: limit them at the proxy."""
     connections_exempt: Annotated[tuple[Network, ...], NoDecode] = LOOPBACK
-    """Networks whose addresses have no limit of their own, separated by commas. Trusted proxies have none
-    either."""
+    """Networks without a limit per address, separated by commas. Trusted proxies have no such limit."""
     trusted_proxies: Annotated[tuple[Network, ...], NoDecode] = ()
-    """Networks of reverse proxies, separated by commas: only their `X-Forwarded-For` and `X-Forwarded-Proto`
-    are believed. None: nobody's are."""
+    """Networks of reverse proxies, separated by commas. The gateway uses `X-Forwarded-For` and
+    `X-Forwarded-Proto` only from these. None: it ignores both headers."""
     descriptor_reserve: int = Field(default=64, ge=16)
-    """File descriptors that viewers' connections never take: they are for the broker, health and logs."""
+    """File descriptors that clients' connections never use. They are for the broker, health and logs."""
     header_limit_bytes: int = Field(default=16_384, ge=LEAST_HEADER_BYTES)
-    """Request line and headers of one request together, in bytes; more is answered 431."""
+    """Maximum size of the request line and headers of one request together, bytes; more is answered 431."""
     header_limit_count: int = Field(default=100, ge=20, le=128)
-    """Headers of one request; more are answered 431."""
+    """Maximum number of headers of one request; more are answered 431."""
     header_timeout_s: Seconds = 10.0
     """A connection that has not sent the whole head of a request after this long is closed."""
     body_timeout_s: Seconds = 20.0
@@ -44,10 +43,10 @@ class ServerSettings(Settings):
     keep_alive_s: Seconds = 5.0
     """An answered connection that sends nothing for this long is closed."""
     write_timeout_s: Seconds = 30.0
-    """A client that has not taken what waits for it after this long is cut off."""
+    """A connection whose client has not read the waiting bytes after this long is closed."""
     frame_rate_limit: float = Field(default=100.0, ge=10)
-    """WebSocket frames of one client that are read per second, ten seconds' worth at once. Faster clients are
-    read more slowly."""
+    """WebSocket frames of one client that are read per second, up to ten seconds' worth at once. The gateway
+    reads more slowly from faster clients."""
 
     @field_validator("connections_exempt", "trusted_proxies", mode="before")
     @classmethod
@@ -58,5 +57,5 @@ class ServerSettings(Settings):
 
 
 def as_text(networks: Sequence[Network]) -> list[str]:
-    """Networks as uvicorn takes them."""
+    """Return networks in the form that uvicorn takes."""
     return [str(network) for network in networks]

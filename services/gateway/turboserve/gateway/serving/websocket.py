@@ -14,17 +14,18 @@ from turboserve.gateway.serving.connection import FrameBudget, Stage
 from turboserve.gateway.serving.guard import Guard, GuardedProtocol
 
 LINE_BYTES = MAX_LINE_LENGTH - 64
-"""Of one line in a handshake: the library reads no longer ones (`GET … HTTP/1.1` included)."""
+"""Maximum bytes of a request target or header in a handshake. The library limits the whole line, with `GET …
+HTTP/1.1`."""
 BURST_S = 10.0
-"""Seconds' worth of frames that may come at once."""
+"""Size of a burst: seconds' worth of frames that may arrive at once."""
 INVALID_TEXT = 1007
 
 
 class GuardedWebSocket(GuardedProtocol, WebSocketsSansIOProtocol):  # type: ignore[misc]
     """One connection that speaks WebSocket.
 
-    Each frame is paid for out of a budget, pings and empty fragments too: who sends faster is read more
-    slowly, so that neither answers nor fragments pile up.
+    Every frame counts against a budget, also pings and empty fragments. The server reads more slowly from a
+    client that exceeds it, so that neither answers nor fragments accumulate.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class GuardedWebSocket(GuardedProtocol, WebSocketsSansIOProtocol):  # type: igno
         super().connection_lost(exc)
 
     def start_keepalive(self) -> None:
-        """Called once the handshake is complete."""
+        """Note that the handshake is complete. uvicorn calls this."""
         self.guard.enter(Stage.ANSWER)
         super().start_keepalive()
 
@@ -56,7 +57,7 @@ class GuardedWebSocket(GuardedProtocol, WebSocketsSansIOProtocol):  # type: igno
     async def receive(self) -> Any:
         message = await super().receive()
         if self._throttle is not None:
-            self.transport.pause_reading()  # The application has taken a message, and reading was resumed.
+            self.transport.pause_reading()  # Taking a message resumed reading.
         return message
 
     def _read_on(self) -> None:
@@ -80,7 +81,7 @@ class GuardedWebSocket(GuardedProtocol, WebSocketsSansIOProtocol):  # type: igno
 
     def handle_parser_exception(self) -> None:
         if self.conn.close_sent is None:
-            # The handshake itself could not be read: there is no WebSocket to close yet.
+            # The handshake could not be read, so there is no WebSocket to close yet.
             self.transport.close()
             return
         super().handle_parser_exception()

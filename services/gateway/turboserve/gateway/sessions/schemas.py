@@ -1,4 +1,4 @@
-"""What REST takes and gives for sessions."""
+"""Schemas of sessions in REST requests and answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _Value = Annotated[Text, Field(max_length=METADATA_VALUE_LIMIT)]
 
 
 class _Input(BaseModel):
-    # The edge is strict: what a client misspells or mistypes should fail here, not be dropped.
+    # Input is strict: a misspelled field or a wrong type must fail here and not be ignored.
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
@@ -65,7 +65,7 @@ class NewMove(_Input):
 
 
 class Links(BaseModel):
-    """Paths of what belongs to the session; `stream` is a WebSocket."""
+    """Paths of the session's resources. `stream` is a WebSocket."""
 
     self: str
     stream: str
@@ -131,7 +131,7 @@ class SessionList(BaseModel):
 
 
 class Receipt(BaseModel):
-    """The prompt is accepted; the event `prompt.applied` with this id follows with the chunk's index."""
+    """An accepted prompt. The event `prompt.applied` with this `event_id` follows, with the chunk's index."""
 
     session: str
     event_id: str
@@ -163,7 +163,7 @@ class DecisionList(BaseModel):
 
 
 class StartedMove(BaseModel):
-    """A move has begun; the events `session.moved` or `session.move_abandoned` say how it ended."""
+    """A migration that has begun. The event `session.moved` or `session.move_abandoned` ends it."""
 
     session: str
     epoch: int = Field(description="Stays until the move is done, then rises by one.")

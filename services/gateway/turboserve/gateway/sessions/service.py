@@ -1,4 +1,4 @@
-"""Sessions, as the state store has them, for one tenant at a time."""
+"""Operations on a tenant's sessions: requests to the state store and the scheduler."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ from turboserve.subjects import (
 T = TypeVar("T")
 
 SEED_BITS = 53
-"""Of a seed that we choose: JavaScript reads it exactly."""
+"""Bits of a seed that the gateway chooses. JavaScript represents such a number exactly."""
 REMEMBERED = 4_096
 MOVE_DEADLINE_S = 5.0
-"""The scheduler asks the state store twice, and says itself when it does not know."""
+"""The scheduler asks the state store twice within this time, and itself answers if the outcome is unknown."""
 
 
 class Sessions:
-    """All methods raise the state store's typed errors, or UnavailableError while it is away."""
+    """Operations on sessions. All raise the state store's typed errors, or UnavailableError if it is away."""
 
     def __init__(self, bus: Bus, clock: Clock, default_model: str) -> None:
         self._bus = bus
@@ -64,7 +64,7 @@ class Sessions:
         self._requested_at: OrderedDict[str, float] = OrderedDict()
 
     async def create(self, tenant: str, request: NewSession, key: str | None) -> SessionRecord:
-        """A new session; with a `key` that was used before, the session that the first request made."""
+        """Create a session. A repeat with the same `key` returns the session of the first request."""
         seed = request.seed
         if key is None:
             session = new_id("ses")
@@ -97,7 +97,7 @@ class Sessions:
         return self.remember(await self._bus.call(GET_SESSION, _ref(tenant, session)))
 
     async def get_or_remembered(self, tenant: str, session: str) -> SessionRecord:
-        """As `get`; while the state store is away, what is known here, so that viewers can come back."""
+        """As `get`. While the state store is away: the last known record, so that viewers can reconnect."""
         try:
             return await self.get(tenant, session)
         except UnavailableError:
@@ -116,9 +116,9 @@ class Sessions:
     async def prompt(
         self, tenant: str, session: str, prompt: str, key: str | None, key_name: str = "Idempotency-Key"
     ) -> PromptReceipt:
-        """Accepted from the next chunk on; a repeat under the same `key` gets the first one's receipt.
+        """Submit a prompt for the next chunk on. A repeat with the same `key` returns the first receipt.
 
-        Raises KeyReusedError, about `key_name`, if the first one had another prompt.
+        Raises KeyReusedError, which names `key_name`, if the first request had another prompt.
         """
         ref = _ref(tenant, session)
         event_id = new_id("evt") if key is None else _derived("evt", session, key)
@@ -139,14 +139,14 @@ class Sessions:
         return self.remember(await self._bus.call(RESUME_SESSION, _ref(tenant, session)))
 
     async def migrate(self, tenant: str | None, session: str, worker: str | None) -> MoveAccepted:
-        """Begin to move it, to the best worker if None; `tenant` None: an operator, who moves any."""
+        """Begin a migration. `worker` None: the best one. `tenant` None: an operator's, for any session."""
         if not is_id(session):
             raise SessionNotFoundError("no such session", field="session")
         request = MoveSession(session=session, tenant=tenant, worker=worker)
         try:
             return await self._bus.call(MOVE_SESSION, request, deadline_s=MOVE_DEADLINE_S)
         except SessionNotFoundError:
-            # The scheduler knows those that live, and a new one a moment late.
+            # The scheduler knows only live sessions, and a new session only after a moment.
             record = await self._bus.call(GET_SESSION, SessionRef(session=session, tenant=tenant))
         if record.phase.ended:
             raise TransitionError(
@@ -166,19 +166,19 @@ class Sessions:
         return await self._bus.call(LIST_DECISIONS, _ref(tenant, session))
 
     def check_id(self, session: str) -> None:
-        """Raises SessionNotFoundError for what cannot be the id of any session."""
+        """Raise SessionNotFoundError if `session` cannot be the id of a session."""
         if not is_id(session):
             raise SessionNotFoundError("no such session", field="session")
 
     def remember(self, record: SessionRecord) -> SessionRecord:
-        """Keep what an answer or an event said of a session."""
+        """Keep the record of an answer or event, unless a newer one is known. Returns `record`."""
         known = self._known.get(record.id)
         if known is None or known.version <= record.version:
             _keep(self._known, record.id, record)
         return record
 
     def first_chunk_sent(self, session: str) -> None:
-        """A viewer has got chunk 0: its time to first chunk is known."""
+        """Record the time to first chunk: a viewer has received chunk 0."""
         began = self._requested_at.pop(session, None)
         if began is not None:
             metrics.ttfc_seconds.record(self._clock.monotonic() - began)

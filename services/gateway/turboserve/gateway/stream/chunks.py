@@ -1,7 +1,7 @@
-"""The chunk log of one session, read by chunk index.
+"""Reads the chunk log of a session by chunk index.
 
-The stream CHUNKS is shared by all sessions, so an index says nothing about a sequence. What was seen is
-remembered; the rest is found by search, since both rise together.
+All sessions share the stream CHUNKS, so the index of a chunk does not determine its sequence. The sequences
+of chunks that were read are remembered. Others are found by search, since sequences increase with indexes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ from turboserve.subjects import CHUNK
 REMEMBERED = 65_536
 RETRY_S = 0.2
 STEPS = 500
-"""More entries than the log keeps of one subject."""
+"""Maximum number of entries in a search entry by entry: more than the log keeps of one subject."""
 EMPTY_LOG_AHEAD_S = 5.0
-"""An empty log does not say how long its chunks were. Beyond the last known playhead there are at most the
-lead and a chunk. Too much costs some lead once; too little, and the worker waits for ever to be caught up."""
+"""Seconds beyond the last known playhead at which a viewer of an empty log starts.
+
+An empty log does not show how long its chunks were. They reached beyond the playhead by at most the lead and
+one chunk. Too large a value costs some lead once. With too small a value, the worker would wait forever for
+the playhead.
+"""
 T = TypeVar("T")
 
 
@@ -55,19 +59,19 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StreamStart:
-    """Where a viewer begins: chunk `index`, whose first frame is at `start_s`, behind stream `sequence`."""
+    """Where a viewer starts: chunk `index`, whose first frame is at `start_s`, after stream `sequence`."""
 
     index: int
     start_s: float
     sequence: int
     made_s: float = 0.0
-    """Media time up to which the log has chunks, or had; 0: it is empty."""
+    """Media time at which the newest chunk ends, seconds; 0 if the log is empty."""
 
 
 class ChunkLog:
-    """Reads what a session's owners wrote, and nothing else.
+    """Reads chunks that an owner of the session wrote, and ignores other entries.
 
-    All methods but `follow` raise UnavailableError while the broker does not answer.
+    All methods except `follow` raise UnavailableError while the broker does not answer.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -76,14 +80,14 @@ class ChunkLog:
         self._sequences: OrderedDict[tuple[str, int], int] = OrderedDict()
 
     async def listen(self) -> None:
-        """Hear of new owners. Called once."""
+        """Subscribe to changes of owners. Call this once."""
         await self._owners.listen()
 
     async def after(self, record: SessionRecord, index: int) -> StreamStart:
-        """The place right behind chunk `index` (-1: the beginning).
+        """Return the start directly after chunk `index` (-1: the beginning of the video).
 
-        Raises ChunkGoneError if the chunk that follows is no longer kept, ChunkNotMadeError if `index` itself
-        was never made.
+        Raises ChunkGoneError if the next chunk is no longer kept, ChunkNotMadeError if chunk `index` does not
+        exist yet.
         """
         session = record.id
         newest = await self._newest(session)
@@ -102,7 +106,7 @@ class ChunkLog:
         return StreamStart(found.header.index, found.header.start_s, found.sequence - 1, newest.header.end_s)
 
     async def at(self, record: SessionRecord, playhead_s: float) -> StreamStart:
-        """The chunk that contains `playhead_s`; if that is no longer kept, the oldest that is."""
+        """Return the start at the chunk that contains `playhead_s`; the oldest chunk if that one is gone."""
         session = record.id
         newest = await self._newest(session)
         if newest is None:
@@ -110,7 +114,7 @@ class ChunkLog:
         header = newest.header
         if playhead_s >= header.end_s:
             return StreamStart(header.index + 1, header.end_s, newest.sequence, header.end_s)
-        # All chunks but the first have one length, so this is exact for all of them.
+        # All chunks except the first have the same length, so this number is exact.
         behind = math.ceil(max(0.0, header.start_s - playhead_s) * header.fps / header.frames - 1e-6)
         try:
             found = await self._find(session, max(0, header.index - behind), newest)
@@ -121,15 +125,15 @@ class ChunkLog:
     async def follow(
         self, session: str, start: StreamStart, ended: asyncio.Event, made: Callable[[], Awaitable[int]]
     ) -> AsyncGenerator[Chunk, None]:
-        """Chunks from `start` on, each once, in order; over when `ended` is set and the log is read out.
+        """Yield chunks from `start` on, each once and in order. Ends when `ended` is set and the log is read.
 
-        `made`: how many chunks the session has by its row. Raises ChunkGoneError if the log dropped the next
-        one before it was read, and what `made` raises, which is asked when the log itself was lost.
+        `made` returns the number of the session's chunks by its row. It is called when the log was lost.
+        Raises ChunkGoneError if the log dropped the next chunk before it was read, and the errors of `made`.
         """
         expected = start.index
 
         async def lost() -> None:
-            # No later chunk would show the gap: the worker waits for a playhead that the viewer cannot reach.
+            # No later chunk would show the gap: the worker waits for a playhead beyond the viewer's reach.
             oldest = await _answered(partial(self._oldest, session))
             kept = await _answered(made) if oldest is None else oldest.header.index
             if kept > expected:
@@ -144,7 +148,7 @@ class ChunkLog:
                     oldest = await _answered(partial(self._oldest, session))
                     if oldest is None or oldest.header.index > expected:
                         raise _gone(expected, chunk.header.index)
-                    # The log has all chunks from the oldest on, so this one came before its turn.
+                    # The log has all chunks from the oldest on, so this entry is out of order.
                     metrics.foreign_chunks.add(1, {"reason": "order"})
                     continue
                 expected += 1
@@ -170,11 +174,11 @@ class ChunkLog:
             yield last
 
     async def _followed(self, session: str, entry: Entry) -> Chunk | None:
-        """As `_chunk`, waiting for the broker for as long as it takes."""
+        """As `_chunk`, but wait until the broker answers."""
         return await _answered(partial(self._chunk, session, entry))
 
     async def _oldest(self, session: str) -> Chunk | None:
-        """The first chunk after which none is missing."""
+        """Return the first chunk after which no chunk is missing."""
         found = await self._owners.oldest(session)
         return None if found is None else self._remember(*found)
 
@@ -187,14 +191,14 @@ class ChunkLog:
         return None if found is None else self._remember(*found)
 
     async def _find(self, session: str, index: int, newest: Chunk) -> Chunk:
-        """Chunk `index`, which is at most `newest`. Raises ChunkGoneError."""
+        """Find chunk `index`, which is at most that of `newest`. Raises ChunkGoneError."""
         if index == newest.header.index:
             return newest
         known = self._sequences.get((session, index))
         if known is not None:
             chunk = await self._from(session, known)
             if chunk is not None and (chunk.header.index, chunk.header.epoch) == (index, newest.header.epoch):
-                # One owner's chunks are dropped oldest first, so none is missing behind it.
+                # The chunks of one owner are dropped oldest first, so none is missing after this one.
                 return chunk
         oldest = await self._oldest(session)
         if oldest is None or index < oldest.header.index:
@@ -202,8 +206,8 @@ class ChunkLog:
         low, high_index, high = oldest, newest.header.index, newest.sequence
         guess_evenly = True
         while low.header.index < index:
-            # Chunk `index` lies in (low, high]. Chunks come at an even rate, so interpolation is mostly right
-            # at once; every second step halves instead, so that it is never slow.
+            # Chunk `index` lies in (low, high]. Chunks arrive at an even rate, so interpolation mostly finds
+            # it at once. Every second step halves the interval instead, so that the search is never slow.
             width = high - low.sequence
             if width <= 1:
                 return await self._step(session, index, low)
@@ -222,8 +226,10 @@ class ChunkLog:
         return low
 
     async def _step(self, session: str, index: int, low: Chunk) -> Chunk:
-        """Chunk `index` behind `low`, entry by entry: an entry with the header of an owner came before its
-        turn, so that no search by index ends. Raises ChunkGoneError."""
+        """Find chunk `index` after `low`, entry by entry. Raises ChunkGoneError.
+
+        A search by index does not find the chunk if an entry with an owner's header is out of order.
+        """
         position = low.sequence
         for _ in range(STEPS):
             chunk = await self._from(session, position + 1)
@@ -235,7 +241,7 @@ class ChunkLog:
         raise _gone(index, low.header.index + 1)
 
     async def _chunk(self, session: str, entry: Entry) -> Chunk | None:
-        """What `entry` holds; None if that is no chunk that an owner of `session` wrote."""
+        """Return the chunk in `entry`; None if no owner of `session` wrote it."""
         header = await self._owners.header(session, entry, len(entry.data))
         return None if header is None else self._remember(header, entry)
 
@@ -248,7 +254,7 @@ class ChunkLog:
 
 
 async def _answered(ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask again and again while what is asked is away."""
+    """Call `ask` until it does not raise UnavailableError."""
     while True:
         try:
             return await ask()
@@ -257,7 +263,7 @@ async def _answered(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 def _behind_all(record: SessionRecord, playhead_s: float) -> StreamStart:
-    """Where to begin in an empty log: nothing was made, or all of it is no longer kept."""
+    """Return the start in an empty log: no chunk was made, or none is kept any more."""
     if not record.next_chunk:
         return StreamStart(0, 0.0, 0)
     return StreamStart(record.next_chunk, playhead_s + EMPTY_LOG_AHEAD_S, 0)

@@ -61,7 +61,7 @@ async def not_a_socket(session: str) -> Response:
 
 @router.websocket("/{session}/stream")
 async def stream(socket: WebSocket, session: str) -> None:
-    """The video and everything that happens to the session; see docs/reference/api.md for the messages."""
+    """Send the video and the events of the session. See docs/reference/api.md for the messages."""
     gateway = gateway_of(socket)
     await socket.accept()
     try:

@@ -20,9 +20,9 @@ log = logs.get("stream")
 async def video(
     gateway: Gateway, record: SessionRecord, start: StreamStart, events_after: int
 ) -> AsyncGenerator[bytes, None]:
-    """The init segment, then fragments; ends with the session.
+    """Yield the init segment, then one fragment per chunk, until the session ends.
 
-    A player of plain HTTP cannot be told of a new init segment or of a gap, so the stream ends at either.
+    A player of plain HTTP cannot handle a new init segment or a gap, so the stream ends at either.
     """
     init: bytes | None = None
     async with Watch(gateway, record, start, events_after, self_paced=True) as watch:

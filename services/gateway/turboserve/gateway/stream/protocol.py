@@ -1,4 +1,4 @@
-"""The WebSocket's messages. Video is binary, each message right behind the JSON that announces it."""
+"""Messages of the WebSocket. Video is binary: each binary message follows the JSON that announces it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _ServerMessage(BaseModel):
 
 
 class Hello(_ServerMessage):
-    """First message: the session now, and where this stream begins."""
+    """First message: the state of the session, and where this stream begins."""
 
     type: Literal["hello"] = "hello"
     session: str
@@ -48,24 +48,24 @@ class Hello(_ServerMessage):
     epoch: int
     worker: str | None
     target: str | None
-    """The worker that it is being moved to."""
+    """The worker that the session is migrating to."""
     control_seq: int
     applied_control_seq: int
     next: int
-    """Index of the first chunk that will come."""
+    """Index of the first chunk of this stream."""
     start_s: float
-    """Media time of its first frame, seconds."""
+    """Media time of the first frame of this stream, seconds."""
     events_after: int
-    """Events with a greater `sequence` follow."""
+    """This stream sends the events with a greater `sequence`."""
     newest_event: int
-    """Up to this `sequence` they are history, and this message is later than they are."""
+    """Events up to this `sequence` are history: they are older than this message."""
     max_message_bytes: int
     report_interval_s: float
-    """The client should report its playhead this often."""
+    """Interval at which the client should report its playhead, seconds."""
 
 
 class Init(_ServerMessage):
-    """Before the first chunk, and again when it changes. One binary message follows."""
+    """Announces an init segment: the first, and every change. One binary message follows."""
 
     type: Literal["init"] = "init"
     mime: str
@@ -76,7 +76,7 @@ class Init(_ServerMessage):
 
 
 class ChunkMessage(_ServerMessage):
-    """A chunk. One binary message follows: one closed fMP4 fragment."""
+    """Announces a chunk. One binary message follows: one closed fMP4 fragment."""
 
     type: Literal["chunk"] = "chunk"
     index: int
@@ -105,7 +105,7 @@ class ChunkMessage(_ServerMessage):
 
 
 class EventMessage(_ServerMessage):
-    """Something happened to the session; `type` is the event's: session.placed, prompt.applied, …"""
+    """An event of the session. `type` is the type of the event: session.placed, prompt.applied, …"""
 
     type: str
     sequence: int
@@ -117,18 +117,18 @@ class EventMessage(_ServerMessage):
     worker: str | None
     control_seq: int
     reason: str | None = None
-    """session.migrating, session.move_abandoned and session.ended: why."""
+    """session.migrating, session.move_abandoned and session.ended: the reason of the event."""
     kind: str | None = None
-    """session.placed: place, resume or recover."""
+    """session.placed: the kind of decision: place, resume or recover."""
     previous_worker: str | None = None
-    """session.placed and session.moved: who had it."""
+    """session.placed and session.moved: the owner before the event."""
     target: str | None = None
-    """Where it is being moved to; session.move_abandoned: where it does not go."""
+    """The target of the migration; session.move_abandoned: of the abandoned migration."""
     event_id: str | None = None
-    """prompt.accepted, prompt.applied: the receipt's id."""
+    """prompt.accepted and prompt.applied: the id in the receipt."""
     prompt: str | None = None
     chunk_index: int | None = None
-    """prompt.applied: the first chunk made under it."""
+    """prompt.applied: the first chunk made with the prompt."""
 
     @classmethod
     def of(cls, event: SessionEvent, sequence: int) -> EventMessage:
@@ -166,7 +166,7 @@ class EventMessage(_ServerMessage):
 
 
 class ReceiptMessage(_ServerMessage):
-    """Answer to the client's `prompt`: it is accepted."""
+    """Answer to the client's `prompt`: the prompt is accepted."""
 
     type: Literal["receipt"] = "receipt"
     id: str | None
@@ -192,7 +192,7 @@ class End(_ServerMessage):
 
 
 class ErrorMessage(Problem):
-    """A problem, as REST would answer it; `id`: of the message that caused it, if it had one."""
+    """A problem, as REST would answer it. `id` is the id of the message that caused it, if it had one."""
 
     type: Literal["error"] = "error"
     id: str | None = None
@@ -215,12 +215,12 @@ _Media = Annotated[float, Field(ge=0, le=MEDIA_LIMIT_S, allow_inf_nan=False)]
 
 
 class PlayheadReport(_ClientMessage):
-    """Where the viewer is, several times a second."""
+    """The playhead of the viewer. The client sends it several times a second."""
 
     type: Literal["playhead"]
     playhead_s: _Media
     buffered_s: _Media = 0.0
-    """Media that it can play on without another chunk."""
+    """Media that the viewer can play without another chunk, seconds."""
 
 
 class PromptRequest(_ClientMessage):
@@ -246,7 +246,7 @@ _TAGS = ("playhead", "prompt", "pause", "resume", "ping")
 
 
 def read_message(text: str | None, limit_bytes: int) -> ClientMessage:
-    """A client's message. Raises InvalidInputError that names the field and the limit."""
+    """Parse a client's message. Raises InvalidInputError that names the field and the limit."""
     if text is None:
         raise InvalidInputError("binary messages are not taken here", field="message", limit="text")
     if len(text) > limit_bytes or len(text.encode(errors="replace")) > limit_bytes:
@@ -267,11 +267,11 @@ def read_message(text: str | None, limit_bytes: int) -> ClientMessage:
 
 
 def _validated(text: str) -> ClientMessage:
-    """Raises ValidationError."""
+    """Validate a client's message. Raises ValidationError."""
     try:
         return _CLIENT.validate_json(text)
     except ValidationError:
-        # A lone surrogate is no JSON for pydantic, which so cannot say where it is. Python reads it.
+        # pydantic takes a lone surrogate for invalid JSON and names no field. Python's parser accepts it.
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Open streams of this process: how many there may be, in all and of one tenant, and their orderly end."""
+"""Counts and limits the open streams of this process, in all and per tenant, and ends them at shutdown."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ RETRY_S = 5.0
 
 
 class Streams:
-    """Counts streams. When the gateway stops, `stopping` is set and every stream says goodbye."""
+    """The open streams. When the gateway stops, it sets `stopping`, and every stream ends."""
 
     def __init__(self, limit: int, per_tenant: int = 0) -> None:
-        """`per_tenant`: streams of one tenant at most; 0: as many as there are."""
+        """`per_tenant`: maximum number of streams of one tenant; 0: no such limit."""
         self._limit, self._per_tenant = limit, per_tenant
         self._open: Counter[str] = Counter()
         self._none = asyncio.Event()
@@ -25,8 +25,7 @@ class Streams:
         self.stopping = asyncio.Event()
 
     def check(self, tenant: str) -> None:
-        """Raises TooManyStreamsError when there is no place, and TenantLimitError when there is none for this
-        tenant."""
+        """Raise TooManyStreamsError at the limit of all streams, TenantLimitError at that of `tenant`."""
         if self._per_tenant and self._open[tenant] >= self._per_tenant:
             raise TenantLimitError(
                 f"this tenant has {self._per_tenant} streams at this gateway, which is all that one may have",
@@ -44,7 +43,7 @@ class Streams:
 
     @contextmanager
     def place(self, tenant: str) -> Iterator[None]:
-        """A stream's place, for as long as it is open. Raises TooManyStreamsError and TenantLimitError."""
+        """Count one stream of `tenant` during the block. Raises TooManyStreamsError and TenantLimitError."""
         self.check(tenant)
         self._open[tenant] += 1
         self._none.clear()
@@ -58,7 +57,7 @@ class Streams:
                 self._none.set()
 
     async def close(self, within_s: float = 2.0) -> None:
-        """Ask all streams to end, and wait for them."""
+        """Ask all streams to end, and wait for them at most `within_s` seconds."""
         self.stopping.set()
         try:
             await asyncio.wait_for(self._none.wait(), within_s)

@@ -1,4 +1,4 @@
-"""An HTTP response that lasts: ends with its source, with its client, or with the gateway."""
+"""A streaming HTTP response, which ends with its source, its client or the gateway."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from turboserve.tasks import stop
 
 
 class LiveResponse(Response):
-    """Sends what `source` yields as it comes, chunked. A client that does not read holds `source` back.
+    """Sends each item of `source` as it comes, chunked. A client that does not read delays `source`.
 
-    Has a place of its tenant's in `streams` while it lasts. Where there is none it raises TooManyStreamsError
-    or TenantLimitError before anything is sent, so that the client still gets the problem and not half an
-    answer.
+    The response counts in `streams` while it runs. If a limit is reached, it raises TooManyStreamsError or
+    TenantLimitError before it sends anything, so that the client gets the problem and not half an answer.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One viewer's WebSocket: sends video and events, takes playheads and controls, and says why it closes."""
+"""Serves one viewer's WebSocket: sends video and events, receives playheads and controls, reports errors."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from turboserve.tasks import stop
 log = logs.get("stream")
 
 ENDED = 1000
-"""The session ended and all of it was sent."""
+"""Close code: the session ended and all its video was sent."""
 BAD_MESSAGES = 1008
-"""Too many messages that could not be read."""
+"""Close code: too many invalid messages."""
 RESTART = 1012
-"""The gateway stops; come back with `?after=`."""
+"""Close code: the gateway stops. The client should reconnect with `?after=`."""
 TRY_LATER = 1013
-"""Something that the stream needs is away; come back after `retry_after_s`."""
+"""Close code: a temporary problem. The client should reconnect after `retry_after_s`."""
 PROBLEM = 4000
-"""Plus the HTTP status of the problem that was sent before: 4401, 4404, 4410, 4422, …"""
+"""Base of other close codes, plus the HTTP status of the problem sent before: 4401, 4404, 4410, 4422, …"""
 CLOSE_S = 1.0
 HISTORY_S = 5.0
-"""How long the end waits for events that happened before it."""
+"""Time in seconds for which the end of a stream waits for earlier events."""
 
 
 def close_code(error: TurboServeError) -> int:
-    """How a socket closes after `error`."""
+    """Return the close code after `error`."""
     return TRY_LATER if error.retryable else PROBLEM + error.status
 
 
 async def refuse(socket: WebSocket, error: TurboServeError) -> None:
-    """Say what is wrong and close. In the open socket, since browsers do not show a refused handshake."""
+    """Send `error` and close. The socket is open, since browsers do not show a refused handshake."""
     with suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
         message = protocol.ErrorMessage.of_problem(problem_of(error, socket.url.path))
         await asyncio.wait_for(socket.send_text(message.text()), CLOSE_S)
@@ -55,7 +55,7 @@ class _TooManyBadMessagesError(Exception):
 
 
 class Connection:
-    """An accepted socket. `events`: the sequence after which to send them, and that of the newest."""
+    """An accepted socket. `events`: the sequence after which events are sent, and the newest sequence."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Connection:
         self._start = start
         self._events_after, self._newest_event = events
         self._limit_bytes = gateway.settings.body_limit_bytes
-        # A chunk is two messages; nothing may come between them.
+        # A chunk is two messages, and no other message may be sent between them.
         self._sending = asyncio.Lock()
         self._init: bytes | None = None
         self._bad = 0
@@ -86,7 +86,7 @@ class Connection:
         )
 
     async def run(self) -> None:
-        """Until the session ends, the viewer leaves, or the gateway stops."""
+        """Serve the viewer until the session ends, the viewer leaves or the gateway stops."""
         try:
             async with self._watch:
                 await self._send(self._hello())
@@ -112,7 +112,7 @@ class Connection:
             for task in done:
                 task.result()
             if video in done:
-                # Of a session that had ended before, the video may be read out before its events are.
+                # If the session had ended before, its video may be sent completely before its events are.
                 await asyncio.wait({events}, timeout=HISTORY_S)
                 await self._send(
                     protocol.End(
@@ -128,7 +128,7 @@ class Connection:
         except TurboServeError as error:
             if isinstance(error, ChunkGoneError):
                 metrics.gaps.add(1)
-            # First: a task that waits for a slow reader holds the lock that the message needs.
+            # Stop the tasks first: one that waits for a slow reader holds the lock that the message needs.
             await stop(*tasks)
             await self._problem(error)
             return close_code(error), error.title

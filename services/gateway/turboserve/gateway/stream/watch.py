@@ -1,4 +1,4 @@
-"""One viewer of one session: its chunks, its events, its place on the timeline."""
+"""One viewer of one session: its chunks, its events and its entry on the timeline."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ log = logs.get("stream")
 
 WAKE_RETRIES_S = (0.0, 0.5, 1.0, 2.0, 4.0)
 WAKE_AGAIN_S = 8.0
-"""Between later attempts, for as long as the viewer stays: nobody else asks for an idle session."""
+"""Seconds between later attempts to resume an idle session, while the viewer stays: only viewers do it."""
 
 
 async def place_of_viewer(
     gateway: Gateway, tenant: str, session: str, after: int | None
 ) -> tuple[SessionRecord, StreamStart, int]:
-    """The session's row, where a viewer who has chunk `after` begins, and the sequence of the newest event.
+    """Return the session's row, the start for a viewer that has chunk `after`, and the newest sequence.
 
-    `after` None: the viewer begins at the playhead. Raises the errors of `Sessions.get` and `ChunkLog`.
+    `after` None: the viewer starts at the playhead. Raises the errors of `Sessions.get` and `ChunkLog`.
     """
     gateway.sessions.check_id(session)
     # The newest event is read before the row, so that no event between the two is missed.
@@ -40,15 +40,15 @@ async def place_of_viewer(
     if after is not None:
         return record, await gateway.chunks.after(record, after), events_after
     view = gateway.timeline.view(session)
-    # The row knows of other gateways' viewers, the timeline is newer.
+    # The row includes the viewers of other gateways. The timeline is newer.
     playhead_s = record.playhead_s if view is None else max(record.playhead_s, view.playhead_s)
     return record, await gateway.chunks.at(record, playhead_s), events_after
 
 
 class Watch:
-    """Async context: on the timeline from enter to exit. An idle session is asked to resume.
+    """Async context of a viewer, which is on the timeline from enter to exit. Resumes an idle session.
 
-    `history`: events of before now follow `events_after`.
+    `history`: whether earlier events with a sequence after `events_after` exist.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Watch:
             )
             await self._learn(self.record)
         except BaseException:
-            # A viewer who stays counted keeps its session from ever becoming idle.
+            # A viewer that stayed counted would keep its session from ever becoming idle.
             await self._gateway.timeline.left(self.record.id, self.viewer)
             raise
         return self
@@ -101,14 +101,14 @@ class Watch:
         await self._gateway.timeline.left(self.record.id, self.viewer)
 
     def chunks(self) -> AsyncGenerator[Chunk, None]:
-        """See ChunkLog.follow; over when the session has ended and its video was read out."""
+        """Yield the viewer's chunks until the session has ended and is read out: see ChunkLog.follow."""
         return self._gateway.chunks.follow(self.record.id, self.start, self.ended, self._made)
 
     async def _made(self) -> int:
         return (await self._gateway.sessions.get(self.record.tenant, self.record.id)).next_chunk
 
     async def events(self) -> None:
-        """Follow the session's events until it ends; if it has, those that are asked for and kept."""
+        """Follow the session's events until it ends. If it has ended, read only the history asked for."""
         if self.ended.is_set() and not self._history:
             return
         async with aclosing(follow_events(self._gateway.bus, self.record.id, self._events_after)) as coming:
@@ -119,7 +119,7 @@ class Watch:
                     await self._learn(event.record)
 
     async def sent(self, chunk: Chunk, size: int) -> None:
-        """`chunk` went out to the viewer."""
+        """Note that `chunk` was sent to the viewer."""
         header = chunk.header
         self.last = header.index
         metrics.chunks.add(1)

@@ -1,1 +1,1 @@
-"""Where playback is, for every session that someone watches."""
+"""Tracks the playback of every watched session."""

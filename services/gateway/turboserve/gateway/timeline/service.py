@@ -1,4 +1,4 @@
-"""The timeline's shell: gives it the time, publishes what it says."""
+"""Runs the timeline: passes the time to it, and publishes its playheads and metrics."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ log = logs.get("timeline")
 
 
 class TimelineService:
-    """One for the process. Its methods are the timeline's, without the time."""
+    """The timeline of the process. Its methods are those of `Timeline`, without the time."""
 
     def __init__(self, bus: Bus, clock: Clock, interval_s: float, timeout_s: float) -> None:
         self._bus = bus
         self._clock = clock
         self._gateway = new_id("gtw")
-        """What others tell this process from another gateway by, and from the one that it replaces."""
+        """Id that distinguishes this process from other gateways and from its own predecessor."""
         self._interval_s = interval_s
         self._timeline = Timeline(interval_s, timeout_s)
         metrics.slack_min.add(self)
@@ -74,13 +74,13 @@ class TimelineService:
         return self._timeline.view(session)
 
     async def run(self) -> None:
-        """Publish every session's playhead several times a second; never returns."""
+        """Publish the playhead of every session every `interval_s`; never returns."""
         while True:
             await asyncio.sleep(self._interval_s)
             await self._do(self._timeline.tick(self._clock.monotonic()))
 
     def smallest_slack(self) -> float | None:
-        """Of all sessions that are watched here, in seconds; None: there are none."""
+        """Return the smallest playout slack of all sessions watched here, seconds; None if there are none."""
         views = [self._timeline.view(session) for session in self._timeline.sessions()]
         return min((view.slack_s for view in views if view is not None), default=None)
 
@@ -96,7 +96,7 @@ class TimelineService:
                         live=live,
                         at=self._clock.wall(),
                     )
-                    # Lost while the broker is away: the next one follows in a moment.
+                    # A playhead is lost while the broker is away: the next one follows in a moment.
                     with suppress(nats.errors.Error, OSError):
                         await self._bus.publish(PLAYHEAD, session, message)
                 case Stalled(session):

@@ -1,7 +1,7 @@
-"""The timeline: for every watched session, where playback is and how much slack that leaves.
+"""The timeline: the playhead and the playout slack of every watched session.
 
-A core: told what happened and when, it says what to publish. Times are monotonic seconds, playheads and
-buffers are seconds of media.
+Pure: its methods take events with their times, and return what to publish. Times are monotonic seconds.
+Playheads and buffers are seconds of media.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 EMPTY_BUFFER_S = 0.2
-"""A viewer with less than this to play (about three frames) who does not advance has stalled."""
+"""A viewer with a smaller buffer (about three frames) that does not advance has stalled."""
 
 PLAYHEAD_RATE = 1.05
-"""A published playhead gains at most this much per second. Workers generate a few seconds ahead of it, so a
-client that claims to be further cannot make them generate faster than in real time. More than 1 because the
-clocks of players differ."""
+"""Maximum increase of a published playhead per second. Workers generate a few seconds ahead of the playhead,
+so a client that reports a later one cannot make them generate faster than in real time. The rate is above 1
+because the clocks of players differ."""
 REMEMBERED = 16_384
-"""Sessions whose bound is kept after their last viewer has left: who comes back goes on under it."""
+"""Number of sessions whose bound is kept after their last viewer has left, for viewers that return."""
 
 
 @dataclass(frozen=True)
 class Publish:
-    """Tell worker and state store. `viewers` 0: the last one left."""
+    """Publish a session's playhead to its worker and the state store. `viewers` 0: the last viewer left."""
 
     session: str
     playhead_s: float
     viewers: int
     live: bool = True
-    """Whether one of them has said lately where it is; else `playhead_s` is where one last was."""
+    """Whether a viewer has reported lately. If not, `playhead_s` is the last one known."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Stalled:
 
 @dataclass(frozen=True)
 class Recovered:
-    """It plays again, `seconds` after it stalled."""
+    """A viewer of `session` plays again, `seconds` after it stalled."""
 
     session: str
     seconds: float
@@ -51,7 +51,7 @@ Command = Publish | Stalled | Recovered
 
 @dataclass(frozen=True)
 class View:
-    """A session as its viewers have it now."""
+    """The current playback of a session."""
 
     playhead_s: float
     viewers: int
@@ -66,11 +66,11 @@ class View:
 class _Viewer:
     playhead_s: float
     delivered_s: float
-    """Media time up to which video was delivered to this viewer: no playhead lies beyond it."""
+    """Media time up to which video was delivered to this viewer. Its playhead never exceeds it."""
     start_s: float
-    """`delivered_s` when it came."""
+    """`delivered_s` when the viewer joined."""
     self_paced: bool
-    """It cannot report (plain HTTP): it is taken to play at speed 1 whatever it was sent."""
+    """The viewer cannot report (plain HTTP). It is assumed to play what it was sent at speed 1."""
     seen_at: float
     started: bool = False
     stalled_at: float | None = None
@@ -85,15 +85,14 @@ class _Session:
     stalls: int = 0
     published_at: float = float("-inf")
     bound_s: float = 0.0
-    """No published playhead lies beyond this. It rises with time up to `delivered_s`, while the session
-    plays."""
+    """Upper bound of the published playhead. While the session plays, it rises with time to `delivered_s`."""
     bound_at: float = 0.0
-    """When `bound_s` was as it is."""
+    """Time for which `bound_s` holds."""
     delivered_s: float = 0.0
-    """Media time up to which some viewer was sent the video."""
+    """Media time up to which at least one viewer was sent the video."""
 
     def raise_bound(self, now: float) -> None:
-        """Bring `bound_s` up to `now`. Needed before `playing` or `delivered_s` changes."""
+        """Advance `bound_s` to `now`. Call this before `playing` or `delivered_s` changes."""
         if self.playing:
             risen_s = self.bound_s + (now - self.bound_at) * PLAYHEAD_RATE
             self.bound_s = max(self.bound_s, min(risen_s, self.delivered_s))
@@ -101,14 +100,14 @@ class _Session:
 
 
 class Timeline:
-    """All watched sessions. Published every `interval_s`; a viewer silent for `timeout_s` is stale."""
+    """All watched sessions. Publishes every `interval_s`. A viewer silent for `timeout_s` is stale."""
 
     def __init__(self, interval_s: float, timeout_s: float) -> None:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._sessions: dict[str, _Session] = {}
         self._bounds: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Of sessions that were watched: the bound of their playhead, and when it was that."""
+        """Formerly watched session → the bound of its playhead, and the time for which it holds."""
 
     def joined(
         self,
@@ -121,9 +120,9 @@ class Timeline:
         made_s: float = 0.0,
         reached_s: float = 0.0,
     ) -> list[Command]:
-        """`viewer` will be sent the video from media time `start_s` on; it has all before that.
+        """Add `viewer`, which will be sent the video from media time `start_s` on and has all before it.
 
-        `made_s` is where the newest chunk ends, and `reached_s` where playback is known to have been.
+        `made_s` is the end of the newest chunk. `reached_s` is a playhead that the session has had.
         """
         made_s = max(made_s, start_s)
         state = self._sessions.get(session)
@@ -139,8 +138,11 @@ class Timeline:
         return [self._publish(session, state, now)]
 
     def _bound_after_absence(self, session: str, made_s: float, now: float) -> float:
-        """The bound of a session that nobody watched. For one that was never watched here it is what is made:
-        its viewer may go anywhere in that. Coming back gains no more than staying would have."""
+        """Return the bound of a session without viewers.
+
+        If it was never watched here, the bound is `made_s`: its viewer may start anywhere in the existing
+        video. A viewer that returns gains no more than one that stays.
+        """
         remembered = self._bounds.pop(session, None)
         if remembered is None:
             return made_s
@@ -148,7 +150,7 @@ class Timeline:
         return max(bound_s, min(bound_s + (now - at) * PLAYHEAD_RATE, made_s))
 
     def left(self, session: str, viewer: str, now: float) -> list[Command]:
-        """Its connection is over. Says so once with `viewers` 0 if it was the last."""
+        """Remove `viewer`. If it was the last one, publish once with `viewers` 0."""
         state = self._sessions.get(session)
         if state is None or state.viewers.pop(viewer, None) is None:
             return []
@@ -164,7 +166,7 @@ class Timeline:
     def delivered(
         self, session: str, viewer: str, end_s: float, compute_s: float, now: float
     ) -> list[Command]:
-        """A chunk that ends at media time `end_s` and took `compute_s` to make went out to `viewer`."""
+        """Note that `viewer` was sent a chunk. It ends at media time `end_s` and took `compute_s` to make."""
         state = self._sessions.get(session)
         if state is None or viewer not in state.viewers:
             return []
@@ -179,15 +181,17 @@ class Timeline:
     def reported(
         self, session: str, viewer: str, playhead_s: float, buffered_s: float, now: float
     ) -> list[Command]:
-        """The viewer says where it is and how much it can still play. Never beyond what it was sent, and what
-        is published of it not beyond what time allows."""
+        """Note the playhead and the buffer that `viewer` reports.
+
+        Its playhead is limited to what it was sent. The published playhead is also limited by `bound_s`.
+        """
         state = self._sessions.get(session)
         one = state.viewers.get(viewer) if state else None
         if state is None or one is None or one.self_paced:
             return []
         if buffered_s < EMPTY_BUFFER_S and one.delivered_s <= one.start_s:
-            # It waits for the first chunk that it is sent, wherever its player's clock stands. Were it taken
-            # to be at 0, the worker would wait for it too.
+            # The viewer waits for its first chunk, whatever the clock of its player shows. With a playhead of
+            # 0, the worker would wait for the viewer as well.
             playhead_s = max(playhead_s, one.start_s)
         playhead_s = min(playhead_s, one.delivered_s)
         advanced_s, elapsed_s = playhead_s - one.playhead_s, now - one.seen_at
@@ -201,7 +205,7 @@ class Timeline:
         return commands
 
     def playing(self, session: str, playing: bool, now: float) -> list[Command]:
-        """The session was paused or ended (False), or makes video again. Waiting while paused is no stall."""
+        """Note that the session was paused or ended (False), or generates again. A pause is no stall."""
         state = self._sessions.get(session)
         if state is None or state.playing == playing:
             return []
@@ -217,20 +221,20 @@ class Timeline:
         return commands
 
     def tick(self, now: float) -> list[Command]:
-        """Call this every `interval_s`."""
+        """Advance self-paced viewers and publish playheads that are due. Call this every `interval_s`."""
         commands: list[Command] = []
         for session, state in self._sessions.items():
             for one in state.viewers.values():
                 if one.self_paced:
                     commands += self._advance(session, state, one, now)
             self._move(state, now)
-            # Half an interval of tolerance: ticks and reports of the same rate must not beat.
+            # Half an interval of tolerance, so that ticks and reports of the same rate do not interfere.
             if now - state.published_at >= self._interval_s / 2:
                 commands.append(self._publish(session, state, now))
         return commands
 
     def view(self, session: str) -> View | None:
-        """The session's timeline, or None if nobody watches."""
+        """Return the playback of the session; None if it has no viewer."""
         state = self._sessions.get(session)
         if state is None:
             return None
@@ -238,7 +242,7 @@ class Timeline:
         return View(state.playhead_s, len(state.viewers), slack_s, slack_s - state.compute_s, state.stalls)
 
     def sessions(self) -> list[str]:
-        """Every session that someone watches."""
+        """Return every watched session."""
         return list(self._sessions)
 
     def _advance(self, session: str, state: _Session, one: _Viewer, now: float) -> list[Command]:
@@ -259,7 +263,7 @@ class Timeline:
         return []
 
     def _move(self, state: _Session, now: float) -> bool:
-        """Whether some viewer moves the playhead."""
+        """Update the session's playhead. Returns whether a viewer moves it."""
         live = [
             one.playhead_s
             for one in state.viewers.values()
