@@ -1,1 +1,1 @@
-"""The state store: alone with Postgres and Redis, alone in writing events and the fence."""
+"""The state store: the only service that uses Postgres and Redis, and that writes events and the fence."""

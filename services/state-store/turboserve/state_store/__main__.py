@@ -1,4 +1,4 @@
-"""`python -m turboserve.state_store`"""
+"""Entry point of the state store: `python -m turboserve.state_store`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting chunks from the log: how far each session is, and which prompts have been applied."""
+"""Counts chunks from the log: the progress of each session, and the prompts that were applied."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from turboserve.subjects import ANY_CHUNK, CHUNK, CHUNKS, OWN
 CURSOR = "accounting"
 RETRY_S = 0.5
 TOGETHER_S = 0.05
-"""Chunks of so long are counted in one transaction: the database has at most 20 of these in a second."""
+"""Seconds of chunks that one transaction counts, so that there are at most 20 transactions per second."""
 MANY = 128
-"""So many wait for nothing."""
+"""A batch of at least this many entries is followed by the next one without a pause."""
 MEMORY = 20_000
-"""Sessions whose applied prompts are remembered; one that is not costs a statement more, and nothing else."""
+"""Number of sessions whose applied prompts are remembered. For others, a prompt costs one more statement."""
 
 T = TypeVar("T")
 
@@ -38,9 +38,9 @@ class AlreadyCountedError(Exception):
 
 
 class Accounting:
-    """Reads headers only, in the log's order, from the position that stands beside the counts.
+    """Reads chunk headers in the order of the log, from the position that is stored with the counts.
 
-    One instance leads; if two do for a moment, the position's compare-and-set lets one of them count.
+    One instance leads. If two do for a moment, the compare-and-set of the position lets only one count.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Accounting:
         self._owners = owners
 
     async def run(self) -> None:
-        """Count for ever; returns when another instance has taken over."""
+        """Count until another instance has taken over."""
         self._applied.clear()
         position = await self._with_retry(self._position)
         async with aclosing(read_headers(self._bus, CHUNKS, [ANY_CHUNK, OWN.every], position)) as batches:
@@ -73,12 +73,12 @@ class Accounting:
                     await asyncio.sleep(TOGETHER_S)
 
     async def count(self, entries: Sequence[Entry], position: int) -> None:
-        """Count what follows `position`, once: the position moves with the counts or not at all.
+        """Count `entries`, which follow `position`, once: position and counts change in one transaction.
 
         Only chunks that an owner of their session wrote count.
         """
         chunks = [chunk for entry in entries if (chunk := await self._chunk(entry)) is not None]
-        # A prompt that is applied is worth a disk's wait; a count would only be counted again.
+        # Applied prompts wait for the disk. Counts need not: if they are lost, the chunks are counted again.
         fresh = [chunk for chunk in chunks if chunk.control_seq > self._applied.get(chunk.session, 0)]
         newest: dict[str, tuple[int, int]] = {}
         for chunk in chunks:

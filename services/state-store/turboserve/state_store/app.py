@@ -1,4 +1,4 @@
-"""The service on its real servers."""
+"""Starts the service on Postgres and Redis."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from turboserve.state_store.settings import Settings
 
 
 async def start(runtime: Runtime, settings: Settings) -> None:
-    """Returns once every endpoint is answered."""
+    """Start the service. Returns once it answers every endpoint."""
     await compose(runtime, settings, PostgresDatabase(settings), RedisStore(settings))

@@ -1,4 +1,4 @@
-"""Waiting for Postgres: at the start, and for readiness."""
+"""Waits for Postgres at the start, and watches it for readiness."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logs.get("postgres")
 
 
 async def migrate_with_retry(database: Database) -> None:
-    """Bring the schema up to date, waiting for Postgres as long as it takes."""
+    """Bring the schema up to date. Waits for Postgres without a limit."""
     while True:
         try:
             await database.migrate()
@@ -27,7 +27,7 @@ async def migrate_with_retry(database: Database) -> None:
 
 
 async def watch(database: Database) -> None:
-    """Keep `reachable` true to the facts, for readiness; never returns."""
+    """Keep `reachable` up to date, for readiness; never returns."""
     while True:
         await database.ping()
         await asyncio.sleep(PING_S)

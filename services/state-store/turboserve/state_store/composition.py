@@ -1,6 +1,6 @@
-"""Putting it together: the streams first, then the databases, then repair, then service.
+"""Builds and starts the service: the streams first, then the databases, then repair, then the endpoints.
 
-Nothing here names a server's driver: tests and simulations pass other implementations of the ports.
+This module names no server's driver: tests and simulations pass other implementations of the ports.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ QUEUE = "state-store"
 
 
 async def compose(runtime: Runtime, settings: Settings, database: Database, hot_store: HotStore) -> None:
-    """Build the service on these ports and start it. Returns once every endpoint is answered."""
+    """Build the service on these ports and start it. Returns once it answers every endpoint."""
     bus, clock = runtime.bus, runtime.clock
     hot = HotStoreGuard(hot_store, clock)
     runtime.on_stop(database.close)
@@ -57,7 +57,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
 
     await streams.ensure_with_retry()
     runtime.spawn(streams.keep(), "streams")
-    # Before the database: the log works without it, and so does the video.
+    # Before the database: the log and the video work without it.
     canaries = Canaries(bus, clock, settings)
     await canaries.append_all()
     runtime.spawn(canaries.run(), "canary appends")
@@ -73,7 +73,7 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     accounting = Accounting(database, bus, owners, playheads, clock, outbox.wake)
 
     runtime.spawn(watch(database), "postgres")
-    # What Redis holds may be lost, and the store goes on without: that does not make it unready.
+    # The store works without Redis, whose content may be lost. So Redis does not affect readiness.
     runtime.warn("redis", hot.warning)
     runtime.spawn(hot.watch(), "redis")
     runtime.spawn(outbox.run(), "outbox")

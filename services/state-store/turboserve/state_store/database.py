@@ -1,4 +1,4 @@
-"""Postgres as the services see it: one transaction with a deadline, and its troubles as typed errors."""
+"""The database port on Postgres: transactions with a deadline, locks, and typed errors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from turboserve.state_store.repository.unit import SqlUnitOfWork
 from turboserve.state_store.settings import Settings
 
 TRANSIENT = ("08", "40", "53", "57", "58", "55P03", "25P0", "XX")
-"""Beginnings of SQL states that time heals: connection, rollback, resources, operator, system, timeouts."""
+"""Prefixes of temporary SQL states: connection, rollback, resources, operator, system, timeouts."""
 
 NOT_SET_UP = ("3D000", "28000", "28P01")
-"""SQL states of a server that was just set up: it answers before it has its database, role and password."""
+"""SQL states of a server during its setup: it answers before it has its database, role and password."""
 
 _LOCK = text("select set_config('idle_session_timeout', :limit_ms, false), pg_advisory_lock(:key)")
 _UNLOCK = text("select set_config('idle_session_timeout', '0', false), pg_advisory_unlock(:key)")
@@ -57,9 +57,9 @@ class PostgresDatabase:
                     "application_name": "turboserve-state-store",
                     "statement_timeout": limit_ms,
                     "lock_timeout": limit_ms,
-                    # A process that was stopped with a lock in hand must not stop the others for good.
+                    # A stopped process that holds a lock must not block the other processes forever.
                     "idle_in_transaction_session_timeout": limit_ms,
-                    # A machine that vanished with a lock in hand must not either.
+                    # Nor must a machine that vanishes while it holds a lock.
                     "tcp_keepalives_idle": "5",
                     "tcp_keepalives_interval": "3",
                     "tcp_keepalives_count": "3",
@@ -91,7 +91,7 @@ class PostgresDatabase:
             driver = (await connection.get_raw_connection()).driver_connection
             assert driver is not None
             try:
-                # Of a process that is stopped, only the server can end the session, and the lock with it.
+                # If the process is stopped, only the server can end the session and thereby release the lock.
                 await connection.execute(_LOCK, {"key": key, "limit_ms": self._limit_ms})
                 yield SqlUnitOfWork(connection)
                 await connection.execute(_UNLOCK, {"key": key})
@@ -110,7 +110,7 @@ class PostgresDatabase:
         try:
             yield PostgresSessionLock(connection, key, self._failed)
         finally:
-            # The lock goes with the connection, which must not return to the pool with it.
+            # Closing the connection releases the lock. It must not return to the pool with the lock.
             await connection.invalidate()
             await connection.close()
 
@@ -132,7 +132,7 @@ class PostgresDatabase:
         try:
             async with asyncio.timeout_at(deadline):
                 await connection.start()
-            # Not a cancellation: undoing things politely takes the server's answer and would hang as well.
+            # Terminate instead of cancel: a rollback waits for the server's answer and would hang as well.
             driver = (await connection.get_raw_connection()).driver_connection
             cut = loop.call_at(deadline, driver.terminate)
             try:
@@ -143,16 +143,16 @@ class PostgresDatabase:
         except exc.IntegrityError as error:
             raise ConflictError(f"another request did this first: {error.orig}") from error
         except (exc.SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            # TimeoutError is an OSError: our own deadline and the driver's both end here.
+            # TimeoutError is an OSError: the deadline of this class and the driver's both end here.
             raise self._failed(error) from error
         except AttributeError as error:
-            # The driver takes several steps for some statements, and trips over a connection cut in between.
+            # The driver runs some statements in steps, and fails like this if the connection ends in between.
             if driver is None or not driver.is_closed():
                 raise
             raise self._away(error) from error
 
     def _failed(self, error: BaseException) -> Exception:
-        """The port's error for one of the driver's."""
+        """Return the port's error for an error of the driver."""
         return self._away(error) if transient(error) else StatementError(repr(error))
 
     def _away(self, error: BaseException) -> UnavailableError:
@@ -160,23 +160,23 @@ class PostgresDatabase:
         return unavailable()
 
     def _complain(self, error: BaseException) -> None:
-        """Once a second at most: a database that is down fails everything at once."""
+        """Log the error, at most once per second: a database that is down fails all transactions at once."""
         now = asyncio.get_running_loop().time()
         if now >= self._quiet_until:
             self._quiet_until = now + 1.0
             log.warning("transaction given up", error=_brief(error))
 
     async def ping(self) -> bool:
-        """Write something; whether that worked is also kept in `reachable`.
+        """Write something, and keep in `reachable` whether that worked.
 
-        A server whose disk is full still answers what it only has to read, and may still change a row in a
-        page that it has. So the probe lets a sort spill to a new file of its disk, and commits a row.
+        A server whose disk is full still answers reads, and may still change a row in an existing page. So
+        the probe makes a sort spill to a new file on the server's disk, and commits a row.
         """
         try:
             async with self.transaction() as unit:
                 await unit.connection.execute(text("set local work_mem = '64kB'"))
                 await unit.connection.execute(_PROBE_SPILL)
-                # Last: other instances write the same row.
+                # The row comes last, since other instances write the same row.
                 await unit.connection.execute(_PROBE_ROW)
             self.reachable = True
         except UnavailableError:
@@ -188,7 +188,7 @@ class PostgresDatabase:
 
 
 class PostgresSessionLock:
-    """`ports.database.SessionLock` on a connection of its own."""
+    """`ports.database.SessionLock` on its own connection."""
 
     def __init__(
         self, connection: AsyncConnection, key: int, failed: Callable[[BaseException], Exception]
@@ -212,12 +212,12 @@ class PostgresSessionLock:
 
 
 def transient(error: BaseException) -> bool:
-    """Whether the same transaction may well succeed later, without anyone changing the program."""
+    """Return whether the same transaction may succeed later without a change of the program."""
     if isinstance(error, exc.DBAPIError):
         if error.connection_invalidated:
             return True
         state = getattr(error.orig, "sqlstate", None)
-        # Without a state it never reached the server: the driver lost the connection.
+        # An error without a state did not come from the server: the driver lost the connection.
         return state is None or state.startswith(TRANSIENT)
     if isinstance(error, asyncpg.PostgresError):
         return bool((error.sqlstate or "").startswith(TRANSIENT))
@@ -225,7 +225,7 @@ def transient(error: BaseException) -> bool:
 
 
 def _refuse_closed(connection: Any, _record: Any, _proxy: Any) -> None:
-    """Leave out connections that the server has closed: the driver knows, and no round trip is needed."""
+    """Skip connections that the server has closed. The driver knows them without a round trip."""
     if connection.driver_connection.is_closed():
         raise exc.DisconnectionError
 

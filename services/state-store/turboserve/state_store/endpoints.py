@@ -1,4 +1,4 @@
-"""The endpoints on the bus: `turboserve.subjects` says who calls which."""
+"""The endpoints on the bus. `turboserve.subjects` lists the callers of each."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def serve(
 def answering(
     clock: Clock, endpoint: Endpoint[Req, Resp], handler: Callable[[Req], Awaitable[Answer]]
 ) -> Callable[[Req, Caller], Awaitable[Answer]]:
-    """`handler` behind the rules of who may ask for what; its requests are counted and timed."""
+    """Wrap `handler`: check the caller's rights, and count and time the requests."""
     name = endpoint.subject
 
     async def run(request: Req, caller: Caller) -> Answer:

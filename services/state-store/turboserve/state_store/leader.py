@@ -1,4 +1,4 @@
-"""One instance at a time: a lock that Postgres holds for as long as the connection lives."""
+"""Runs work in one instance at a time, under a lock that Postgres keeps while the connection lives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logs.get("leader")
 
 
 async def lead(database: Database, key: int, work: Callable[[], Awaitable[None]]) -> None:
-    """Run `work` whenever this instance holds the lock `key`, cancel it when it does not; never returns."""
+    """Run `work` while this instance holds the lock `key`, and cancel it on loss; never returns."""
     while True:
         try:
             await _term(database, key, work)

@@ -1,7 +1,7 @@
-"""How much the log keeps of a session whose chunks stand on the subjects of several identities.
+"""Trims the log of a session whose chunks are on the subjects of several identities.
 
-The broker keeps the newest chunks of each subject. A session that moves between identities has a history on
-each, and an identity may append about sessions that it never owned.
+The broker keeps the newest chunks of each subject. A session that migrates between identities has a history
+on the subject of each. An identity may also append chunks of sessions that it never owned.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ log = logs.get("log-histories")
 
 
 class LogHistories:
-    """Removing the same thing twice is fine: several instances may run this."""
+    """Trims histories. Several instances may run this, since each removal can be repeated."""
 
     def __init__(self, bus: Bus, owners: Owners, settings: Settings) -> None:
         self._purge, self._owners, self._settings = LogPurge(bus), owners, settings
 
     async def run(self) -> None:
-        """Trim for ever."""
+        """Trim all histories every `purge_s`; never returns."""
         while True:
             try:
                 await self.trim()
@@ -40,9 +40,9 @@ class LogHistories:
             await asyncio.sleep(self._settings.purge_s)
 
     async def trim(self) -> None:
-        """Remove what no owner appended, and of each session the stints before its newest `chunks_kept`.
+        """Remove chunks that no owner appended, and each session's stints before its newest `chunks_kept`.
 
-        Less than `chunks_kept` chunks of the oldest kept stint stay in addition.
+        A stint is removed only as a whole, so that fewer than `chunks_kept` further chunks may stay.
         """
         for session, counts in (await self._purge.chunk_counts()).items():
             kept = await self._without_strangers(session, counts)
@@ -50,9 +50,9 @@ class LogHistories:
                 await self._shorten(session)
 
     async def shorten(self, session: str, subjects: Collection[str], keep: int) -> None:
-        """Of a session, whose chunks stand on `subjects`, keep the newest `keep` chunks.
+        """Keep the newest `keep` chunks of a session, whose chunks are on `subjects`.
 
-        The oldest of all subjects go. Cut one by one, the subjects would leave gaps.
+        The oldest chunks over all subjects are removed. To shorten each subject by itself would leave gaps.
         """
         newest = await self._owners.newest(session) if len(subjects) > 1 else None
         if newest is None:
@@ -71,7 +71,7 @@ class LogHistories:
         await self._purge.chunks_before(session, low)
 
     async def _without_strangers(self, session: str, subjects: Iterable[str]) -> list[str]:
-        """Remove the subjects of identities that never owned `session`; returns the others."""
+        """Remove the chunks of identities that never owned `session`. Returns the other subjects."""
         identities = {subject: CHUNK.identity(subject) for subject in subjects}
         named = {identity for identity in identities.values() if identity is not None}
         strangers = await self._owners.strangers(session, named)

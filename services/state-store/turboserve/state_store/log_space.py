@@ -1,4 +1,4 @@
-"""Room in the log: announced when it gets low, and made before it is over."""
+"""Watches the room in the log: announces when it is low, and makes room before the log is full."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from turboserve.subjects import CHUNKS, EVENTS
 
 BATCH = 16
 ROUNDS = 12
-"""Halvings of the longest histories in one check: from the most that a stream may keep to the floor."""
+"""Maximum halvings of the longest histories in one check: enough to get from the longest to the floor."""
 _LEVELS = tuple(SpaceLevel)
 
 log = logs.get("log-space")
 
 
 class LogSpace:
-    """Several instances may run this: removing the same thing twice is fine."""
+    """Watches and makes room. Several instances may run this, since each removal can be repeated."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class LogSpace:
         self._detail: str | None = None
 
     def warning(self) -> str | None:
-        """What /readyz says of it; None while there is enough."""
+        """Return the warning for /readyz; None while there is enough room."""
         return self._detail
 
     async def run(self) -> None:
-        """Check for ever, and make room where it is needed."""
+        """Check the room, and make some if needed; never returns."""
         while True:
             try:
                 await self.check()
@@ -68,7 +68,7 @@ class LogSpace:
             await asyncio.sleep(self._settings.canary_interval_s)
 
     async def check(self) -> SpaceLevel:
-        """Look, make room if there is little, look again and announce it. The level after that."""
+        """Announce the level, make room if there is little and announce again. Returns the last level."""
         level = await self._look()
         if level is not SpaceLevel.ENOUGH:
             await self._make_room(level)
@@ -81,7 +81,7 @@ class LogSpace:
         disk = self._disk()
         levels.append(space.disk_level(disk, self._settings.log_disk_reserve_bytes))
         if self._canaries.without_room:
-            # The broker's own limit, which nobody tells us, came before the streams'.
+            # The broker reached its own limit, which it does not report, before the limits of the streams.
             levels.append(SpaceLevel.FULL)
         level = space.worst(levels)
         fills = {name: used / limit for name, used, limit, _ in streams if limit > 0}
@@ -112,7 +112,7 @@ class LogSpace:
         try:
             usage = shutil.disk_usage(self._settings.log_directory)
         except OSError:
-            # Not made yet, or closed to this user: then only the streams' limits tell.
+            # The folder does not exist yet, or this user may not read it: only the streams' limits count.
             return None
         return Disk(usage.free, usage.total)
 
@@ -127,16 +127,16 @@ class LogSpace:
         try:
             await self._histories.trim()
         except TurboServeError as error:
-            # The rest needs no owners.
+            # The other steps need no owners.
             log.warning("histories cannot be trimmed", error=error.detail)
         if await self._remove_finished(level):
             return
-        # What is left is live.
+        # Only live sessions are left.
         if level in (SpaceLevel.SCARCE, SpaceLevel.FULL):
             await self._shorten_live(level)
 
     async def _drop_old_events(self) -> None:
-        """Events by age alone: what is decided stands in the rows, and the newest of all subjects stay."""
+        """Remove the oldest events, whatever their subjects. Rows keep the state without them."""
         _, used, limit, state = await self._state(EVENTS)
         if space.stream_level(used, limit, self._shares) is SpaceLevel.ENOUGH:
             return
@@ -146,7 +146,7 @@ class LogSpace:
         log.warning("old events removed for room", before=keep_from)
 
     async def _remove_finished(self, level: SpaceLevel) -> bool:
-        """Finished sessions, longest ended first, until there is room; whether there is."""
+        """Remove finished sessions, longest ended first, until there is room. Returns whether there is."""
         if await self._enough(self._shares.low):
             return True
         removed = 0
@@ -160,7 +160,7 @@ class LogSpace:
                     if await self._enough(self._shares.low):
                         return True
         except TurboServeError as error:
-            # Without rows nobody can tell which sessions are over; shortening needs none.
+            # Without rows it is unknown which sessions have ended. Shortening needs no rows.
             log.warning("finished sessions are not known", error=error.detail)
         finally:
             if removed:
@@ -169,7 +169,7 @@ class LogSpace:
         return False
 
     async def _finished(self) -> AsyncGenerator[str]:
-        """Sessions whose chunks nobody needs any more; each is removed before the next is asked for."""
+        """Yield sessions whose chunks are not needed. The caller removes each before it takes the next."""
         while True:
             ended_before = self._clock.wall() - self._settings.log_guard_s
             async with self._database.transaction() as db:
@@ -204,7 +204,7 @@ class LogSpace:
             log.warning("old chunks of live sessions removed for room", cuts=shortened, space=level.value)
 
     async def _enough(self, begins: float) -> bool:
-        """Whether no more has to go, after removal began at the share `begins`."""
+        """Return whether enough was removed, after removal began at the share `begins`."""
         if self._canaries.without_room:
             await self._canaries.append_all()
         _, used, limit, _ = await self._state(CHUNKS)

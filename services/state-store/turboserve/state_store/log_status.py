@@ -1,4 +1,4 @@
-"""Whether the log takes what is promised to users: by this instance's own appends, and by the room left."""
+"""Whether the log can store further video, by this instance's own appends and by the room left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from turboserve.state_store.settings import Settings
 
 
 class LogStatus:
-    """Asked by admission and by readiness."""
+    """The state of the log, for admission."""
 
     def __init__(self, canaries: Canaries, settings: Settings) -> None:
         self._canaries, self._retry_s = canaries, settings.admission_retry_s
@@ -19,7 +19,7 @@ class LogStatus:
         return self._canaries.space
 
     def require(self) -> None:
-        """Raises LogUnavailableError while video that is promised now could not be stored."""
+        """Raise LogUnavailableError while the log could not store the video of another session."""
         for stream, reason in self._canaries.refused_by().items():
             raise LogUnavailableError(
                 f"the stream {stream} stores nothing at the moment: {reason}",

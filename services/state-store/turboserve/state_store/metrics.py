@@ -1,4 +1,4 @@
-"""What the state store counts."""
+"""Metrics of the state store."""
 
 from __future__ import annotations
 

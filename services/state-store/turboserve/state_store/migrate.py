@@ -1,4 +1,4 @@
-"""Bringing the schema up to date: at every start, by as many instances at once as there are."""
+"""Brings the schema up to date at every start. Several instances may do so at the same time."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from turboserve import logs
 
-# What it says at every start is said here in one line.
+# Alembic logs several lines at every start. This module logs one line instead.
 logging.getLogger("alembic").setLevel(logging.WARNING)
 log = logs.get("migrate")
 
 LOCK = 0x7475_7262_0001
-"""Number of the advisory lock; a second instance waits here and then finds nothing left to do."""
+"""Number of the advisory lock. A second instance waits for it, and then finds nothing to do."""
 
 
 def config(connection: Connection) -> Config:
-    """Alembic's configuration for the scripts in this package."""
+    """Return Alembic's configuration for the scripts in this package."""
     settings = Config()
     settings.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
     settings.attributes["connection"] = connection
@@ -30,7 +30,7 @@ def config(connection: Connection) -> Config:
 
 
 async def migrate(engine: AsyncEngine) -> None:
-    """Run what is missing, in one transaction: it is either all there or not at all."""
+    """Run all missing migrations in one transaction: either all take effect or none."""
     async with engine.begin() as connection:
         await connection.execute(text("set local statement_timeout = 0"))
         await connection.execute(text("set local lock_timeout = 0"))

@@ -1,4 +1,4 @@
-"""What is past its time: sessions nobody came back to; chunks of ended ones, then rows; rows of workers."""
+"""Removes data after its retention: abandoned sessions, chunks and rows of ended ones, rows of workers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from turboserve.state_store.service.sessions import Sessions
 from turboserve.state_store.settings import Settings
 
 BATCH = 100
-"""Sessions whose chunks are purged, and..."""
+"""Maximum number of sessions whose chunks are purged at once."""
 ROWS = 500
-"""...rows that are deleted, in one transaction."""
+"""Maximum number of rows that one transaction deletes."""
 RETENTION = "retention"
 BEHIND_S = 3_600.0
-"""Time that lies further behind the wall clock is worth a warning."""
+"""A warning is logged if the aging time is further behind the wall clock than this, seconds."""
 
 log = logs.get("retention")
 
 
 class Retention:
-    """Removing the same thing twice is fine: several instances may run this."""
+    """Removes expired data. Several instances may run this, since each removal can be repeated."""
 
     def __init__(
         self, database: Database, sessions: Sessions, bus: Bus, clock: Clock, settings: Settings
@@ -37,7 +37,7 @@ class Retention:
         self._log = LogPurge(bus)
         self._clock, self._settings = clock, settings
         self._last: tuple[aging.Aging, float] | None = None
-        """What this instance wrote last, and when by its monotonic clock."""
+        """The aging time that this instance wrote last, and when, by its monotonic clock."""
         self._told_s = 0.0
 
     async def run(self) -> None:
@@ -51,9 +51,9 @@ class Retention:
             await asyncio.sleep(self._settings.purge_s)
 
     async def purge(self) -> int:
-        """End the abandoned, purge what is due from the log, then delete rows that are due.
+        """End abandoned sessions, purge expired chunks from the log, then delete expired rows.
 
-        Returns how many sessions were purged.
+        Returns the number of purged sessions.
         """
         now = await self._aged_to()
         if ended := await self._sessions.end_abandoned(now):
@@ -82,9 +82,9 @@ class Retention:
             purged += len(due)
 
     async def _aged_to(self) -> float:
-        """How far time has come for what ages, Unix seconds: see `core.aging`.
+        """Advance the aging time and return it, Unix seconds: see `core.aging`.
 
-        Each instance moves it on by what it has measured itself since somebody last did, at most.
+        Each instance advances it by at most the time that it has measured since the last advance.
         """
         async with self._database.transaction() as db:
             before = await db.clocks.get(RETENTION)
@@ -109,5 +109,5 @@ class Retention:
         mine, at = self._last
         if mine == before:
             return monotonic - at
-        # Another instance has moved it on meanwhile: what is left of this one's own measure.
+        # Another instance has advanced it meanwhile: use the rest of this instance's own measurement.
         return max(monotonic - at - max(before.aged_to - mine.aged_to, 0.0), 0.0)

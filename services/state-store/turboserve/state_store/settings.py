@@ -14,56 +14,59 @@ from turboserve.state_store.core.tenants import TenantLimits
 
 
 class Settings(Shared):
-    """Where the two databases are, and how much is kept for how long."""
+    """Addresses of the two databases, limits, and how much data is kept for how long."""
 
     postgres_url: SecretStr = SecretStr("postgresql://turboserve@127.0.0.1:5432/turboserve")
-    """The truth, in Postgres 14 or later."""
+    """Address of Postgres 14 or later, which holds the authoritative rows."""
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
-    """What is hot and may be lost: playheads, heartbeats, latents."""
+    """Address of Redis, which holds data that may be lost: playheads and latents."""
     postgres_pool: int = Field(default=12, ge=4)
-    """Connections at most; two of them are kept for locks of those who count chunks and cost."""
+    """Maximum number of connections; two of them hold the locks for counting chunks and cost."""
     transaction_deadline_s: Seconds = 2.5
-    """A transaction that takes longer is given up with `unavailable`: below `request_deadline_s`."""
+    """A transaction that takes longer fails with `unavailable`. Keep it below `request_deadline_s`."""
 
     max_sessions: int = Field(default=10_000, ge=1)
-    """Sessions that have not ended, over all models."""
+    """Maximum number of sessions that have not ended, over all models."""
     admission_retry_s: Seconds = 5.0
-    """What a client without room is told to wait."""
+    """Retry time in the answer to a client for which there is no room, seconds."""
     tenant_sessions: int = Field(default=1_000, ge=0)
-    """Sessions of one tenant that have not ended; 0: no limit, as with the other limits of a tenant."""
+    """Maximum number of sessions of one tenant that have not ended. 0 in this and the other limits of a
+    tenant: no limit."""
     tenant_suspended: int = Field(default=500, ge=0)
-    """Of these, paused or idle ones; a tenant that has so many creates none."""
+    """Maximum number of paused or idle sessions of one tenant. A tenant that has so many creates none."""
     tenant_slots: int = Field(default=0, ge=0)
-    """Sessions of one tenant that run or wait for a slot, over all models."""
+    """Maximum number of sessions of one tenant that run or wait for a slot, over all models."""
     tenant_slots_factor: float = Field(default=3.0, ge=0)
-    """While the deployment knows other tenants, a tenant gets another place of a model only if it has fewer
-    there than this times the places that are left: with 3, one tenant alone takes at most three quarters."""
+    """While other tenants are known, a tenant gets another place of a model only if it has fewer places than
+    this factor times the places that are left. With 3, one tenant takes at most three quarters."""
     tenant_creations_per_minute: int = Field(default=600, ge=0)
-    """Sessions that one tenant creates per minute; as many at once after a minute without any."""
+    """Maximum number of sessions that one tenant creates per minute; as many at once after a minute without
+    any."""
     tenant_prompts_per_minute: int = Field(default=1_200, ge=0)
-    """Prompts and pauses of one tenant per minute, over all its sessions; as many at once after a minute
-    without any."""
+    """Maximum number of prompts and pauses of one tenant per minute, over all its sessions; as many at once
+    after a minute without any."""
     tenant_stored_bytes: int = Field(default=2**30, ge=0)
-    """Bytes that one tenant's sessions may take: 1 KiB each, prompts and metadata. An ended session counts
-    until its row is deleted, `session_retention_s` after its end."""
+    """Maximum stored bytes of one tenant's sessions: 1 KiB each, plus prompts and metadata. An ended session
+    counts until its row is deleted, `session_retention_s` after its end."""
     model_memory_s: Seconds = 600.0
-    """A model stays known for this long after its last worker, so that a restart is only `no_capacity`."""
+    """A model stays known for this long after its last worker, so that a restart of the worker causes only
+    `no_capacity`."""
     idle_guard_s: float = Field(default=2.0, ge=0)
-    """A session watched this recently is not suspended as idle, whatever the scheduler saw."""
+    """A session watched within this time is not suspended as idle, even if the scheduler asks for it."""
 
     poison_workers: int = Field(default=3, ge=0)
-    """A session is failed once so many workers in a row have died of a device error in a step for it; 0:
-    never."""
+    """A session fails once this many workers in a row died of a device error in a step for it; 0: never."""
     poison_window_s: Seconds = 600.0
-    """Deaths further apart than this are not counted together."""
+    """Device errors further apart than this are not counted together."""
     poison_chunks: int = Field(default=8, ge=1)
-    """A session that has made so many chunks since such a death did not cause it."""
+    """A session that has made this many chunks since a device error did not cause the error."""
 
     abandoned_after_s: float = Field(default=7 * 86_400.0, ge=0)
-    """A suspended session that nobody has watched or changed for this long is ended; 0: never."""
+    """A suspended session that no viewer has watched and no request has changed for this long is ended; 0:
+    never."""
 
     chunks_kept: int = Field(default=400, ge=8)
-    """Newest chunks that the log keeps of each session."""
+    """Number of newest chunks that the log keeps of each session."""
     chunk_retention_s: Seconds = 900.0
     """Chunks of an ended session stay readable for this long."""
     session_retention_s: Seconds = 30 * 86_400.0
@@ -71,50 +74,49 @@ class Settings(Shared):
     events_retention_s: Seconds = 86_400.0
     """The event log keeps an event this long."""
     duplicate_window_s: Seconds = 120.0
-    """For this long the broker itself recognises a repeated message."""
+    """Time for which the broker recognizes a repeated message."""
     log_max_bytes: int | None = Field(default=None, ge=2**20)
-    """Bytes that both streams together may reserve at the broker; none: as much as its account, or its
-    storage, lets them reserve. Keep it below half of the broker's disk."""
+    """Bytes that both streams together may reserve at the broker. None: as much as the broker's account or
+    storage allows. Keep the value below half of the broker's disk."""
     log_chunks_share: float = Field(default=0.85, gt=0, lt=1)
-    """Share of these bytes that the chunk log may take."""
+    """Share of the bytes of both streams that the chunk log may take."""
     log_events_share: float = Field(default=0.1, gt=0, lt=1)
-    """Share of these bytes that the event log may take."""
+    """Share of the bytes of both streams that the event log may take."""
     log_low_share: float = Field(default=0.8, gt=0, lt=1)
-    """Fill of a stream at which finished sessions are removed from it before their retention is over."""
+    """Fill of a stream from which on finished sessions are removed before their retention is over."""
     log_scarce_share: float = Field(default=0.9, gt=0, lt=1)
-    """Fill at which the old chunks of live sessions are removed too, longest histories first."""
+    """Fill of a stream from which on old chunks of live sessions are removed too, longest histories first."""
     log_full_share: float = Field(default=0.95, gt=0, le=1)
-    """Fill at which no session is admitted or resumed."""
+    """Fill of a stream from which on no session is admitted or resumed."""
     log_chunks_floor: int = Field(default=40, ge=8)
-    """Newest chunks that each live session keeps in any case."""
+    """Number of newest chunks that each live session keeps in any case."""
     log_guard_s: Seconds = 30.0
-    """A finished session keeps its chunks for this long in any case: its viewers are still there."""
+    """A finished session keeps its chunks for this long in any case, since its viewers still read them."""
     log_directory: Path | None = None
-    """The broker's storage, if it is on this machine: the free space of its disk counts too. None: only the
-    limits of the streams do."""
+    """The broker's storage folder, if it is on this machine: then the free space of its disk counts as well.
+    None: only the limits of the streams count."""
     log_disk_reserve_bytes: int = Field(default=2 * 2**30, ge=2**20)
-    """Free bytes of that disk below which room is low, scarce below a half of it, full below a quarter; a
-    tenth of the disk if that is less."""
+    """Free bytes of the disk of `log_directory` below which room is low; it is scarce below a half of this,
+    and full below a quarter. At most a tenth of the disk applies."""
     latents_kept: int = Field(default=8, ge=1)
-    """Newest chunks whose latents are kept, beside the first one's (the window and its sink)."""
+    """Number of newest chunks whose latents are kept, besides chunk 0 (the window and its sink)."""
     latents_ttl_s: Seconds = 6 * 3_600.0
-    """Latents of a session that makes none any more are dropped after this."""
+    """Latents of a session are dropped this long after its last ones."""
 
     prices: dict[str, Annotated[float, Field(ge=0)]] = {}
-    """Money per GPU and hour by kind of worker, as a JSON object: `{"h100": 3.99, "*": 2.5}`; `*` is for
-    kinds that are not named, and without it they cost nothing. A worker costs what its kind did when it was
-    launched."""
+    """Money per GPU and hour by kind of worker, as a JSON object: `{"h100": 3.99, "*": 2.5}`. `*` is for the
+    other kinds; without it, they cost nothing. A worker keeps the price that its kind had at its launch."""
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
-    """What prices are in."""
+    """Currency of the prices."""
     cost_sample_s: Seconds = 2.0
-    """How often workers' time is divided among the sessions that hold their slots."""
+    """Interval at which workers' time is divided among the sessions that hold their slots."""
 
     canary_interval_s: Seconds = 2.0
-    """A canary is appended to each stream this often; below `canary_timeout_s`, by a margin."""
+    """Interval between the canaries in each stream. Must be below `canary_timeout_s`, with a margin."""
     sweep_s: Seconds = 1.0
-    """How often to look for what another instance, or an earlier life of this one, left undone."""
+    """Interval at which the store looks for work that another instance or an earlier process left undone."""
     purge_s: Seconds = 30.0
-    """How often to look for what is past its retention."""
+    """Interval at which the store looks for data whose retention is over."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Settings:
@@ -146,8 +148,8 @@ class Settings(Shared):
 
     @property
     def sqlalchemy_url(self) -> str:
-        """The same address for the asynchronous driver; `postgres://` is accepted as well."""
-        # The driver has its own name for what libpq calls `sslmode`.
+        """`postgres_url` for the asynchronous driver. `postgres://` is accepted as well."""
+        # The driver calls libpq's `sslmode` `ssl`.
         url = self.postgres_url.get_secret_value().replace("sslmode=", "ssl=")
         scheme, _, rest = url.partition("://")
         return f"postgresql+asyncpg://{rest}" if scheme.startswith("postgres") else f"{scheme}://{rest}"

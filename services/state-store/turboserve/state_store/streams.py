@@ -1,4 +1,4 @@
-"""The two streams: made at start, brought to the configuration and size that this version wants."""
+"""Creates the two streams, and keeps their configuration and size as this version requires."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ CHECK_S = 5.0
 LARGEST_BYTES = 64 * 2**30
 SMALLEST_BYTES = 2**20
 STEP = 0.8
-"""A broker does not say how much it can reserve, only whether what it is asked for is too much."""
+"""Factor between attempted sizes. A broker only reports whether a size is too large, not the largest one."""
 TOO_LARGE = 10047
 
 log = logs.get("streams")
 
 
 def wanted(settings: Settings) -> tuple[api.StreamConfig, ...]:
-    """The configurations without `max_bytes`.
+    """Return the configurations without `max_bytes`.
 
-    With `discard: new` no limit on bytes ever removes anything, such as the fence of a live session: what
-    has to go, the state store chooses. `discard_new_per_subject` stays off, so that the oldest chunk of a
-    session still makes room for its newest.
+    With `discard: new`, a limit on bytes never removes messages, such as the fence of a live session: the
+    state store chooses what to remove. `discard_new_per_subject` stays off, so that the newest chunk of a
+    session replaces the oldest.
     """
     return (
         api.StreamConfig(
@@ -62,7 +62,7 @@ def wanted(settings: Settings) -> tuple[api.StreamConfig, ...]:
 
 
 class Streams:
-    """Keeps them there: a broker that lost its disk gets them again."""
+    """Keeps the streams: creates them again on a broker that has lost its disk."""
 
     def __init__(self, bus: Bus, clock: Clock, settings: Settings) -> None:
         self._bus, self._clock, self._wanted = bus, clock, wanted(settings)
@@ -74,7 +74,7 @@ class Streams:
         self.ready = False
 
     async def ensure(self, *, resize: bool) -> None:
-        """Make what is missing and change what differs; with `resize` also as large as they may be.
+        """Create missing streams and update those that differ. With `resize`, make them as large as allowed.
 
         Raises nats' errors while the broker does not answer.
         """
@@ -88,7 +88,7 @@ class Streams:
         self.ready = True
 
     async def ensure_with_retry(self) -> None:
-        """Until it is done, as long as that takes."""
+        """Call `ensure` until it succeeds."""
         while True:
             try:
                 return await self.ensure(resize=True)
@@ -97,7 +97,7 @@ class Streams:
                 await asyncio.sleep(0.5)
 
     async def keep(self) -> None:
-        """Look again now and then, and after every reconnect; never returns."""
+        """Check the streams every `CHECK_S` and after every reconnect; never returns."""
         seen, checked_at = int(self._bus.client.stats["reconnects"]), self._clock.monotonic()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -107,7 +107,7 @@ class Streams:
             resize = connects != seen
             checked_at = now
             try:
-                # A broker that was started again may have got another disk.
+                # A restarted broker may have another disk.
                 await self.ensure(resize=resize)
                 seen = connects
             except (TimeoutError, OSError, nats.errors.Error) as error:
@@ -115,7 +115,7 @@ class Streams:
                 log.warning("streams cannot be checked", error=repr(error))
 
     async def _resize(self, jetstream: JetStreamContext, before: Mapping[str, int]) -> None:
-        """The largest sizes that the broker reserves; not below `before`, except by the setting."""
+        """Apply the largest sizes that the broker reserves, not below `before` unless the setting says so."""
         refusal: APIError | None = None
         asked = self._total or await _account_limit(jetstream)
         for total in _totals(asked):
@@ -149,7 +149,7 @@ class Streams:
 
 
 def _totals(asked: int | None) -> Iterator[int]:
-    """What to try, largest first."""
+    """Yield the total sizes to try, largest first."""
     total = asked or LARGEST_BYTES
     while total >= SMALLEST_BYTES or total == asked:
         yield total
@@ -157,7 +157,7 @@ def _totals(asked: int | None) -> Iterator[int]:
 
 
 async def _account_limit(jetstream: JetStreamContext) -> int | None:
-    """What the account may store; None: it has no limit of its own."""
+    """Return the bytes that the account may store; None if it has no limit of its own."""
     limit = (await jetstream.account_info()).limits.max_storage
     return limit if limit > 0 else None
 

@@ -1,4 +1,4 @@
-"""The tables. What each column means stands with the records they hold (`turboserve.contracts`)."""
+"""The tables. The records in `turboserve.contracts` document the meaning of the columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ sessions = Table(
     Column("number", BigInteger, Identity(always=True), nullable=False, unique=True),
     Column("tenant", Text, nullable=False),
     Column("model", Text, nullable=False),
-    # What it was created with: a repeated request is recognised by it, whatever the prompt is by now.
+    # The prompt at creation, by which a repeated request is recognized even after the prompt has changed.
     Column("first_prompt", Text, nullable=False),
     Column("prompt", Text, nullable=False),
     Column("seed", BigInteger, nullable=False),
@@ -41,11 +41,11 @@ sessions = Table(
     Column("worker", Text),
     Column("target", Text),
     Column("move", BigInteger),
-    # The secret of that move, for its two workers alone: no record has it. NULL where there is no move.
+    # The secret of the migration, for its two workers only: no record contains it. NULL: no migration.
     Column("migration_key", Text),
     # NULL until `own.<session>` is in the log for the row's epoch.
     Column("own_revision", BigInteger),
-    # The newest `own.<session>` of any epoch: what the next one must follow.
+    # Revision of the newest `own.<session>` of any epoch, which the next one must follow.
     Column("fence_revision", BigInteger, nullable=False, server_default=text("0")),
     Column("next_chunk", BigInteger, nullable=False),
     Column("control_seq", BigInteger, nullable=False),
@@ -79,8 +79,8 @@ sessions = Table(
 tenants = Table(
     "tenants",
     metadata,
-    # One per tenant that has rows of sessions or has asked for one lately; what the columns mean stands
-    # with `core.tenants.Tenant`.
+    # One row per tenant that has rows of sessions or has requested one lately. For the columns, see
+    # `core.tenants.Tenant`.
     Column("id", Text, primary_key=True),
     Column("creations_full_at", Double, nullable=False, server_default=text("0")),
     Column("prompts_full_at", Double, nullable=False, server_default=text("0")),
@@ -105,7 +105,7 @@ decisions = Table(
     metadata,
     Column("number", BigInteger, Identity(always=True), primary_key=True),
     Column("session", Text, ForeignKey("sessions.id", ondelete="CASCADE"), nullable=False),
-    # Of the row that the decision made: by it a repeated request is recognised. NULL: it changed no row.
+    # Version of the row that the decision made, by which a repeated request is recognized. NULL: no change.
     Column("version", BigInteger),
     Column("epoch", BigInteger, nullable=False),
     Column("worker", Text),
@@ -120,7 +120,7 @@ decisions = Table(
 cursors = Table(
     "cursors",
     metadata,
-    # How far a log has been read, moved in the transaction that writes what was read.
+    # How far a log has been read. Updated in the transaction that writes what was read.
     Column("name", Text, primary_key=True),
     Column("sequence", BigInteger, nullable=False),
 )
@@ -150,7 +150,7 @@ workers = Table(
 leaders = Table(
     "leaders",
     metadata,
-    # A change of holder raises `term`, a renewal `beat`: whoever watches judges time by its own clock.
+    # A change of holder raises `term`, a renewal raises `beat`. Observers measure the time between changes.
     Column("name", Text, primary_key=True),
     Column("holder", Text),
     Column("term", BigInteger, nullable=False),
@@ -160,7 +160,7 @@ leaders = Table(
 rentals = Table(
     "rentals",
     metadata,
-    # One per worker, from its launch on; what the columns mean stands with `core.rentals.Row`.
+    # One row per worker, from its launch on. `core.rentals.RentalRow` documents the columns.
     Column("worker", Text, primary_key=True),
     Column("pool", Text),
     Column("slot", Text),
@@ -185,7 +185,7 @@ rentals = Table(
 session_costs = Table(
     "session_costs",
     metadata,
-    # Outlives its session: the sum of all shares must not shrink when old sessions are deleted.
+    # A row outlives its session: the sum of all shares must not shrink when old sessions are deleted.
     Column("session", Text, primary_key=True),
     Column("gpu_seconds", Double, nullable=False),
     Column("money", Double, nullable=False),
@@ -194,7 +194,7 @@ session_costs = Table(
 cost_corrections = Table(
     "cost_corrections",
     metadata,
-    # Rows are only ever added: what was corrected wrongly is corrected by another one.
+    # Rows are only added: a wrong correction is undone by another one.
     Column("id", Text, primary_key=True),
     Column("number", BigInteger, Identity(always=True), nullable=False),
     Column("session", Text),
@@ -209,7 +209,7 @@ cost_corrections = Table(
 clocks = Table(
     "clocks",
     metadata,
-    # How far time has come for what ages: see `core.aging`.
+    # The aging time: see `core.aging`.
     Column("name", Text, primary_key=True),
     Column("aged_to", Double, nullable=False),
     Column("wall", Double, nullable=False),
@@ -219,16 +219,16 @@ pools = Table(
     "pools",
     metadata,
     Column("id", Text, primary_key=True),
-    # What operators have ordered.
+    # Orders of operators.
     Column("version", BigInteger, nullable=False, server_default=text("0")),
     Column("override", Integer),
     Column("dry_run", Boolean),
     Column("table", JSONB),
-    # What the pool last said.
+    # The last report of the pool.
     Column("model", Text, nullable=False),
     Column("maximum", Integer, nullable=False),
     Column("reported_at", Double, nullable=False),
-    # The process that reports, and those that it has replaced.
+    # The process that reports, and the processes that it has replaced.
     Column("process", Text),
     Column("former", JSONB, nullable=False, server_default=text("'[]'")),
 )
@@ -236,7 +236,8 @@ pools = Table(
 outbox = Table(
     "outbox",
     metadata,
-    # Rows of one subject are written under that row's lock, so that their numbers have the order of commits.
+    # Events of one subject are written under the lock of their session's or worker's row, so that their
+    # numbers have the order of commits.
     Column("number", BigInteger, Identity(always=True), primary_key=True),
     Column("event_id", Text, nullable=False),
     Column("subject", Text, nullable=False),

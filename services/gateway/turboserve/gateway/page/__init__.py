@@ -1,1 +1,1 @@
-"""The player page."""
+"""The pages for viewers and operators."""

@@ -1,1 +1,1 @@
-"""The rules of a session's row and a worker's row: record and request in, new record and events out."""
+"""The rules of rows. Pure: functions take a record and a request, and return the new record and events."""

@@ -1,4 +1,4 @@
-"""What a caller may ask for beyond its role's endpoints, which the bus has checked already."""
+"""Limits of what a caller may request, beyond the endpoints of its role, which the bus has checked."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from turboserve.subjects import Caller, identity_of
 
 
 def check(caller: Caller, request: Contract) -> None:
-    """Raises ForbiddenError for a request that this caller may not make.
+    """Raise ForbiddenError for a request that this caller may not make.
 
-    A scheduler declares a worker gone only in its term and by the renewal that it read, so that the state
-    store can refuse one that does not lead, or that is mistaken. A worker with a broker user of its own
-    speaks only for workers of its identity.
+    A scheduler that declares a worker gone has to name its term and the renewal that it read, so that the
+    state store can refuse a scheduler that does not lead or is mistaken. A worker with its own broker user
+    may only make requests for workers of its identity.
     """
     if isinstance(request, WorkerGone) and caller.role == "scheduler":
         for field in ("term", "renewed_at"):
@@ -28,7 +28,7 @@ def check(caller: Caller, request: Contract) -> None:
 
 
 def _worker_of(request: Contract) -> str | None:
-    """The worker that the request is made for."""
+    """Return the worker that the request is made for."""
     if isinstance(request, Renew):
         return request.load.worker
     return request.worker if isinstance(request, FailSession | GetLatents) else None

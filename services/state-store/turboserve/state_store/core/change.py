@@ -1,4 +1,4 @@
-"""One change of a session's row: the transition table enforced, the version raised, the events named."""
+"""A change of a session's row: enforces the transition table, raises the version, names the events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turboserve.contracts.sessions import TRANSITIONS, Decision, Phase, SessionR
 
 @dataclass(frozen=True)
 class Change:
-    """What is to be written: the row as it shall be, the events of it, and the decision behind it."""
+    """What a change writes: the new row, its events, and the decision that caused it."""
 
     record: SessionRecord
     events: tuple[SessionEvent, ...] = ()
@@ -21,19 +21,19 @@ class Change:
 
 
 def event_id(*parts: object) -> str:
-    """The id of the event that `parts` name, the same each time: nothing is told twice under two ids."""
+    """Return the id of the event that `parts` name. It is always the same, so that no event has two ids."""
     return "ev_" + hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
 def change_id(record: SessionRecord, kind: str) -> str:
-    """The id of the event that tells of the change that made `record`'s version."""
+    """Return the id of the event of the change that made the version of `record`."""
     return event_id(record.id, record.version, kind)
 
 
 def step(record: SessionRecord, now: float, *, to: Phase | None = None, **updates: Any) -> SessionRecord:
-    """The row one version later, in phase `to` (None: the same, without a transition).
+    """Return the row one version later, in phase `to` (None: the same, without a transition).
 
-    Raises TransitionError if the table does not allow it; a row that has ended allows nothing.
+    Raises TransitionError if the table does not allow the transition. A row that has ended allows none.
     """
     if to is None:
         if record.phase.ended:
@@ -46,16 +46,16 @@ def step(record: SessionRecord, now: float, *, to: Phase | None = None, **update
 
 
 def assign_owner(record: SessionRecord, worker: str | None) -> dict[str, Any]:
-    """The fields of a change of owner: the next epoch, whose fence is not in the log yet."""
+    """Return the fields of a change of owner: the next epoch, whose fence is not in the log yet."""
     return {"epoch": record.epoch + 1, "worker": worker, "own_revision": None}
 
 
 NO_MOVE: dict[str, None] = {"target": None, "move": None}
-"""The fields of a session that is not on its way anywhere."""
+"""The fields of a session without a migration."""
 
 
 def not_allowed(record: SessionRecord, wish: str) -> TransitionError:
-    """The session's phase does not allow `wish`; the text names both."""
+    """Return the error that the session's phase does not allow `wish`. Its text names both."""
     phase = record.phase.value
     if record.phase is Phase.SUSPENDED:
         phase = f"{phase} ({record.activity.value})"
@@ -65,7 +65,7 @@ def not_allowed(record: SessionRecord, wish: str) -> TransitionError:
 
 
 def expect_version(record: SessionRecord, expected: int) -> None:
-    """The compare of compare-and-set. Raises ConflictError, to be answered by reading again."""
+    """Compare the version, for compare-and-set. Raises ConflictError: the caller should read again."""
     if record.version != expected:
         raise ConflictError(
             f"session {record.id} is at version {record.version}, not {expected}",

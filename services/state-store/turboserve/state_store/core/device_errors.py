@@ -1,7 +1,7 @@
-"""Sessions whose input breaks a kernel: each would end one worker after another (a poison message).
+"""Fails sessions whose input breaks a kernel: each would end one worker after another (a poison message).
 
-A device error does not say whose input it was. Every session of the failing step is counted; one that goes on
-elsewhere was not it, and is counted anew.
+A device error does not identify the session that caused it. So it counts for every session of the failing
+step. A session that then makes chunks on another worker was not the cause, and its count starts again.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from turboserve.state_store.core.sessions import fail
 
 @dataclass(frozen=True)
 class PoisonLimits:
-    """When a session is failed."""
+    """Limits from which on a session is failed."""
 
     workers: int
-    """That died in a row; 0: never."""
+    """Number of workers in a row that died of a device error; 0: never fail the session."""
     window_s: float
-    """Two deaths further apart than this have nothing to do with each other."""
+    """Two device errors further apart than this are not related."""
     chunks: int
-    """A session that has made so many between two deaths did not cause the first."""
+    """A session that has made this many chunks between two device errors did not cause the first."""
 
 
 def count(
     record: SessionRecord, worker: str, among: int, limits: PoisonLimits, now: float
 ) -> tuple[Change, Decision] | None:
-    """The row after `worker` died of a device error in a step for this session, and what is noted of it.
+    """Return the row after `worker` died of a device error in a step for this session, and the decision.
 
-    `among`: sessions of that step. The change is a failure if that was one worker too many; else it counts
-    without raising the version. None: the session was not this worker's, or has ended.
+    `among`: number of sessions in that step. At the limit, the change fails the session. Below it, the change
+    counts the error without raising the version. None: `worker` does not own the session, or it has ended.
     """
     if record.worker != worker or record.phase.ended:
         return None

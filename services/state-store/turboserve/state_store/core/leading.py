@@ -1,4 +1,4 @@
-"""Who leads: the compare-and-set of a term. No I/O and no clock; candidates judge time, by their own."""
+"""Leadership: the compare-and-set of a term. No I/O and no clock: candidates measure time themselves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from turboserve.contracts.leading import Campaign, KeepLead, LeaderRecord, StepD
 
 
 def campaign(record: LeaderRecord, request: Campaign) -> LeaderRecord | None:
-    """The row with its new holder; None if it is not as the candidate has seen it: the old one lives."""
+    """Return the row with its new holder; None if the old holder lives.
+
+    The old holder lives if the row has a holder and has changed since the candidate read it.
+    """
     unchanged = (record.term, record.beat) == (request.term, request.beat)
     if record.holder is not None and not unchanged:
         return None
@@ -17,19 +20,19 @@ def campaign(record: LeaderRecord, request: Campaign) -> LeaderRecord | None:
 
 
 def keep(record: LeaderRecord, request: KeepLead) -> LeaderRecord:
-    """The row after a renewal. Raises StaleTermError to anyone but its holder in its term."""
+    """Return the row after a renewal. Raises StaleTermError unless its holder asks, in its term."""
     _own(record, request)
     return record.model_copy(update={"beat": record.beat + 1})
 
 
 def step_down(record: LeaderRecord, request: StepDown) -> LeaderRecord:
-    """The row without a holder; the term stays, so what its holder still sends is not refused for nothing."""
+    """Return the row without a holder. The term stays, so that the holder's last requests are not refused."""
     _own(record, request)
     return record.model_copy(update={"holder": None, "beat": record.beat + 1})
 
 
 def check(record: LeaderRecord, term: int) -> None:
-    """Raises StaleTermError if `term` is not the row's."""
+    """Raise StaleTermError if `term` is not the row's."""
     if record.term != term:
         raise StaleTermError(
             f"term {term} of the {record.name} is over: {record.holder or 'nobody'} leads in {record.term}",

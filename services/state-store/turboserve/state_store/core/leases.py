@@ -1,9 +1,12 @@
-"""What this process knows of workers' leases beyond their rows: whether one may still hold.
+"""What this process knows of workers' leases beyond their rows: whether a lease may still hold.
 
-A worker goes on while the state store confirms it, and also while none is there or the database is away, for
-then nobody could take its sessions either. So who takes a worker for dead by its silence has to be sure of
-that silence. Rows do not show a renewal that could not be written, nor one that a crash of Postgres took
-back, nor that nobody was there to be renewed with.
+A worker continues while the state store confirms its lease. It also continues while no state store answers or
+the database is away, since no other worker can take its sessions then. So a worker may be declared gone for
+its silence only if the silence is certain. Rows do not show:
+
+- a renewal that could not be written;
+- a renewal that a crash of Postgres took back;
+- a time without any state store that could answer renewals.
 """
 
 from __future__ import annotations
@@ -13,40 +16,42 @@ from turboserve.contracts.workers import WorkerRecord
 
 
 class Leases:
-    """One instance's memory; `now` is monotonic seconds.
+    """The memory of one instance. `now` is monotonic seconds.
 
-    Of renewals with another instance only the row tells; while one answers, nobody hears that none is there.
+    Renewals with another instance appear only in the row. While an instance answers, no worker finds that
+    none is there.
     """
 
     def __init__(self, lease_s: float, worker_timeout_s: float, now: float) -> None:
         self._limit_s = (lease_s + worker_timeout_s) / 2
-        """A lease, and half of the margin: clocks differ, and the chunk in work takes a while."""
+        """A lease plus half of the margin, since clocks differ and the current chunk takes some time."""
         self._renewed: dict[str, float] = {}
-        """Worker → when it last asked to renew, whatever it was answered."""
+        """Worker → time of its last request to renew, whatever the answer was."""
         self._connection: int | None = None
         self._since = now
-        """Since when workers have reached this process."""
+        """Time since which workers have reached this process."""
 
     def connected(self, connection: int | None, now: float) -> None:
-        """The number of the connection over which workers reach us, None while there is none.
+        """Note the number of the connection over which workers reach this process; None while there is none.
 
-        To be told before each of the two below: nobody knows what went over the former one, and what did not.
+        Call this before `renewed` and `check_silent`: messages may have been lost on the former connection.
         """
         if connection is None or connection != self._connection:
             self._connection, self._since = connection, now
 
     def renewed(self, worker: str, now: float) -> None:
-        """It asks to renew. To be told when the question arrives: it counts from when it was sent."""
+        """Note a request to renew. Call this when it arrives: the lease counts from when it was sent."""
         self._renewed[worker] = now
 
     def forget(self, worker: str) -> None:
-        """It is gone."""
+        """Forget a worker that is gone."""
         self._renewed.pop(worker, None)
 
     def check_silent(self, record: WorkerRecord, renewed_at: float, now: float) -> None:
-        """Whether a worker is surely silent, whose row was read with `renewed_at` by who says so.
+        """Raise ConflictError unless the worker is certainly silent. The caller holds the lock of its row.
 
-        With the row locked: a renewal that comes later finds that it is gone. Raises ConflictError.
+        `renewed_at` is what the scheduler that declares it gone has read. A renewal that comes later finds
+        that the worker is gone.
         """
         self._renewed = {name: at for name, at in self._renewed.items() if now - at < self._limit_s}
         heard_at = max(self._since, self._renewed.get(record.id, self._since))

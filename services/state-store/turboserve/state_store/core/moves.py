@@ -1,7 +1,7 @@
-"""Moving a session to another worker: begun, then committed or given up (the design, "Migration").
+"""The rules of a migration to another worker: begin, then commit or abandon.
 
-Worker and epoch stay the source's until the commit, so that at every moment exactly one worker owns it.
-What ends a move from outside (a pause, an end, a placement) clears it in the row: a late commit is refused.
+Worker and epoch stay the source's until the commit, so that exactly one worker owns the session at any time.
+A pause, an end or a placement ends the migration in the row, so that a late commit is refused.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ REASON_LIMIT = 2_000
 
 
 def begin(record: SessionRecord, request: BeginMove, slots: Slots, now: float, retry_s: float) -> Change:
-    """It is to move to the target, and goes on where it is (or stays suspended).
+    """Begin a migration to the target. The session continues at the source, or stays suspended.
 
     `slots` are the target's without this session. Raises ConflictError (the row changed), TransitionError
-    (it has no state to move, or moves already), WorkerGoneError, NoCapacityError or InvalidInputError (the
-    target cannot take it).
+    (the session has no state to migrate, or migrates already), WorkerGoneError, NoCapacityError or
+    InvalidInputError (the target cannot take the session).
     """
     expect_version(record, request.expected_version)
     quiesced = record.phase in (Phase.ACTIVE, Phase.SUSPENDED) and record.move is None
@@ -54,14 +54,14 @@ def begin(record: SessionRecord, request: BeginMove, slots: Slots, now: float, r
 
 
 def began(record: SessionRecord, request: BeginMove) -> bool:
-    """Whether the row's move is the one that this very request began: it is a repetition."""
+    """Return whether this request began the row's migration before, and so is a repetition."""
     return record.move == request.expected_version + 1 and record.target == request.target
 
 
 def commit(record: SessionRecord, request: CommitMove, now: float) -> Change:
-    """The target, where the state is verified, owns it under the next epoch.
+    """Give the session to the target, which has verified the state, under the next epoch.
 
-    Raises MoveOverError if this move is not under way, StaleStateError if a chunk was accepted since.
+    Raises MoveOverError if this migration is not under way, StaleStateError if a chunk was accepted since.
     """
     if record.move != request.move or record.target != request.target:
         raise MoveOverError(
@@ -96,10 +96,10 @@ def commit(record: SessionRecord, request: CommitMove, now: float) -> Change:
 def abandon(
     record: SessionRecord, move: int, reason: str, now: float, *, release: bool = False
 ) -> Change | None:
-    """It stays where it is, under the same epoch. None: this move is over already.
+    """End the migration. The session stays at the source, under the same epoch. None: it is over already.
 
-    With `release` a suspended session, of which its worker has no state, has no owner from now on: else a
-    worker that drains would wait for it without end.
+    With `release`, a suspended session loses its owner, which has no state of it. Otherwise a worker that
+    drains would wait for the session forever.
     """
     if record.move != move or record.target is None:
         return None
@@ -123,5 +123,5 @@ def abandon(
 
 
 def _settled_phase(record: SessionRecord) -> Phase:
-    """The phase when no move is under way."""
+    """Return the phase without a migration."""
     return Phase.ACTIVE if record.phase is Phase.MIGRATING else record.phase

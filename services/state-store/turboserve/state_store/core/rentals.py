@@ -1,9 +1,9 @@
-"""What a worker is paid for: seconds that a process has measured by its monotonic clock. One row per worker.
+"""The time for which a worker is paid, measured by monotonic clocks. One row per worker.
 
-A pool's report says how long its worker has been there by the pool's own process. Only what exceeds the span
-that this process had reported before is added, so a report that comes twice, late, or again after a crash
-adds nothing. Wall clocks are used where no monotonic clock reaches, between two processes: for `BRIDGE_S` at
-most, and marked as estimated.
+A pool's report contains how long a worker has existed, by the clock of the pool's process. Only what exceeds
+the span that this process reported before is added, so that a report that is repeated or late adds nothing.
+Between two processes, where no monotonic clock measures, wall clocks are used: for at most `BRIDGE_S`, and
+marked as estimated.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from turboserve.contracts.cost import Rental
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 
 ANY_KIND = "*"
-"""The price of kinds that have none of their own."""
+"""Key of the price of kinds without their own price."""
 UNKNOWN = "unknown"
-"""Kind of a worker whose pool does not say, and who has not said yet, what it runs on."""
+"""Kind of a worker whose device neither its pool nor the worker itself has reported."""
 BRIDGE_S = 300.0
-"""Seconds at most that are taken from wall clocks where no process has measured."""
+"""Maximum seconds taken from wall clocks where no process has measured."""
 FORMER_KEPT = 16
-"""Processes of a pool that are remembered as replaced."""
+"""Number of a pool's replaced processes that are remembered."""
 
 
 @dataclass(frozen=True)
 class ClockReading:
-    """One instant as one process of the state store sees it."""
+    """One instant, by the clocks of one process of the state store."""
 
     process: str
-    """Which process: its monotonic clock means nothing to another."""
+    """Id of the process. Its monotonic clock has no meaning in another process."""
     monotonic: float
-    """Seconds."""
+    """Monotonic time, seconds."""
     wall: float
-    """Unix seconds."""
+    """Wall-clock time, Unix seconds."""
 
 
 @dataclass(frozen=True)
 class RentalRow:
-    """One rental. Times at which something was are Unix seconds, for people and for estimates alone.
+    """One rental. Points in time are Unix seconds, used only for display and estimates.
 
-    0 ≤ `starting_s`, `estimated_s`, `accrued_s` ≤ `paid_s`, and none of them ever shrinks.
+    0 ≤ `starting_s`, `estimated_s`, `accrued_s` ≤ `paid_s`. None of these ever decreases.
     """
 
     worker: str
@@ -52,26 +52,26 @@ class RentalRow:
     """Money per GPU and hour."""
     started_at: float
     seen_at: float
-    """When it was last reported, or the worker's own last renewal where no pool reports it."""
+    """Time of the last report, or the worker's last renewal if no pool reports it."""
     ended_at: float | None
     ready: bool
-    """Whether it has ever been ready."""
+    """Whether the worker has ever been ready."""
     paid_s: float
     """Seconds that are paid for."""
     starting_s: float
-    """Of these, seconds before it was ready."""
+    """Paid seconds before the worker was ready."""
     estimated_s: float
-    """Of these, seconds that no monotonic clock has measured."""
+    """Paid seconds that no monotonic clock has measured."""
     accrued_s: float
-    """Of these, seconds of which the sessions on it have been given their shares."""
+    """Paid seconds whose shares the worker's sessions have been given."""
     source: str | None
-    """Process of the pool that reported last; None: no pool reports it."""
+    """Process of the pool that reported last; None: no pool reports the worker."""
     source_s: float
-    """The longest span that `source` has reported."""
+    """The longest span that `source` has reported, seconds."""
     meter: str
-    """Process of the state store that counted last..."""
+    """Process of the state store that counted last."""
     meter_s: float
-    """...and the instant up to which it counted, by its monotonic clock."""
+    """Instant up to which `meter` counted, by the monotonic clock of `meter`, seconds."""
 
     @property
     def gpu_seconds(self) -> float:
@@ -79,16 +79,16 @@ class RentalRow:
 
 
 def price_of(kind: str, prices: Mapping[str, float]) -> float:
-    """Money per GPU and hour; 0 where nobody has set a price."""
+    """Return the money per GPU and hour; 0 if no price is set."""
     return prices.get(kind, prices.get(ANY_KIND, 0.0))
 
 
 def take_over(
     current: str | None, former: tuple[str, ...], process: str
 ) -> tuple[str, tuple[str, ...]] | None:
-    """A pool's current and former processes after a report of `process`.
+    """Return a pool's current and former processes after a report of `process`.
 
-    None: the process was replaced, and spans that it still reports are not counted beside its successor's.
+    None: the process was replaced. Its reports do not count, since its successor reports the same time.
     """
     if process == current:
         return process, former
@@ -105,7 +105,7 @@ def reported(
     prices: Mapping[str, float],
     now: ClockReading,
 ) -> RentalRow:
-    """The row after the pool's process `process` has reported."""
+    """Return the row after the pool's process `process` has reported."""
     ended_ago = min(rental.ended_ago_s or 0.0, rental.age_s)
     span = rental.age_s - ended_ago
     kind = rental.kind or (row.kind if row is not None else UNKNOWN)
@@ -139,12 +139,12 @@ def reported(
         gap, estimated = gap_before(row, now.monotonic - rental.age_s, now.wall - rental.age_s, now.process)
         added = max(span + gap, 0.0)
         row = replace(row, source=process, source_s=0.0)
-    # Of what is added, the end is what the report's own times count back from.
+    # The times of the report count back from the end of the added span.
     since_ready = None if rental.ready_ago_s is None else max(rental.ready_ago_s - ended_ago, 0.0)
     starting = added if since_ready is None else max(added - since_ready, 0.0)
     if row.ready:
         starting = 0.0
-    # One that came before, or before a later one, must not move the instant up to which is counted.
+    # A repeated or late report must not move the instant up to which time is counted.
     later = added > 0.0 or new
     return replace(
         row,
@@ -166,38 +166,40 @@ def reported(
 
 
 def _end(known: float | None, said: float | None, later: bool) -> float | None:
-    """When it ended. A report that is not an old one may say that it lives: it was declared gone while its
-    process, which is paid for, went on."""
+    """Return when the rental ended, or None.
+
+    A current report may show a worker that lives after it was declared gone: its process, which is paid for,
+    continued.
+    """
     if said is None and known is not None:
         return None if later else known
     return known if known is not None else said
 
 
 def gap_before(row: RentalRow, monotonic: float, wall: float, process: str) -> tuple[float, float]:
-    """Seconds from where `row` has been counted up to until the given instant, and how many are estimated.
+    """Return the seconds from the instant up to which `row` is counted to the given one, and those estimated.
 
-    Below 0 where that instant has been counted already: the same process of the state store knows; and what
-    was paid before any pool reported the worker may lie within the pool's own span.
+    The result is negative if the given instant has been counted already. The same process of the state store
+    measures that exactly. Time paid before any pool reported the worker may lie within the pool's own span.
     """
     if row.meter == process:
         return monotonic - row.meter_s, 0.0
     if row.source is not None:
         gap = min(max(wall - row.seen_at, 0.0), BRIDGE_S)
         return gap, gap
-    # The first look comes later than the renewal that it finds, and counts up to itself.
+    # The first look is later than the renewal that it finds, and counts up to the time of the look.
     counted_to = max(row.seen_at, row.started_at + row.paid_s)
     gap = min(max(wall - counted_to, -row.paid_s), BRIDGE_S)
     return gap, max(gap, 0.0)
 
 
 def unmentioned(row: RentalRow) -> RentalRow:
-    """The row of a worker that its pool, which knows all that live, does not mention: it has ended."""
+    """Return the ended row of a worker that its pool does not mention: a pool reports all live workers."""
     return row if row.ended_at is not None else replace(row, ended_at=max(row.started_at, row.seen_at))
 
 
 def described(row: RentalRow, record: WorkerRecord, prices: Mapping[str, float]) -> RentalRow:
-    """The row of a worker that a pool reports, with what only the worker knows: what it is, and that it is
-    ready."""
+    """Add to the row of a worker that a pool reports what only the worker knows: its kind and readiness."""
     kind = _kind(record)
     if row.ended_at is None and row.kind == UNKNOWN and kind != UNKNOWN:
         row = replace(row, kind=kind, price_hour=price_of(kind, prices))
@@ -209,13 +211,13 @@ def described(row: RentalRow, record: WorkerRecord, prices: Mapping[str, float])
 def followed(
     row: RentalRow | None, record: WorkerRecord, prices: Mapping[str, float], now: ClockReading
 ) -> RentalRow | None:
-    """The row of a worker that no pool reports, after a look at the worker's own; None: nothing to pay for.
+    """Return the rental of a worker that no pool reports, by the worker's own row; None: nothing to pay for.
 
-    It is paid for from one renewal to the next, by the clock of who looks: one process of the state store.
+    The time from one renewal to the next is paid, by the clock of the process of the state store that looks.
     """
     if row is None:
         if record.phase is WorkerPhase.GONE or record.pool_slot is not None:
-            # Its pool knows since when it is there.
+            # Its pool knows when the worker was launched.
             return None
         before = min(max(now.wall - record.started_at, 0.0), BRIDGE_S)
         kind = _kind(record)

@@ -1,4 +1,4 @@
-"""What may happen to a session, one function each. No I/O, no clock: `now` is wall-clock time, seconds."""
+"""The rules of a session's row, one function per change. No I/O, no clock: `now` is Unix seconds."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from turboserve.state_store.core.change import (
 from turboserve.state_store.core.workers import Slots
 
 REASON_LIMIT = 2_000
-"""Characters of a reason that are kept."""
+"""Maximum number of characters kept of a reason."""
 
 
 def create(request: CreateSession, now: float) -> Change:
-    """A new row, waiting for a worker."""
+    """Create a row that waits for a worker."""
     _storable("prompt", request.prompt)
     for key, value in request.metadata.items():
         _storable("metadata", key + value)
@@ -52,7 +52,7 @@ def create(request: CreateSession, now: float) -> Change:
 
 
 def submit_prompt(record: SessionRecord, request: SubmitPrompt, now: float) -> tuple[Change, PromptReceipt]:
-    """The prompt is the row's from now on, and is applied at a chunk boundary; also while suspended."""
+    """Set the prompt, which a worker applies at a chunk boundary. Also allowed while suspended."""
     _storable("prompt", request.prompt)
     after = step(record, now, prompt=request.prompt, control_seq=record.control_seq + 1)
     receipt = PromptReceipt(
@@ -74,14 +74,14 @@ def submit_prompt(record: SessionRecord, request: SubmitPrompt, now: float) -> t
 
 
 def pause(record: SessionRecord, now: float) -> Change:
-    """Suspended at once: the slot is free, the state stays with the worker. An idle one becomes paused."""
+    """Suspend the session at once: its slot is free, its state stays with the worker. Idle becomes paused."""
     if record.phase is Phase.SUSPENDED and record.activity is Activity.PAUSED:
         raise not_allowed(record, "paused")
     return _suspend(record, Activity.PAUSED, now)
 
 
 def suspend_idle(record: SessionRecord, request: SuspendIdle, now: float) -> Change | None:
-    """As a pause, but by the scheduler, and undone by a viewer's return. None: it is idle already."""
+    """Suspend the session for the scheduler until a viewer returns. None: the session is idle already."""
     if record.phase is Phase.SUSPENDED and record.activity is Activity.IDLE:
         return None
     expect_version(record, request.expected_version)
@@ -97,7 +97,7 @@ def _suspend(record: SessionRecord, activity: Activity, now: float) -> Change:
 
 
 def resume(record: SessionRecord, now: float) -> Change | None:
-    """Wanted again; it runs once the scheduler has placed it. None: that is asked for already."""
+    """Ask for the session to run again, once the scheduler has placed it. None: it was asked for already."""
     if record.phase is not Phase.SUSPENDED:
         raise not_allowed(record, "resumed")
     if record.activity is Activity.WATCHING:
@@ -108,21 +108,21 @@ def resume(record: SessionRecord, now: float) -> Change | None:
 
 
 def end(record: SessionRecord, reason: str, now: float) -> Change | None:
-    """Terminated, and nobody owns it. None: it has ended already."""
+    """Terminate the session, which then has no owner. None: it has ended already."""
     if record.phase.ended:
         return None
     return _end(record, Phase.TERMINATED, reason, now)
 
 
 def abandon(record: SessionRecord, version: int, reason: str, now: float) -> Change | None:
-    """Ended because nobody came back. None: it is not as it was in `version` any more, so somebody did."""
+    """End a session to which no viewer returned. None: its row has changed since `version`."""
     if record.version != version or record.phase is not Phase.SUSPENDED:
         return None
     return _end(record, Phase.TERMINATED, reason, now)
 
 
 def fail(record: SessionRecord, request: FailSession, now: float) -> Change | None:
-    """Failed, by its owner's word. None: it has failed already. Raises StaleEpochError to anyone else."""
+    """Fail the session for its owner. None: it has failed already. Raises StaleEpochError to others."""
     if record.phase.ended and record.epoch == request.epoch + 1:
         return None
     if record.epoch != request.epoch or record.worker != request.worker:
@@ -136,7 +136,7 @@ def fail(record: SessionRecord, request: FailSession, now: float) -> Change | No
 
 
 def check_owner(record: SessionRecord, worker: str | None) -> None:
-    """Raises ForbiddenError unless `worker` owns the session."""
+    """Raise ForbiddenError unless `worker` owns the session."""
     if worker is None or record.worker != worker:
         raise ForbiddenError(
             f"worker: session {record.id} belongs to {record.worker or 'no worker'}, "
@@ -154,12 +154,12 @@ def _end(record: SessionRecord, to: Phase, reason: str, now: float) -> Change:
 
 
 def place(record: SessionRecord, request: PlaceSession, slots: Slots, now: float, retry_s: float) -> Change:
-    """The worker owns it under the next epoch.
+    """Give the session to the worker under the next epoch.
 
-    A session with chunks goes to a worker with the weights that made them, unless the request allows others;
-    then the event says so. `slots` are the worker's without this session. Raises ConflictError (the row
-    changed), TransitionError (nobody wants it to run), WorkerGoneError, NoCapacityError or InvalidInputError
-    (the worker cannot).
+    A session with chunks goes only to a worker with the weights that made them, unless the request allows
+    other weights; the event then shows the previous weights. `slots` are the worker's without this session.
+    Raises ConflictError (the row changed), TransitionError (the session shall not run), WorkerGoneError,
+    NoCapacityError or InvalidInputError (the worker cannot take it).
     """
     expect_version(record, request.expected_version)
     if record.phase is Phase.SUSPENDED and record.activity is not Activity.WATCHING:
@@ -189,7 +189,7 @@ def place(record: SessionRecord, request: PlaceSession, slots: Slots, now: float
 
 
 def release(record: SessionRecord, request: ReleaseSession, now: float) -> Change | None:
-    """No worker owns the suspended session any more. None: none does already."""
+    """Take the suspended session from its owner. None: it has no owner already."""
     if record.phase is not Phase.SUSPENDED:
         raise not_allowed(record, "released")
     if record.worker is None:
@@ -206,7 +206,7 @@ def release(record: SessionRecord, request: ReleaseSession, now: float) -> Chang
 def applied(
     record: SessionRecord, receipt: PromptReceipt, chunk_index: int, now: float
 ) -> events.PromptApplied:
-    """The event of the first chunk made under a prompt; counting it does not raise the version."""
+    """Return the event of the first chunk made with a prompt. Counting it does not raise the version."""
     return events.PromptApplied(
         id=event_id(record.id, "applied", receipt.control_seq),
         at=now,

@@ -1,4 +1,4 @@
-"""How much room the log has left, and how much of it has to go. Pure: sizes in, levels and sizes out."""
+"""Computes how much room the log has left, and how much to remove. Pure: sizes in, levels and sizes out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from turboserve.contracts.canaries import SpaceLevel
 
 GAP = 0.1
-"""Removing goes on until the fill is this far below the share at which it began."""
+"""Removal continues until the fill is this far below the share at which it began."""
 _ORDER = tuple(SpaceLevel)
 
 
@@ -34,16 +34,16 @@ def worst(levels: Sequence[SpaceLevel]) -> SpaceLevel:
 
 
 def stream_level(used: int, max_bytes: int, shares: Shares) -> SpaceLevel:
-    """The level of one stream; one without a limit has room by itself."""
+    """Return the level of one stream. A stream without a limit has enough room."""
     if max_bytes <= 0:
         return SpaceLevel.ENOUGH
     return _level(used / max_bytes, shares)
 
 
 def disk_level(disk: Disk | None, reserve: int) -> SpaceLevel:
-    """The level of the disk: low below `reserve` free bytes, scarce below a half, full below a quarter.
+    """Return the level of the disk: low below `reserve` free bytes, scarce below half, full below a quarter.
 
-    On a small disk the reserve is a tenth of it. None: the disk is another machine's, and says nothing.
+    The reserve is at most a tenth of the disk. None: the disk of another machine, which does not count.
     """
     if disk is None:
         return SpaceLevel.ENOUGH
@@ -56,14 +56,14 @@ def disk_level(disk: Disk | None, reserve: int) -> SpaceLevel:
 
 
 def excess(used: int, max_bytes: int, begins: float) -> int:
-    """Bytes to remove from a stream so that it is `GAP` below the share `begins`; at least 0."""
+    """Return the bytes to remove from a stream so that it is `GAP` below the share `begins`; at least 0."""
     return max(0, used - int(max(0.0, begins - GAP) * max_bytes)) if max_bytes > 0 else 0
 
 
 def shortened(counts: Mapping[str, int], floor: int) -> dict[str, int]:
-    """What each of the longest histories is cut to, by session: those of over half the longest, to a half.
+    """Return the new lengths of the longest histories, by session: those over half the longest are halved.
 
-    `counts` are the chunks of each session. Nothing is cut below `floor`; empty: all are at it.
+    `counts` are the chunks of each session. No history becomes shorter than `floor`. Empty: all are at it.
     """
     longest = max(counts.values(), default=0)
     return {
@@ -74,7 +74,7 @@ def shortened(counts: Mapping[str, int], floor: int) -> dict[str, int]:
 
 
 def oldest_part(first: int, last: int, used: int, remove: int) -> int:
-    """The first sequence to keep of a stream whose messages are about equal in size; `last` always stays."""
+    """Return the first sequence to keep, if messages are about equal in size. `last` always stays."""
     if used <= 0 or remove <= 0 or last <= first:
         return first
     share = min(1.0, remove / used)

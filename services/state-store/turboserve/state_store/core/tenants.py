@@ -1,7 +1,7 @@
-"""What one tenant may take of a deployment that others share. No I/O, no clock: `now` is wall-clock time.
+"""Limits of what one tenant may use of a shared deployment. No I/O, no clock: `now` is Unix seconds.
 
-Counts of sessions come from their rows. A rate is a token bucket: it holds as many tokens as one minute may
-have, refills evenly, and is kept as one number, the time at which it is full again (GCRA).
+Counts of sessions come from their rows. A rate is a token bucket. It holds the tokens of one minute, refills
+evenly, and is stored as one number: the time at which it is full again (GCRA).
 """
 
 from __future__ import annotations
@@ -15,68 +15,69 @@ from turboserve.state_store.core.workers import ModelCapacity
 
 MINUTE_S = 60.0
 CLOCK_SKEW_S = 60.0
-"""Wall clocks of the store's instances differ by less than this."""
+"""Wall clocks of the store's instances differ by less than this, seconds."""
 ROW_BYTES = 1_024
-"""What a session's row, its decisions and their indexes take besides texts, about."""
+"""Approximate bytes of a session's row, its decisions and their indexes, without texts."""
 STORED_RETRY_S = 3_600.0
-"""Rows are deleted long after the end of their sessions: to ask again every few seconds is of no use."""
+"""Retry time, seconds. It is long, since rows are deleted long after the end of their sessions."""
 
 
 @dataclass(frozen=True)
 class TenantLimits:
-    """The same for every tenant. 0: no limit."""
+    """The limits, which are the same for every tenant. 0: no limit."""
 
     sessions: int = 0
     """Sessions that have not ended."""
     suspended: int = 0
-    """Of these, suspended ones that are not to be resumed. Only creation is refused for it."""
+    """Suspended sessions that are not to be resumed. At this limit only creation is refused."""
     slots: int = 0
     """Sessions that hold a slot or wait for one, over all models."""
     slots_factor: float = 0.0
-    """α. With α = 3, one tenant takes at most three quarters of a model's places, and two tenants take at
-    most three sevenths each. The rule: while other tenants are known, a tenant gets one more place only if it
-    has fewer than α times the places that are left. So one tenant takes at most α / (1 + α) of the places,
-    and each of n tenants at most α / (1 + nα). Source: dynamic thresholds, Choudhury and Hahne, 1998."""
+    """The factor α: while other tenants are known, a tenant gets one more place only if it has fewer than α
+    times the places that are left. So one tenant takes at most α / (1 + α) of the places, and each of n
+    tenants at most α / (1 + nα). With α = 3, one tenant takes at most three quarters of a model's places, and
+    two tenants take at most three sevenths each. Source: dynamic thresholds, Choudhury and Hahne, 1998."""
     creations_per_minute: int = 0
     prompts_per_minute: int = 0
-    """Of all sessions together; a pause counts as one."""
+    """Prompts and pauses of all sessions together."""
     stored_bytes: int = 0
-    """As `Tenant.stored_bytes`."""
+    """Maximum of `Tenant.stored_bytes`."""
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant's row: what cannot be counted from the rows of its sessions in constant time."""
+    """A tenant's row: values that cannot be counted from its sessions' rows in constant time."""
 
     id: str
     creations_full_at: float = 0.0
-    """Unix seconds: when the bucket of creations is full again."""
+    """Time at which the bucket of creations is full again, Unix seconds."""
     prompts_full_at: float = 0.0
+    """Time at which the bucket of prompts is full again, Unix seconds."""
     stored_bytes: int = 0
-    """Of all sessions whose rows are there, ended ones included: `ROW_BYTES` each, and the UTF-8 bytes of
+    """Bytes of all sessions whose rows exist, including ended ones: `ROW_BYTES` each, and the UTF-8 bytes of
     their prompts and metadata."""
 
 
 @dataclass(frozen=True)
 class TenantUse:
-    """What a tenant's sessions take, counted from their rows at one moment."""
+    """What a tenant's sessions use, counted from their rows at one moment."""
 
     live: int = 0
     """Sessions that have not ended."""
     suspended: int = 0
-    """Of these, suspended ones that are not to be resumed."""
+    """Suspended sessions that are not to be resumed."""
     slots: int = 0
-    """Of these, sessions that hold a slot or wait for one."""
+    """Sessions that hold a slot or wait for one."""
     model_slots: int = 0
-    """Of these, those of the model that is asked for."""
+    """Sessions of the requested model that hold a slot or wait for one."""
     known: bool = False
     """Whether the tenant has a row."""
     others: bool = False
-    """Whether another tenant has one."""
+    """Whether another tenant has a row."""
 
 
 def created_bytes(prompt: str, metadata: Iterable[tuple[str, str]]) -> int:
-    """Bytes that a new session stores."""
+    """Return the bytes that a new session stores."""
     texts = sum(text_bytes(key) + text_bytes(value) for key, value in metadata)
     return ROW_BYTES + text_bytes(prompt) + texts
 
@@ -86,9 +87,9 @@ def text_bytes(text: str) -> int:
 
 
 def check_slot(use: TenantUse, room: ModelCapacity, limits: TenantLimits, retry_s: float) -> None:
-    """Raises TenantLimitError if no further session of the tenant may want a slot.
+    """Raise TenantLimitError if no further session of the tenant may take or wait for a slot.
 
-    `retry_s`: when a client should try again, seconds.
+    `retry_s`: seconds after which a client should try again.
     """
     if limits.slots and use.slots >= limits.slots:
         raise TenantLimitError(
@@ -109,7 +110,7 @@ def check_slot(use: TenantUse, room: ModelCapacity, limits: TenantLimits, retry_
 
 
 def check_sessions(use: TenantUse, limits: TenantLimits, retry_s: float) -> None:
-    """Raises TenantLimitError if the tenant may not have one session more."""
+    """Raise TenantLimitError if the tenant may not have another session."""
     if limits.sessions and use.live >= limits.sessions:
         raise TenantLimitError(
             f"this tenant has {use.live} sessions that have not ended, at most {limits.sessions} are allowed",
@@ -128,7 +129,7 @@ def check_sessions(use: TenantUse, limits: TenantLimits, retry_s: float) -> None
 
 
 def create(tenant: Tenant, request: CreateSession, limits: TenantLimits, now: float) -> Tenant:
-    """The tenant's row after this creation. Raises TenantLimitError."""
+    """Return the tenant's row after this creation. Raises TenantLimitError."""
     per_minute = limits.creations_per_minute
     full_at = _take(tenant.creations_full_at, per_minute, now, "tenant_creations_per_minute", "new sessions")
     stored = _stored(tenant, created_bytes(request.prompt, request.metadata.items()), limits)
@@ -136,13 +137,16 @@ def create(tenant: Tenant, request: CreateSession, limits: TenantLimits, now: fl
 
 
 def submit_prompt(tenant: Tenant, prompt: str, limits: TenantLimits, now: float) -> Tenant:
-    """The tenant's row after this prompt. Raises TenantLimitError."""
+    """Return the tenant's row after this prompt. Raises TenantLimitError."""
     stored = _stored(tenant, text_bytes(prompt), limits)
     return replace(pause(tenant, limits, now), stored_bytes=stored)
 
 
 def pause(tenant: Tenant, limits: TenantLimits, now: float) -> Tenant:
-    """The tenant's row after a pause: its event is as long as a prompt's. Raises TenantLimitError."""
+    """Return the tenant's row after a pause, which costs as much as a prompt. Raises TenantLimitError.
+
+    The event of a pause is as long as that of a prompt.
+    """
     per_minute = limits.prompts_per_minute
     what = "prompts and pauses"
     full_at = _take(tenant.prompts_full_at, per_minute, now, "tenant_prompts_per_minute", what)
@@ -150,16 +154,16 @@ def pause(tenant: Tenant, limits: TenantLimits, now: float) -> Tenant:
 
 
 def refuse(tenant: Tenant, now: float) -> Tenant:
-    """The tenant's row after a creation for which there was no room: it has asked at `now`."""
+    """Return the tenant's row after a creation at `now` for which there was no room."""
     return replace(tenant, creations_full_at=max(tenant.creations_full_at, now))
 
 
 def _take(full_at: float, per_minute: int, now: float, field: str, what: str) -> float:
-    """Take one token: when the bucket is full again. Raises TenantLimitError if it is empty."""
+    """Take one token. Returns when the bucket is full again. Raises TenantLimitError if it is empty."""
     if not per_minute:
         return full_at
     if not now < full_at <= now + MINUTE_S + CLOCK_SKEW_S:
-        # It is full, or the wall clock was set back by more than instances differ: it starts over.
+        # The bucket is full, or the wall clock was set back by more than instances differ: assume it is full.
         full_at = now
     token_s = MINUTE_S / per_minute
     wait_s = full_at + token_s - now - MINUTE_S

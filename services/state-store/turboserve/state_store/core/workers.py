@@ -1,4 +1,4 @@
-"""What may happen to a worker's row, and what room there is."""
+"""The rules of a worker's row, and of the room on workers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from turboserve.state_store.core.change import event_id
 
 @dataclass(frozen=True)
 class Slots:
-    """One worker's capacity and what of it is taken, at one moment, with its row locked.
+    """One worker's capacity and its used slots, at one moment, with its row locked.
 
-    Taken are the slots of the sessions that run there and of those that are moving there.
+    Sessions that run there and sessions that migrate there use slots.
     """
 
     model: str
@@ -33,7 +33,7 @@ class Slots:
         return max(0, self.capacity - self.used)
 
     def check(self, worker: str) -> None:
-        """Raises WorkerGoneError or NoCapacityError if nothing may be placed on it."""
+        """Raise WorkerGoneError or NoCapacityError if no session may be placed on the worker."""
         if self.phase is WorkerPhase.GONE:
             raise gone(worker)
         if self.phase is not WorkerPhase.READY:
@@ -45,14 +45,14 @@ class Slots:
             )
 
     def check_model(self, worker: str, model: str) -> None:
-        """Raises InvalidInputError if it serves another model."""
+        """Raise InvalidInputError if the worker serves another model."""
         if self.model != model:
             raise InvalidInputError(
                 f"worker {worker} serves {self.model}, not {model}", field="worker", limit=self.model
             )
 
     def check_weights(self, worker: str, weights_digest: str | None) -> None:
-        """Raises InvalidInputError if it is known to have other weights than those."""
+        """Raise InvalidInputError if the worker is known to have other weights."""
         if None not in (self.weights_digest, weights_digest) and self.weights_digest != weights_digest:
             raise InvalidInputError(
                 f"worker {worker} has the weights {self.weights_digest}, "
@@ -62,7 +62,7 @@ class Slots:
             )
 
     def check_room(self, worker: str, retry_s: float) -> None:
-        """Raises NoCapacityError if no slot is free."""
+        """Raise NoCapacityError if no slot is free."""
         if self.free < 1:
             raise NoCapacityError(
                 f"worker {worker} holds {self.used} of {self.capacity} sessions",
@@ -74,17 +74,17 @@ class Slots:
 
 @dataclass(frozen=True)
 class ModelCapacity:
-    """What a model's live workers hold at once, and how many sessions hold or wait for a slot."""
+    """The capacity of a model's live workers, and the number of sessions that hold or wait for a slot."""
 
     model: str
     known: bool
-    """Whether a worker serves it, or did a short while ago."""
+    """Whether a worker serves the model, or did so a short time ago."""
     capacity: int
     demand: int
     """Sessions of this model that run, wait for their first worker, or wait to be resumed."""
 
     def admit(self, retry_s: float) -> None:
-        """Raises UnknownModelError or NoCapacityError if one more does not fit."""
+        """Raise UnknownModelError or NoCapacityError if another session does not fit."""
         if not self.known:
             raise UnknownModelError(f"no worker serves the model {self.model}", field="model")
         if self.demand >= self.capacity:
@@ -99,40 +99,41 @@ class ModelCapacity:
 
 
 def phase_after(current: WorkerPhase, reported: WorkerPhase) -> WorkerPhase:
-    """A drain is for good: a worker that does not know of it yet does not undo it."""
+    """Return the phase after a renewal, which does not undo a drain of which the worker does not know yet."""
     return WorkerPhase.DRAINING if current is WorkerPhase.DRAINING else reported
 
 
 def of_earlier_incarnation(record: WorkerRecord | None, load: LoadReport) -> bool:
-    """Whether a process says this whose place another one has taken, under the same id."""
+    """Return whether the report is of a process that another process with the same id has replaced."""
     return record is not None and 0 < load.started_at < record.started_at
 
 
 TICK_S = 0.001
-"""A renewal is at least so much later than the one before."""
+"""Minimum time between a renewal and the one before it, seconds."""
 
 
 def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> WorkerRecord:
-    """The row after a renewal. A process that was started again under its old id, before that was declared
-    gone, takes the row over with its first word, and starts.
+    """Return the row after a renewal.
 
-    Raises WorkerGoneError to one that was declared gone, or says that it is, or has been replaced.
+    A process that was restarted under its old id, before that id was declared gone, takes over the row with
+    its first report, and starts. Raises WorkerGoneError to a worker that was declared gone, reports itself
+    gone, or was replaced.
     """
     if load.phase is WorkerPhase.GONE or (record is not None and record.phase is WorkerPhase.GONE):
         raise gone(load.worker)
     if of_earlier_incarnation(record, load):
         raise WorkerGoneError(f"worker {load.worker} has been started again since", field="worker")
     if record is not None:
-        # Others tell a renewal by its time having risen, also after the wall clock was set back.
+        # Readers recognize a renewal by its increased time, also after the wall clock was set back.
         now = max(now, record.renewed_at + TICK_S)
     again = record is not None and load.started_at > record.started_at
     if record is not None and load.phase is WorkerPhase.STARTING is not record.phase and not again:
-        # Said before it was ready, and carried out after.
+        # The worker sent this report before it was ready, and it was processed afterwards.
         return record.model_copy(update={"renewed_at": now})
     return WorkerRecord(
         id=load.worker,
         model=load.model,
-        # The drain was the process's before this one: that has gone, and with it what it held.
+        # A drain applied to the former process, which is gone with its sessions.
         phase=load.phase if record is None or again else phase_after(record.phase, load.phase),
         capacity=load.capacity,
         weights_digest=load.weights_digest,
@@ -149,7 +150,7 @@ def renewed(record: WorkerRecord | None, load: LoadReport, now: float) -> Worker
 
 
 def left(record: WorkerRecord, reason: str) -> WorkerRecord | None:
-    """The row of a worker declared gone; None: it is already."""
+    """Return the row of a worker declared gone; None if it is gone already."""
     if record.phase is WorkerPhase.GONE:
         return None
     return record.model_copy(
@@ -163,7 +164,7 @@ def left(record: WorkerRecord, reason: str) -> WorkerRecord | None:
 
 
 def draining(record: WorkerRecord) -> WorkerRecord | None:
-    """The row of a worker that takes nothing more; None: it drains already."""
+    """Return the row of a worker that takes no more sessions; None if it drains already."""
     if record.phase is WorkerPhase.GONE:
         raise gone(record.id)
     if record.phase is WorkerPhase.DRAINING:

@@ -1,1 +1,1 @@
-"""What lives in Redis: it may be lost at any time, and nobody's session is harmed by that."""
+"""Data in Redis. It may be lost at any time without harm to any session."""

@@ -1,4 +1,4 @@
-"""The hot store behind a guard: short deadlines, and left alone for a while after it failed."""
+"""A guard in front of the hot store: short deadlines, and a pause after a failure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turboserve.clock import Clock
 from turboserve.state_store.ports.hot import HotRefusedError, HotStore, HotUnavailableError
 
 DEADLINE_S = 0.5
-"""For one attempt, which may be several commands."""
+"""Deadline of one attempt, which may consist of several commands, seconds."""
 REST_S = 1.0
 PROBE_S = 1.0
 
@@ -20,7 +20,7 @@ log = logs.get("redis")
 
 
 class HotStoreGuard:
-    """Callers get None when the hot store is down, and go on without."""
+    """Access to the hot store. Callers get None while it is down, and continue without it."""
 
     def __init__(self, store: HotStore, clock: Clock) -> None:
         self._store, self._clock = store, clock
@@ -30,7 +30,7 @@ class HotStoreGuard:
         self._refuses = False
 
     async def attempt(self, work: Callable[[HotStore], Awaitable[T]]) -> T | None:
-        """What `work` returns, or None if the store does not answer (now, or a moment ago) or refuses."""
+        """Return the result of `work`; None if the store refuses or does not answer, now or a moment ago."""
         if self._clock.monotonic() < self._rest_until:
             return None
         try:
@@ -43,7 +43,7 @@ class HotStoreGuard:
             self._rest_until = self._clock.monotonic() + REST_S
             return None
         except HotRefusedError as error:
-            # Out of memory, or of disk (MISCONF): it may take it later, and what is only read is still there.
+            # Out of memory or disk (MISCONF): Redis may accept the write later, and still answers reads.
             if self._clock.monotonic() >= self._quiet_until:
                 self._quiet_until = self._clock.monotonic() + REST_S
                 log.warning("Redis refuses", error=str(error))
@@ -55,15 +55,15 @@ class HotStoreGuard:
 
     @property
     def backing_off(self) -> bool:
-        """Whether what it holds may be old: it does not answer, or it takes no writes."""
+        """Whether the store's content may be old: the store does not answer or accepts no writes."""
         return self._rest_until > 0.0 or self._refuses
 
     def warning(self) -> str | None:
-        """Why nothing can be written at the moment; None while it can."""
+        """Return why the store accepts no writes at the moment; None while it does."""
         return self._problem
 
     async def watch(self, every_s: float = PROBE_S) -> None:
-        """Write a probe now and then, for readiness; never returns."""
+        """Write a probe every `every_s`, for `warning`; never returns."""
         while True:
             problem: Exception | None = None
             try:

@@ -1,4 +1,4 @@
-"""The last clean latents of each session: from them another worker rebuilds what a dead one held."""
+"""The last clean latents of each session, from which another worker rebuilds the state of a lost worker."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from turboserve.state_store.ports.hot import HotStore
 
 
 class Latents:
-    """One key per session: chunk index → header line, then raw bytes.
+    """Stores latents under one key per session: chunk index → header line, then raw bytes.
 
-    A former owner's late latents replace and remove nothing. Chunk 0, the sink, stays.
+    Late latents of a former owner replace and remove nothing. Chunk 0, the sink, is always kept.
     """
 
     def __init__(self, hot: HotStoreGuard, *, kept: int, ttl_s: float) -> None:
         self._hot, self._kept, self._ttl_s = hot, kept, int(ttl_s)
 
     async def keep_of_owner(self, owners: Owners, header: LatentsHeader, data: bytes) -> None:
-        """`keep`, if the worker that sent them owns or owned the session at that epoch."""
+        """Keep the latents if the worker that sent them owns or owned the session at that epoch."""
         try:
             owned = bool(header.worker) and await owners.has_owned(
                 header.session, header.epoch, str(header.worker)
             )
         except UnavailableError:
-            # The log does not answer: without latents, a takeover goes on from what there is.
+            # The log does not answer. Without these latents, a takeover continues from the kept ones.
             return
         if owned:
             await self.keep(header, data)
@@ -46,7 +46,10 @@ class Latents:
         await self._hot.attempt(run)
 
     async def get(self, request: GetLatents) -> tuple[LatentsHeader, bytes]:
-        """Raises NotFoundError: never kept, no longer kept, or Redis is down. Go on from empty context."""
+        """Return kept latents. Raises NotFoundError if there are none or Redis is down.
+
+        The caller then continues from an empty context.
+        """
 
         value = await self._hot.attempt(lambda store: store.latents(_key(request.session), request.index))
         if value is None:

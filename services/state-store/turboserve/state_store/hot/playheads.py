@@ -1,4 +1,4 @@
-"""Where playback is, and when someone last watched: reported often, written to Redis in batches."""
+"""Playheads, and the times at which sessions were last watched. Reports are written to Redis in batches."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ FLUSH_S = 0.1
 TTL_S = 86_400
 SINCE_TTL_S = 30 * 86_400
 STEP_S = 1.0
-"""A wall clock that moves this much more or less than time has stepped."""
+"""A difference in seconds between wall and monotonic clock from which on the wall clock has stepped."""
 MEMORY = 20_000
-"""Sessions remembered here, for while Redis is down; the longest unheard of are dropped first."""
+"""Number of sessions in memory, for use while Redis is down. Those reported longest ago are dropped first."""
 
 
 @dataclass(frozen=True)
 class PlayheadSample:
-    """As of the last report; `watched_at` is the store's wall clock at the last one with a viewer."""
+    """The last report of a session. `watched_at` is the store's wall clock at the last one with a viewer."""
 
     playhead_s: float
-    """Over all gateways: see `Audience`."""
+    """Playhead over all gateways: see `Audience`."""
     watched_at: float
     at: float
 
 
 class Playheads:
-    """The freshest playhead of each session, from this instance's memory and the others' by way of Redis."""
+    """The newest playhead of each session, from the memory of this instance and, by Redis, of the others."""
 
     def __init__(self, hot: HotStoreGuard, clock: Clock, ttl_s: int = TTL_S) -> None:
-        """`ttl_s`: for how long Redis remembers a session that nobody reports of."""
+        """`ttl_s`: time for which Redis keeps a session without reports, seconds."""
         self._hot, self._clock, self._ttl_s = hot, clock, ttl_s
         self._seen: dict[str, PlayheadSample] = {}
         self._audiences: dict[str, Audience] = {}
@@ -56,8 +56,10 @@ class Playheads:
             del self._seen[oldest], self._audiences[oldest]
 
     def _wall(self) -> float:
-        """The wall clock. Where it has stepped, what is remembered here steps with it: nobody stopped
-        watching because a clock was set."""
+        """Return the wall clock. If it has stepped, move the remembered times with it.
+
+        A clock that was set must not look like a pause in watching.
+        """
         wall, monotonic = self._clock.wall(), self._clock.monotonic()
         step_s = wall - monotonic - self._offset_s
         if abs(step_s) > STEP_S:
@@ -74,12 +76,12 @@ class Playheads:
         return wall
 
     def known(self, session: str) -> float | None:
-        """The playhead that this instance has heard of, seconds."""
+        """Return the playhead in this instance's memory, seconds."""
         seen = self._seen.get(session)
         return None if seen is None else seen.playhead_s
 
     def apply_to(self, record: SessionRecord) -> SessionRecord:
-        """The record with the playhead that this instance has heard of: without a word to Redis."""
+        """Return the record with the playhead in this instance's memory, without a request to Redis."""
         seen = self._seen.get(record.id)
         return record if seen is None else record.model_copy(update={"playhead_s": seen.playhead_s})
 
@@ -125,11 +127,10 @@ class Playheads:
         return found
 
     async def onto(self, records: Iterable[SessionRecord], wall: float | None = None) -> list[SessionRecord]:
-        """The records with the freshest playhead, and with how long nobody has watched until `wall` (None:
-        now).
+        """Return the records with the newest playhead and `unwatched_s` as of `wall` (None: now).
 
-        `unwatched_s` counts from the last viewer or the row's last change, whichever is later; it is None
-        while Redis is down, since then nobody knows.
+        `unwatched_s` counts from the last viewer or the row's last change, whichever is later. It is None
+        while Redis is down, since it is unknown then.
         """
         rows = list(records)
         self._wall()
@@ -148,17 +149,19 @@ class Playheads:
         return out
 
     async def watched_s(self, session: str) -> float | None:
-        """For how long nobody has watched, as far as reports say; None: no report of a viewer is known."""
+        """Return the seconds since the last report of a viewer; None if none is known."""
         self._wall()
         seen = (await self._read([session])).get(session)
         return max(0.0, self._clock.wall() - seen.watched_at) if seen and seen.watched_at else None
 
     async def watching_since(self) -> float | None:
-        """Since when Redis has kept who watches, wall-clock seconds: it may have come back empty, or with
-        what it held before nobody could watch. None: it is away."""
+        """Return since when Redis has kept the times of watching, Unix seconds; None while it is away.
+
+        After a restart, Redis may be empty, or may hold times from before a gap without reports.
+        """
 
         async def run(store: HotStore) -> float:
-            # A restart that keeps the keys is a gap all the same.
+            # A restart that keeps the keys is a gap as well.
             key = since_key(await store.run_id())
             return await store.first(key, self._clock.wall(), ttl_s=SINCE_TTL_S)
 
@@ -173,7 +176,7 @@ class Playheads:
 
 
 def since_key(run: str) -> str:
-    """Where one run of Redis keeps when it began to be told who watches."""
+    """Return the key under which one run of Redis keeps when its reports of viewers began."""
     return f"watching_since:{run}"
 
 

@@ -41,7 +41,7 @@ end
 redis.call('EXPIRE', key, ARGV[5])
 return 1
 """
-"""Fields: a chunk's index, or `epoch` (the newest owner's) and `begins` (the index of its first latents)."""
+"""Keeps latents. Fields: the index of a chunk, `epoch` (the newest), `begins` (first index of this epoch)."""
 
 
 class RedisStore:

@@ -1,1 +1,1 @@
-"""What the state store needs of its servers: typed protocols, each implemented for real and in memory."""
+"""Ports: typed protocols of the servers that the state store needs. Tests implement them in memory."""

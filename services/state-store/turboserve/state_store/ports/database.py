@@ -1,4 +1,4 @@
-"""The database as the services see it: transactions with a deadline, locks, and typed errors."""
+"""The port of the database: transactions with a deadline, locks, and typed errors."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from turboserve.state_store.ports.sessions import (
 
 RETRY_AFTER_S = 1.0
 LOCK_ANSWER_S = 3.0
-"""A session lock's connection that does not answer for this long is given up."""
+"""Time after which the connection of a session lock counts as lost if it does not answer, seconds."""
 LOCK_SILENCE_S = 5.0
-"""The server ends a session lock's connection after this much silence: its holder is stopped."""
+"""Silence after which the server ends the connection of a session lock, seconds: its holder is stopped."""
 
 
 def unavailable() -> UnavailableError:
-    """What a transaction raises that failed through no fault of its own."""
+    """Return the error of a transaction that failed because the database is away."""
     return UnavailableError("the database does not answer at the moment", retry_after_s=RETRY_AFTER_S)
 
 
 class StatementError(Exception):
-    """The database refuses a statement for good: a mistake of the program, not an outage."""
+    """The database refuses a statement permanently: a mistake of the program, not an outage."""
 
 
 class UnitOfWork(Protocol):
@@ -74,57 +74,62 @@ class UnitOfWork(Protocol):
     def workers(self) -> WorkerRepository: ...
 
     async def make_durable(self) -> None:
-        """Let a transaction that began with `durable=False` wait for the disk after all."""
+        """Make a transaction that began with `durable=False` wait for the disk."""
 
 
 class SessionLock(Protocol):
-    """An advisory lock of the database that its holder's connection holds, without a transaction."""
+    """An advisory lock of the database that a connection holds without a transaction."""
 
     async def acquire(self) -> bool:
         """Take the lock; False if another connection has it. Raises `UnavailableError`."""
 
     async def confirm(self) -> None:
-        """Raises `UnavailableError` if the connection is lost, and the lock with it."""
+        """Raise `UnavailableError` if the connection is lost, and the lock with it."""
 
 
 class Database(Protocol):
-    """Postgres. Isolation is read committed. A row that a transaction has written stays locked until its
-    end."""
+    """Postgres. Isolation is read committed. A written row stays locked until the transaction ends."""
 
     @property
     def reachable(self) -> bool:
-        """What the last `ping` found."""
+        """Whether the last `ping` succeeded."""
 
     def transaction(self, *, durable: bool = True) -> AbstractAsyncContextManager[UnitOfWork]:
-        """One transaction, committed at the end of the block and rolled back if that raises.
+        """Open a transaction, which is committed at the end of the block and rolled back if the block raises.
 
-        `durable=False` does not wait for the disk: for what a crash of Postgres may take back. Raises
-        `UnavailableError` within the deadline when Postgres is down, slow or restarting, and `ConflictError`
-        when another transaction inserted the same thing first. After `UnavailableError` the outcome of a
-        commit is unknown.
+        With `durable=False` the commit does not wait for the disk, and a crash of Postgres may undo it.
+        Raises `UnavailableError` within the deadline if Postgres is down, slow or restarting, and
+        `ConflictError` if another transaction inserted the same row first. After `UnavailableError`, the
+        outcome of a commit is unknown.
         """
 
     def statement(self) -> AbstractAsyncContextManager[UnitOfWork]:
-        """For a single statement, which commits itself: two round trips less. Raises as `transaction`."""
+        """Run a single statement, which commits itself. Saves two round trips. Raises as `transaction`."""
 
     def exclusive(self, key: int) -> AbstractAsyncContextManager[UnitOfWork]:
-        """Statements, each of which commits itself, by one holder of the advisory lock `key` at a time.
+        """Run statements, each of which commits itself, while holding the advisory lock `key`.
 
-        No transaction is open between the statements, so the block may wait for other servers: it holds no
-        row. Waits for the lock. The lock is given up when the block ends, the process dies or the transaction
-        deadline passes, and by the server if the connection is silent for that long. Raises as `transaction`.
+        Waits for the lock. No transaction is open between the statements and no row is locked, so the block
+        may wait for other servers. The lock is released when the block ends, the process dies or the
+        transaction deadline passes, and by the server if the connection is silent for that long. Raises as
+        `transaction`.
         """
 
     def session_lock(self, key: int) -> AbstractAsyncContextManager[SessionLock]:
-        """A connection that may hold the advisory lock `key` for as long as the block runs. The server gives
-        the lock up if the connection is silent for `LOCK_SILENCE_S`. Raises `UnavailableError`."""
+        """Open a connection that may hold the advisory lock `key` during the block.
+
+        The server releases the lock if the connection is silent for `LOCK_SILENCE_S`. Raises
+        `UnavailableError`.
+        """
 
     async def migrate(self) -> None:
         """Bring the schema up to date. Raises `UnavailableError` if there is no server or no database yet."""
 
     async def ping(self) -> bool:
-        """Write something; whether that worked is also kept in `reachable`. Never raises for a server that is
-        away or whose disk is full."""
+        """Write something, return whether that worked, and keep the result in `reachable`.
+
+        Never raises for a server that is away or whose disk is full.
+        """
 
     async def close(self) -> None:
-        """Give up all connections."""
+        """Close all connections."""

@@ -1,4 +1,4 @@
-"""The hot store as the services see it: keys with a time to live, all of which may be lost."""
+"""The port of the hot store: keys with a time to live, all of which may be lost."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 DEADLINE_S = 0.25
-"""A client waits for so long for the answer to one command."""
+"""Time that a client waits for the answer to one command, seconds."""
 RETRIES = 1
-"""At once: a connection that an earlier server left behind is found out by using it."""
+"""Immediate retries: only using a connection shows that it belonged to an earlier server."""
 
 
 class HotUnavailableError(Exception):
@@ -27,31 +27,31 @@ class HotStore(Protocol):
     ) -> None:
         """Keep `value` as chunk `index` of `key`, atomically, if no value of a later epoch was kept before.
 
-        Chunks up to `index - kept` are dropped, except chunk 0; with the first value of a later epoch, also
-        those behind `index`. A value of an earlier epoch only fills a gap among the `kept` chunks before the
-        first of the latest.
+        Chunks up to `index - kept` are dropped, except chunk 0. The first value of a later epoch also drops
+        the chunks after `index`. A value of an earlier epoch only fills a gap among the `kept` chunks before
+        the first chunk of the latest epoch.
         """
 
     async def latents(self, key: str, index: int) -> bytes | None:
-        """What is kept of the chunk, if anything."""
+        """Return what is kept of the chunk, or None."""
 
     async def write(self, hashes: Mapping[str, Mapping[str, float]], *, ttl_s: int) -> None:
-        """Set these fields of these keys in one round trip; other fields stay."""
+        """Set these fields of these keys in one round trip. Other fields stay."""
 
     async def read(self, keys: Sequence[str], fields: Sequence[str]) -> list[list[float | None]]:
-        """These fields of these keys in one round trip."""
+        """Read these fields of these keys in one round trip."""
 
     async def first(self, key: str, value: float, *, ttl_s: int) -> float:
-        """Set `key` to `value` if it is not set; what it is set to."""
+        """Set `key` to `value` if it is not set. Returns the value of `key`."""
 
     async def run_id(self) -> str:
-        """Another one after each start of the server."""
+        """Return the id of the server's current run, which changes with each start."""
 
     async def delete(self, key: str) -> None:
-        """Delete what `keep_latents`, `write` or `first` have kept under `key`."""
+        """Delete what `keep_latents`, `write` or `first` stored under `key`."""
 
     async def probe(self) -> None:
-        """Write something, for readiness."""
+        """Write something, to check that the store accepts writes."""
 
     async def close(self) -> None:
-        """Give up all connections."""
+        """Close all connections."""

@@ -1,4 +1,4 @@
-"""What repositories take and return where the contracts have no record of it."""
+"""Records that repositories take and return, for which the contracts have none."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ WORKER_COUNTED = ("sessions", "suspended", "incoming")
 WORKER_FIELDS = tuple(name for name in WorkerRecord.model_fields if name not in WORKER_COUNTED)
 """Fields of a worker's record that its row keeps."""
 GONE_LISTED = 500
-"""Workers that are gone and still listed. One that dies at every start leaves more rows than fit into one
-message."""
+"""Maximum number of gone workers that are listed. A worker that dies at every start leaves more rows than fit
+into one message."""
 
 log = logs.get("pools")
 
@@ -49,20 +49,20 @@ class SessionRow:
 
 @dataclass(frozen=True)
 class AdmissionCounts:
-    """What admission looks at, at one moment."""
+    """The counts that admission checks, at one moment."""
 
     taken: bool
-    """Whether there is a session of the asked id."""
+    """Whether there is a session with the requested id."""
     live: int
     """Sessions that have not ended, over all models."""
     room: ModelCapacity
     use: TenantUse
-    """Of the tenant that asks."""
+    """What the requesting tenant uses."""
 
 
 @dataclass(frozen=True)
 class LogProgress:
-    """How far the log has come with one session."""
+    """The progress of one session in the log."""
 
     session: str
     next_chunk: int
@@ -80,13 +80,13 @@ class PendingEvent:
     subject: str
     body: str
     created_at: float
-    """Unix seconds."""
+    """Time of the event, Unix seconds."""
 
 
 def outbox_values(event: Event) -> dict[str, Any]:
-    """What the outbox keeps of an event, beside its number.
+    """Return the columns of an event's row in the outbox, except its number.
 
-    Events have no metadata of a session: they would repeat up to 40 KB with each of its changes.
+    Events contain no metadata of a session, which would repeat up to 40 KB with each change.
     """
     if isinstance(event, WorkerJoined | WorkerLeft):
         subject = WORKER_EVENT.of(event.worker.id)
@@ -103,7 +103,7 @@ def outbox_values(event: Event) -> dict[str, Any]:
 
 
 def pool_orders(values: Mapping[str, Any]) -> PoolOrders:
-    """The orders that a pool's row keeps. A profile table that cannot be read counts as none."""
+    """Return the orders in a pool's row. A profile table that cannot be read counts as none."""
     try:
         return PoolOrders.model_validate(values)
     except (ValidationError, InvalidInputError) as error:
@@ -111,7 +111,7 @@ def pool_orders(values: Mapping[str, Any]) -> PoolOrders:
             raise
         orders = PoolOrders.model_validate({**values, "table": None})
         if (orders.pool, orders.version) not in _warned:
-            # A report a second reads the row: one line for each table is enough.
+            # Reports read the row every second, so log only one line for each table.
             _warned.add((orders.pool, orders.version))
             log.warning(
                 "the stored profile table cannot be read: the shipped one is in force",

@@ -1,7 +1,7 @@
-"""Repositories of sessions, and of what hangs on them.
+"""Repositories of sessions, and of the rows that belong to them.
 
 Arguments and results are the contracts' records. All raise `UnavailableError` if the database does not answer
-in time, and `ConflictError` if another transaction has inserted the same thing.
+in time, and `ConflictError` if another transaction has inserted the same row.
 """
 
 from __future__ import annotations
@@ -21,87 +21,87 @@ class SessionRepository(Protocol):
     async def get(self, session: str) -> SessionRecord | None: ...
 
     async def get_row(self, session: str, *, lock: bool = False) -> SessionRow | None:
-        """With `lock`: no other transaction changes it until this one ends."""
+        """Return the row. With `lock`, no other transaction changes the row until this one ends."""
 
     async def created_by(self, request: CreateSession) -> bool:
-        """Whether the row of this id was made by this very request."""
+        """Return whether an equal request created the row with this id."""
 
     async def page(self, request: ListSessions, before: int | None) -> list[tuple[int, SessionRecord]]:
-        """Newest first, each with its number; one more than the limit, to show if there is more."""
+        """Return sessions with their numbers, newest first; one more than the limit, if there are more."""
 
     async def suspended_since(self, before: float, limit: int) -> list[SessionRecord]:
-        """Suspended and unchanged since `before`, the longest first."""
+        """Return sessions suspended and unchanged since `before`, the longest first."""
 
     async def assigned(self, worker: str, held: Collection[str]) -> list[SessionRecord]:
-        """All that have not ended and name this worker, oldest first.
+        """Return all sessions that have not ended and that this worker owns, oldest first.
 
-        Suspended sessions are listed if they are in `held`, or if they migrate: their target asks this worker
-        for the state, and this worker has to answer if there is none.
+        Suspended sessions are listed only if they are in `held` or migrate. The target of a migration
+        requests the state from this worker, which has to answer even if it has none.
         """
 
     async def migration_keys(self, worker: str, session: str | None = None) -> tuple[MigrationKey, ...]:
-        """Keys of the live migrations from or to this worker; with `session`, of that one alone."""
+        """Return the keys of live migrations from or to this worker; with `session`, only its key."""
 
     async def moving_to(self, worker: str) -> list[Incoming]:
-        """All that are moving to this worker, oldest first, with the addresses of where they are."""
+        """Return all sessions that migrate to this worker, oldest first, with their sources' addresses."""
 
 
 class ChangeRepository(Protocol):
     async def create(self, change: Change) -> None:
-        """Insert the row and the events; the caller holds the admission lock and found no row of this id."""
+        """Insert the row and its events. The caller holds the admission lock and found no row of this id."""
 
     async def write(self, change: Change, *, migration_key: str | None = None) -> None:
-        """Write what changes, the events in their order and the decision; the caller holds the row's lock and
-        has compared its version.
+        """Write the changed fields, the events in their order and the decision.
 
-        `migration_key` is that of the move which the change begins. A change that ends a move erases its key.
+        The caller holds the row's lock and has compared its version. `migration_key` is the key of the
+        migration that the change begins. A change that ends a migration erases its key.
         """
 
 
 class FenceRepository(Protocol):
     async def store(self, session: str, epoch: int, revision: int) -> SessionRecord | None:
-        """Note that `own` of `epoch` has `revision`; None if the row is at another epoch by now."""
+        """Write that `own` of `epoch` has `revision`. Returns the row; None if its epoch has changed."""
 
     async def store_seen(self, session: str, epoch: int, revision: int) -> None:
-        """Note the revision that the log was found at while the row was at `epoch`."""
+        """Write the revision that was found in the log, if the row is at `epoch`."""
 
     async def reopen(self, session: str, epoch: int, stored: int, actual: int) -> bool:
-        """The log has lost `own` of `epoch`, which the row says is at `stored`: it is to be written again.
+        """Mark the fence of `epoch` as missing, because the log has lost revision `stored`.
 
-        The version is raised, so that the worker takes the new revision for news.
-
-        Returns False if the row says otherwise.
+        Raises the row's version, so that the worker accepts the new revision. Returns False if the row has
+        another epoch or revision.
         """
 
     async def missing(self, limit: int) -> Sequence[str]:
-        """Sessions whose current epoch is not in the log, as far as the row says."""
+        """Return sessions whose current epoch is not in the log, by their rows."""
 
     async def settled(self) -> Sequence[tuple[str, int, int]]:
-        """(session, epoch, revision) of all that have not ended and whose fence is said to be in the log."""
+        """Return (session, epoch, revision) of all live sessions whose fence is in the log, by their rows."""
 
 
 class ProgressRepository(Protocol):
     async def position(self, cursor: str) -> int:
-        """The stream sequence up to which everything is counted; 0 at first."""
+        """Return the stream sequence up to which all entries are counted; 0 at first."""
 
     async def move(self, cursor: str, before: int, after: int) -> bool:
-        """Move the position from `before` to `after`; False if it is not there any more."""
+        """Move the position from `before` to `after`. False: the position is not `before`."""
 
     async def count(self, reached: Sequence[LogProgress]) -> dict[str, SessionRecord]:
-        """Note how far the log has come, never backwards; the rows after it, of those that are there."""
+        """Write the progress of sessions, whose counts never decrease. Returns the existing rows after it."""
 
     async def unpurged(self, ended_before: float, limit: int) -> Sequence[str]:
-        """Sessions whose chunks are due to be removed from the log, longest ended first."""
+        """Return sessions whose chunks are due to be removed from the log, longest ended first."""
 
     async def unknown(self, ids: Sequence[str]) -> Sequence[str]:
-        """Those of `ids` for which there is no row."""
+        """Return those of `ids` that have no row."""
 
     async def mark_purged(self, ids: Iterable[str], now: float) -> None: ...
 
     async def delete_ended(self, ended_before: float, limit: int) -> int:
-        """Delete rows whose chunks are gone from the log, longest ended first, at most `limit`; how many.
+        """Delete up to `limit` rows whose chunks are purged from the log, longest ended first.
 
-        Controls and decisions go with them. Their tenants' stored bytes become fewer by theirs.
+        Also deletes their controls and decisions, and subtracts their bytes from the tenants' stored bytes.
+        Returns the number of deleted rows.
         """
 
 
@@ -113,43 +113,43 @@ class ControlRepository(Protocol):
     async def mark_applied(
         self, session: str, control_seq: int, chunk_index: int, now: float
     ) -> list[PromptReceipt]:
-        """Note which chunk applied the prompts up to `control_seq`; those that none had applied, in order."""
+        """Write which chunk applied the prompts up to `control_seq`. Returns the newly applied, in order."""
 
     async def decided(self, record: SessionRecord, version: int, worker: str) -> bool:
-        """Whether the row's `version` was made by placing it on `worker`, under the epoch it still has."""
+        """Return whether placing the session on `worker` made the row's `version` and its current epoch."""
 
     async def moved(self, record: SessionRecord, move: int) -> bool:
-        """Whether the epoch that the row still has was made by committing this move."""
+        """Return whether committing this migration made the row's current epoch."""
 
     async def note(self, decision: Decision) -> None:
-        """Keep a decision that changes no row. One that repeats the last replaces its numbers and time."""
+        """Keep a decision that changes no row. A repetition of the last one replaces its numbers and time."""
 
     async def decisions_of(self, session: str, limit: int) -> list[Decision]:
-        """The newest, in the order in which they were made."""
+        """Return the newest decisions, in the order in which they were made."""
 
 
 class TenantRepository(Protocol):
     async def lock(self, tenant: str) -> Tenant:
-        """The row, which no other transaction changes until this one ends; it is made if it is not there."""
+        """Lock the row until this transaction ends, and return it. Creates a missing row."""
 
     async def write(self, tenant: Tenant) -> None:
         """Replace the row; the caller holds its lock."""
 
     async def delete_unused(self, before: float) -> int:
-        """Delete rows that store nothing and whose buckets were full `before`; how many."""
+        """Delete rows that store nothing and whose buckets were full before `before`. Returns how many."""
 
 
 class AdmissionRepository(Protocol):
     async def lock(self) -> None:
-        """Let one transaction at a time count and admit, so that two never take the same last place."""
+        """Let only one transaction at a time count and admit, so that two never take the same last place."""
 
     async def census(
         self, session: str, model: str, tenant: str, *, renewed_after: float, known_after: float
     ) -> AdmissionCounts:
-        """Counted in one statement. A worker counts if it takes sessions and renewed after `renewed_after`.
+        """Count in one statement. A worker counts if it takes sessions and renewed after `renewed_after`.
 
-        So does one that a pool may still start, with the places that the model's workers have had.
+        A worker that a pool may still start counts as well, with the largest capacity of the model's workers.
         """
 
     async def slots_used(self, worker: str, *, besides: str) -> int:
-        """Sessions other than `besides` that hold a slot of this worker, or reserve one by moving there."""
+        """Count sessions, except `besides`, that hold a slot of this worker or reserve one by migrating."""

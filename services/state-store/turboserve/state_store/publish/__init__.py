@@ -1,1 +1,1 @@
-"""What follows a commit: the fence, the events, the word to the workers. Each is repaired if cut short."""
+"""Publishes committed changes: fence, events, assignments. Each is repaired after an interruption."""

@@ -1,4 +1,4 @@
-"""The word to the workers: at once, and at most once; what is lost comes with the next renewal."""
+"""Sends assignments to workers at once, at most once. The next renewal repairs a lost one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ log = logs.get("assignments")
 
 
 class Assignments:
-    """Publishes ASSIGN to the workers that a row names, and to those it named before."""
+    """Publishes ASSIGN to the workers that a row names and to those that it named before."""
 
     def __init__(self, bus: Bus, database: Database, playheads: Playheads) -> None:
         self._bus, self._database, self._playheads = bus, database, playheads
 
     async def notify(self, record: SessionRecord, *named: str | None) -> None:
-        """Never raises: a worker that is not told asks. A row whose fence is not in the log is kept back."""
+        """Send `record` to its workers and to `named`, unless its fence is not in the log. Never raises.
+
+        A worker that misses the message gets the row with its next renewal.
+        """
         if record.own_revision is None:
             return
         heard = self._playheads.apply_to(record)
@@ -37,7 +40,7 @@ class Assignments:
             await self._send(record.target, Assignment(record=heard, incoming=incoming, key=key))
 
     async def _migration(self, record: SessionRecord) -> tuple[Incoming | None, MigrationKey | None]:
-        """What the two workers of a move need beside the row."""
+        """Return what the two workers of a migration need besides the row."""
         try:
             async with self._database.statement() as db:
                 source = await db.workers.get(str(record.worker))

@@ -1,4 +1,4 @@
-"""A canary into every stream, again and again: its acknowledgement tells that the stream takes appends."""
+"""Appends canaries to every stream. The acknowledgement of a canary shows that the stream accepts appends."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from turboserve.state_store.settings import Settings
 from turboserve.subjects import CANARIES, Log
 
 TTL_INTERVALS = 10
-"""A canary stays in the log for this many intervals: the newest is there, and old ones take no space."""
+"""Number of intervals for which a canary stays in the log: the newest is kept, and old ones use no space."""
 DEADLINE_S = 1.5
 
 log = logs.get("canaries")
 
 
 class Canaries:
-    """Each instance of the state store appends its own."""
+    """The canaries of one instance of the state store."""
 
     def __init__(self, bus: Bus, clock: Clock, settings: Settings) -> None:
         self.space = SpaceLevel.ENOUGH
-        """Told with every canary."""
+        """Level of the room in the log, which every canary contains."""
         self.without_room: set[str] = set()
         """Streams that refused the newest canary because they are full."""
         self._bus, self._clock = bus, clock
@@ -38,9 +38,10 @@ class Canaries:
         self._number = 0
 
     def refused_by(self) -> dict[str, str]:
-        """Why a stream takes nothing, by stream; empty while all take what is appended.
+        """Return why a stream accepts no appends, by stream; empty while all streams accept them.
 
-        A refusal counts at once; silence, which a busy machine causes too, after `canary_timeout_s`.
+        A refusal counts at once. Silence, which a busy machine causes as well, counts after
+        `canary_timeout_s`.
         """
         now = self._clock.monotonic()
         reasons = dict(self._refusals)
@@ -51,14 +52,14 @@ class Canaries:
         return reasons
 
     async def run(self) -> None:
-        """Append for ever."""
+        """Append canaries to all streams every `canary_interval_s`; never returns."""
         while True:
             started = self._clock.monotonic()
             await self.append_all()
             await asyncio.sleep(max(0.0, started + self._interval_s - self._clock.monotonic()))
 
     async def append_all(self) -> None:
-        """One canary to every stream; never raises for a broker that refuses or is away."""
+        """Append one canary to every stream. Never raises for a broker that refuses or is away."""
         self._number += 1
         canary = Canary(instance=self._instance, number=self._number, space=self.space)
         await asyncio.gather(*(self._append(where, canary) for where in CANARIES))
@@ -73,8 +74,8 @@ class Canaries:
                 self._bus,
                 where.every,
                 canary.to_bytes(),
-                # A worker hears canaries and may append to chunk logs of the same stream. Under an id that it
-                # could guess it would append first, and the broker would drop the canary as a repetition.
+                # Workers read canaries and append to the same stream. A worker that guessed the id could use
+                # it first, and the broker would drop the canary as a repetition.
                 message_id=ids.new_id("msg"),
                 ttl_s=self._ttl_s,
                 deadline_s=DEADLINE_S,

@@ -1,4 +1,4 @@
-"""The fence follows the row: `own.<session>` for every committed epoch, then the word to the workers."""
+"""Writes the fence: `own.<session>` for every committed epoch, and then informs the workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logs.get("fence")
 
 
 class Fence:
-    """Any number may work on the same session at once: the broker and the row decide, both by compare."""
+    """Writes fences. Several instances may work on one session: broker and row compare before they set."""
 
     def __init__(self, database: Database, bus: Bus, assignments: Assignments) -> None:
         self._database, self._bus, self._assignments = database, bus, assignments
@@ -33,10 +33,10 @@ class Fence:
     async def settle(
         self, session: str, *named: str | None, known: SessionRow | None = None
     ) -> SessionRecord | None:
-        """See to it that the session's current epoch is in the log; the row then, or None if there is none.
+        """Write the session's current epoch to the log. Returns the row; None if there is no row.
 
-        `known` is the row as it was just committed; `named` are workers that are told as well: they may
-        still run the session, or hold a place for it. Raises UnavailableError (the sweep will do it).
+        `known` is the row as it was just committed. `named` are further workers to inform: they may still run
+        the session or hold a slot for it. Raises UnavailableError; the sweep then writes the fence.
         """
         row = known
         for _ in range(ATTEMPTS):
@@ -52,7 +52,7 @@ class Fence:
             row = None
             if revision is None:
                 continue
-            # Told before it is stored: it stands in the log, and whoever comes after finds it there.
+            # Inform workers before the revision is stored: it is in the log, where a later attempt finds it.
             await self._assignments.notify(record.model_copy(update={"own_revision": revision}), *named)
             async with self._database.statement() as db:
                 stored = await db.fence.store(session, record.epoch, revision)
@@ -62,7 +62,7 @@ class Fence:
         return None
 
     async def _write(self, record: SessionRecord, after: int) -> int | None:
-        """Append `own` of the row's epoch behind revision `after`; its revision, or None: read again."""
+        """Append `own` of the row's epoch after revision `after`. Returns its revision; None: read again."""
         subject = OWN.of(record.id)
         own = Ownership(session=record.id, epoch=record.epoch, worker=record.worker)
         try:
@@ -70,8 +70,8 @@ class Fence:
                 self._bus,
                 subject,
                 own.to_bytes(),
-                # Never the same: workers append to this stream as well, and the broker takes whatever has a
-                # known id for a repetition. A repetition of this one meets the fence that it wrote itself.
+                # Always a new id: workers append to this stream as well, and the broker drops a message with
+                # a known id as a repetition. The fence itself refuses a repetition of this message.
                 message_id=ids.new_id("own"),
                 expect=(subject, after),
                 deadline_s=1.0,
@@ -80,7 +80,7 @@ class Fence:
             return ack.sequence
         except FencedError:
             metrics.fenced.add(1)
-        # Another life of the store was here: what it wrote tells whether this epoch, or one before or after.
+        # Another process of the store was first. Its entry shows whether it wrote this epoch or another one.
         entry = await last_entry(self._bus, CHUNKS, subject)
         written = Ownership.from_bytes(entry.data) if entry is not None else None
         if entry is not None and written is not None and written.epoch == record.epoch:
@@ -90,21 +90,21 @@ class Fence:
         return None
 
     async def sweep(self) -> int:
-        """Settle what was left undone; how many there were."""
+        """Write the fences that were left undone. Returns how many there were."""
         async with self._database.statement() as db:
             missing = await db.fence.missing(BATCH)
         for session in missing:
             try:
                 await self.settle(session)
             except ValidationError as error:
-                # One entry that cannot be read must not keep the others waiting.
+                # An unreadable entry must not block the other sessions.
                 log.error("unreadable owner in the log", session=session, error=str(error))
         return len(missing)
 
     async def verify(self) -> int:
-        """Compare every row with the log, and write again what the log has lost; how many that were.
+        """Compare every row with the log, and write lost fences again. Returns how many were lost.
 
-        A broker that comes back without the tail of its log would refuse every owner for ever.
+        A broker that comes back without the end of its log would otherwise refuse every owner forever.
         """
         async with self._database.statement() as db:
             settled = list(await db.fence.settled())
@@ -118,7 +118,7 @@ class Fence:
                     return False
                 written = Ownership.from_bytes(entry.data).epoch if entry else 0
                 async with self._database.statement() as db:
-                    # Only what is older than the row is a loss; a newer one belongs to a commit on its way.
+                    # Only an entry older than the row shows a loss. A newer one belongs to a current commit.
                     if written > epoch or not await db.fence.reopen(session, epoch, revision, actual):
                         return False
                 log.warning("the log had lost an owner", session=session, epoch=epoch, found=actual)
@@ -129,7 +129,7 @@ class Fence:
         return sum(results)
 
     async def sweep_forever(self, every_s: float) -> None:
-        """Sweep now and then, and verify first and after every reconnect; never returns."""
+        """Sweep every `every_s`, and verify at first and after every reconnect; never returns."""
         verified_for = -1
         while True:
             try:

@@ -1,4 +1,4 @@
-"""From the outbox to the log: in order, each event once, whatever dies in between."""
+"""Publishes the outbox to the log: events in order, each once, whatever fails in between."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from turboserve.state_store.settings import Settings
 from turboserve.subjects import EVENTS
 
 LOCK = 0x7475_7262_0002
-"""Number of the advisory lock that lets one instance at a time publish: their order is the log's order."""
+"""Number of the advisory lock that lets one instance at a time publish, so that the log keeps the order."""
 BATCH = 64
 TURN_S = 1.0
-"""No event is appended later in a turn than this, so that the lock outlasts the turn."""
+"""Time in a turn after which no event is appended, seconds, so that the lock outlasts the turn."""
 
 log = logs.get("outbox")
 
 
 class Outbox:
-    """Publishes what is committed. `wake` after a commit; what other instances left is found by polling."""
+    """Publishes committed events. Call `wake` after a commit. Polling finds what other instances left."""
 
     def __init__(self, database: Database, bus: Bus, clock: Clock, settings: Settings) -> None:
         self._database, self._bus, self._clock, self._settings = database, bus, clock, settings
@@ -37,7 +37,7 @@ class Outbox:
         self._awake.set()
 
     async def run(self) -> None:
-        """Publish for ever."""
+        """Publish events; never returns."""
         while True:
             self._awake.clear()
             try:
@@ -48,17 +48,18 @@ class Outbox:
                 await asyncio.sleep(error.retry_after_s or 0.5)
                 continue
             with suppress(TimeoutError):
-                # Not wait_for: before Python 3.12 it can swallow a cancellation.
+                # wait_for can swallow a cancellation before Python 3.12.
                 async with asyncio.timeout(self._settings.sweep_s):
                     await self._awake.wait()
 
     async def drain(self) -> bool:
-        """One turn; whether there may be more. Raises UnavailableError if either server is away.
+        """Publish one batch. Returns whether there may be more. Raises UnavailableError if a server is away.
 
-        Read, published and removed under the lock, without a transaction: a slow broker holds no row. A crash
-        before the removal publishes again under the same message id, which the broker (after its window, a
-        look at the log) recognizes. So does a process that was stopped in an append, and whose lock another
-        instance has by now: it appends no second event in this turn.
+        Events are read, published and removed under the lock but without a transaction, so that a slow broker
+        blocks no row. After a crash before the removal, events are published again with the same message id.
+        The broker recognizes them in its duplicate window; after it, a look at the log does. The same holds
+        for a process that was stopped in an append and has lost the lock: it appends no other event in this
+        turn.
         """
         started = self._clock.monotonic()
         problem: TurboServeError | None = None
@@ -90,7 +91,7 @@ class Outbox:
         return len(pending) == BATCH or len(done) < len(pending)
 
     async def measure(self, every_s: float = 5.0) -> None:
-        """Keep the gauges of what waits up to date; never returns."""
+        """Keep the gauges of waiting events up to date; never returns."""
         while True:
             with suppress(TurboServeError):
                 async with self._database.statement() as db:
@@ -100,9 +101,9 @@ class Outbox:
             await asyncio.sleep(every_s)
 
     async def _published_before(self, pending: Sequence[PendingEvent]) -> list[int]:
-        """Numbers of events that an earlier life published too long ago for the broker to recognise.
+        """Return the numbers of events published before, too long ago for the broker to recognize them.
 
-        Each subject is published in order, so everything up to the one that stands last in the log is there.
+        Each subject is published in order, so all events up to the last one in the log have been published.
         """
         horizon = self._clock.wall() - self._settings.duplicate_window_s / 2
         subjects = {event.subject for event in pending if event.created_at < horizon}

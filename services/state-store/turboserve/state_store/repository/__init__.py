@@ -1,1 +1,1 @@
-"""The repositories in SQL. Their protocols in `ports` say what each method does."""
+"""The repositories in SQL. Their protocols in `ports` document the methods."""

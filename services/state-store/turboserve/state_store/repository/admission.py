@@ -1,4 +1,4 @@
-"""Counting what there is room for."""
+"""Counts sessions and capacity for admission."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def _census_query() -> Select[Any]:
     largest = func.coalesce(func.max(workers.c.capacity), 1)
     heard = and_(pools.c.model == model, pools.c.reported_at > renewed_after)
     maximum = select(func.coalesce(func.sum(pools.c.maximum), 0)).where(heard).scalar_subquery()
-    # One that still loads names no place of its own yet.
+    # A worker that still loads reports no capacity yet.
     ready = and_(takes, workers.c.phase == WorkerPhase.READY.value)
     coming = func.greatest(maximum - func.count().filter(ready), 0)
     capacity = select(places + coming * func.greatest(largest, 1)).where(workers.c.model == model)
     wants, ours = or_(_HOLDS, _WAITS), sessions.c.tenant == tenant
     suspended = and_(ours, sessions.c.phase == Phase.SUSPENDED.value, not_(_WAITS))
-    # All counts in one pass over the live rows, by way of their index.
+    # All counts in one pass over the live rows, by their index.
     counts = (
         select(
             func.count().label("live"),
@@ -70,7 +70,7 @@ def _census_query() -> Select[Any]:
 
 
 _CENSUS = _census_query()
-"""Made once: to put it together takes several times as long as to run it."""
+"""Built once, since building the query takes several times as long as running it."""
 
 
 class SqlAdmission:

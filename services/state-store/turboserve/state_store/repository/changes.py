@@ -1,4 +1,4 @@
-"""A change of a session, written as one statement: the row, its events and its decision."""
+"""Writes a change of a session as one statement: the row, its events and its decision."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SqlChanges:
 
 
 def _with_events(row: Insert | Update, parts: list[CTE], events: Sequence[SessionEvent]) -> Insert | Update:
-    """One statement that writes the row, `parts` and the events, whose numbers have the order of `events`."""
+    """Build a statement that writes the row, `parts` and the events, numbered in the order of `events`."""
     if not events:
         return row.add_cte(*parts)
     values = [outbox_values(event) for event in events]

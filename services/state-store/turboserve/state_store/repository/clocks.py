@@ -1,4 +1,4 @@
-"""How far time has come, kept over every restart."""
+"""The aging time, which survives restarts."""
 
 from __future__ import annotations
 

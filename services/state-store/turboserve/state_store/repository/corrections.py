@@ -1,4 +1,4 @@
-"""Corrections of cost: rows that are added and never changed."""
+"""Corrections of cost. Rows are added and never changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The columns of the fence: what of `own.<session>` is in the log."""
+"""The columns of the fence: which `own.<session>` is in the log."""
 
 from __future__ import annotations
 

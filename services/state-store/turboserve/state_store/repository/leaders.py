@@ -1,4 +1,4 @@
-"""Rows of leaders. Commands hold a share of the row, so a new term waits for those that are under way."""
+"""Rows of leaders. Commands hold a share of the row, so that a new term waits for current commands."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class SqlOutbox:
         return [PendingEvent(**row) for row in (await self._db.execute(query)).mappings()]
 
     async def remove(self, numbers: Iterable[int]) -> None:
-        # Set by the statement itself, so that the removal commits without a transaction around it.
+        # The statement sets this itself, so that the removal needs no transaction around it.
         loose = func.set_config("synchronous_commit", "off", True) == "off"
         await self._db.execute(delete(outbox).where(outbox.c.number.in_(list(numbers)), loose))
 

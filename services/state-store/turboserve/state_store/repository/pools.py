@@ -1,4 +1,4 @@
-"""One row per pool: what operators have ordered, and what the pool last said of itself."""
+"""Rows of pools: the orders of operators, and the pool's last report."""
 
 from __future__ import annotations
 

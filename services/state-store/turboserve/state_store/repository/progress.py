@@ -1,4 +1,4 @@
-"""How far the log has come, and what of it is past its time."""
+"""The progress of sessions in the log, and the rows and chunks whose retention is over."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class SqlProgress:
 
     async def delete_ended(self, ended_before: float, limit: int) -> int:
         due = and_(sessions.c.ended_at < ended_before, sessions.c.purged_at.is_not(None))
-        # Locked before they are counted, and in one order: another instance may delete the same ones.
+        # Lock the rows before counting them, in a fixed order: another instance may delete the same rows.
         order = sessions.c.ended_at, sessions.c.number
         locked = select(sessions.c.id).where(due).order_by(*order).limit(limit).with_for_update()
         ids = (await self._db.execute(locked)).scalars().all()

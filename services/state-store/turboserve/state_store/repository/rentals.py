@@ -1,4 +1,4 @@
-"""Rentals, and the shares that sessions have of them."""
+"""Rentals, and the shares of sessions in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from turboserve.state_store.repository import workers as worker_rows
 from turboserve.state_store.tables import cost_corrections, rentals, session_costs, sessions, workers
 
 LOCK = 0x7475_7262_0010
-"""Of the transaction that counts, so that reports and accruals take turns."""
+"""Number of the advisory lock of a transaction that counts, so that reports and accruals take turns."""
 
 _OPEN = rentals.c.ended_at.is_(None)
 _COLUMNS = tuple(field.name for field in fields(RentalRow))

@@ -1,4 +1,4 @@
-"""Rows of sessions, read."""
+"""Reads rows of sessions."""
 
 from __future__ import annotations
 

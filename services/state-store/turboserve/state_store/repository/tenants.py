@@ -22,7 +22,7 @@ class SqlTenants:
         query = select(tenants).where(tenants.c.id == tenant).with_for_update()
         row = (await self._db.execute(query)).mappings().first()
         if row is None:
-            # Another transaction may insert it just now: this waits for that.
+            # This waits if another transaction inserts the row at the same time.
             await self._db.execute(insert(tenants).values(id=tenant).on_conflict_do_nothing())
             row = (await self._db.execute(query)).mappings().one()
         return Tenant(**row)

@@ -1,4 +1,4 @@
-"""All repositories over one connection: one transaction, or single statements that commit themselves."""
+"""All repositories on one connection: in one transaction, or with statements that commit themselves."""
 
 from __future__ import annotations
 

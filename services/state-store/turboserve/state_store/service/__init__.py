@@ -1,1 +1,1 @@
-"""Transactions: what is read, decided by the core, and written together; then what follows a commit."""
+"""Transactions, which read rows, apply the rules of the core and write, and the steps after a commit."""

@@ -1,6 +1,6 @@
-"""Whether there is room for one more session, for one more that runs, and for one more prompt.
+"""Checks whether there is room for another session, another running session or another prompt.
 
-Rules stand in `core.workers` and `core.tenants`; this asks them with what the rows say.
+The rules are in `core.workers` and `core.tenants`. This module applies them to the counts of the rows.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from turboserve.state_store.settings import Settings
 
 
 class Admission:
-    """Each method is part of its caller's transaction, which holds the admission lock where it says so."""
+    """Admission. Each method runs in its caller's transaction, some only with the admission lock held."""
 
     def __init__(self, log: LogStatus, clock: Clock, settings: Settings) -> None:
         self._log, self._clock, self._settings = log, clock, settings
         self._limits, self._retry_s = settings.tenant_limits, settings.admission_retry_s
 
     async def census(self, db: UnitOfWork, session: str, model: str, tenant: str) -> AdmissionCounts:
-        """With the admission lock: what there is."""
+        """Count sessions and capacity. The caller holds the admission lock."""
         now = self._clock.wall()
         return await db.admission.census(
             session,
@@ -37,11 +37,11 @@ class Admission:
     async def create(
         self, db: UnitOfWork, request: CreateSession, census: AdmissionCounts
     ) -> NoCapacityError | TenantLimitError | None:
-        """With the admission lock: charge the tenant for a new session; or why there is no room for it.
+        """Charge the tenant for a new session, or return why there is no room for it.
 
-        A refusal that is returned is to be raised after the transaction's commit: a tenant is known from its
-        first request on, refused or not, and other tenants leave places for it. Raises LogUnavailableError,
-        UnknownModelError, NoCapacityError and TenantLimitError.
+        The caller holds the admission lock, and raises a returned refusal after the commit: a tenant is known
+        from its first request on, refused or not, and other tenants leave places for it. Raises
+        LogUnavailableError, UnknownModelError, NoCapacityError and TenantLimitError.
         """
         self._log.require()
         try:
@@ -58,15 +58,17 @@ class Admission:
         return None
 
     async def resume(self, db: UnitOfWork, record: SessionRecord) -> None:
-        """With the admission lock. Raises LogUnavailableError, UnknownModelError, NoCapacityError and
-        TenantLimitError."""
+        """Check whether the session may run again. The caller holds the admission lock.
+
+        Raises LogUnavailableError, UnknownModelError, NoCapacityError and TenantLimitError.
+        """
         self._log.require()
         census = await self.census(db, record.id, record.model, record.tenant)
         census.room.admit(self._retry_s)
         tenants.check_slot(census.use, census.room, self._limits, self._retry_s)
 
     async def prompt(self, db: UnitOfWork, tenant: str, prompt: str) -> None:
-        """Charge the tenant for one more prompt. Raises TenantLimitError."""
+        """Charge the tenant for a prompt. Raises TenantLimitError."""
         row = await db.tenants.lock(tenant)
         now = self._clock.wall()
         await db.tenants.write(tenants.submit_prompt(row, prompt, self._limits, now))

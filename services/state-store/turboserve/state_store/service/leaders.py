@@ -1,4 +1,4 @@
-"""The lead of a service: taken, kept and left, each in one transaction on one row."""
+"""Leadership of a service: campaign, renewal and step-down, each one transaction on one row."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Leaders:
         return CampaignResult(record=after, granted=True)
 
     async def keep(self, request: KeepLead) -> LeaderRecord:
-        # Waits for the disk: a renewal that a crash takes back would end a lease that its holder counts on.
+        # Durable: if a crash undid the renewal, the lease on which its holder relies would end.
         async with self._database.transaction() as db:
             after = rules.keep(await db.leaders.lock(request.name, new_term=False), request)
             await db.leaders.write(after)
@@ -56,13 +56,13 @@ class Leaders:
 
 
 async def fenced(db: UnitOfWork, request: TermFenced) -> None:
-    """Hold the scheduler's term until this transaction ends. Raises StaleTermError if it is not the sender's.
+    """Hold the scheduler's term until this transaction ends. Raises StaleTermError if the sender's is old.
 
-    To be called first, before any other row is locked: all that take a share take it first.
+    Call this before any other row is locked: all transactions that hold a term lock it first.
     """
     await in_term(db, request.term)
 
 
 async def in_term(db: UnitOfWork, term: int) -> None:
-    """As `fenced`, for a term by itself."""
+    """As `fenced`, for a term without a request."""
     rules.check(await db.leaders.share(SCHEDULER), term)

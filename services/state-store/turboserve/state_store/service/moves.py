@@ -1,4 +1,4 @@
-"""Moves between workers: each step is one transaction, on the target's row first and then the session's."""
+"""Migrations between workers. Each step is one transaction: the target's row first, then the session's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY_BYTES = 32
 
 
 class Moves:
-    """The endpoints of moves, without their transport. All may raise UnavailableError."""
+    """The endpoints of migrations, without their transport. All may raise UnavailableError."""
 
     def __init__(self, database: Database, post_commit: PostCommit, clock: Clock, settings: Settings) -> None:
         self._database, self._post_commit = database, post_commit
@@ -29,7 +29,7 @@ class Moves:
     async def begin(self, request: BeginMove) -> SessionRecord:
         async with self._database.transaction() as db:
             await fenced(db, request)
-            # The target's row first: whoever places on it, or declares it gone, waits here.
+            # Lock the target's row first: requests that place on the target or declare it gone wait for it.
             target = await db.workers.get(request.target, lock=True)
             record = (await locked(db, SessionRef(session=request.session))).record
             if rules.began(record, request):

@@ -1,4 +1,4 @@
-"""Pools: what they report and cost, and what is ordered of them."""
+"""Pools: their reports, orders and cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from turboserve.state_store.ports.database import Database, UnitOfWork
 from turboserve.state_store.settings import Settings
 
 UNNAMED = "unnamed"
-"""The process of an autoscaler that does not say which it is."""
+"""Process id of an autoscaler that sends none."""
 
 log = logs.get("cost")
 
@@ -34,7 +34,7 @@ class Pools:
         self._process = new_id("sto")
 
     async def report(self, report: PoolReport) -> PoolOrders:
-        """Note who is paid for; the pool's orders."""
+        """Write the pool's report and its rentals. Returns the pool's orders."""
         now = self._now()
         async with self._database.transaction(durable=False) as db:
             if report.rentals is not None:
@@ -45,7 +45,7 @@ class Pools:
             return orders
 
     async def _rentals(self, db: UnitOfWork, report: PoolReport, now: rules.ClockReading) -> None:
-        """Under the lock."""
+        """Write the rentals of a report. The caller holds the lock of rentals."""
         process = report.process or UNNAMED
         taken = rules.take_over(*await db.pools.processes(report.pool), process)
         if taken is None:
@@ -61,14 +61,14 @@ class Pools:
         ]
         after += [rules.unmentioned(row) for worker, row in known.items() if worker not in said]
         await db.rentals.put(after)
-        # What was paid before anyone knew of the worker must not fall to who comes a moment later.
+        # Sessions that come a moment later must not pay for the time before the worker was known.
         await self._account(db, None)
 
     def _now(self) -> rules.ClockReading:
         return rules.ClockReading(self._process, self._clock.monotonic(), self._clock.wall())
 
     async def order(self, order: OrderPool) -> PoolOrders:
-        """Change what is ordered, if anything; answered when it is on disk. Raises NotFoundError."""
+        """Apply the changes that `order` names. Returns all orders, on disk by then. Raises NotFoundError."""
         async with self._database.transaction() as db:
             before = await db.pools.get(order.pool, lock=True)
             if before is None:
@@ -82,7 +82,7 @@ class Pools:
         return after
 
     async def cost(self, request: GetCost) -> CostReport:
-        """Sums as of now. Raises SessionNotFoundError."""
+        """Return the current cost report. Raises SessionNotFoundError."""
         async with self._database.transaction() as db:
             kinds = await db.rentals.by_kind()
             by_pool = await db.rentals.by_pool()
@@ -106,7 +106,7 @@ class Pools:
                 money=measured.money + corrected.money,
             ),
             used=used,
-            # Shares are given out a little later than the time they are of.
+            # Shares are given shortly after the time to which they belong.
             idle=Cost(
                 gpu_seconds=max(measured.gpu_seconds - used.gpu_seconds, 0.0),
                 money=max(measured.money - used.money, 0.0),
@@ -127,13 +127,14 @@ class Pools:
         )
 
     async def correct(self, request: CorrectCost) -> Correction:
-        """Add to the cost or take from it; a request that comes twice is answered with what the first made.
+        """Add a correction of the cost. A repeated request returns the correction of the first one.
 
-        Raises InvalidInputError if less than nothing would be left, SessionNotFoundError.
+        Raises InvalidInputError if the cost would become negative, SessionNotFoundError, and ConflictError if
+        another correction has the id.
         """
         wanted = Correction(at=self._clock.wall(), **request.model_dump())
         async with self._database.transaction() as db:
-            # Two at once must not take the same time away together.
+            # Two concurrent corrections must not subtract the same time.
             await db.rentals.lock()
             share = await db.corrections.share(request.session) if request.session is not None else None
             if request.session is not None and share is None:
@@ -155,16 +156,17 @@ class Pools:
         return made
 
     async def accrue(self) -> None:
-        """Look at the workers once, and give sessions their shares of what has been paid since."""
+        """Look at the workers once, and give sessions their shares of the time paid since the last look."""
         now = self._now()
         async with self._database.transaction(durable=False) as db:
             await db.rentals.lock()
             await self._account(db, now)
 
     async def _account(self, db: UnitOfWork, now: rules.ClockReading | None) -> None:
-        """Under the lock. Workers' own word comes first: no share is given at an unknown kind's price.
+        """Update rentals from the workers' rows, then give shares. The caller holds the lock of rentals.
 
-        None: those that no pool reports are left to the instance that measures them.
+        The workers' rows come first, so that no share is given at the price of an unknown kind. `now` None:
+        skip workers that no pool reports, which the instance that measures them updates.
         """
         prices, after = self._settings.prices, []
         for row, record in await db.rentals.beside_workers():
@@ -176,7 +178,10 @@ class Pools:
         await db.rentals.accrue()
 
     async def accrue_forever(self) -> None:
-        """By one instance at a time: it measures workers that no pool reports by its own clock."""
+        """Accrue every `cost_sample_s`; never returns.
+
+        Only one instance may run this: it measures the workers that no pool reports by its own clock.
+        """
         while True:
             try:
                 await self.accrue()
@@ -186,7 +191,7 @@ class Pools:
 
 
 def _check_left(what: str, measured: Cost, corrected: Cost, request: CorrectCost) -> None:
-    """Raises InvalidInputError if less than nothing is left of `measured` with all corrections of it."""
+    """Raise InvalidInputError if `request` makes `measured` with all its corrections negative."""
     for field in ("gpu_seconds", "money"):
         left, change = getattr(measured, field) + getattr(corrected, field), getattr(request, field)
         if left < 0.0 and change < 0.0:

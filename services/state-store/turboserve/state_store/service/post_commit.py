@@ -1,4 +1,4 @@
-"""What follows a commit while the caller still waits: events, fence, workers, within a bound."""
+"""Steps after a commit, while the caller waits for a bounded time: events, fence, assignments."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from turboserve.state_store.publish.fence import Fence
 from turboserve.state_store.publish.outbox import Outbox
 
 FENCE_TIMEOUT_S = 1.0
-"""A caller waits this long for the fence; the row is committed, and the rest goes on without the caller."""
+"""Maximum seconds that a caller waits for the fence. The row is committed, and the steps continue anyway."""
 
 log = logs.get("post_commit")
 
 
 class PostCommit:
-    """Nothing here can fail a request: its change is committed, and a sweep repairs what is cut short."""
+    """Steps after a commit. They cannot fail a request: a sweep repairs those that were interrupted."""
 
     def __init__(self, outbox: Outbox, fence: Fence, assignments: Assignments, playheads: Playheads) -> None:
         self._outbox, self._fence = outbox, fence
@@ -31,9 +31,9 @@ class PostCommit:
         self._outbox.wake()
 
     async def changed(self, record: SessionRecord, *named: str | None) -> SessionRecord:
-        """After a change without a change of owner. The record to answer with.
+        """Publish a change that keeps the owner. Returns the record to answer with.
 
-        `named`: workers that the row named before, and that are told as well.
+        `named`: workers that the row named before, which are informed as well.
         """
         self._outbox.wake()
         await self._assignments.notify(record, *named)
@@ -42,7 +42,7 @@ class PostCommit:
     async def owner_changed(
         self, record: SessionRecord, fence_revision: int, *named: str | None
     ) -> SessionRecord:
-        """After a change of owner. The record to answer with, fenced if that was done in time."""
+        """Publish a change of owner. Returns the record to answer with, fenced if that was done in time."""
         self._outbox.wake()
         return await self._fenced(record, SessionRow(record, fence_revision), *named)
 
@@ -58,7 +58,7 @@ class PostCommit:
         return self._playheads.apply_to(settled if settled is not None and same else record)
 
     async def settled(self, records: list[SessionRecord]) -> list[SessionRecord]:
-        """The records, with the fence of each written if that can be done now."""
+        """Write missing fences of `records` if possible now. Returns the records."""
         out: list[SessionRecord] = []
         for record in records:
             if record.own_revision is None and record.epoch > 0:

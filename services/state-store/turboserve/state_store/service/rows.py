@@ -1,4 +1,4 @@
-"""A session's row, locked or shown to whoever may see it."""
+"""Helpers that lock a session's row, and that check whether a tenant may see it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from turboserve.state_store.ports.records import SessionRow
 
 
 async def locked(db: UnitOfWork, ref: SessionRef) -> SessionRow:
-    """The row, which nobody else changes until the transaction ends. Raises SessionNotFoundError."""
+    """Lock the row until the transaction ends, and return it. Raises SessionNotFoundError."""
     row = await db.sessions.get_row(ref.session, lock=True)
     visible(None if row is None else row.record, ref)
     assert row is not None
@@ -18,7 +18,7 @@ async def locked(db: UnitOfWork, ref: SessionRef) -> SessionRow:
 
 
 def visible(record: SessionRecord | None, ref: SessionRef) -> SessionRecord:
-    """The row, to whoever may see it; to others there is none."""
+    """Return the record. Raises SessionNotFoundError if there is none, or it is another tenant's."""
     if record is None or (ref.tenant is not None and record.tenant != ref.tenant):
         raise SessionNotFoundError(f"there is no session {ref.session}", field="session")
     return record

@@ -43,11 +43,11 @@ from turboserve.state_store.service.rows import locked, visible
 from turboserve.state_store.settings import Settings
 
 DECISIONS = 200
-"""Newest decisions of a session that are listed."""
+"""Maximum number of a session's newest decisions that are listed."""
 ABANDONED = 1_000
-"""Sessions that are looked at in one go, to see whether they were abandoned."""
+"""Maximum number of sessions checked at once for abandonment."""
 PAGE_BYTES = 500_000
-"""A page ends here, so that it fits into one message with any broker's settings."""
+"""Maximum size of a page, so that it fits into one message with any broker's settings."""
 
 
 class Sessions:
@@ -96,13 +96,13 @@ class Sessions:
             return DecisionPage(decisions=tuple(await db.controls.decisions_of(ref.session, DECISIONS)))
 
     async def latents(self, request: GetLatents) -> tuple[LatentsHeader, bytes]:
-        """Kept latents, for the session's owner alone. Raises as `Latents.get`, ForbiddenError to others."""
+        """Return latents to the session's owner. Raises ForbiddenError to others, and as `Latents.get`."""
         async with self._database.transaction() as db:
             record = visible(await db.sessions.get(request.session), SessionRef(session=request.session))
         rules.check_owner(record, request.worker)
         return await self._latents.get(request)
 
-    # By users
+    # Requests of users
 
     async def create(self, request: CreateSession) -> SessionRecord:
         change = rules.create(request, self._clock.wall())
@@ -129,7 +129,7 @@ class Sessions:
                 if first.session != record.id:
                     raise ConflictError(f"the event id {request.event_id} is taken", field="event_id")
                 if first.prompt != request.prompt:
-                    # A client that counts its messages from 1 again: to call this accepted would lose it.
+                    # A client that numbers its messages from 1 again: a receipt would lose the new prompt.
                     raise InvalidInputError(
                         f"the event id {request.event_id} was used for another prompt", field="event_id"
                     )
@@ -164,26 +164,26 @@ class Sessions:
     async def end(self, request: EndSession) -> SessionRecord:
         return await self._end(request, lambda record: rules.end(record, request.reason, self._clock.wall()))
 
-    # By nobody
+    # Retention
 
     async def end_abandoned(self, now: float) -> int:
-        """End what has been suspended, unchanged and unwatched for `abandoned_after_s`; how many.
+        """End sessions suspended, unchanged and unwatched for `abandoned_after_s`. Returns how many.
 
-        `now`: how far time has come for what ages, Unix seconds.
+        `now`: the aging time, Unix seconds.
         """
         limit_s = self._settings.abandoned_after_s
         if not limit_s:
             return 0
         since = await self._playheads.watching_since()
         if since is None or now - since < limit_s:
-            # Who watched before that, nobody knows.
+            # It is unknown who watched before that time.
             return 0
         async with self._database.transaction() as db:
             rows = await db.sessions.suspended_since(now - limit_s, ABANDONED)
         reason = f"nobody has watched it for {limit_s:g} s"
         ended = 0
         for row in await self._playheads.onto(rows, now):
-            # None: while Redis is down nobody knows who watches.
+            # None: it is unknown who watches while Redis is down.
             if row.unwatched_s is not None and row.unwatched_s >= limit_s:
                 after = await self._abandon(row, reason)
                 ended += after.phase.ended and after.version == row.version + 1
@@ -193,12 +193,12 @@ class Sessions:
         rule = partial(rules.abandon, version=row.version, reason=reason, now=self._clock.wall())
         return await self._end(SessionRef(session=row.id), rule)
 
-    # By services
+    # Requests of services
 
     async def fail(self, request: FailSession) -> SessionRecord:
         ref = SessionRef(session=request.session)
         record = await self._end(ref, lambda record: rules.fail(record, request, self._clock.wall()))
-        # A repeat is answered after the row has lost its owner, so anybody may ask: no prompt for them.
+        # A repetition is answered after the row has lost its owner, to any worker: so leave out the prompt.
         return record.model_copy(update={"prompt": "", "metadata": {}})
 
     async def suspend_idle(self, request: SuspendIdle) -> SessionRecord:
@@ -237,7 +237,7 @@ class Sessions:
     async def place(self, request: PlaceSession) -> SessionRecord:
         async with self._database.transaction() as db:
             await fenced(db, request)
-            # The worker's row first: whoever places on it, or declares it gone, waits here.
+            # Lock the worker's row first: requests that place on the worker or declare it gone wait for it.
             worker = await db.workers.get(request.worker, lock=True)
             row = await locked(db, SessionRef(session=request.session))
             record = row.record
@@ -255,7 +255,7 @@ class Sessions:
             change.record, row.fence_revision, record.worker, record.target
         )
 
-    # What they share
+    # Shared helpers
 
     async def _change(
         self, ref: SessionRef, rule: Callable[[SessionRecord], Change | None], led: TermFenced | None = None

@@ -1,4 +1,4 @@
-"""Workers: they renew, drain, and are declared gone."""
+"""Workers: renewals, drains, and declarations that a worker is gone."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ class Workers:
         self._poison = poison
 
     async def renew(self, request: Renew) -> Renewal:
-        """Note that it lives; the rows that name it. Raises WorkerGoneError to one declared gone.
+        """Renew the worker's lease and return its sessions. Raises WorkerGoneError to a worker declared gone.
 
-        A suspended session of which it holds nothing is left out: there is nothing to do for it,
-        and people may leave more of them behind than fit into one message.
-        A row whose fence is not in the log is listed only to a worker that holds it already: it keeps the
-        state, and appends nothing until the revision is there.
+        - A suspended session of which the worker holds no state is left out: the worker has nothing to do for
+          it, and there may be more such sessions than fit into one message.
+        - A row whose fence is not in the log is listed only to a worker that holds the session already. Such
+          a worker keeps the state, and appends nothing until the revision is there.
         """
         load = request.load
-        # What has been copied here for a move is held too: the move may be done by now.
+        # A worker also holds state that was copied to it for a migration, which may be committed by now.
         held = {session.session for session in load.sessions} | {move.session for move in load.moves}
         if load.phase is WorkerPhase.GONE:
             await self._left(load)
@@ -102,14 +102,14 @@ class Workers:
         await self._gone(WorkerGone(worker=load.worker, reason="it left"), load)
 
     async def gone(self, request: WorkerGone) -> Done:
-        """Nothing runs on it any more; its rows stay as they are until the scheduler places them anew.
+        """Declare the worker gone. Its rows stay as they are until the scheduler places their sessions again.
 
-        What was moving there stays where it is. Raises ConflictError if it was taken for dead and may live.
+        Sessions that migrate to it stay at their sources. Raises ConflictError if the worker may be alive.
         """
         return await self._gone(request)
 
     async def _gone(self, request: WorkerGone, final_report: LoadReport | None = None) -> Done:
-        """As `gone`. `final_report`: the worker's own word; another process may have its row by now."""
+        """As `gone`. `final_report`: the worker's own last report. Another process may own its row by now."""
         now = self._clock.wall()
         stayed: list[SessionRecord] = []
         failed: list[tuple[SessionRow, SessionRecord]] = []
@@ -128,7 +128,7 @@ class Workers:
                 await db.outbox.add([rules.left_event(after, now)])
                 suspects = () if final_report is None else final_report.device_error_sessions
                 coming = [one.record.id for one in await db.sessions.moving_to(after.id)]
-                # In one order everywhere: two may leave at once, each with sessions that move to the other.
+                # A fixed order: two workers may leave at once, each the target of the other's sessions.
                 for name in sorted({*suspects, *coming}):
                     await db.sessions.get_row(name, lock=True)
                 failed = await self._count_device_errors(db, after.id, suspects, now)
@@ -146,7 +146,7 @@ class Workers:
     async def _count_device_errors(
         self, db: UnitOfWork, worker: str, named: Collection[str], now: float
     ) -> list[tuple[SessionRow, SessionRecord]]:
-        """Those that are failed: the rows before, and the records after."""
+        """Count a device error for `named` sessions. Returns failed ones: the rows before, records after."""
         failed = []
         for session in sorted(set(named)):
             row = await db.sessions.get_row(session, lock=True)
@@ -170,7 +170,7 @@ class Workers:
     async def _abandon_moves_to(
         self, db: UnitOfWork, worker: WorkerRecord, now: float
     ) -> list[SessionRecord]:
-        """No new one can begin meanwhile: that takes the lock of the worker's row, which the caller holds."""
+        """Abandon all migrations to the worker. The caller holds its row's lock, so none begins."""
         stayed = []
         for one in await db.sessions.moving_to(worker.id):
             row = (await locked(db, SessionRef(session=one.record.id))).record
@@ -196,5 +196,5 @@ class Workers:
 
 
 def _without_notes(record: SessionRecord) -> SessionRecord:
-    """What a worker needs to run it; what people have noted on it may be large."""
+    """Return the record without its metadata, which may be large and which a worker does not need."""
     return record.model_copy(update={"metadata": {}})
