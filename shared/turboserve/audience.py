@@ -1,4 +1,4 @@
-"""Where a session's viewers are, over all gateways that have some. Pure: told what was heard, and when."""
+"""Aggregates the playheads of one session's viewers over all gateways. Pure: callers pass the time in."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from dataclasses import dataclass
 from turboserve.contracts.workers import Playhead
 
 SILENT_S = 5.0
-"""A gateway speaks several times a second of what is watched through it; after so long without a word it is
-gone, and so are its viewers."""
+"""A gateway reports several times a second about the sessions watched through it. A gateway that has been
+silent for this long counts as gone, with its viewers."""
 
 
 @dataclass(frozen=True)
 class AggregatedPlayhead:
-    """What all gateways say of one session, taken together."""
+    """The reports of all gateways about one session, combined."""
 
     playhead_s: float
-    """Of the viewer who is furthest: nobody needs the next chunk earlier. Who has been silent for long counts
-    only where all are. With no viewer left, where the last one was."""
+    """Playhead of the viewer who is furthest ahead: that viewer needs the next chunk first. Gateways whose
+    viewers are all silent count only if there is no other. With no viewer left, the last reported
+    playhead."""
     viewers: int
     heard_at: float
-    """When `playhead_s` was heard, in the time that was given."""
+    """When `playhead_s` was reported, in the time of `update`."""
 
 
 @dataclass(frozen=True)
 class _GatewayReport:
-    """What one gateway said last."""
+    """The newest report of one gateway."""
 
     playhead_s: float
     viewers: int
@@ -34,15 +35,15 @@ class _GatewayReport:
 
 
 class Audience:
-    """One session's viewers, as each gateway last said. Gateways that send no id count as one."""
+    """The viewers of one session, by each gateway's newest report. Gateways that send no id count as one."""
 
     def __init__(self) -> None:
         self._gateways: dict[str | None, _GatewayReport] = {}
         self.aggregate: AggregatedPlayhead | None = None
-        """As of the last word; None: there was none yet."""
+        """As of the newest report. None: no report yet."""
 
     def update(self, report: Playhead, now: float) -> AggregatedPlayhead:
-        """A gateway spoke, at monotonic time `now` (seconds)."""
+        """Take a gateway's report, received at monotonic time `now` (seconds). Returns the new aggregate."""
         latest = _GatewayReport(report.playhead_s, report.viewers, report.live, now)
         self._gateways[report.gateway] = latest
         self._gateways = {

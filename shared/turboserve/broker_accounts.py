@@ -1,14 +1,16 @@
-"""The broker's accounts and permissions, from the table of subjects.
+"""Derives the broker's accounts and permissions from the table of subjects.
 
-Permissions do not limit reply subjects. The broker sends an answer of JetStream, whose body the asker chose,
-to the subject of a request or of a stream if the request names that. So each service has an account of its
-own, and what passes between two accounts is listed here. The subjects of one account do not exist in another,
-and an answer goes back into the asker's account.
+Permissions do not limit reply subjects. A requester can name any subject as the reply subject of a JetStream
+request, and chooses the answer's body. The broker would send that answer even to the subject of another
+service's request or of a stream. Each service therefore has its own account, and this module lists what
+passes between two accounts. A subject of one account does not exist in another, and an answer goes back into
+the requester's account.
 
-The state store's account is the hub: it has the streams. Within an account, permissions say the same again.
+The state store's account is the hub: it has the streams. Within an account, permissions repeat the same
+rules.
 
-Workers do not trust each other. A worker's user `worker.IDENTITY` has an account of its own, and its subjects
-carry the identity. The user `worker` is for brokers where all workers share one account.
+Workers do not trust each other. A worker's user `worker.IDENTITY` has its own account, and its subjects carry
+the identity. The user `worker` is for brokers where all workers share one account.
 """
 
 from __future__ import annotations
@@ -35,23 +37,23 @@ from turboserve.subjects import (
 STORE = "state-store"
 WORKER = "worker"
 IDENTITY_PATTERN = r"[a-z0-9]{1,32}"
-"""Of a worker's identity: one token of a subject, without what ends an identity in a worker's id."""
+"""Pattern of a worker's identity: one token of a subject, without the `_` that ends it in a worker's id."""
 HUB = "STATE_STORE"
 """The state store's account, with the streams and the admin."""
 API = "$JS.API"
 REPLIES = "_R_.>"
-"""Where a server answers requests from other accounts. The broker chooses the subject, not the asker."""
+"""Reply subjects of requests from other accounts. The broker chooses them, not the requester."""
 
 STREAMS = (CHUNKS, EVENTS)
 BATCHED = f"{API}.DIRECT.GET.{EVENTS}"
-"""The one request that is answered with several messages."""
+"""The only request whose answer consists of several messages."""
 BATCH_TIMEOUT_S = 10
-"""Silence after which the broker takes such an answer to be complete."""
+"""Silence after which the broker considers such an answer complete."""
 
 
 NO_API = "none.jetstream"
-"""Subject without a server. The broker gives every account a JetStream API of its own, unless the account
-imports `$JS.API.INFO` from elsewhere: so that is imported from here."""
+"""Subject without a server, imported as `$JS.API.INFO` by every account but the hub. The broker gives each
+account its own JetStream API unless the account imports `$JS.API.INFO`."""
 
 
 @dataclass(frozen=True)
@@ -60,30 +62,30 @@ class Flow:
 
     subject: str
     source: str
-    """Account in which it is published."""
+    """Account in which the subject is published."""
     target: str
-    """Account in which it is received."""
+    """Account in which the subject is received."""
     kind: Literal["service", "stream"]
-    """In NATS's terms: a service is imported by the source and may be answered; a stream is imported by the
-    target."""
+    """Kind of import in NATS's terms. The source imports a service, and gets answers. The target imports a
+    stream."""
 
 
 def account_of(user: str) -> str:
-    """The account of a broker user: a user's own; the admin is in the state store's."""
+    """Return the account of a broker user: its own, or the state store's for the admin."""
     return (STORE if user == ADMIN else user).upper().replace("-", "_").replace(".", "_")
 
 
 def worker_user(identity: str) -> str:
-    """The broker user of a worker's identity. Raises ValueError for what is none."""
+    """Return the broker user of a worker's identity. Raises ValueError if `identity` is not one."""
     if not re.fullmatch(IDENTITY_PATTERN, identity):
         raise ValueError(f"identity: {identity!r} does not match {IDENTITY_PATTERN}")
     return Caller(WORKER, identity).token
 
 
 def permissions(user: str) -> dict[str, list[str]]:
-    """What the broker lets `user` publish and subscribe to: a service, or `worker.IDENTITY`.
+    """Return the subjects that the broker lets `user` publish and subscribe to.
 
-    Raises ValueError for an unknown service.
+    `user` is a service or `worker.IDENTITY`. Raises ValueError for an unknown service.
     """
     caller = Caller.from_token(user)
     service = caller.role
@@ -101,29 +103,29 @@ def permissions(user: str) -> dict[str, list[str]]:
         subscribe += served
         publish.append(REPLIES)
     if service == STORE:
-        # The admin is in this account, so its requests are not renamed on their way.
+        # The admin is in this account, so the broker does not rename the reply subjects of its requests.
         publish.append(f"{inbox_prefix(ADMIN)}.>")
     return {"publish": sorted(set(publish)), "subscribe": sorted(set(subscribe))}
 
 
 def _store_api() -> list[str]:
-    """What the state store asks of JetStream: it makes and purges the streams, and reads chunks' headers."""
+    """JetStream requests of the state store: it creates and purges the streams, and reads chunks' headers."""
     requests = [
         f"{API}.STREAM.{verb}.{stream}"
         for verb in ("INFO", "CREATE", "UPDATE", "PURGE")
         for stream in STREAMS
     ]
-    # The account's limit is the storage that streams may reserve.
+    # The account's limits tell how much storage the streams may reserve.
     requests.append(f"{API}.INFO")
     requests += [f"{API}.CONSUMER.{verb}.{CHUNKS}.*" for verb in ("CREATE", "INFO", "MSG.NEXT")]
     return requests + _reading_api(STORE)
 
 
 def _reading_api(service: str) -> list[str]:
-    """What a reader of stored messages asks of JetStream.
+    """JetStream requests of a service that reads stored messages.
 
-    A request's body has the subject that is read, which permissions do not see: a reader of a log may read
-    its whole stream.
+    The body of a request names the subject to read. Permissions do not cover the body, so a reader of a log
+    may read the log's whole stream.
     """
     requests: list[str] = []
     for log in LOGS:
@@ -131,15 +133,15 @@ def _reading_api(service: str) -> list[str]:
             continue
         requests.append(f"{API}.DIRECT.GET.{log.stream}")
         if service in log.readers:
-            # Followers notice by it that a stream was made anew.
+            # Followers use it to notice that a stream was deleted and created again.
             requests.append(f"{API}.STREAM.INFO.{log.stream}")
     return requests
 
 
 def flows(identities: Iterable[str] = ()) -> list[Flow]:
-    """Everything that passes between accounts. Beside it nothing does, but answers to services.
+    """Return everything that passes between accounts, except answers to requests.
 
-    `identities`: of workers with accounts of their own.
+    `identities` are those of workers with their own accounts.
     """
     own = [worker_user(identity) for identity in identities]
 
@@ -148,7 +150,7 @@ def flows(identities: Iterable[str] = ()) -> list[Flow]:
 
     found: set[Flow] = set()
     for topic in TOPICS:
-        # The admin's account sends and hears everything.
+        # The admin's account sends and receives everything.
         senders, readers = [*users(topic.senders), ADMIN], [*users(topic.readers), ADMIN]
         found |= {_passing(topic, sender, reader) for sender in senders for reader in readers}
     for log in LOGS:
@@ -170,17 +172,17 @@ def flows(identities: Iterable[str] = ()) -> list[Flow]:
 
 
 def _passing(topic: Topic[Any], sender: str, reader: str) -> Flow:
-    """A topic's way from `sender` to `reader`: of a worker's identity only what carries it."""
+    """Return a topic's flow from `sender` to `reader`. A worker's flow is limited to its own identity."""
     [*found] = {user.id for user in map(Caller.from_token, (sender, reader)) if user.id is not None}
     subject = topic.of_identity(found[0] if found else None)
     return Flow(subject, account_of(sender), account_of(reader), "stream")
 
 
 def accounts(passwords: Mapping[str, str]) -> str:
-    """The entries of the configuration's `accounts` block.
+    """Return the entries of the `accounts` block of the broker's configuration.
 
-    `passwords`: user → its password as it stands in the file, such as `"secret"` in quotes or `$VARIABLE`.
-    Users are services, `worker.IDENTITY`, and `admin`, whom no permission limits.
+    `passwords` maps a user to its password as the file has it, such as `"secret"` in quotes or `$VARIABLE`.
+    Users are services, `worker.IDENTITY`, and `admin`, which has no limits.
     """
     own = [user for user in passwords if "." in user]
     passing = flows(Caller.from_token(user).id or "" for user in own)
@@ -244,7 +246,7 @@ def _imports(account: str, passing: Iterable[Flow]) -> Iterator[str]:
 
 
 def _ends(flow: Flow) -> tuple[str, str]:
-    """The exporting and the importing account."""
+    """Return the exporting and the importing account of a flow."""
     return (flow.target, flow.source) if flow.kind == "service" else (flow.source, flow.target)
 
 

@@ -1,4 +1,4 @@
-"""Time as the shells see it. Cores are told the time and never ask."""
+"""Clocks for shells. Cores read no clock: every call passes the time in."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The two times there are."""
+    """A source of monotonic time and of wall-clock time."""
 
     def monotonic(self) -> float:
-        """Seconds, for deadlines and durations; never goes back, means nothing elsewhere."""
+        """Seconds for deadlines and durations. Never goes back. Not comparable between machines."""
 
     def wall(self) -> float:
-        """Seconds since the epoch, for people."""
+        """Seconds since the Unix epoch, to show to people."""
 
 
 class SystemClock:

@@ -13,47 +13,50 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class Settings(BaseSettings):
-    """What every service needs to join the others."""
+    """Settings of every service."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, extra="ignore", frozen=True, use_attribute_docstrings=True
     )
 
     nats_url: str = "nats://127.0.0.1:4222"
-    """The broker; several, separated by commas."""
+    """URLs of the broker, separated by commas."""
     nats_user: str | None = None
-    """Defaults to the service's name: the broker has a user per service."""
+    """Broker user. Defaults to the service's name: the broker has one user per service."""
     nats_password: SecretStr | None = None
-    """None: the broker asks for none."""
+    """Password of the broker user. None: the broker requires no password."""
     log_format: Literal["text", "json"] = "text"
-    """Lines for people, or JSON objects for machines."""
+    """Format of log lines: text for people, JSON objects for machines."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """Lines below this level are not written."""
+    """Lowest level of log lines that are written."""
     otlp_endpoint: str | None = None
-    """Where traces and metrics go (OTLP over HTTP); none: metrics at `/metrics` only."""
+    """OTLP endpoint (HTTP) for traces and metrics. None: metrics are served at `/metrics` only."""
     health_host: str = "127.0.0.1"
     """Address of the health server."""
     health_port: int = Field(default=0, ge=0, le=65_535)
-    """Port for /healthz, /readyz and /metrics; 0: none."""
+    """Port of the health server: /healthz, /readyz and /metrics. 0: no health server."""
     request_deadline_s: Seconds = 3.0
-    """How long a service waits for another's answer."""
+    """Time that a service waits for the answer of another service."""
     canary_timeout_s: Seconds = 5.0
     """A service is not ready when a stream that it uses has stored no canary for this long."""
     heartbeat_s: Seconds = 1.0
-    """A worker reports and renews this often."""
+    """Interval at which a worker reports its load and renews its lease."""
     lease_s: Seconds = 8.0
-    """A worker that has not renewed for this long stops generating."""
+    """A worker stops generating when its last renewal is older than this."""
     worker_timeout_s: Seconds = 12.0
-    """A worker not heard of for this long is taken for dead; more than `lease_s`, by a margin."""
+    """A worker that has been silent for this long counts as dead. Keep it above `lease_s`, by a margin."""
     move_limit_s: Seconds = 20.0
-    """A move is given up after this long, be its state ever so small; a larger one is given longer, by its
-    size and the pace of the way..."""
+    """Minimum time allowed for a migration. Large states get more: four times the estimated copy time is
+    added."""
     move_limit_most_s: Seconds = 3_600.0
-    """...but no longer than this. A peer that is dead or stands still is noticed within seconds anyway."""
+    """Maximum time allowed for a migration. A peer that is dead or hangs is noticed within seconds anyway."""
 
 
 class SettingsError(Exception):
-    """Settings that a service does not start with. `reasons`: one for each, beginning with its variable."""
+    """The settings are invalid, and the service does not start. A retry with the same settings fails again.
+
+    `reasons` has one sentence per invalid setting. Each sentence begins with the setting's variable.
+    """
 
     def __init__(self, reasons: tuple[str, ...]) -> None:
         super().__init__("; ".join(reasons))
@@ -61,11 +64,11 @@ class SettingsError(Exception):
 
     @classmethod
     def of(cls, error: ValidationError) -> SettingsError:
-        """The same without the values, which may be secret."""
+        """Convert a `ValidationError`, leaving out the values, which may be secret."""
         return cls(tuple(_reason(one["loc"], one["msg"]) for one in error.errors(include_input=False)))
 
 
 def _reason(where: tuple[int | str, ...], message: str) -> str:
     message = message.removeprefix("Value error, ")
-    # What concerns several settings names them itself.
+    # A message about several settings has no location and names the settings itself.
     return f"{PREFIX}{str(where[0]).upper()}: {message}" if where else message

@@ -1,8 +1,8 @@
-"""Which connections a server keeps: limits in all and per address, and which one makes room. No I/O.
+"""Decides which connections a server keeps: limits in total and per address, and which one to evict. No I/O.
 
-A connection *waits* until its request is complete and is *served* from then on. Connections that wait cost
-their peer nothing, so a full server closes the one that has waited longest to admit a new one. A connection
-that is served is never closed for another.
+A connection *waits* until its request is complete, and is *served* from then on. A waiting connection costs
+its peer nothing. A full server therefore evicts the connection that has waited longest to admit a new one. A
+served connection is never evicted.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pathlib import Path
 Network = IPv4Network | IPv6Network
 
 IPV6_PREFIX_BITS = 64
-"""IPv6 hosts usually own a whole /64, so its addresses count as one."""
+"""The addresses of one IPv6 network of this prefix count as one: a host usually owns a whole /64."""
 
 
 class ConnectionRefusal(StrEnum):
     """Why a connection is not admitted."""
 
     TOTAL = "total"
-    """The server has as many connections as it may have, and serves all of them."""
+    """The server is at its limit, and serves all of its connections."""
     ADDRESS = "address"
-    """The peer's address has as many connections as one address may have."""
+    """The peer's address is at the limit of one address."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class ConnectionLimits:
 
     total: int
     per_address: int | None = None
-    """Connections of one address; None: no limit of their own."""
+    """Maximum of connections per address. None: no limit per address."""
     exempt: tuple[Network, ...] = ()
-    """Addresses without a limit of their own: they still count in `total`."""
+    """Networks whose addresses have no limit per address. Their connections still count in `total`."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Admission:
     """The answer to a new connection: either `key` or `refusal` is set."""
 
     key: int | None = None
-    """Names the connection in the other calls."""
+    """Identifies the connection in the other calls."""
     evicted: int | None = None
-    """A connection that has to be closed now to make room."""
+    """The connection to close now to make room."""
     refusal: ConnectionRefusal | None = None
 
 
@@ -58,18 +58,18 @@ class ConnectionTable:
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self._groups: dict[int, str] = {}
-        """Admitted and not closed: key → group of the address."""
+        """Connections that are admitted and not closed: key → group of the address."""
         self._waiting: OrderedDict[int, None] = OrderedDict()
         self._evicted: set[int] = set()
         self._per_group: Counter[str] = Counter()
         self._newest = 0
 
     def __len__(self) -> int:
-        """Connections that are open, those that are being closed for others aside."""
+        """Number of open connections, without the evicted ones that are being closed."""
         return len(self._groups) - len(self._evicted)
 
     def admit(self, address: str) -> Admission:
-        """Decide about a new connection from `address`. An admitted one waits."""
+        """Decide about a new connection from `address`. An admitted connection waits."""
         group, exempt = self._group(address)
         per_address = self._limits.per_address
         if per_address is not None and not exempt and self._per_group[group] >= per_address:
@@ -87,17 +87,17 @@ class ConnectionTable:
         return Admission(key=self._newest, evicted=evicted)
 
     def serve(self, key: int) -> None:
-        """The connection's request is complete."""
+        """Mark the connection as served: its request is complete."""
         self._waiting.pop(key, None)
 
     def wait(self, key: int) -> None:
-        """The connection was answered: it waits for its next request."""
+        """Mark the connection as waiting for its next request: it was answered."""
         if key in self._groups and key not in self._evicted:
             self._waiting[key] = None
             self._waiting.move_to_end(key)
 
     def close(self, key: int) -> None:
-        """The connection is closed, for whatever reason. A repeat does nothing."""
+        """Forget the connection: it is closed. A second call does nothing."""
         group = self._groups.pop(key, None)
         if group is None:
             return
@@ -108,7 +108,7 @@ class ConnectionTable:
             del self._per_group[group]
 
     def _group(self, address: str) -> tuple[str, bool]:
-        """What `address` is counted under, and whether that has no limit of its own."""
+        """Return the group that `address` counts in, and whether the address is exempt."""
         try:
             parsed = ip_address(address.partition("%")[0])
         except ValueError:
@@ -122,7 +122,7 @@ class ConnectionTable:
 
 
 def contains(networks: Sequence[Network], address: str) -> bool:
-    """Whether `address` lies in one of `networks`. What is no address lies in none."""
+    """Whether `address` lies in one of `networks`. False if `address` is not an IP address."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -131,7 +131,7 @@ def contains(networks: Sequence[Network], address: str) -> bool:
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process open as many descriptors as the system allows it."""
+    """Raise this process's limit of open descriptors to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -141,7 +141,7 @@ def raise_descriptor_limit() -> None:
 
 
 def free_descriptors() -> int:
-    """How many more descriptors this process may open."""
+    """Return how many more descriptors this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return 1 << 20

@@ -1,7 +1,8 @@
-"""Which environment variables a process of the stack is given: an allow-list, never a copy of its parent's.
+"""Which environment variables a process of the stack gets: an allow-list, never a copy of its parent's.
 
-Every process that the same user runs can read an environment, and so can whoever gets hold of the process. A
-child therefore gets a base that says nothing of the stack, and the `TURBOSERVE_` settings that it declares.
+Every process of the same user can read a process's environment, and so can an attacker who controls the
+process. A child therefore gets a base that reveals nothing about the stack, and the `TURBOSERVE_` settings
+that it declares.
 """
 
 from __future__ import annotations
@@ -13,27 +14,27 @@ PREFIX = "TURBOSERVE_"
 SYSTEM = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TZDIR", "TMPDIR"),
     *("LD_*", "GLIBC_TUNABLES", "MALLOC_*", "XDG_*"),
-    # Faults of the clock, for tests: libfaketime reads these.
+    # libfaketime reads these. Tests use it for faults of the clock.
     *("FAKETIME*", "DONT_FAKE_MONOTONIC"),
 )
-"""What any program needs: servers get this and no more. `*` at the end stands for any rest of a name."""
+"""Variables that any program needs. Servers get these only. A trailing `*` matches any rest of a name."""
 SERVICE = (
     *SYSTEM,
     *("VIRTUAL_ENV", "PYTHON*", "COVERAGE_*"),
-    # What traces and metrics are exported with.
+    # The exporters of traces and metrics read these.
     *("OTEL_*", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_*", "REQUESTS_CA_BUNDLE"),
     "OMP_NUM_THREADS",
 )
-"""What any service needs."""
+"""Variables that any service needs."""
 DEVICE = (
     *("OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*", "CC", "CXX"),
     *("TORCH*", "PYTORCH_*", "TRITON_*", "NCCL_*", "GLOO_*", "TP_*", "UCX_*", "NIXL_*"),
     *("CUDA_*", "CUBLAS_*", "CUDNN_*", "NVIDIA_*", "NV_*", "ROCR_*", "HIP_*", "HSA_*"),
     *("HF_HOME", "HF_HUB_*", "HF_DATASETS_OFFLINE", "TRANSFORMERS_*", "AV_*"),
 )
-"""What a worker needs beside: devices, their libraries, and where models lie. No token of a model hub."""
+"""Variables that a worker needs as well: devices, their libraries, model folders. No token of a model hub."""
 CLUSTER = ("RAY_*",)
-"""What the autoscaler needs beside, to reach a Ray cluster."""
+"""Variables that the autoscaler needs as well, to reach a Ray cluster."""
 
 WORKER_SETTINGS = frozenset(
     PREFIX + name.upper()
@@ -49,27 +50,29 @@ WORKER_SETTINGS = frozenset(
         *("video_crf", "video_preset", "chunk_ttl_s"),
     )
 )
-"""Settings that the worker declares and others do not: who starts workers passes these on. The autoscaler
-cannot import the worker, so they stand here; a test compares them with the worker's settings."""
+"""Settings that only the worker declares. A process that starts workers passes them on.
+
+The autoscaler cannot import the worker, so this module lists them. A test compares the list with the worker's
+settings."""
 
 
 def settings_of(fields: Iterable[str]) -> frozenset[str]:
-    """The variables of a settings class's fields: `settings_of(Settings.model_fields)`."""
+    """Return the variables of a settings class's fields: `settings_of(Settings.model_fields)`."""
     return frozenset(PREFIX + name.upper() for name in fields)
 
 
 def child(
     environment: Mapping[str, str], base: Collection[str], settings: Collection[str] = ()
 ) -> dict[str, str]:
-    """Of `environment` what a child gets: variables that `base` names, and the `settings` of its own.
+    """Select from `environment` what a child gets: variables that match `base`, and its own `settings`.
 
-    Names are compared without regard to case, as settings are read.
+    Names are compared case-insensitively, because settings are read that way.
     """
     kept: dict[str, str] = {}
     for name, value in environment.items():
         if name.upper().startswith(PREFIX):
             if name.upper() in settings:
-                # In one spelling, so that what is set for the child in particular replaces it.
+                # Always upper case, so that a value set for this child replaces the inherited one.
                 kept[name.upper()] = value
         elif matches(name, base):
             kept[name] = value
@@ -77,12 +80,12 @@ def child(
 
 
 def listed(names: str) -> tuple[str, ...]:
-    """The names in a setting that separates them by commas."""
+    """Parse a setting with names separated by commas."""
     return tuple(name.strip().upper() for name in names.split(",") if name.strip())
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether one of `patterns` stands for `name`."""
+    """Whether one of `patterns` matches `name`."""
     upper = name.upper()
     return any(
         upper.startswith(pattern[:-1]) if pattern.endswith("*") else upper == pattern for pattern in patterns
@@ -90,7 +93,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def unknown(environment: Iterable[str], known: Collection[str]) -> list[str]:
-    """`TURBOSERVE_` variables that nobody reads: most likely misspelt."""
+    """Return the `TURBOSERVE_` variables that are not in `known`. They are most likely misspelled."""
     return sorted(
         name for name in environment if name.upper().startswith(PREFIX) and name.upper() not in known
     )

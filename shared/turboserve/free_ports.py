@@ -1,4 +1,4 @@
-"""Free TCP ports for servers that are started with a port's number."""
+"""Finds free TCP ports for servers that need a port number at their start."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import random
 import socket
 
 LOWEST, HIGHEST = 20_000, 32_000
-"""Below the range from which the kernel takes ports for outgoing connections. One of those could otherwise
-sit on the port before its server starts, or while the server is being restarted."""
+"""Bounds of the ports to choose from. Both lie below the range that the kernel uses for outgoing connections:
+such a connection could otherwise take the port before its server starts, or during a restart."""
 ATTEMPTS = 1_000
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
     """Whether a server could listen on `port` of `host` (IPv4) now.
 
-    The remains of a closed connection (TIME_WAIT) do not count.
+    A closed connection in state TIME_WAIT does not block the port.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -30,9 +30,10 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def any_free(host: str = "127.0.0.1") -> int:
-    """A random free port between `LOWEST` and `HIGHEST`, so that another process hardly finds the same one.
+    """Return a random free port between `LOWEST` and `HIGHEST`.
 
-    Raises OSError (EADDRINUSE) if none is found.
+    The choice is random, so that two processes rarely choose the same port. Raises OSError (EADDRINUSE) if no
+    free port is found.
     """
     generator = random.SystemRandom()
     for _ in range(ATTEMPTS):

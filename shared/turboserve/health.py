@@ -11,25 +11,25 @@ from turboserve import telemetry
 from turboserve.connections import ConnectionLimits, ConnectionTable
 
 Check = Callable[[], dict[str, bool]]
-"""Named conditions; the service is ready when all hold."""
+"""Returns named conditions. The service is ready when all of them hold."""
 
 CONNECTIONS = 16
-"""Open at most. A new one takes the place of the one that has waited longest, so that probes get through."""
+"""Maximum of open connections. A new one replaces the one that has waited longest, so that probes succeed."""
 BACKLOG = 8
-"""Of connections that are accepted at once, before the limit is looked at."""
+"""Maximum of connections that the event loop accepts at once, before the limit applies."""
 HEADER_BYTES = 8_192
-"""Of a request; more is answered 431."""
+"""Maximum size of a request's headers, bytes. The answer to a larger request is 431."""
 HEADER_S = 5.0
-"""A request that is not complete by then is closed."""
+"""Time for a request to be complete, seconds. Afterwards its connection is closed."""
 ANSWER_S = 5.0
-"""An answer that its client has not taken by then is cut off."""
+"""Time for a client to read its answer, seconds. Afterwards its connection is closed."""
 
 Answer = tuple[str, str, bytes]
 """Status, media type, body."""
 
 
 class HealthServer:
-    """Serves on `host:port` until closed."""
+    """Serves /healthz, /readyz and /metrics on `host:port` from `start` to `stop`."""
 
     def __init__(
         self,
@@ -39,9 +39,10 @@ class HealthServer:
         role: Callable[[], str | None] = lambda: None,
         warnings: Callable[[], dict[str, str]] = dict,
     ) -> None:
-        """`role` is added to the status of a service of which one instance differs from the others.
+        """Create the server. `start` opens its port.
 
-        `warnings` are what an operator should know of a service that can still be used, by name.
+        `role` returns this instance's role, which /readyz adds to the status; None: no role. `warnings`
+        returns what an operator should know about a service that still works, by name.
         """
         self._host, self._port, self._check, self._role = host, port, check, role
         self._warnings = warnings
@@ -51,7 +52,7 @@ class HealthServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which the server listens."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -75,11 +76,11 @@ class HealthServer:
             return
 
         def closed(task: asyncio.Task[None]) -> None:
-            writer.transport.abort()  # What was not taken in time would keep it open.
+            writer.transport.abort()  # Data that the client has not read would keep the connection open.
             self._open.pop(key, None)
             self._table.close(key)
             if not task.cancelled():
-                task.exception()  # A client's mistake is no event of this service.
+                task.exception()  # Drop it: an error of a client is not logged.
 
         task = asyncio.create_task(self._answer(key, reader, writer))
         self._open[key] = task

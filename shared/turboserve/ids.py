@@ -1,4 +1,4 @@
-"""Ids and random tokens, from the current context's randomness source. Made in shells, never in cores."""
+"""Ids and random tokens, from the current context's randomness source. Only shells make them, never cores."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 class RandomnessSource(Protocol):
-    """What ids and tokens are made of."""
+    """Supplies the time and the random bits of ids and tokens."""
 
     def milliseconds(self) -> int:
-        """Wall-clock time, which orders ids by their creation."""
+        """Wall-clock time in milliseconds. Ids sort by it, so they sort by creation."""
 
     def randbits(self, bits: int) -> int:
         """An integer of `bits` random bits."""
@@ -34,22 +34,25 @@ _source: ContextVar[RandomnessSource] = ContextVar("randomness", default=SystemR
 
 
 def use_source(source: RandomnessSource) -> None:
-    """Draw from `source` in the current context and in the tasks that are created in it."""
+    """Use `source` in the current context and in the tasks created from it."""
     _source.set(source)
 
 
 def new_id(prefix: str) -> str:
-    """`prefix_` and 26 characters: 48 bits of milliseconds, then 80 random bits, in order of creation."""
+    """Return `prefix_` and 26 characters: 48 bits of milliseconds, then 80 random bits.
+
+    Ids sort by their creation.
+    """
     source = _source.get()
     number = (source.milliseconds() << 80) | source.randbits(80)
     return f"{prefix}_" + "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
 
 
 def random_bits(bits: int) -> int:
-    """An integer of `bits` random bits, for seeds."""
+    """Return an integer of `bits` random bits, for seeds."""
     return _source.get().randbits(bits)
 
 
 def random_token(size: int) -> str:
-    """`size` random bytes as hexadecimal digits, for keys."""
+    """Return `size` random bytes as hexadecimal digits, for keys."""
     return f"{_source.get().randbits(8 * size):0{2 * size}x}"

@@ -1,8 +1,9 @@
-"""The lifeline: a pipe whose writing end only the supervisor holds, so that its death ends every process.
+"""The lifeline: a pipe that ends every process of a stack when the supervisor dies.
 
-The supervisor hands the reading end down in `TURBOSERVE_LIFELINE_FD`; whoever starts further processes (the
-autoscaler starts workers) passes that descriptor on: see `pass_fds`. A reader sees end-of-file once the
-supervisor is gone, however it went. Nothing is ever written.
+Only the supervisor holds the writing end, and nothing is ever written. A reader sees end-of-file once the
+supervisor has ended, for whatever reason. `TURBOSERVE_LIFELINE_FD` names the descriptor of the reading end. A
+process that starts further processes passes that descriptor on, as the autoscaler does to workers: see
+`pass_fds`.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ import threading
 FD_VARIABLE = "TURBOSERVE_LIFELINE_FD"
 PARENT_VARIABLE = "TURBOSERVE_LIFELINE_PARENT"
 EXIT_STATUS = 70
-"""Status of a process that ended because its supervisor died."""
+"""Exit status of a process that ended because its supervisor died."""
 
 _PR_SET_PDEATHSIG = 1
 _watching = threading.Lock()
 
 
 def watch() -> bool:
-    """End this process at once when the supervisor dies; call it first thing in `main`.
+    """End this process at once when the supervisor dies. Call this function first in `main`.
 
     Returns whether there is a supervisor. A direct child of the supervisor also asks the kernel to kill it on
-    the supervisor's death, which works even while no Python thread can run. Grandchildren do not: a worker
-    outlives the autoscaler that started it. Calling it again changes nothing.
+    the supervisor's death, which works even while no Python thread can run. A grandchild does not ask: its
+    parent is another process, and a worker outlives the autoscaler that started it. A second call changes
+    nothing.
     """
     fd = descriptor()
     if fd is None:
@@ -40,13 +42,13 @@ def watch() -> bool:
 
 
 def descriptor() -> int | None:
-    """The reading end handed down, or None when no supervisor started this process."""
+    """Return the descriptor of the reading end, or None if no supervisor started this process."""
     value = os.environ.get(FD_VARIABLE, "")
     return int(value) if value.isdigit() else None
 
 
 def pass_fds() -> tuple[int, ...]:
-    """What to give as `pass_fds` when starting a process that must not outlive the supervisor."""
+    """Return the argument `pass_fds` for starting a process that must not outlive the supervisor."""
     fd = descriptor()
     return () if fd is None else (fd,)
 
@@ -56,7 +58,7 @@ def _wait_for_end(fd: int) -> None:
         while os.read(fd, 1):
             pass
     except OSError:
-        # A descriptor that was not passed on cannot tell us anything: better to go on than to die of it.
+        # The descriptor was not passed on, so it says nothing about the supervisor: keep running.
         return
-    # Not a clean exit: the servers go down with the supervisor, so there is nobody left to say goodbye to.
+    # No clean exit: the servers end with the supervisor, so no connection is left to close.
     os._exit(EXIT_STATUS)

@@ -1,4 +1,4 @@
-"""Structured logs: one line an event, with the service's name; JSON on request."""
+"""Structured logs: one line per event, with the service's name, as text or JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turboserve.config import Settings
 
 
 def setup(service: str, settings: Settings) -> None:
-    """Send structlog and the standard library's logging through one formatter to stderr."""
+    """Write the records of structlog and of the standard library's logging to stderr, in one format."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -44,7 +44,7 @@ def setup(service: str, settings: Settings) -> None:
 
 
 def get(name: str) -> Any:
-    """A logger: `log.info("event name", key=value)`."""
+    """Return a logger: `log.info("event name", key=value)`."""
     return structlog.get_logger(name)
 
 
@@ -61,7 +61,7 @@ def _foreign_extras(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 
 def _plain(_logger: Any, _method: str, event: EventDict) -> str:
-    """Time, level, event, then key=value; the supervisor puts the service's name in front."""
+    """Render time, level and event, then key=value pairs. The supervisor prefixes the service's name."""
     event = dict(event)
     event.pop("service", None)
     event.pop("logger", None)

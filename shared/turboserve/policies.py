@@ -1,4 +1,4 @@
-"""Policies by name: a service's own, and those that other distributions install.
+"""Policies by name: the built-in ones of a service, and those that other distributions install.
 
 A distribution offers a policy under the entry-point group `turboserve.policies`, as `KIND.NAME`:
 
@@ -21,8 +21,10 @@ P = TypeVar("P")
 
 
 class UnknownPolicyError(ValueError):
-    """No installed distribution offers a policy of this kind and name. Installing one helps, retrying does
-    not."""
+    """No installed distribution offers a policy of this kind and name.
+
+    A retry fails again unless such a distribution is installed.
+    """
 
     def __init__(self, kind: str, name: str, installed: tuple[str, ...]) -> None:
         super().__init__(f"no {kind} policy {name!r} is installed; installed: {', '.join(installed)}")
@@ -35,13 +37,13 @@ class Policies(Generic[P]):
     """The policies of one kind."""
 
     def __init__(self, kind: str, built_in: Mapping[str, Callable[[], P]]) -> None:
-        """`built_in`: the service's own. An installed policy never replaces one of these."""
+        """`built_in` has the service's own policies. An installed policy never replaces one of them."""
         self.kind = kind
         self._built_in = dict(built_in)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that are installed: built-in policies first, then the others in order."""
+        """Names of all policies: the built-in ones first, then the installed ones, sorted."""
         return (*self._built_in, *sorted(self._installed().keys() - self._built_in.keys()))
 
     def check(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Running a service: logs, telemetry, health, broker, signals, supervised tasks, orderly stop."""
+"""Run a service: logs, telemetry, health, broker, signals, supervised tasks, orderly stop."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from turboserve.tasks import stop
 log = logs.get("service")
 
 EXIT_SETTINGS = 78
-"""Status of a process that refuses its settings (EX_CONFIG of sysexits.h): starting it again is no use."""
+"""Exit status of a process that refuses its settings (EX_CONFIG of sysexits.h). A restart does not help."""
 
 _S = TypeVar("_S", bound=Settings)
 
 
 class Runtime:
-    """What a service is given: its bus, the clock, a place for tasks, and how to say that it is ready."""
+    """What a service runs with: settings, bus, clock, background tasks, and checks of readiness."""
 
     def __init__(self, name: str, settings: Settings, bus: Bus, clock: Clock | None = None) -> None:
-        """`clock`: the machine's own if there is none."""
+        """`clock` defaults to the machine's own."""
         self.name = name
         self.settings = settings
         self.bus = bus
         self.clock: Clock = SystemClock() if clock is None else clock
         self.role: Callable[[], str | None] = lambda: None
-        """What this instance is among several of its service, for /readyz; None: one like the others."""
+        """Returns this instance's role among several of its service, for /readyz. None: no special role."""
         self.stopping = asyncio.Event()
         self._checks: dict[str, Callable[[], bool]] = {"broker": lambda: bus.connected}
         self._warnings: dict[str, Callable[[], str | None]] = {}
@@ -52,7 +52,10 @@ class Runtime:
         self._started = False
 
     async def watch_streams(self) -> None:
-        """Be ready only while the streams that this service uses take appends: `log_chunks`, `log_events`."""
+        """Make readiness depend on the streams that this service uses: each must take appends.
+
+        The checks are `log_chunks` and `log_events`. The warning `log_space` names a shortage of space.
+        """
         streams = [log.stream for log in canaries_of(self.name)]
         monotonic = self.clock.monotonic
         monitor = CanaryMonitor(streams, self.settings.canary_timeout_s, monotonic())
@@ -70,14 +73,17 @@ class Runtime:
         return {"started": self._started, **{name: bool(test()) for name, test in self._checks.items()}}
 
     def warn(self, name: str, reason: Callable[[], str | None]) -> None:
-        """Add a warning of /readyz: what `reason` returns while the service can be used all the same."""
+        """Add a warning to /readyz. `reason` returns its text, or None. Warnings do not affect readiness."""
         self._warnings[name] = reason
 
     def warnings(self) -> dict[str, str]:
         return {name: reason for name, ask in self._warnings.items() if (reason := ask()) is not None}
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Run `work` until the service stops. If it raises, the process ends and is started again."""
+        """Run `work` until the service stops.
+
+        If `work` raises, the process exits with status 1, and its supervisor restarts it.
+        """
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
 
@@ -92,7 +98,7 @@ class Runtime:
         return task
 
     def on_stop(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Call `close` when the service stops; the last one added is called first."""
+        """Call `close` when the service stops, in reverse order of the calls to `on_stop`."""
         self._closers.append(close)
 
 
@@ -105,15 +111,15 @@ def _space(monitor: CanaryMonitor) -> str | None:
 
 
 async def run_service(runtime: Runtime, start: Callable[[Runtime], Awaitable[None]]) -> int:
-    """Run a service from its start until `runtime.stopping`, and close its bus.
+    """Run a service from its start until `runtime.stopping` is set, then close its bus.
 
-    Returns the exit status: 1 if a task of the service failed. Raises what `start` raises.
+    Returns the exit status: 1 if a task of the service failed, else 0. Raises what `start` raises.
     """
     bus = runtime.bus
     try:
         await runtime.watch_streams()
         await start(runtime)
-        # Ready means that requests arrive: the broker has seen every subscription.
+        # A ready service receives requests, so the broker must have every subscription first.
         with suppress(nats.errors.Error):
             await bus.flush()
         runtime._started = True
@@ -134,7 +140,7 @@ async def run_service(runtime: Runtime, start: Callable[[Runtime], Awaitable[Non
 
 
 async def _serve(name: str, settings: Settings, start: Callable[[Runtime], Awaitable[None]]) -> int:
-    """`run_service` as a process of its own: connected to the broker, with signals and a health server."""
+    """Run the service in this process: connect to the broker, handle signals, serve health checks."""
     runtime = Runtime(name, settings, await Bus.connect(name, settings))
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGINT):
@@ -160,14 +166,14 @@ async def _until_closed(bus: Bus) -> None:
 
 
 def load(name: str, kind: type[_S]) -> _S:
-    """The settings of service `name` from its environment.
+    """Read the settings of service `name` from the environment.
 
-    If one is refused, the log says which and why, and the process ends with EXIT_SETTINGS.
+    If a setting is invalid, log which one and why, and end the process with EXIT_SETTINGS.
     """
     try:
         return kind()
     except ValidationError as error:
-        # With defaults: what logs look like may be among what was refused.
+        # Log with default settings, since the log settings may be the invalid ones.
         json = os.environ.get("TURBOSERVE_LOG_FORMAT") == "json"
         logs.setup(name, Settings.model_construct(log_format="json" if json else "text"))
         for reason in SettingsError.of(error).reasons:
@@ -176,7 +182,10 @@ def load(name: str, kind: type[_S]) -> _S:
 
 
 def run(name: str, settings: Settings, start: Callable[[Runtime], Awaitable[None]]) -> None:
-    """The body of every service's `__main__`: runs until a signal, then exits 0; after a failure, 1."""
+    """Run a service until a signal, then exit with status 0, or with 1 after a failure.
+
+    This is the body of every service's `__main__`.
+    """
     logs.setup(name, settings)
     telemetry.setup(name, settings)
     lifeline.watch()

@@ -1,6 +1,6 @@
-"""Every NATS subject in one table: who sends, who reads, what travels.
+"""The table of all NATS subjects: their senders, readers and messages.
 
-`turboserve.broker_accounts` derives the broker's accounts and permissions from it.
+`turboserve.broker_accounts` derives the broker's accounts and permissions from this table.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from turboserve.contracts.base import Contract
 
 SERVICES = ("gateway", "scheduler", "autoscaler", "worker", "state-store")
 ADMIN = "admin"
-"""The broker user of tests and tools, which may do everything that services may."""
+"""The broker user of tests and tools. It may do everything that services may do."""
 
 CHUNKS = "CHUNKS"
-"""Stream of `own.<session>` and `chunk.<session>.<identity>`: the fence and the chunk log share one order."""
+"""Stream of `own.<session>` and `chunk.<session>.<identity>`. The fence needs both in one order."""
 EVENTS = "EVENTS"
-"""Stream of session and worker events."""
+"""Stream of session events and worker events."""
 
 Req = TypeVar("Req", bound=Contract)
 Resp = TypeVar("Resp", bound=Contract)
@@ -26,27 +26,27 @@ Msg = TypeVar("Msg", bound=Contract)
 
 
 def identity_of(worker: str) -> str:
-    """The broker identity that a worker's id belongs to: what stands before its first `_`."""
+    """Return the broker identity of a worker's id: the part before the first `_`."""
     return worker.partition("_")[0]
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sent a request: the broker lets each user name only itself in the request's subject."""
+    """The sender of a request. The broker lets each user name only itself in the request's subject."""
 
     role: str
     """A service's name, or `ADMIN`."""
     id: str | None = None
-    """Which one of that role, where each has a broker user of its own: for workers, the identity."""
+    """Identity of a worker with its own broker user. None: the role has one user."""
 
     @property
     def token(self) -> str:
-        """How it stands in subjects: `gateway`, or `worker.wk1`."""
+        """The caller's part of a subject: `gateway`, or `worker.wk1`."""
         return self.role if self.id is None else f"{self.role}.{self.id}"
 
     @classmethod
     def from_token(cls, token: str) -> Caller:
-        """Raises ValueError for anything that `token` never returns."""
+        """Parse a caller's token. Raises ValueError for anything that `token` never returns."""
         role, *rest = token.split(".")
         if not role or len(rest) > 1 or "" in rest:
             raise ValueError(f"caller: {token!r} is not ROLE or ROLE.ID")
@@ -57,7 +57,7 @@ class Caller:
 class Endpoint(Generic[Req, Resp]):
     """Request and reply with a deadline. One of the server's instances answers (queue group).
 
-    A request travels on `SUBJECT.from.CALLER`.
+    The subject of a request is `SUBJECT.from.CALLER`.
     """
 
     subject: str
@@ -67,16 +67,16 @@ class Endpoint(Generic[Req, Resp]):
     callers: tuple[str, ...]
 
     def request_subject(self, caller: str) -> str:
-        """Where the caller with this token sends its requests."""
+        """Return the subject to which the caller with this token sends requests."""
         return f"{self.subject}.from.{caller}"
 
     @property
     def every(self) -> str:
-        """The requests of all callers."""
+        """Pattern of the requests of all callers."""
         return f"{self.subject}.from.>"
 
     def caller_of(self, subject: str) -> Caller:
-        """Who sent a request that arrived on `subject`; raises ValueError if it names no caller."""
+        """Return the sender of a request that arrived on `subject`. Raises ValueError if there is none."""
         prefix, _, token = subject.partition(".from.")
         if prefix != self.subject:
             raise ValueError(f"subject: {subject!r} is no request to {self.subject}")
@@ -85,9 +85,9 @@ class Endpoint(Generic[Req, Resp]):
 
 @dataclass(frozen=True)
 class Topic(Generic[Msg]):
-    """Plain publish and subscribe, at most once: only for what is repeated or repaired by other means.
+    """Publish and subscribe with at-most-once delivery, only for messages whose loss is repaired otherwise.
 
-    `pattern` has one `{id}`: the session or worker it is about.
+    `pattern` has one `{id}`: the session or worker that a message is about.
     """
 
     pattern: str
@@ -95,15 +95,15 @@ class Topic(Generic[Msg]):
     senders: tuple[str, ...]
     readers: tuple[str, ...]
     by_worker: bool = False
-    """Whether `{id}` is a worker. It stands as `IDENTITY.WORKER`, so that the broker tells workers apart."""
+    """Whether `{id}` is a worker, as `IDENTITY.WORKER`. The identity lets permissions tell workers apart."""
     author: str | None = None
-    """Field of the message that names the worker who sent it. It has to be the one in the subject."""
+    """Field of the message that names the sending worker. It must be the worker in the subject."""
 
     def of(self, token: str) -> str:
         return self.pattern.format(id=f"{identity_of(token)}.{token}" if self.by_worker else token)
 
     def of_identity(self, identity: str | None) -> str:
-        """What the workers of this identity send or read of it; None: all."""
+        """Pattern of what the workers of this identity send or read. None: all subjects of the topic."""
         return self.pattern.format(id=f"{identity or '*'}.*" if self.by_worker else "*")
 
     @property
@@ -113,9 +113,10 @@ class Topic(Generic[Msg]):
 
 @dataclass(frozen=True)
 class Log:
-    """Subjects in a stream, per session or worker; accepted messages are republished on `live`.
+    """Subjects in a stream, one per session or worker. The broker republishes accepted messages.
 
-    A canary's pattern has no `{id}`: it is one subject.
+    `live_pattern` has the subjects of republished messages. A canary's pattern has no `{id}`: it is one
+    subject.
     """
 
     stream: str
@@ -123,30 +124,30 @@ class Log:
     live_pattern: str | None
     writers: tuple[str, ...]
     readers: tuple[str, ...]
-    """Services that hear accepted messages as they come."""
+    """Services that receive republished messages."""
     history_readers: tuple[str, ...] = ()
     """Services that read stored messages."""
     by_identity: bool = False
-    """Whether the writer's identity follows `{id}`, so that the broker tells workers apart."""
+    """Whether the writer's identity follows `{id}`. The identity lets permissions tell workers apart."""
 
     def of(self, token: str) -> str:
-        """Where entries about `token` are: one subject, or the pattern of those of all identities."""
+        """Return the subject of entries about `token`, or the pattern that covers all identities."""
         return self._with_identity(self.pattern, token, "*")
 
     def by(self, token: str, worker: str) -> str:
-        """Where `worker` appends entries about `token`."""
+        """Return the subject to which `worker` appends entries about `token`."""
         return self._with_identity(self.pattern, token, identity_of(worker))
 
     def of_identity(self, identity: str | None) -> str:
-        """What the workers of this identity append; None: all entries."""
+        """Return the pattern of what the workers of this identity append. None: of all entries."""
         return self._with_identity(self.pattern, "*", identity or "*")
 
     def token(self, subject: str) -> str:
-        """Of a subject of this log: the session or worker that it is about."""
+        """Return the session or worker that a subject of this log is about."""
         return subject.removeprefix(self.pattern.format(id="")).partition(".")[0]
 
     def identity(self, subject: str) -> str | None:
-        """Of a subject of this log: the identity that appended; None if the subject names none."""
+        """Return the identity in a subject of this log, or None if the subject names no identity."""
         return subject.removeprefix(self.pattern.format(id="")).partition(".")[2] or None
 
     def live(self, token: str) -> str:
@@ -158,7 +159,7 @@ class Log:
         return self.of_identity(None)
 
     def takes(self, subject: str) -> bool:
-        """Whether messages on `subject` are this log's, those of earlier versions included."""
+        """Whether messages on `subject` belong to this log. Subjects of earlier versions do, too."""
         kind, *rest = subject.split(".")
         return kind == self.pattern.partition(".")[0] and 1 <= len(rest) <= 1 + self.by_identity
 
@@ -177,10 +178,10 @@ CHUNK = Log(
     by_identity=True,
 )
 CHUNK_UNNAMED = Log(CHUNKS, "chunk.{id}", None, (), ())
-"""Where workers of earlier versions appended, all on one subject. The stream has such entries until they
-expire, and takes no others."""
+"""Subject of chunks from earlier versions, whose workers all appended to one subject. The stream keeps such
+entries until they expire, and takes no new ones."""
 ANY_CHUNK = "chunk.>"
-"""Entries of both."""
+"""Pattern of the entries of `CHUNK` and `CHUNK_UNNAMED`."""
 EVENT = Log(
     EVENTS,
     "event.{id}",
@@ -200,7 +201,7 @@ WORKER_EVENT = Log(
 CANARY_CHUNKS = Log(
     CHUNKS, "canary.CHUNKS", "live.canary.CHUNKS", ("state-store",), ("gateway", "worker", "state-store")
 )
-"""Appended again and again: whoever hears it knows that the stream takes what is appended."""
+"""Appended repeatedly. A service that receives it knows that the stream takes appends."""
 CANARY_EVENTS = Log(
     EVENTS,
     "canary.EVENTS",
@@ -208,7 +209,7 @@ CANARY_EVENTS = Log(
     ("state-store",),
     ("gateway", "scheduler", "autoscaler", "state-store"),
 )
-"""As `CANARY_CHUNKS`, for the other stream."""
+"""As `CANARY_CHUNKS`, for the stream EVENTS."""
 CANARIES = (CANARY_CHUNKS, CANARY_EVENTS)
 LOGS = (OWN, CHUNK, EVENT, WORKER_EVENT, *CANARIES)
 
@@ -337,5 +338,5 @@ ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = (  # type: ignore[assignme
 
 
 def inbox_prefix(user: str) -> str:
-    """Where replies to this broker user arrive; no other user may listen there."""
+    """Return the prefix of reply subjects of this broker user. No other user may subscribe to them."""
     return f"_INBOX_{user.replace('-', '_').replace('.', '_')}"

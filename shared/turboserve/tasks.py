@@ -1,4 +1,4 @@
-"""Ending tasks for certain."""
+"""Reliable cancellation of asyncio tasks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ CANCEL_AGAIN_S = 2.0
 
 
 async def stop(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel `tasks` and wait until they are over; what they raise is dropped.
+    """Cancel `tasks` and wait until all have ended. Exceptions that they raise are dropped.
 
-    Asked for again and again: before Python 3.12 `wait_for`, which libraries use, can swallow a cancellation.
+    The cancellation is repeated every CANCEL_AGAIN_S seconds: libraries use `wait_for`, which can swallow a
+    cancellation before Python 3.12.
     """
     while running := [task for task in tasks if not task.done()]:
         for task in running:

@@ -24,18 +24,18 @@ from turboserve.config import Settings
 Source = TypeVar("Source")
 
 _sends_spans = False
-"""Whether there is somewhere to send them. If not, none are made: making one takes as long as a request."""
+"""Whether spans are exported. If not, no span is created: creating one takes as long as a request."""
 _NO_SPAN = nullcontext(trace.INVALID_SPAN)
 _EMPTY = Context()
 
 
 def setup(service: str, settings: Settings) -> None:
-    """Install the providers; called once at the start of a process."""
+    """Install the providers of traces and metrics. Call it once, at the start of a process."""
     global _sends_spans
     resource = Resource.create({"service.name": f"turboserve-{service}", "process.pid": os.getpid()})
     readers: list[MetricReader] = [PrometheusMetricReader()]
     if settings.otlp_endpoint:
-        # Imported here: the exporter pulls in an HTTP client that a stack without a collector does not need.
+        # Imported here: the exporter imports an HTTP client that a stack without a collector does not need.
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
@@ -53,9 +53,9 @@ def meter(name: str) -> metrics.Meter:
 
 
 class Gauge(Generic[Source]):
-    """A gauge that is read when metrics are asked for: one value of each source that still exists.
+    """A gauge that is read at every export of metrics: one value per source that still exists.
 
-    Instruments live as long as the process, so a gauge does not keep its sources alive.
+    A gauge holds weak references to its sources, because an instrument lives as long as the process.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Gauge(Generic[Source]):
         description: str = "",
         unit: str = "",
     ) -> None:
-        """`read`: the value of one source; None while it has none."""
+        """`read` returns the value of one source, or None while the source has no value."""
         self._read = read
         self._sources: weakref.WeakSet[Source] = weakref.WeakSet()
         meter.create_observable_gauge(name, callbacks=[self._observe], unit=unit, description=description)
 
     def add(self, source: Source) -> None:
-        """Export this source's value from now on."""
+        """Export the value of `source` from now on."""
         self._sources.add(source)
 
     def _observe(self, _options: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
@@ -81,7 +81,7 @@ class Gauge(Generic[Source]):
 
 
 class Tracer:
-    """OpenTelemetry's tracer, while spans are sent anywhere; else every span is the invalid one."""
+    """OpenTelemetry's tracer if spans are exported. Otherwise every span is the invalid span."""
 
     def __init__(self, name: str) -> None:
         self._tracer = trace.get_tracer(f"turboserve.{name}")
@@ -100,7 +100,7 @@ def tracer(name: str) -> Tracer:
 
 
 def prometheus_text() -> bytes:
-    """All metrics of this process in Prometheus' text format."""
+    """Return all metrics of this process in Prometheus' text format."""
     return generate_latest()
 
 
@@ -112,5 +112,5 @@ def inject_context(headers: dict[str, str]) -> dict[str, str]:
 
 
 def context_of(headers: Mapping[str, str] | None) -> Context:
-    """The trace context that message headers carry."""
+    """Read the trace context from message headers."""
     return extract(dict(headers or {})) if _sends_spans else _EMPTY

@@ -1,4 +1,4 @@
-"""A thin bus over nats-py: typed messages, requests with deadlines, logs."""
+"""A thin layer over nats-py: typed messages, requests with deadlines, logs."""
 
 from turboserve.bus.client import Bus
 from turboserve.bus.headers_reader import read_headers

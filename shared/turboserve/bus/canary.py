@@ -1,7 +1,7 @@
-"""Whether the broker takes appends: the state store appends a canary to every stream, and services listen.
+"""Checks whether the broker takes appends: the state store appends canaries, and services receive them.
 
-A broker whose disk is full may stay connected, answer requests and pass its own health check while it takes
-nothing. Only a message that was stored and republished tells that a stream works.
+A broker whose disk is full may stay connected, answer requests and pass its own health check while it stores
+nothing. Only a message that was stored and republished proves that a stream works.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from turboserve.subjects import CANARIES, Log
 
 TICK_S = 0.5
 STALL_S = 2.0
-"""An event loop that did not run for this long may hold messages that arrived long ago."""
+"""After a pause of the event loop that exceeds this, received messages may be old. Seconds."""
 
 
 def canaries_of(service: str) -> tuple[Log, ...]:
-    """The canaries of the streams that `service` writes or reads."""
+    """Return the canaries of the streams that `service` writes or reads."""
     return tuple(log for log in CANARIES if service in (*log.writers, *log.readers))
 
 
 class CanaryMonitor:
-    """When each stream's canary arrived last. Pure: the shell tells it the time (monotonic seconds).
+    """Remembers when each stream's newest canary arrived. Pure: callers pass monotonic seconds.
 
-    A process that was stopped finds old canaries in its socket when it runs again. Until `settled`, a canary
-    therefore counts as having arrived when the process last ran, which is the earliest that it can have been.
+    A process that was stopped finds old canaries in its socket when it continues. Until `settled`, such a
+    canary counts as having arrived when the process last ran, which is the earliest possible time.
     """
 
     def __init__(self, streams: Iterable[str], timeout_s: float, now: float) -> None:
         self.space = SpaceLevel.ENOUGH
-        """What the newest canary said of the room that is left in the log."""
+        """Space left in the log, by the newest canary."""
         self._timeout_s = timeout_s
         self._heard_at: dict[str, float | None] = dict.fromkeys(streams)
         self._ran_at = now
@@ -48,31 +48,31 @@ class CanaryMonitor:
         return tuple(self._heard_at)
 
     def ran(self, now: float) -> bool:
-        """The process runs; returns whether what arrives next may be old, until `settled` is called."""
+        """Note that the process runs. Returns whether messages may be old, until `settled` is called."""
         if now - self._ran_at > STALL_S and self._unsettled_since is None:
             self._unsettled_since = self._ran_at
         self._ran_at = now
         return self._unsettled_since is not None
 
     def settled(self, now: float) -> None:
-        """Everything that had arrived while the process was stopped has been handed over."""
+        """Note that everything that had arrived during a stop was delivered to handlers."""
         if not self._stalled(now):
             self._unsettled_since = None
 
     def arrived(self, stream: str, now: float) -> None:
-        """A canary of `stream` was handed over."""
+        """Note that a canary of `stream` was delivered."""
         self.ran(now)
         at = now if self._unsettled_since is None else self._unsettled_since
         known = self._heard_at[stream]
         self._heard_at[stream] = at if known is None else max(known, at)
 
     def takes(self, stream: str, now: float) -> bool:
-        """Whether a canary of `stream` arrived within the time-out."""
+        """Whether a canary of `stream` arrived within the timeout."""
         at = self._heard_at[stream]
         return at is not None and now - at <= self._timeout_s
 
     def silent_s(self, stream: str, now: float) -> float | None:
-        """Seconds since the newest canary of `stream`; None: there was none yet."""
+        """Return seconds since the newest canary of `stream`. None: no canary yet."""
         at = self._heard_at[stream]
         return None if at is None else max(0.0, now - at)
 
@@ -81,7 +81,7 @@ class CanaryMonitor:
 
 
 async def subscribe_canaries(bus: Bus, monitor: CanaryMonitor, monotonic: Callable[[], float]) -> None:
-    """Tell `monitor` of every canary of its streams."""
+    """Pass every canary of the monitor's streams to `monitor`."""
     for log in CANARIES:
         if log.stream not in monitor.streams:
             continue
@@ -96,15 +96,15 @@ async def subscribe_canaries(bus: Bus, monitor: CanaryMonitor, monotonic: Callab
 
 
 async def watch_canaries(bus: Bus, monitor: CanaryMonitor, monotonic: Callable[[], float]) -> None:
-    """Notice when this process was stopped, and hand over what arrived meanwhile; never returns."""
+    """Detect stops of this process, and wait until messages from then are delivered. Never returns."""
     while True:
         await asyncio.sleep(TICK_S)
         if not monitor.ran(monotonic()):
             continue
         try:
-            # The broker's answer comes behind everything that it had sent before.
+            # The broker's answer arrives after everything that it sent before.
             await bus.flush()
-            # What was read is handed over by other tasks.
+            # Other tasks deliver the messages that were read.
             await asyncio.sleep(0)
         except (TimeoutError, OSError, nats.errors.Error):
             continue

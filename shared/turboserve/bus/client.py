@@ -1,4 +1,4 @@
-"""The connection: publish, subscribe, call, serve."""
+"""A service's connection to the broker: publish, subscribe, call, serve."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from turboserve.telemetry import context_of, inject_context, tracer
 ERROR_HEADER = "Ts-Error"
 META_HEADER = "Ts-Meta"
 OTHER_ACCOUNT = "_R_."
-"""Reply subjects that the broker makes for requests from other accounts: the answer stays in the caller's."""
+"""Prefix of the reply subjects that the broker makes for requests from other accounts."""
 COMPLAIN_S = 5.0
-"""A broker that is away is logged this often."""
+"""Interval of log lines while the broker is unreachable, seconds."""
 
 Req = TypeVar("Req", bound=Contract)
 Resp = TypeVar("Resp", bound=Contract)
@@ -50,32 +50,32 @@ _trace = tracer("bus")
 
 
 class NoServerError(UnavailableError):
-    """Nobody serves this endpoint at the moment: the request was not seen by anyone."""
+    """No instance serves this endpoint at the moment, and none received the request. Retry."""
 
     code = "no_server"
 
 
 class Bus:
-    """One service's connection to the broker. Reconnects for ever; subscriptions survive a reconnect."""
+    """One service's connection to the broker. It reconnects forever, and keeps its subscriptions."""
 
     def __init__(
         self, client: BrokerClient, service: str, settings: Settings, closed: asyncio.Event | None = None
     ) -> None:
         self.client = client
         self.user = broker_user(service, settings)
-        """Who the broker takes this process for; requests say so."""
+        """The broker user of this process. The subject of each request names it."""
         self.closed = closed or asyncio.Event()
-        """Set once the client has given up for good: it does so after some errors that a broker may send."""
+        """Set when the client has closed for good, which some errors of the broker cause."""
         self.service = service
         self.incarnations = StreamIncarnations(self.jetstream)
         self._deadline_s = settings.request_deadline_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._jetstreams: dict[float, JetStreamContext] = {}
-        """By time-out."""
+        """JetStream clients by timeout, seconds."""
 
     @classmethod
     async def connect(cls, service: str, settings: Settings, connect: Connect = nats.connect) -> Bus:
-        """Connect as `service`, waiting for the broker as long as it takes."""
+        """Connect as `service`. Retries until the broker is reachable."""
 
         async def disconnected() -> None:
             log.warning("broker disconnected")
@@ -92,7 +92,7 @@ class Bus:
         complained_at = -COMPLAIN_S
 
         async def failed(error: Exception) -> None:
-            # The client tries again for ever, several times a second.
+            # The client retries forever, several times a second.
             nonlocal complained_at
             if isinstance(error, OSError) and monotonic() >= complained_at + COMPLAIN_S:
                 complained_at = monotonic()
@@ -100,7 +100,7 @@ class Bus:
                     "broker not reachable", url=_without_password(settings.nats_url), error=repr(error)
                 )
             elif "permissions violation" in str(error).lower():
-                # A message that the broker does not take is lost without any other sign.
+                # A message that the broker refuses is lost, and nothing else reports it.
                 log.warning("broker refuses", error=str(error))
             else:
                 log.debug("broker error", error=repr(error))
@@ -135,7 +135,7 @@ class Bus:
 
     @property
     def connection(self) -> int | None:
-        """Number of the connection, None while there is none; rises before anything arrives on a new one."""
+        """Number of the connection; None: not connected. Rises before a new connection receives anything."""
         return int(self.client.stats["reconnects"]) if self.client.is_connected else None
 
     def jetstream(self, timeout_s: float = 2.0) -> JetStreamContext:
@@ -144,16 +144,16 @@ class Bus:
         return self._jetstreams[timeout_s]
 
     async def flush(self) -> None:
-        """Returns once the broker has processed what was sent before, subscriptions included.
+        """Wait until the broker has processed everything sent before, subscriptions included.
 
-        Raises nats' errors when it does not answer.
+        Raises nats-py's errors if the broker does not answer.
         """
-        # Twice, since nats-py sends the first ping ahead of what it has not written yet.
+        # Twice, since nats-py sends the first ping ahead of data that it has not written yet.
         for _ in range(2):
             await self.client.flush()
 
     async def close(self) -> None:
-        """Finish what is being answered, then leave."""
+        """Finish the requests that are being answered, then close the connection."""
         self.incarnations.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=2.0)
@@ -165,7 +165,7 @@ class Bus:
     # Topics
 
     async def publish(self, topic: Topic[Message], token: str, message: Message, data: bytes = b"") -> None:
-        """Send and forget. With `data`, the message travels in a header and `data` is the raw body."""
+        """Send without confirmation. With `data`, a header has the message and `data` is the raw body."""
         headers = inject_context({})
         if data:
             headers[META_HEADER] = message.to_bytes().decode()
@@ -183,9 +183,9 @@ class Bus:
     ) -> Subscription:
         """Call `handler(message, raw body)` for each message on `topic` about `token` (`*`: any), in order.
 
-        What cannot be read, and what the handler raises, is logged and does not end the subscription. A
-        message that names another author than its subject is dropped: the broker lets each worker's user
-        publish subjects of its own identity only.
+        Unreadable messages and exceptions of the handler are logged and do not end the subscription. A
+        message is dropped if its author is not the worker in its subject: the broker lets each worker's user
+        publish only on subjects of its own identity.
         """
 
         async def receive(raw: NatsMsg) -> None:
@@ -208,14 +208,17 @@ class Bus:
     async def call(
         self, endpoint: Endpoint[Req, Resp], request: Req, *, deadline_s: float | None = None
     ) -> Resp:
-        """Ask and wait. Raises the server's typed error, `DeadlineError`, or `NoServerError`."""
+        """Send a request and return the answer.
+
+        Raises the server's typed error, `DeadlineError`, `NoServerError` or `UnavailableError`.
+        """
         reply = await self._request(endpoint, request, deadline_s)
         return endpoint.response.from_bytes(reply.data)
 
     async def call_raw(
         self, endpoint: Endpoint[Req, Resp], request: Req, *, deadline_s: float | None = None
     ) -> tuple[Resp, bytes]:
-        """As `call`, for endpoints whose answer has a raw body beside its message."""
+        """As `call`, for endpoints whose answer has a raw body in addition to its message."""
         reply = await self._request(endpoint, request, deadline_s)
         meta = (reply.headers or {}).get(META_HEADER, "")
         return endpoint.response.from_bytes(meta.encode()), reply.data
@@ -252,9 +255,10 @@ class Bus:
     async def serve(
         self, endpoint: Endpoint[Req, Resp], handler: Callable[[Req, Caller], Awaitable[Resp]]
     ) -> Subscription:
-        """Answer `endpoint` together with this service's other instances; requests run concurrently.
+        """Answer `endpoint`, sharing the requests with this service's other instances.
 
-        The handler gets the request and who sent it, which is one of the endpoint's callers.
+        Requests run concurrently. The handler gets the request and its sender, which is one of the endpoint's
+        callers or the admin.
         """
 
         async def answer(request: Req, caller: Caller) -> tuple[Resp, bytes | None]:
@@ -265,9 +269,10 @@ class Bus:
     async def serve_as_leader(
         self, endpoint: Endpoint[Req, Resp], handler: Callable[[Req, Caller], Awaitable[Resp | None]]
     ) -> Subscription:
-        """Answer `endpoint` where only one instance is entitled to: all hear, and None leaves it to others.
+        """Answer `endpoint` if this instance is the leader.
 
-        With a queue group the broker would give some requests to a former leader that stands still.
+        Every instance receives every request. A handler that returns None leaves the answer to another
+        instance. With a queue group, the broker would give some requests to a former leader that hangs.
         """
 
         async def answer(request: Req, caller: Caller) -> tuple[Resp | None, bytes | None]:
@@ -332,17 +337,17 @@ class Bus:
 
 
 def broker_user(service: str, settings: Settings) -> str:
-    """The broker user that `service` connects as: the settings', or the one in the URL, or its own name."""
+    """Return the broker user of `service`: from the settings, from the URL, or the service's name."""
     if settings.nats_password is not None:
         return settings.nats_user or service
     return urlsplit(settings.nats_url.split(",")[0]).username or service
 
 
 def caller_of(endpoint: Endpoint[Any, Any], raw: NatsMsg) -> Caller:
-    """Who sent a request; raises ForbiddenError unless it is one of the endpoint's callers.
+    """Return the sender of a request. Raises ForbiddenError unless it is one of the endpoint's callers.
 
-    The broker lets each user publish its own requests only. This check holds for a broker that was set up by
-    other rules.
+    The broker already lets each user publish only its own requests. This check protects a service at a broker
+    that is configured differently.
     """
     try:
         caller = endpoint.caller_of(raw.subject)
@@ -354,7 +359,7 @@ def caller_of(endpoint: Endpoint[Any, Any], raw: NatsMsg) -> Caller:
 
 
 def is_reply_subject(endpoint: Endpoint[Any, Any], raw: NatsMsg) -> bool:
-    """Whether the answer to `raw` would go to its caller, and to nothing that anybody else listens to."""
+    """Whether the answer to `raw` goes to its caller, and to no subject that another user may receive."""
     if raw.reply.startswith(OTHER_ACCOUNT):
         return True
     try:

@@ -1,4 +1,4 @@
-"""Reading the headers of a log in order, by a consumer: only the state store may make one."""
+"""Reads the headers of a log in order through a consumer. Only the state store may create consumers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from turboserve.bus.log import Entry
 log = logs.get("bus")
 
 FETCH_S = 5.0
-"""How long the broker keeps a request for messages that are not there yet."""
+"""Time for which the broker holds a request until messages arrive, seconds."""
 ANSWER_S = 1.0
-"""How much longer its answer may take."""
+"""Additional time allowed for the answer, seconds."""
 RETRY_S = 0.5
 INACTIVE_S = 60.0
 
 
 class _GapError(Exception):
-    """Messages were lost on the way to this reader: the log still has them."""
+    """Messages were lost in transit to this reader. The log still has them: read again."""
 
 
 async def read_headers(
@@ -35,9 +35,9 @@ async def read_headers(
 ) -> AsyncGenerator[list[Entry]]:
     """As `read`, without the messages' bodies: direct gets cannot leave them out, and chunks are large.
 
-    Nothing is acknowledged and the broker remembers nothing: a reader that stores the sequence of what it has
-    processed, in the transaction that processed it, goes on from there exactly. Survives broker restarts. A
-    stream that was made anew meanwhile, or is not as long as `after`, is read from its beginning.
+    Nothing is acknowledged, and the broker stores no position. A reader can store the sequence of each
+    message in the transaction that processes the message, and continue exactly from there. Survives broker
+    restarts. A stream that was created again, or that is shorter than `after`, is read from its beginning.
     """
     position = after
     born: datetime.datetime | None = None
@@ -66,7 +66,7 @@ async def _batches(
     bus: Bus, jetstream: JetStreamContext, stream: str, subjects: Sequence[str], after: int, batch: int
 ) -> AsyncGenerator[list[Entry], None]:
     inbox = bus.client.new_inbox()
-    # The part that no other inbox has.
+    # The last token is unique to this inbox.
     name = f"reader_{inbox.rpartition('.')[2]}"
     await jetstream.add_consumer(
         stream,
@@ -84,7 +84,7 @@ async def _batches(
     arrived: asyncio.Queue[NatsMsg] = asyncio.Queue()
     subscription = await bus.client.subscribe(inbox, cb=arrived.put)
     request = json.dumps({"batch": batch, "expires": int(FETCH_S * 1e9)}).encode()
-    # nats-py's own `fetch` makes a task per message and counts its time by another clock than the loop's.
+    # nats-py's own `fetch` creates a task per message, and measures time by another clock than the loop's.
     delivered = asked_for = 0
     try:
         while True:
@@ -102,7 +102,7 @@ async def _batches(
             for message in messages:
                 headers = message.headers or {}
                 if not message.reply:
-                    # A status of the broker. A stored message may have a header `Status` of its own.
+                    # This is a status of the broker. A stored message may have its own header `Status`.
                     ended = True
                     continue
                 sequence = message.metadata.sequence
@@ -119,7 +119,7 @@ async def _batches(
             if gap:
                 raise _GapError
             if ended:
-                # Its time was up, its answer was lost, or a restart of the broker took the consumer away.
+                # The request expired, its answer was lost, or a restart of the broker removed the consumer.
                 info = await jetstream.consumer_info(stream, name)
                 if info.delivered is not None and info.delivered.consumer_seq > delivered and arrived.empty():
                     raise _GapError

@@ -1,4 +1,4 @@
-"""What is known of a session's owners, oldest first, and where each of them appended."""
+"""The known owners of a session, oldest first, and the subjects to which each appended chunks."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ class Owned:
 
 @dataclass
 class History:
-    """What is known of `own.<session>`, oldest first."""
+    """The known entries of `own.<session>`."""
 
     entries: list[Owned]
+    """Oldest first."""
     unnamed_until: int
-    """Sequence of the newest chunk of earlier versions, whose subject names no identity; 0: there is none."""
+    """Sequence of the newest chunk from earlier versions, whose subject names no identity. 0: none."""
     current: bool = False
-    """Whether it was read to its end, and no later entry has been heard of since that began."""
+    """Whether the subject was read to its end, and no newer entry was announced since that reading began."""
     heard: bool = False
-    """Whether a later entry was heard of."""
+    """Whether a newer entry was announced."""
 
     def at(self, sequence: int) -> Owned | None:
-        """The newest entry before stream `sequence`."""
+        """Return the newest entry before stream `sequence`."""
         position = bisect_left(self.entries, sequence, key=lambda own: own.sequence)
         return self.entries[position - 1] if position else None
 
@@ -48,13 +49,13 @@ class History:
         own = self.at(sequence)
         if own is not None:
             return (own.epoch, own.worker) == (header.epoch, header.worker)
-        # The stream keeps as many entries of a subject as it keeps chunks: of a session with more owners than
-        # that, the first are unknown. Their epochs are lower than the oldest that is known.
+        # The stream keeps a limited number of entries per subject. A session with more owners than that has
+        # unknown first owners. Their epochs are lower than the oldest known epoch.
         return bool(self.entries) and 1 <= header.epoch < self.entries[0].epoch
 
     @property
     def complete(self) -> bool:
-        """Whether the log has all owners that the session ever had, and any."""
+        """Whether the log has at least one owner, and all owners that the session ever had."""
         return bool(self.entries) and self.entries[0].epoch <= 1
 
     @property
@@ -62,12 +63,12 @@ class History:
         return {own.identity for own in self.entries if own.identity is not None}
 
     def stints(self) -> list[tuple[Owned, int | None]]:
-        """Each owner's entry, and the sequence at which the next one begins; None: it is the newest."""
+        """Return each owner's entry, and the sequence of the next owner's entry (None for the newest)."""
         ends = [own.sequence for own in self.entries[1:]]
         return [(own, end) for own, end in zip(self.entries, [*ends, None], strict=True) if own.worker]
 
     def subjects(self, session: str, own: Owned) -> list[str]:
-        """Where this owner appended, in the order of its entries."""
+        """Return the subjects to which this owner appended, in the order of its chunks."""
         assert own.worker is not None
         unnamed = [CHUNK_UNNAMED.of(session)] if own.sequence < self.unnamed_until else []
         return [*unnamed, CHUNK.by(session, own.worker)]

@@ -1,4 +1,4 @@
-"""Which life of a stream is current: a stream that was deleted and made anew counts from 1 again."""
+"""Detects a new incarnation of a stream: one that was deleted and created again counts from 1."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import nats
 from nats.js import JetStreamContext
 
 ASK_S = 1.0
-"""The broker is asked this often at most, whatever the number of followers."""
+"""Minimum interval between two questions to the broker about one stream, for all followers together."""
 
 
 @dataclass(frozen=True)
 class StreamIncarnation:
-    """A stream as the broker described it."""
+    """The broker's description of a stream."""
 
     born: datetime.datetime | None
-    """When it was made."""
+    """When the stream was created."""
     last: int
-    """Sequence of its newest message."""
+    """Sequence of the newest message."""
     asked_at: float
-    """Seconds of the event loop; the answer is younger."""
+    """When the question was sent, in the event loop's time, seconds."""
 
 
 class StreamIncarnations:
-    """The lives of the streams that one process follows."""
+    """The current incarnations of the streams that one process follows."""
 
     def __init__(self, jetstream: Callable[[], JetStreamContext]) -> None:
         self._jetstream = jetstream
@@ -36,7 +36,7 @@ class StreamIncarnations:
         self._asking: set[asyncio.Task[None]] = set()
 
     def look(self, stream: str) -> StreamIncarnation | None:
-        """The newest answer; None: there was none yet. Never waits: the next answer is on its way."""
+        """Return the newest answer, or None if there is none yet. Requests the next one without waiting."""
         now = asyncio.get_running_loop().time()
         if now >= self._asked_at.get(stream, -ASK_S) + ASK_S:
             self._asked_at[stream] = now
@@ -53,13 +53,13 @@ class StreamIncarnations:
         try:
             info = await self._jetstream().stream_info(stream)
         except (TimeoutError, nats.errors.Error, OSError):
-            # Away, or not made yet: who follows it looks again.
+            # The broker is unreachable, or the stream does not exist yet. Followers call `look` again.
             return
         self._known[stream] = StreamIncarnation(info.created, info.state.last_seq, now)
 
 
 class StreamPosition:
-    """How far one follower has got in a stream: lost with the stream."""
+    """One follower's position in a stream. It is lost together with the stream."""
 
     def __init__(self, incarnations: StreamIncarnations, stream: str, after: int) -> None:
         self._incarnations, self._stream = incarnations, stream
@@ -69,16 +69,16 @@ class StreamPosition:
         self._began_at = self._reached_at = self._now()
 
     def reach(self, sequence: int) -> None:
-        """The follower has everything up to `sequence`."""
+        """Set the position: the follower has everything up to `sequence`."""
         self.position, self._reached_at = sequence, self._now()
 
     def lost(self) -> bool:
-        """Whether the stream is another than the one the place is in; then the place is its beginning."""
+        """Whether the stream is another incarnation than the one of this position. If so, start at 0."""
         incarnation = self._incarnations.look(self._stream)
         if incarnation is None or incarnation.asked_at < self._began_at:
             return False
         born, self._born = self._born, incarnation.born
-        # An answer from before the place was reached says nothing of the stream's length.
+        # An answer that was requested before the position was reached may be too short.
         shorter = incarnation.asked_at > self._reached_at and incarnation.last < self.position
         if not shorter and born in (None, incarnation.born):
             return False

@@ -1,7 +1,8 @@
 """Logs in JetStream: fenced appends, reads by sequence, and following one subject without gaps.
 
-A reader takes history by direct gets and the present from the stream's republished messages. Each of those
-names the sequence before it on its subject, so a lost one is noticed and fetched: no consumer to keep alive.
+A reader gets stored messages by direct gets, and new messages as the stream republishes them. Each
+republished message names the sequence before it on its subject. The reader thus notices a lost message and
+fetches it, and needs no consumer.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ log = logs.get("bus")
 
 WRONG_LAST_SEQUENCE = 10071
 NO_ROOM = frozenset({10023, 10047, 10077})
-"""Errors of a broker without room: its storage is at its limit (10023, 10047), or the stream is (10077)."""
+"""Error codes of a broker without room: its storage (10023, 10047) or the stream (10077) is at its limit."""
 LIVE = "live."
-"""Before the subject of a republished message."""
+"""Prefix of the subject of a republished message."""
 QUIET_S = 1.5
-"""After this much silence a follower asks whether it missed something..."""
+"""Silence after which a follower asks the log for missed messages. Doubles with every question in a row."""
 QUIET_LIMIT_S = 6.0
-"""...and again after twice as long each time, up to this long. Any message shows at once what came before."""
+"""Upper bound of that silence. A live message reveals a missed message at once."""
 DIRECT_GET_S = 2.0
-"""Deadline of reading one message."""
+"""Deadline for reading one message, seconds."""
 NOT_FOUND = "404"
 BACKLOG = 4
-"""Live messages that a follower holds for a reader who is busy; what comes on top is read from the log."""
+"""Live messages that a follower keeps for a busy reader. Further messages are read from the log."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ack:
-    """The broker has the message; `duplicate`: it had it before."""
+    """The broker has stored the message. `duplicate`: it had stored the message before."""
 
     sequence: int
     duplicate: bool
@@ -75,12 +76,16 @@ async def append(
     ttl_s: int | None = None,
     deadline_s: float = 2.0,
 ) -> Ack:
-    """Append to the log; a repeat under the same `message_id` is answered with the first one's sequence.
+    """Append to the log. A repeat with the same `message_id` returns the sequence of the first append.
 
-    `expect` is the fence: (subject, sequence of its newest message). Raises `FencedError` if that is no
-    longer so, `DeadlineError` if the outcome is unknown (append again), `LogFullError` if the broker has no
-    room for it, `LogUnavailableError` if its storage is off or the stream is not there, and
-    `UnavailableError` for everything else.
+    `expect` is the fence: a subject and the sequence of its newest message.
+
+    Raises:
+        FencedError: the subject of `expect` has a newer message.
+        DeadlineError: the outcome is unknown; append again.
+        LogFullError: the broker has no room for the message.
+        LogUnavailableError: the broker's storage is off, or the stream does not exist.
+        UnavailableError: any other failure.
     """
     all_headers = inject_context({**(headers or {}), "Nats-Msg-Id": message_id})
     if expect is not None:
@@ -92,7 +97,7 @@ async def append(
     try:
         ack = await bus.jetstream().publish(subject, data, timeout=deadline_s, headers=all_headers)
     except NoStreamResponseError as error:
-        # What a broker with its storage switched off answers too.
+        # A broker whose storage is off answers this as well.
         raise LogUnavailableError(f"no stream takes {subject}: {error}", retry_after_s=0.5) from None
     except APIError as error:
         if error.err_code == WRONG_LAST_SEQUENCE:
@@ -114,28 +119,31 @@ async def append(
 
 
 async def last_entry(bus: Bus, stream: str, subject: str) -> Entry | None:
-    """The newest message on `subject`, which may be a pattern, or None."""
+    """Return the newest message on `subject`, which may be a pattern, or None."""
     return await _get(bus, stream, {"last_by_subj": subject})
 
 
 async def next_entry(bus: Bus, stream: str, subject: str, sequence: int) -> Entry | None:
-    """The first message on `subject`, which may be a pattern, at or after stream `sequence`, or None."""
+    """Return the first message on `subject`, which may be a pattern, from stream `sequence` on, or None."""
     return await _get(bus, stream, {"seq": max(sequence, 1), "next_by_subj": subject})
 
 
 async def _get(bus: Bus, stream: str, request: Mapping[str, str | int]) -> Entry | None:
-    """Not by nats-py's `get_msg`: it takes the headers of a stored message for the broker's answer."""
+    """Read one stored message.
+
+    nats-py's `get_msg` is not used: it mistakes the headers of a stored message for the broker's answer.
+    """
     subject, body = f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode()
     try:
         try:
             raw = await bus.client.request(subject, body, timeout=DIRECT_GET_S)
         except nats.errors.NoRespondersError:
-            # Or a stored message with the header by which nats-py knows this.
+            # nats-py also raises this for a stored message with the header that signals no responders.
             raw = await _answer(bus, subject, body)
     except (TimeoutError, nats.errors.Error, OSError) as error:
         raise UnavailableError(f"{stream} does not answer: {error!r}", retry_after_s=0.5) from None
     headers = raw.headers or {}
-    # The broker sets these in every stored message, whatever its own headers are, and in nothing else.
+    # The broker sets these headers in every stored message, and in no other answer.
     if "Nats-Sequence" in headers:
         return Entry(headers["Nats-Subject"], int(headers["Nats-Sequence"]), raw.data, headers)
     if (status := headers.get("Status")) == NOT_FOUND:
@@ -145,7 +153,7 @@ async def _get(bus: Bus, stream: str, request: Mapping[str, str | int]) -> Entry
 
 
 async def _answer(bus: Bus, subject: str, body: bytes) -> NatsMsg:
-    """The answer to a request, whatever its headers are."""
+    """Send a request and return its answer without interpreting the answer's headers."""
     inbox = bus.client.new_inbox()
     answers: asyncio.Queue[NatsMsg] = asyncio.Queue()
     subscription = await bus.client.subscribe(inbox, cb=answers.put)
@@ -167,19 +175,20 @@ async def follow(
     after_sequence: int = 0,
     on_lost: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncGenerator[Entry, None]:
-    """All messages on `subject` after stream sequence `after_sequence`, each once, in order, for ever.
+    """Yield all messages on `subject` after stream sequence `after_sequence`, each once, in order, forever.
 
-    `subject` and `live` may be patterns. A live message names the one before it on its own subject, so one
-    on another subject than the message before it is read from the log.
+    `subject` and `live` may be patterns. A live message names the message before it on its own subject. A
+    live message on another subject than the previous message is therefore read from the log.
 
-    Survives broker restarts and lost live messages. Messages that the stream no longer keeps are skipped:
-    readers of chunks check that indices are contiguous. A reader who takes long between two messages costs
-    at most `BACKLOG` of them in memory.
+    Survives broker restarts and lost live messages. Messages that the stream no longer keeps are skipped, so
+    readers of chunks check that indices are contiguous. A slow reader costs at most `BACKLOG` messages in
+    memory.
 
-    A stream that was deleted and made anew, or that is not as long as the place which was reached in it (a
-    broker lost its disk, or the end of it), is noticed within a few seconds and read from its beginning.
-    Sequences start again then, and messages that came while nothing was noticed yet may come twice.
-    `on_lost` is awaited before that; what it raises ends the following.
+    A stream counts as replaced if it was deleted and created again, or if it is shorter than this reader's
+    position, as after a broker lost its disk or the newest part of it. A replacement is noticed within a few
+    seconds. `on_lost` is then awaited, and an exception from it ends the iteration. Afterwards the stream is
+    read from its beginning, with sequences that start again. Messages stored before the replacement was
+    noticed may come twice.
     """
     queue: asyncio.Queue[Entry] = asyncio.Queue(BACKLOG)
     dropped = False
@@ -198,9 +207,9 @@ async def follow(
     place = StreamPosition(bus.incarnations, stream, after_sequence)
     quiet_s = QUIET_S
     newest = subject
-    """Subject of the message before."""
+    """Subject of the previous message."""
     announced = 0
-    """Sequence of the live message because of which the log is read."""
+    """Sequence of the live message that made this reader read the log."""
     try:
         caught_up = False
         while True:
@@ -240,7 +249,7 @@ async def follow(
                 continue
             before = int(entry.headers.get("Nats-Last-Sequence", "0"))
             if before > place.position or entry.subject != newest:
-                # One before this may be lost on the way (or the stream dropped it): read on from the log.
+                # A message before this one may be lost in transit, or deleted: continue from the log.
                 caught_up, announced = False, entry.sequence
                 continue
             place.reach(entry.sequence)

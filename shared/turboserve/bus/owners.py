@@ -1,11 +1,12 @@
-"""Which entries of a session's chunk log its owners wrote.
+"""Decides which entries of a session's chunk log were written by its owners.
 
-The fence binds only writers that name it, and every worker may append on a subject of its own identity.
-`own.<session>` names the owner at each sequence of the stream. An entry counts if the owner at its place has
-the identity in its subject, and is the worker that its header names.
+The fence binds only writers that name it, and every worker may append on subjects of its own identity.
+`own.<session>` names the owner at each sequence of the stream. An entry is valid if the owner at its sequence
+has the identity in the entry's subject and is the worker that the entry's header names.
 
-The broker keeps the newest entries of each subject. So an identity's entries make room for its own alone, and
-a session that comes back to an identity may lose chunks in the middle: see `Owners.oldest`.
+The broker keeps the newest entries of each subject. An identity's new entries therefore displace only entries
+of the same identity. A session that returns to an identity may lose chunks in the middle: see
+`Owners.oldest`.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from turboserve.subjects import CHUNK, CHUNK_UNNAMED, CHUNKS, OWN, identity_of
 log = logs.get("owners")
 
 REMEMBERED = 20_000
-"""Sessions whose owners are kept in memory; those of any other are read again when they are needed."""
+"""Sessions whose owners are kept in memory. The owners of other sessions are read again when needed."""
 Found = tuple[ChunkHeader, Entry]
 WINDOW = 64
-"""Sequences of the stream, of all sessions, that are looked through first for the newest chunk of one."""
+"""Width of the first window of stream sequences in which the newest chunk of a session is searched."""
 
 
 class Owners:
-    """The owners of sessions, as the log has them. What is not in memory is read from the log.
+    """The owners of sessions by the log, cached in memory.
 
     `on_foreign` is called for each entry that no owner wrote.
     """
@@ -44,9 +45,9 @@ class Owners:
         self._known: OrderedDict[str, History] = OrderedDict()
 
     async def listen(self) -> None:
-        """Hear of new owners at once; without it a former owner counts until its successor's first chunk.
+        """Subscribe to new owners. Without it, a former owner stays valid until its successor's first chunk.
 
-        For services that `OWN` lists as readers.
+        Only services that `OWN` lists as readers may subscribe.
         """
 
         async def hear(raw: NatsMsg) -> None:
@@ -55,16 +56,17 @@ class Owners:
         await self._bus.client.subscribe(OWN.live("*"), cb=hear)
 
     def changed(self, session: str) -> None:
-        """The session may have another owner: the log is asked before the next answer."""
+        """Note that the session may have another owner. The log is read before the next answer."""
         if (known := self._known.get(session)) is not None:
             known.current, known.heard = False, True
 
     async def header(
         self, session: str, entry: Entry, payload_bytes: int | None = None
     ) -> ChunkHeader | None:
-        """The header of a chunk that an owner of `session` wrote; None for anything else, which is counted.
+        """Return the header of a chunk that an owner of `session` wrote.
 
-        `payload_bytes`: of its payload, if that is known. Raises UnavailableError.
+        Returns None for any other entry, after a call of `on_foreign`. `payload_bytes` is the size of the
+        payload; None: unknown. Raises UnavailableError.
         """
         try:
             header = ChunkHeader.of_entry(session, entry.headers, payload_bytes)
@@ -88,9 +90,9 @@ class Owners:
         return (await self._read(session)).names(epoch, worker)
 
     async def strangers(self, session: str, identities: set[str]) -> set[str]:
-        """Those of `identities` that never owned `session`; none if the log does not have all its owners.
+        """Return those of `identities` that never owned `session`.
 
-        Raises UnavailableError.
+        Returns no identity if the log does not have all owners of the session. Raises UnavailableError.
         """
         known = self._known.get(session)
         if known is None or identities - known.identities:
@@ -98,7 +100,7 @@ class Owners:
         return identities - known.identities if known.complete else set()
 
     async def newest(self, session: str) -> Found | None:
-        """The newest chunk of `session` that an owner wrote, or None. Raises UnavailableError."""
+        """Return the newest chunk of `session` that an owner wrote, or None. Raises UnavailableError."""
         entry = await last_entry(self._bus, CHUNKS, CHUNK.of(session))
         if entry is None:
             entry = await last_entry(self._bus, CHUNKS, CHUNK_UNNAMED.of(session))
@@ -108,7 +110,7 @@ class Owners:
         return (header, entry) if header else await self._newest_of_owners(session)
 
     async def first(self, session: str, sequence: int) -> Found | None:
-        """The first chunk at or after stream `sequence` that an owner wrote. Raises UnavailableError."""
+        """Return the first chunk from stream `sequence` on that an owner wrote. Raises UnavailableError."""
         if (found := await self.first_unnamed(session, sequence)) is not None:
             return found
         while (entry := await next_entry(self._bus, CHUNKS, CHUNK.of(session), sequence)) is not None:
@@ -117,21 +119,22 @@ class Owners:
             sequence = entry.sequence + 1
             history = await self._read(session)
             if history.entries and history.entries[0].sequence < sequence:
-                # There may be many more of these: only what owners may have written is read from here on.
+                # Many more foreign entries may follow: from here on, read only the subjects of owners.
                 return await self._first_of_owners(session, history, sequence)
         return None
 
     async def first_unnamed(self, session: str, sequence: int) -> Found | None:
-        """As `first`, of the chunks of earlier versions, which come before all others."""
+        """As `first`, for chunks from earlier versions, which precede all others."""
         history = self._known.get(session) or await self._read(session)
         if sequence > history.unnamed_until:
             return None
         return await self._first_on(session, CHUNK_UNNAMED.of(session), sequence, None)
 
     async def oldest(self, session: str) -> Found | None:
-        """The first chunk that an owner wrote and after which no chunk is missing. Raises UnavailableError.
+        """Return the first chunk that an owner wrote and after which no chunk is missing.
 
-        Of several identities, one may have dropped chunks that come after those which another still has.
+        With several identities, the broker may have dropped chunks of one that are newer than chunks of
+        another. Raises UnavailableError.
         """
         found = await self.first(session, 1)
         history = self._known.get(session) or await self._read(session)
@@ -142,9 +145,9 @@ class Owners:
         return found
 
     async def stints(self, session: str) -> AsyncGenerator[Found]:
-        """The first chunk that the log has of each owner, newest owner first.
+        """Yield the first chunk that the log has of each owner, newest owner first.
 
-        Ends with the first of them that lost an earlier one. Raises UnavailableError.
+        Ends with the first owner of which an earlier chunk is lost. Raises UnavailableError.
         """
         history = await self._read(session)
         for own, end in reversed(history.stints()):
@@ -169,7 +172,7 @@ class Owners:
         return None
 
     async def _first_on(self, session: str, subject: str, start: int, end: int | None) -> Found | None:
-        """The first chunk of an owner on `subject` from stream sequence `start` on and before `end`."""
+        """Return the first chunk of an owner on `subject` from stream sequence `start` to before `end`."""
         while (entry := await next_entry(self._bus, CHUNKS, subject, start)) is not None:
             if end is not None and entry.sequence >= end:
                 break
@@ -191,10 +194,10 @@ class Owners:
         return None
 
     async def _newest_on(self, session: str, subject: str, after: int, end: int) -> Found | None:
-        """The newest chunk of an owner on `subject` after stream sequence `after` and before `end`.
+        """Return the newest chunk of an owner on `subject` after stream sequence `after` and before `end`.
 
-        The broker finds only the first entry from a sequence on: windows before the end are read, each four
-        times as wide as the one behind it.
+        The broker finds only the first entry from a sequence on. This method therefore reads windows from the
+        end backwards, each four times as wide as the previous one.
         """
         width, newest = WINDOW, None
         while newest is None and end > after + 1:
@@ -213,11 +216,11 @@ class Owners:
         if known is not None and known.current and known.has_written(header, sequence):
             self._known.move_to_end(session)
             return True
-        # Either the owner has changed, or the stream is another, or it is somebody else's.
+        # The owner has changed, the stream was replaced, or the entry is foreign.
         return (await self._read(session)).has_written(header, sequence)
 
     async def _read(self, session: str) -> History:
-        """Read what follows the newest entry that is known, or everything if that is no longer there."""
+        """Read the entries after the newest known one, or all if the log no longer has the known one."""
         known = self._known.get(session)
         if known is None:
             unnamed = await last_entry(self._bus, CHUNKS, CHUNK_UNNAMED.of(session))
@@ -234,7 +237,7 @@ class Owners:
         while (own := await self._next(session, position)) is not None:
             history.entries.append(own)
             position = own.sequence + 1
-        # What was heard of meanwhile may not have been read.
+        # An owner that was announced during the reading may be missing.
         history.current = not history.heard
         return history
 
@@ -245,7 +248,7 @@ class Owners:
         try:
             own = Ownership.from_bytes(entry.data)
         except ValidationError:
-            # Only the state store writes here. What it did not write makes nobody an owner.
+            # Only the state store may write here. An unreadable entry names no owner.
             return Owned(entry.sequence, 0, None)
         return Owned(entry.sequence, own.epoch, own.worker)
 

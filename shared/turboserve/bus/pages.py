@@ -1,4 +1,4 @@
-"""Many stored messages at once: JetStream's batched direct get, which nats-py has no call for."""
+"""Reads many stored messages with one request: JetStream's batched direct get, which nats-py lacks."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from turboserve.bus.log import Entry
 from turboserve.contracts.errors import UnavailableError
 
 PAGE_TIMEOUT_S = 2.0
-"""Silence after which an answer counts as lost."""
+"""Silence after which the rest of an answer counts as lost."""
 PAGE_BYTES = 4 * 2**20
-"""A page ends behind the message that reaches this size."""
+"""A page ends after the message with which it reaches this size."""
 
 END_OF_BATCH, NOT_FOUND = "204", "404"
 
 
 @dataclass(frozen=True)
 class Page:
-    """Consecutive messages of a stream, whatever their subjects."""
+    """Consecutive messages of a stream, of all subjects."""
 
     entries: tuple[Entry, ...]
     complete: bool
-    """Whether the stream had nothing behind them."""
+    """Whether the stream had no message after `entries`."""
 
 
 async def read_page(bus: Bus, stream: str, sequence: int, limit: int) -> Page:
-    """The stored messages from stream `sequence` on, at most `limit`; deleted ones are left out.
+    """Read at most `limit` stored messages from stream `sequence` on, without deleted ones.
 
-    Raises UnavailableError if the broker does not answer, or if a message was lost on the way.
+    Raises UnavailableError if the broker does not answer, or if a message was lost in transit.
     """
     entries: list[Entry] = []
     ended: asyncio.Future[Page] = asyncio.get_running_loop().create_future()
@@ -46,7 +46,7 @@ async def read_page(bus: Bus, stream: str, sequence: int, limit: int) -> Page:
             return
         headers = raw.headers or {}
         status = headers.get("Status")
-        # Each message, and the end, names the one before it.
+        # Each message names the sequence of the message before it, and so does the end of the batch.
         if status in (None, END_OF_BATCH) and int(headers.get("Nats-Last-Sequence", "0")) != (
             entries[-1].sequence if entries else 0
         ):

@@ -1,4 +1,4 @@
-"""What the bus needs of a broker's client: nats-py's, or one in memory with the same interface."""
+"""The interface of the broker's client: implemented by nats-py, and by a client in memory for simulations."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from nats.js import JetStreamContext
 
 
 class BrokerClient(Protocol):
-    """The part of `nats.aio.client.Client` that services use; everything raises nats-py's errors."""
+    """The part of `nats.aio.client.Client` that services use. Every method raises nats-py's errors."""
 
     stats: dict[str, int]
-    """`reconnects`: how often the client has connected again. Rises before anything arrives."""
+    """Counters by name. `reconnects` counts new connections, and rises before anything arrives on one."""
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection, as far as the client knows."""
+        """Whether the client is connected, as far as the client knows."""
 
     async def publish(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
-        """Send a message; it waits in the client while there is no connection."""
+        """Send a message. While there is no connection, the client keeps the message."""
 
     async def subscribe(
         self, subject: str, queue: str = "", cb: Callable[[Msg], Awaitable[None]] | None = None
     ) -> Subscription:
-        """Call `cb` for each message on `subject`, one after the other; without `cb`, see `Subscription`."""
+        """Call `cb` for each message on `subject`, one at a time. Without `cb`, see `Subscription`."""
 
     async def request(
         self,
@@ -41,20 +41,20 @@ class BrokerClient(Protocol):
         """Send a message and wait for the first answer."""
 
     def new_inbox(self) -> str:
-        """A subject that no other client uses."""
+        """Return a reply subject that no other client uses."""
 
     async def flush(self) -> None:
         """Wait until the broker has answered a ping."""
 
     async def drain(self) -> None:
-        """End the subscriptions once what has arrived is processed, then close."""
+        """End the subscriptions, process what has arrived, then close the connection."""
 
     async def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
 
     def jetstream(self, *, timeout: float) -> JetStreamContext:
-        """Streams; `timeout` is for each request, in seconds."""
+        """Return the client of JetStream. `timeout` is the deadline of each request, seconds."""
 
 
 Connect = Callable[..., Awaitable[BrokerClient]]
-"""As `nats.connect`."""
+"""A function with the parameters of `nats.connect`."""

@@ -1,8 +1,9 @@
-"""Reading several logs of one stream in order from a position that the reader keeps.
+"""Reads several logs of one stream in order, from a position that the reader stores.
 
-As `follow`, a reader takes history by direct gets and the present from republished messages. Those name the
-sequence before them on their own subject only, so a reader of many subjects compares sequences of the stream:
-where one is missing, the log says whether it is a lost message, another subject's, or deleted.
+As `follow`, a reader gets stored messages by direct gets and new messages as the stream republishes them. A
+republished message names the sequence before it on its own subject only. A reader of many subjects therefore
+compares sequences of the stream. Where a sequence is missing, the log tells whether the message was lost,
+belongs to another subject, or was deleted.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ log = logs.get("bus")
 
 RETRY_S = 0.2
 BACKLOG = 1_024
-"""Live messages that are held for a reader who is busy; what comes on top is read from the log."""
+"""Live messages that are kept for a busy reader. Further messages are read from the log."""
 
 
 async def read(
     bus: Bus, sources: Sequence[Log], after: int, *, batch: int = 512
 ) -> AsyncGenerator[list[Entry], None]:
-    """All messages of `sources` after stream sequence `after`, in order, each once, in batches, for ever.
+    """Yield all messages of `sources` after stream sequence `after`, in order, each once, in batches.
 
-    `sources` are logs of one stream. Nothing is acknowledged and the broker remembers nothing. Survives
-    broker restarts and lost live messages. A stream that was deleted and made anew, or that is not as long as
-    the position that was reached in it, is noticed within a few seconds and read from its beginning. Messages
-    that came while nothing was noticed yet may come twice.
+    The iteration never ends. `sources` are logs of one stream. Nothing is acknowledged, and the broker stores
+    no position. Survives broker restarts and lost live messages. A stream that was created again, or that is
+    shorter than the position of this reader, is noticed within a few seconds and read from its beginning.
+    Messages stored before that was noticed may come twice.
     """
     [stream] = {source.stream for source in sources}
     live = _Live(BACKLOG)
@@ -54,7 +55,7 @@ async def read(
                 caught_up = False
                 live.clear()
             if not caught_up:
-                # Whatever was heard before the question is in the log, or was deleted from it.
+                # Messages received before this request are in the log, or were deleted from it.
                 stored_up_to = live.first
                 try:
                     page = await read_page(bus, stream, place.position + 1, batch)
@@ -75,7 +76,7 @@ async def read(
                 place.reach(entries[-1].sequence)
                 yield entries
             else:
-                # A hole, messages that were dropped here, or silence: only the log can tell what is missing.
+                # A gap, dropped messages, or silence: only the log shows what is missing.
                 caught_up = live.first is None and not live.dropped and await live.wait(QUIET_S)
                 live.dropped = False
     finally:
@@ -83,7 +84,7 @@ async def read(
 
 
 class _Live:
-    """Republished messages as they come, oldest first."""
+    """A queue of republished messages, oldest first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -91,18 +92,18 @@ class _Live:
         self._arrived = asyncio.Event()
         self._subscriptions: list[Subscription] = []
         self.dropped = False
-        """Whether messages came for which there was no room."""
+        """Whether messages were dropped because the queue was full."""
 
     @property
     def first(self) -> int | None:
-        """Sequence of the oldest one that is held."""
+        """Sequence of the oldest message in the queue. None: the queue is empty."""
         return self._entries[0].sequence if self._entries else None
 
     async def listen(self, bus: Bus, source: Log) -> None:
         self._subscriptions.append(await bus.client.subscribe(source.live("*"), cb=self._receive))
 
     def take(self, after: int, limit: int) -> list[Entry]:
-        """At most `limit` that follow stream sequence `after` without a hole; older ones are dropped."""
+        """Take at most `limit` messages that follow sequence `after` without a gap. Drop older messages."""
         found: list[Entry] = []
         while self._entries and len(found) < limit:
             sequence = self._entries[0].sequence
@@ -115,7 +116,7 @@ class _Live:
         return found
 
     async def wait(self, limit_s: float) -> bool:
-        """Whether something came within `limit_s`."""
+        """Wait for a message. Returns whether one arrived within `limit_s` seconds."""
         self._arrived.clear()
         if self._entries:
             return True

@@ -1,1 +1,1 @@
-"""Everything that crosses a process boundary: frozen, typed, versioned."""
+"""All messages that cross a process boundary: frozen, typed, versioned."""

@@ -1,4 +1,4 @@
-"""Autoscaling: the table of profiled parameters, and what the controller decided and why.
+"""Autoscaling: the table of profiled parameters, and the controller's decisions with their reasons.
 
 Source: TurboServe, 5.2.2 and Appendix A.
 """
@@ -16,29 +16,29 @@ from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.sessions import Numbers
 
 MOST_LEVELS = 256
-"""Rows of a table, at most."""
+"""Maximum number of rows in a table."""
 
 
 class LevelParameters(Contract):
-    """One row of the table: the parameters of one interval of volatility, and what they were found from."""
+    """One row of the table: the parameters for one interval of volatility, and the data behind them."""
 
     level: int = Field(ge=1, le=MOST_LEVELS)
     volatility_from: float = Field(ge=0, allow_inf_nan=False)
-    """Lower end of the interval, included."""
+    """Lower end of the interval, inclusive."""
     volatility_to: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Upper end, not included; None: open. Only the last row is open."""
+    """Upper end of the interval, exclusive. None: no upper end, as in the last row only."""
     latency_weight: float = Field(ge=0, le=1_000)
-    """λ: workers that one multiple of a lone chunk's latency is worth (Equation 5)."""
+    """λ: number of workers that one multiple of a lone chunk's latency is worth (Equation 5)."""
     target_utilization: float = Field(ge=0.01, le=1)
-    """ρ̂: share of a worker's sessions that the pool is sized for."""
+    """ρ̂: share of a worker's capacity for which the pool is sized."""
     predictive: bool = False
-    """Whether the forecast is a lower bound of the target at this level: profiling found that it pays."""
+    """Whether the forecast is a lower bound of the target at this level: profiling found a benefit."""
     segments: Count = 0
-    """Trace segments this row was profiled on; 0: taken over from the next higher row that has some."""
+    """Number of trace segments behind this row. 0: copied from the next higher row that has segments."""
     pass_rate: float | None = Field(default=None, ge=0, le=1)
-    """Share of these segments without a chunk above the latency target."""
+    """Share of the row's segments without a chunk above the latency target."""
     cost_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """Mean cost of these segments, worker-seconds."""
+    """Mean cost of the row's segments, worker-seconds."""
 
     def covers(self, volatility: float) -> bool:
         above = volatility >= self.volatility_from
@@ -46,33 +46,33 @@ class LevelParameters(Contract):
 
 
 class Provenance(Contract):
-    """Where a table comes from."""
+    """The origin of a table."""
 
     source: Text
     """Names and digests of the traces."""
     command: Text = ""
     made_at: UnixSeconds = Field(default=0.0, allow_inf_nan=False)
     capacity: Count = 0
-    """K of the workers it was profiled with."""
+    """K of the workers in the replay."""
     latency_target_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     start_up_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Scale-out delay in the replay, seconds."""
     epoch_s: float = Field(default=1.0, ge=0.01, le=3_600)
-    """Length of the epochs whose activations are counted, seconds: the detector's must be the same."""
+    """Length of the epochs in which activations are counted, seconds. The detector's must be the same."""
     window: int = Field(default=30, ge=2, le=10_000)
-    """Epochs in the detector's window."""
+    """Number of epochs in the detector's window."""
     controller: dict[Annotated[Text, Field(max_length=64)], FiniteFloat] = Field(default={}, max_length=64)
-    """Hysteresis, cool-downs, windows and horizon that the controller had in the replay."""
+    """The controller's hysteresis, cool-downs, windows and horizon in the replay."""
     segments: Count = 0
     late: Count | None = None
-    """Late chunks when the traces were replayed with the whole table: each row is found as if it were in
-    force all the time, and a burst begins under the row of what was before it. None: not replayed."""
+    """Number of late chunks in a replay with the whole table. None: no such replay. Each row is profiled as
+    if it were always in force, but a burst begins under the row of the time before it."""
     activations: Count | None = None
-    """Of so many sessions that became active."""
+    """Number of sessions that became active in that replay."""
 
 
 class ProfileTable(Contract):
-    """Volatility → (λ, ρ̂), without gaps or overlaps, from 0 up. Replaced as a whole.
+    """Maps volatility to (λ, ρ̂), without gaps or overlaps, from 0 up. A table is only replaced as a whole.
 
     Raises InvalidInputError, which names the row and the field.
     """
@@ -94,14 +94,14 @@ class ProfileTable(Contract):
         return self
 
     def row(self, volatility: float) -> LevelParameters:
-        """The row whose interval holds `volatility`; one that is not a number counts as the highest."""
+        """Return the row whose interval contains `volatility`. NaN counts as the highest volatility."""
         if math.isnan(volatility):
             return self.levels[-1]
         return next(row for row in self.levels if row.covers(max(volatility, 0.0)))
 
     @classmethod
     def parse(cls, data: bytes | str) -> Self:
-        """Read a table from JSON. Raises InvalidInputError that names the first field at fault."""
+        """Parse a table from JSON. Raises InvalidInputError, which names the first invalid field."""
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
@@ -129,26 +129,26 @@ def _joined(index: int, row: LevelParameters, after: LevelParameters) -> None:
 
 
 class ScalingRecord(Contract):
-    """One thing the controller decided, or decided not to do, and why."""
+    """One decision of the controller, to act or not to act, and its reason."""
 
     at: UnixSeconds
     action: Text
-    """out, in, hold, override, wake, limits, table."""
+    """One of out, in, hold, override, wake, limits, table."""
     target: Count
-    """Workers the pool shall have from now on."""
+    """Number of workers that the pool should have from now on."""
     previous: Count
     advice: Count
-    """Workers the controller would have; differs from `target` in a dry run and under an override."""
+    """Number of workers that the controller wants. `target` differs in a dry run and under an override."""
     reason: Note
     numbers: Numbers = {}
-    """rho_max, required, capacity, volatility, level, latency_weight, target_utilization, and so on."""
+    """The figures behind the decision, such as rho_max, required, capacity, volatility, level."""
 
 
 class ScalingStatus(Contract):
-    """The controller as operators see it."""
+    """The controller's status, for operators."""
 
     mode: Text
-    """auto, override, dry_run."""
+    """One of auto, override, dry_run."""
     target: Number
     advice: Number
     least: Number
@@ -159,22 +159,22 @@ class ScalingStatus(Contract):
     latency_weight: float
     target_utilization: float
     predictive: bool = False
-    """Whether the forecast counts at this level."""
+    """Whether the forecast is used at this level."""
     forecast: float | None = None
-    """Sessions expected one scale-out delay ahead; None where nothing is forecast."""
+    """Number of sessions expected one scale-out delay ahead. None: no forecast."""
     required: Number | None = None
-    """N_req as last heard."""
+    """N_req of the newest load feedback."""
     rho_max: float | None = None
     feedback_age_s: float | None = None
-    """None: no load report yet."""
+    """Age of the newest load feedback, seconds. None: no load feedback yet."""
     stale: bool = True
-    """Nothing was heard lately: the pool does not shrink."""
+    """Whether the load feedback is missing or too old. The pool does not shrink then."""
     refused: dict[Text, Number] = {}
-    """Feedback that was not believed, counted by reason."""
+    """Number of implausible, ignored load feedbacks by reason."""
     activity: dict[Text, Number] = {}
-    """Arrivals, departures, activations and idlings in the detector's window."""
+    """Number of arrivals, departures, activations and idlings in the detector's window."""
     table: Provenance | None = None
     table_differs: tuple[Text, ...] = ()
-    """What is not as it was when the table was profiled: names of settings, `capacity`. Profile again."""
+    """Settings (or `capacity`) that differ from those of the profiling. If there are any, profile again."""
     decisions: tuple[ScalingRecord, ...] = ()
-    """The last ones, newest last."""
+    """The newest decisions, newest last."""

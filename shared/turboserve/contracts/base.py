@@ -1,4 +1,4 @@
-"""What every message shares: it is frozen, it carries a schema version, it ignores what it does not know."""
+"""The base class of all messages: frozen, versioned, ignoring unknown fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 ID_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
-"""What may stand as one token of a NATS subject: no dot, no space, no wildcard."""
+"""Pattern of one token of a NATS subject: no dot, no space, no wildcard."""
 
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
@@ -28,8 +28,9 @@ NOTE_LIMIT = 1_000
 
 
 def storable(text: str) -> str:
-    """`text`, if Postgres can store it and UTF-8 encode it, and it is no longer than any has to be. Raises
-    ValueError.
+    """Return `text` if it can be stored. Raises ValueError otherwise.
+
+    Postgres must be able to store `text`, UTF-8 to encode it, and it has at most `TEXT_LIMIT` characters.
     """
     if len(text) > TEXT_LIMIT:
         raise ValueError(f"must have at most {TEXT_LIMIT} characters")
@@ -48,35 +49,35 @@ def _replaced(text: object) -> object:
 
 
 Number = Annotated[int, Field(ge=-NUMBER_LIMIT, le=NUMBER_LIMIT)]
-"""A whole number that JSON, Lua, Postgres and a float all keep exactly, also when 1 is added to it."""
+"""An integer that JSON, Lua, Postgres and a float all represent exactly, even after adding 1."""
 Count = Annotated[int, Field(ge=0, le=NUMBER_LIMIT)]
-"""A `Number` of things, or of the position of one."""
-# Without Field: of two bounds of one kind, one in the annotation and one in the field, the first would count.
+"""A `Number` that counts things, or that is the position of one."""
+# No `Field` here: of two bounds of one kind, in the annotation and in the field, only the first would apply.
 Text = Annotated[str, AfterValidator(storable)]
-"""What people write, at most `TEXT_LIMIT` characters. NUL, which Postgres does not store, and lone
-surrogates, which UTF-8 does not encode, are refused."""
+"""Text written by people, at most `TEXT_LIMIT` characters. NUL and lone surrogates are refused: Postgres does
+not store NUL, and UTF-8 does not encode lone surrogates."""
 Note = Annotated[str, BeforeValidator(_replaced)]
-"""What programs write: reasons. The same characters are replaced and what is over `NOTE_LIMIT` characters is
-cut, since a report must not fail because of a file's name in an exception."""
+"""Text written by programs, such as reasons. Characters that `Text` refuses are replaced, and the text is cut
+to `NOTE_LIMIT` characters: a report must not fail because of a file's name in an exception."""
 UnixSeconds = Annotated[float, Field(ge=0)]
-"""Wall-clock time, seconds since the epoch. Only shown to people and never compared across machines."""
+"""Wall-clock time, seconds since the Unix epoch. Only shown to people, never compared across machines."""
 
 Secret = Annotated[SecretStr, PlainSerializer(SecretStr.get_secret_value, return_type=str, when_used="json")]
-"""Sent as it is, and shown as asterisks wherever an object is printed or logged."""
+"""Sent in plain text, and shown as asterisks wherever an object is printed or logged."""
 
-# Without its anchors: in Python `$` also stands before a line end at the end.
+# Without its anchors, since `$` in Python also matches before a final line break.
 _ID = re.compile(ID_PATTERN.strip("^$"))
 
 
 class Contract(BaseModel):
     """Base of all events, commands, records and requests that cross a process boundary.
 
-    Unknown fields are ignored, so that a newer service may add one before the older ones are replaced.
-    A change that an old reader would misread raises `VERSION`, and readers refuse what they cannot read.
+    Unknown fields are ignored, so that a newer service may add one before the older ones are replaced. A
+    change that an old reader would misread raises `VERSION`, and readers refuse what they cannot read.
 
-    Every field is bounded: numbers are finite and at most `NUMBER_LIMIT`, texts hold no NUL and are at most
-    `TEXT_LIMIT` long, unless the field says otherwise. What a sender with one service's credentials makes up
-    then breaks neither a database nor the arithmetic of a reader.
+    Every field is bounded, so that a malicious sender with one service's credentials breaks neither a
+    database nor the arithmetic of a reader. Unless the field says otherwise, numbers are finite and at most
+    `NUMBER_LIMIT`, and texts contain no NUL and are at most `TEXT_LIMIT` characters long.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -92,5 +93,5 @@ class Contract(BaseModel):
 
 
 def is_id(text: str) -> bool:
-    """Whether `text` can stand as a session, worker or event id."""
+    """Whether `text` is valid as the id of a session, worker or event."""
     return _ID.fullmatch(text) is not None

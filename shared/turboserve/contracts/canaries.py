@@ -1,4 +1,4 @@
-"""What the state store appends to each stream again and again, so that services know that it is stored."""
+"""The canary: the state store appends it to each stream repeatedly, to prove that appends are stored."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from turboserve.contracts.base import Contract
 
 
 class SpaceLevel(StrEnum):
-    """How much room is left for the log, best first."""
+    """Space left for the log, most space first."""
 
     ENOUGH = "enough"
     LOW = "low"
     """Finished sessions are removed from the log before their retention is over."""
     SCARCE = "scarce"
-    """The old chunks of live sessions are removed too."""
+    """Old chunks of live sessions are removed, too."""
     FULL = "full"
     """No session is admitted or resumed."""
 
 
 class Canary(Contract):
-    """`space` is the worst level that the sending instance of the state store knows of."""
+    """state store → all services, repeatedly on each stream: the stream stores appends."""
 
     instance: str
     number: int
     space: SpaceLevel = SpaceLevel.ENOUGH
+    """The worst level that the sending instance of the state store knows."""

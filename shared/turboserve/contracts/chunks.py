@@ -15,30 +15,31 @@ H = TypeVar("H", bound="ChunkHeader")
 
 HEADER = "Ts-Chunk"
 SIDE_LIMIT = 16_384
-"""Pixels of a side of a video frame, at most."""
+"""Maximum width and height of a video frame, pixels."""
 CODEC_PATTERN = r"^[A-Za-z0-9.,_-]{1,64}$"
-"""RFC 6381, without what would end the quoted parameter of a media type."""
+"""Codec by RFC 6381, without characters that would end the quoted parameter of a media type."""
 
 ChunkIndex = Annotated[int, Field(ge=0, le=2**31 - 1)]
-"""Index of a chunk, a frame or a latent frame: enough for years of video, and exact in every reader's
-arithmetic (Redis counts in floats and prints 14 digits)."""
+"""Index of a chunk, a frame or a latent frame. The limit allows years of video and keeps the index exact in
+every reader's arithmetic (Redis counts in floats and prints 14 digits)."""
 
 
 class ChunkHeader(Contract):
-    """Travels in the message's headers, so that readers who only count need not load the video.
+    """Describes a chunk. Sent in the message's headers, so that a reader need not load the video.
 
     The payload is `init_bytes` of fMP4 init segment followed by one fragment. Every chunk carries the init
-    segment (about 0.7 kB): a viewer can start anywhere and a change of encoder needs no message of its own.
+    segment (about 0.7 kB), so that a viewer can start at any chunk and a change of encoder needs no separate
+    message.
     """
 
     session: Id
     index: ChunkIndex
     epoch: Count
     began: ChunkIndex | None = None
-    """The first chunk of this epoch; None: made by an earlier version."""
+    """Index of the first chunk of this epoch. None: the chunk comes from an earlier version."""
     worker: Id
     control_seq: Count
-    """Number of the newest control this chunk was made under."""
+    """Number of the newest control that was in effect for this chunk."""
     first_frame: ChunkIndex
     """Index of the first video frame in the session's timeline."""
     frames: int = Field(ge=1, le=10_000)
@@ -46,7 +47,7 @@ class ChunkHeader(Contract):
     width: int = Field(ge=1, le=SIDE_LIMIT)
     height: int = Field(ge=1, le=SIDE_LIMIT)
     codec: Text = Field(pattern=CODEC_PATTERN)
-    """RFC 6381, for Media Source Extensions, e.g. `avc1.42c01e`."""
+    """Codec by RFC 6381, for Media Source Extensions, e.g. `avc1.42c01e`."""
     init_bytes: Count
     compute_s: float = Field(default=0.0, ge=0)
     """Time from the chunk's first denoising step to its packaging, seconds."""
@@ -71,10 +72,10 @@ class ChunkHeader(Contract):
 
     @classmethod
     def of_entry(cls, session: str, headers: Mapping[str, str], payload_bytes: int | None = None) -> Self:
-        """The header of an entry in the log of `session`, which any worker may have written.
+        """Read the header of an entry in the log of `session`, which any worker may have written.
 
-        `payload_bytes`: of its payload, if that is known. Raises InvalidInputError if it is no chunk of
-        `session`.
+        `payload_bytes` is the size of the payload; None: unknown. Raises InvalidInputError if the entry is
+        not a chunk of `session`.
         """
         if HEADER not in headers:
             raise InvalidInputError(f"there is no header {HEADER}", field=HEADER)
@@ -97,12 +98,12 @@ class ChunkHeader(Contract):
 
 @functools.lru_cache(maxsize=512)
 def _read(kind: type[H], text: str) -> H:
-    """A gateway reads a chunk's header once for all viewers of the session: headers do not change."""
+    """Parse a header. The cache lets a gateway parse each header once for all viewers of the session."""
     return kind.model_validate_json(text)
 
 
 class Ownership(Contract):
-    """state store → stream CHUNKS, on `own.<session>`: the fence itself. Its sequence is what chunks name."""
+    """state store → stream CHUNKS, on `own.<session>`: the fence. An append of a chunk names its sequence."""
 
     session: Id
     epoch: Count
@@ -110,22 +111,23 @@ class Ownership(Contract):
 
 
 class LatentsHeader(Contract):
-    """worker → state store: one chunk's clean latents follow as raw bytes, kept for the window's length.
+    """worker → state store: one chunk's clean latents, with the raw bytes as body.
 
-    Kept only if `worker` owned the session at `epoch`, by the log.
+    The state store keeps them for the length of the window, and only if `worker` owned the session at `epoch`
+    by the log.
     """
 
     session: Id
     index: ChunkIndex
     epoch: Count
     worker: Id | None = None
-    """Who made them; None: kept by an earlier version."""
+    """The worker that generated the latents. None: an earlier version stored them."""
     began: ChunkIndex = 0
-    """The first chunk of this epoch: from here to `index` all are of it..."""
+    """Index of the first chunk of this epoch. All chunks from `began` to `index` are of this epoch."""
     before: ChunkIndex = 0
-    """...and the one before that is of this epoch; 0: there is none."""
+    """Epoch of the chunk before `began`. 0: there is none."""
     dtype: Text = Field(max_length=32)
     shape: tuple[ChunkIndex, ...] = Field(max_length=8)
-    """[frames, channels, height, width]."""
+    """Shape of the latents: [frames, channels, height, width]."""
     first_latent: ChunkIndex
     """Index of the first latent frame in the session's timeline."""

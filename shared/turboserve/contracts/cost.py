@@ -1,4 +1,4 @@
-"""What workers cost: who reports it, and how it is told."""
+"""The cost of workers: its reports, corrections and summary."""
 
 from __future__ import annotations
 
@@ -7,55 +7,57 @@ from pydantic import Field
 from turboserve.contracts.base import Contract, Id, Number, Text, UnixSeconds
 
 LARGEST = 1e12
-"""GPU-seconds or money in one correction."""
+"""Maximum of GPU-seconds or money in one correction."""
 AGE_LIMIT_S = 1e9
-"""How old anything about a worker may be, seconds: 31 years."""
+"""Maximum age of anything about a worker, seconds: 31 years."""
 
 
 class Rental(Contract):
-    """autoscaler → state store, in every report: one worker for as long as its place is paid for."""
+    """autoscaler → state store, in every report: one worker, from launch to end."""
 
     worker: Id
     member: Id | None = None
     kind: Text | None = Field(default=None, max_length=64)
-    """What it runs on, as prices name it; None: the device that the worker itself will name."""
+    """Kind of hardware, as in the price list. None: the device that the worker itself will report."""
     gpus: float = Field(default=1.0, ge=0, le=1_024)
     age_s: float = Field(ge=0, le=AGE_LIMIT_S)
-    """How long ago it was launched or found, by the monotonic clock of the process that reports."""
+    """Seconds since the worker was launched or found, by the monotonic clock of the reporting process."""
     ready_ago_s: float | None = Field(default=None, ge=0, le=AGE_LIMIT_S)
-    """How long ago it became ready; None: it is not, or nobody here has seen it."""
+    """Seconds since the worker became ready. None: not ready, or the reporting process did not see it."""
     ended_ago_s: float | None = Field(default=None, ge=0, le=AGE_LIMIT_S)
-    """How long ago it ended; None: it is there."""
+    """Seconds since the worker ended. None: it still runs."""
 
 
 class GetCost(Contract):
-    """gateway → state store. `tenant` None is for services, which see every session."""
+    """gateway → state store: read the cost. `tenant` None is for services, which see every session."""
 
     tenant: Id | None = None
     session: Id | None = None
-    """Only this one's share; None: the newest `limit`."""
+    """Report only the share of this session. None: the newest `limit` sessions."""
     limit: int = Field(default=100, ge=1, le=1_000)
     every_correction: bool = False
-    """Whether corrections of all tenants are listed."""
+    """Whether to list the corrections of all tenants."""
 
 
 class Correction(Contract):
-    """Something that an operator adds to the cost, or takes from it. Never changed: another one undoes it."""
+    """An amount that an operator adds to the cost or subtracts. Only another correction undoes it."""
 
     id: Id
     session: Id | None = None
-    """Whose share is corrected; None: nobody's in particular."""
+    """The session whose share is corrected. None: no particular session."""
     gpu_seconds: float
     money: float
     reason: Text
     by: Id
-    """The tenant that ordered it."""
+    """The tenant that made the correction."""
     at: UnixSeconds
 
 
 class CorrectCost(Contract):
-    """gateway → state store, for an operator. Answered with the `Correction`; one whose id is known is not
-    made again. Refused if the sum of what is corrected would be below zero."""
+    """gateway → state store: an operator corrects the cost. Answered with the `Correction`.
+
+    A repeat with a known id makes no second correction. Refused if the corrected sum would be below zero.
+    """
 
     id: Id
     session: Id | None = None
@@ -77,51 +79,54 @@ class KindCost(Cost):
 
     kind: Text
     price_per_gpu_hour: float
-    """As it is set now; money was counted at the price of its time."""
+    """The current price. `money` is counted at the price at the time of use."""
     workers: Number
     running: Number
     starting_gpu_seconds: float
-    """Of the GPU-seconds, those from a launch to its worker being ready (or ended)."""
+    """The part of the GPU-seconds from a launch until the worker was ready or had ended."""
     estimated_gpu_seconds: float = 0.0
-    """Of the GPU-seconds, those that no monotonic clock has measured: wall clocks say how long it was."""
+    """The part of the GPU-seconds measured by wall clocks, because no monotonic clock measured it."""
 
 
 class PoolCost(Cost):
-    """All workers of one pool; `pool` None: workers that no pool started."""
+    """All workers of one pool. `pool` None: workers that no pool started."""
 
     pool: Text | None = None
 
 
 class SessionCost(Cost):
-    """A session's share of its workers' time: each second of a worker is split evenly among the sessions
-    that hold a slot on it; a second in which nobody does is nobody's, and counts as idle."""
+    """A session's share of its workers' time.
+
+    Each second of a worker is split evenly among the sessions that hold a slot on it. A second in which no
+    session holds a slot counts as idle.
+    """
 
     session: Id
     model: Id
     phase: Text
     corrected_gpu_seconds: float = 0.0
-    """What corrections add to its share."""
+    """GPU-seconds that corrections add to the session's share."""
     corrected_money: float = 0.0
 
 
 class CostReport(Contract):
-    """What everything has cost since the first worker. `total` = `used` + `idle` + `corrected`."""
+    """The whole cost since the first worker. `total` = `used` + `idle` + `corrected`."""
 
     currency: Text
     since: UnixSeconds | None = None
-    """When the first worker was launched; None: there was none."""
+    """When the first worker was launched. None: no worker yet."""
     total: Cost
     used: Cost
-    """Sessions' shares, of all tenants."""
+    """The sum of the shares of all sessions, of all tenants."""
     idle: Cost
-    """Starting workers, and workers on which no session held a slot."""
+    """The cost of starting workers, and of workers on which no session held a slot."""
     corrected: Cost = Cost(gpu_seconds=0.0, money=0.0)
-    """The sum of all corrections, of all tenants. `kinds`, `pools` and shares are as they were measured."""
+    """The sum of all corrections, of all tenants. `kinds`, `pools` and shares do not include corrections."""
     estimated_gpu_seconds: float = 0.0
-    """Of the total, GPU-seconds that no monotonic clock has measured, such as those between two autoscalers
-    where the state store was started again as well."""
+    """The part of the total that no monotonic clock has measured, such as the time between two autoscalers
+    during which the state store restarted as well."""
     corrections: tuple[Correction, ...] = ()
-    """The newest: those of the tenant's sessions, or all for who may order them."""
+    """The newest corrections: of the tenant's sessions, or all for a caller that may make corrections."""
     kinds: tuple[KindCost, ...] = ()
     pools: tuple[PoolCost, ...] = ()
     sessions: tuple[SessionCost, ...] = ()

@@ -1,6 +1,6 @@
-"""One error root. Each kind knows its code, its HTTP status and whether to try again.
+"""Typed errors with one root. Each class has a code and an HTTP status; each error says whether to retry.
 
-Errors cross NATS as `ErrorBody` and come out at the caller as the same class, so that the gateway turns an
+Errors cross NATS as `ErrorBody`, and the caller gets the same class again. The gateway can therefore turn an
 error of the state store into an RFC 9457 problem without knowing where it was raised.
 """
 
@@ -24,8 +24,8 @@ class ErrorBody(Contract):
 class TurboServeError(Exception):
     """Root of all typed errors.
 
-    `field` names the input or thing at fault, `limit` the bound it met, `retry_after_s` when to try again
-    (None: the same call will fail again).
+    `field` names the invalid input or the object concerned. `limit` is the violated bound. `retry_after_s`
+    says when to retry, in seconds (None: the same call will fail again).
     """
 
     code: ClassVar[str] = "internal"
@@ -33,7 +33,7 @@ class TurboServeError(Exception):
     title: ClassVar[str] = "Internal error"
 
     answered: bool = False
-    """Whether the server itself said so, over the bus: it is there."""
+    """Whether the server itself answered with this error over the bus, which shows that it runs."""
 
     def __init__(
         self,
@@ -70,19 +70,19 @@ class InvalidInputError(TurboServeError):
 
 
 class UnauthorizedError(TurboServeError):
-    """No key, or a key that nobody was given."""
+    """The request has no API key, or an unknown one."""
 
     code, status, title = "unauthorized", 401, "Unauthorized"
 
 
 class ForbiddenError(TurboServeError):
-    """The caller's role may not ask for this."""
+    """The caller's role does not allow this request."""
 
     code, status, title = "forbidden", 403, "Forbidden"
 
 
 class SessionNotFoundError(TurboServeError):
-    """No such session, or it belongs to someone else: the two are told apart for nobody."""
+    """The session does not exist, or belongs to another tenant. Callers cannot tell which."""
 
     code, status, title = "session_not_found", 404, "Session not found"
 
@@ -100,31 +100,31 @@ class TransitionError(TurboServeError):
 
 
 class ConflictError(TurboServeError):
-    """A compare-and-set lost: someone changed the row first. Read it again, then decide again."""
+    """A compare-and-set failed, because the row has changed. Read the row again, then decide again."""
 
     code, status, title = "conflict", 409, "Conflict"
 
 
 class StaleEpochError(ConflictError):
-    """The sender acts for an epoch that is over."""
+    """The request is for an epoch that is over."""
 
     code, title = "stale_epoch", "Stale epoch"
 
 
 class MoveOverError(ConflictError):
-    """The move is not under way any more: done, given up, or overtaken by a pause, an end, a placement."""
+    """The migration is over: committed, abandoned, or ended by a pause, an end or a placement."""
 
     code, title = "move_over", "Move over"
 
 
 class StaleStateError(ConflictError):
-    """The log has a chunk that the moved state does not know of."""
+    """The log has a chunk that is newer than the migrated state."""
 
     code, title = "stale_state", "Stale state"
 
 
 class StaleTermError(ConflictError):
-    """The sender does not lead any more. It must not decide anything further: another one does."""
+    """The sender is not the leader any more. It must stop deciding."""
 
     code, title = "stale_term", "Stale term"
 
@@ -136,25 +136,25 @@ class BodyTooLargeError(TurboServeError):
 
 
 class NoCapacityError(TurboServeError):
-    """More sessions than there is room for."""
+    """The workers have no capacity for another session."""
 
     code, status, title = "no_capacity", 429, "No capacity"
 
 
 class TenantLimitError(TurboServeError):
-    """A tenant has as much as one tenant may have; `field` names the setting."""
+    """A tenant has reached a limit per tenant. `field` names the limit's setting."""
 
     code, status, title = "tenant_limit", 429, "Tenant limit reached"
 
 
 class WorkerGoneError(TurboServeError):
-    """This worker was declared dead; its id never comes back. The process starts again under a new one."""
+    """This worker was declared gone. Its id does not return: the process restarts with a new id."""
 
     code, status, title = "worker_gone", 409, "Worker gone"
 
 
 class NotFoundError(TurboServeError):
-    """Something other than a session is not there."""
+    """Something other than a session does not exist."""
 
     code, status, title = "not_found", 404, "Not found"
 
@@ -166,25 +166,25 @@ class UnavailableError(TurboServeError):
 
 
 class LogUnavailableError(UnavailableError):
-    """The log stores nothing at the moment: its disk or its limit is full, or the broker's storage is off."""
+    """The log stores nothing at the moment: no space is left, or the broker's storage is off."""
 
     code, title = "log_unavailable", "Log unavailable"
 
 
 class LogFullError(LogUnavailableError):
-    """The broker has no room left for this message, by the limit of the stream or of its storage."""
+    """The broker has no room for this message: the stream or the broker's storage is at its limit."""
 
     code, title = "log_full", "Log full"
 
 
 class DeadlineError(UnavailableError):
-    """No answer within the deadline. Whether the call took effect is not known: read before you repeat."""
+    """No answer arrived within the deadline. The call may have taken effect: read before you repeat it."""
 
     code, status, title = "deadline", 504, "Deadline passed"
 
 
 class FencedError(TurboServeError):
-    """The broker refused a chunk: another owner's epoch is current."""
+    """The broker refused a chunk, because another owner's epoch is current."""
 
     code, status, title = "fenced", 409, "Fenced"
 
@@ -197,6 +197,6 @@ def _subclasses(root: type[TurboServeError]) -> dict[str, type[TurboServeError]]
 
 
 def error_from(body: ErrorBody) -> TurboServeError:
-    """The error that `body` describes; an unknown code becomes the root class with that text."""
+    """Convert `body` to its error. An unknown code becomes the root class with the same detail."""
     kind = _subclasses(TurboServeError).get(body.code, TurboServeError)
     return kind(body.detail, field=body.field, limit=body.limit, retry_after_s=body.retry_after_s)

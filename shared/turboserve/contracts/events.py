@@ -1,7 +1,7 @@
-"""Session and worker events: what happened, for each session and each worker in the order of the commits.
+"""Session events and worker events. For each session and each worker, they have the order of the commits.
 
-Only the state store publishes them, through an outbox: an event is in the log if and only if its change was
-committed. Every event carries the row as it was right after.
+Only the state store publishes events, through an outbox: an event is in the log if and only if its change was
+committed. Every event carries the row as it was right after the change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from turboserve.contracts.workers import WorkerRecord
 
 class _Event(Contract):
     id: Id
-    """Unique; also the message id that makes the publication idempotent."""
+    """Unique id. It is also the message id, which makes the publication idempotent."""
     at: UnixSeconds
 
 
@@ -26,38 +26,38 @@ class _SessionEvent(_Event):
 
 
 class SessionCreated(_SessionEvent):
-    """Someone asks for video; the scheduler places it."""
+    """A user created a session. The scheduler places it next."""
 
     type: Literal["session.created"] = "session.created"
 
 
 class SessionPlaced(_SessionEvent):
-    """A worker owns it under a new epoch: first placement, resumption, recovery or rebuild."""
+    """A worker owns the session under a new epoch: first placement, resumption, recovery or rebuild."""
 
     type: Literal["session.placed"] = "session.placed"
     kind: Text
     previous_worker: Id | None = None
     previous_weights: WeightsDigest | None = None
-    """Weights of its chunks so far, where the worker has others: it goes on from its latents, and may look
-    different from here on."""
+    """Digest of the weights that generated the chunks so far, if the new worker has other weights. The
+    session then continues from its latents, and may look different from here on."""
 
 
 class SessionMigrating(_SessionEvent):
-    """It is to move to `record.target`; until it is there it goes on where it is (or stays suspended)."""
+    """A migration to `record.target` begins. Until its commit, the source runs (or keeps) the session."""
 
     type: Literal["session.migrating"] = "session.migrating"
     reason: Note
 
 
 class SessionMoved(_SessionEvent):
-    """Its state is at another worker, which owns it under a new epoch."""
+    """A migration is committed: the target has the state and owns the session under a new epoch."""
 
     type: Literal["session.moved"] = "session.moved"
     previous_worker: Id | None = None
 
 
 class SessionMoveAbandoned(_SessionEvent):
-    """It stays where it is, and does not go to `target`."""
+    """The migration to `target` is abandoned. The session stays at its worker."""
 
     type: Literal["session.move_abandoned"] = "session.move_abandoned"
     target: Id
@@ -65,25 +65,25 @@ class SessionMoveAbandoned(_SessionEvent):
 
 
 class SessionSuspended(_SessionEvent):
-    """Paused, or nobody watches: its slot is free, its state is in host memory."""
+    """The session is suspended and has no slot. Its state is in host memory, or rebuilt from latents."""
 
     type: Literal["session.suspended"] = "session.suspended"
 
 
 class SessionResumeRequested(_SessionEvent):
-    """The user is back; the scheduler places it again."""
+    """The user resumes the session, or a viewer returns. The scheduler places the session again."""
 
     type: Literal["session.resume_requested"] = "session.resume_requested"
 
 
 class SessionEnded(_SessionEvent):
-    """Terminated by its user, or failed; `record.reason` says why."""
+    """The session was terminated or failed. `record.reason` says why."""
 
     type: Literal["session.ended"] = "session.ended"
 
 
 class PromptAccepted(_SessionEvent):
-    """The prompt is committed. A later chunk is made under it."""
+    """The prompt is committed. A later chunk will show it."""
 
     type: Literal["prompt.accepted"] = "prompt.accepted"
     event_id: Id
@@ -92,7 +92,7 @@ class PromptAccepted(_SessionEvent):
 
 
 class PromptApplied(_SessionEvent):
-    """The first chunk made under the prompt is in the log."""
+    """The first chunk that shows the prompt is in the log."""
 
     type: Literal["prompt.applied"] = "prompt.applied"
     event_id: Id
@@ -116,14 +116,14 @@ SessionEvent = (
 
 
 class WorkerJoined(_Event):
-    """A worker renewed for the first time."""
+    """A worker has renewed for the first time."""
 
     type: Literal["worker.joined"] = "worker.joined"
     worker: WorkerRecord
 
 
 class WorkerLeft(_Event):
-    """A worker was declared gone; its sessions need another."""
+    """A worker was declared gone. Its sessions need another worker."""
 
     type: Literal["worker.left"] = "worker.left"
     worker: WorkerRecord
@@ -137,10 +137,10 @@ _OF_SESSION: TypeAdapter[SessionEvent] = TypeAdapter(Annotated[SessionEvent, Fie
 
 
 def event_from_bytes(data: bytes) -> Event:
-    """Read any event; a type that this version does not know raises pydantic's ValidationError."""
+    """Parse any event. A type that this version does not know raises pydantic's ValidationError."""
     return _ANY.validate_json(data)
 
 
 def session_event_from_bytes(data: bytes) -> SessionEvent:
-    """As `event_from_bytes`, of what stands on a session's subject."""
+    """As `event_from_bytes`, for messages on a session's subject."""
     return _OF_SESSION.validate_json(data)

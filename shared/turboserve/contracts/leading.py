@@ -1,4 +1,4 @@
-"""Who leads among several instances of a service, and what a leader's requests carry."""
+"""Leader election among the instances of a service, and the term that a leader's requests carry."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from turboserve.contracts.base import Contract, Count, Id
 
 
 class LeaderRecord(Contract):
-    """The lead of one service: a row without any time in it.
+    """The row that names the leader of one service. The row contains no time.
 
-    Whether its holder still leads is judged by those who watch: each sees by its own monotonic clock for how
-    long `beat` has not changed. No two machines' clocks are ever compared, and no clock of the store's.
+    Each candidate judges whether the holder still leads: it measures with its own monotonic clock how long
+    `beat` has not changed. The clocks of two machines are never compared, and the store's clock is not used.
     """
 
     name: Id
     """The service."""
     holder: Id | None = None
-    """The instance that leads; None: nobody has, or the last one has stepped down."""
+    """The leading instance. None: no instance has led yet, or the last leader has stepped down."""
     term: Count = 0
-    """Raised with every change of holder; 0: nobody has led yet."""
+    """Raised with every change of holder. 0: no instance has led yet."""
     beat: Count = 0
     """Raised with every renewal and every change of holder."""
 
 
 class GetLeader(Contract):
-    """scheduler → state store: the row as it is."""
+    """scheduler → state store: read the row. Answered with `LeaderRecord`."""
 
     name: Id
 
@@ -31,7 +31,7 @@ class GetLeader(Contract):
 class Campaign(Contract):
     """scheduler → state store: one compare-and-set that takes the lead under the next term.
 
-    Granted if the row still is as the candidate has seen it (`term` and `beat`), or if nobody holds the lead.
+    Granted if the row still has the `term` and `beat` that the candidate has read, or if it has no holder.
     """
 
     name: Id
@@ -41,14 +41,14 @@ class Campaign(Contract):
 
 
 class CampaignResult(Contract):
-    """The row after a campaign, and whether this very request has taken the lead."""
+    """The row after a campaign, and whether this request has taken the lead."""
 
     record: LeaderRecord
     granted: bool
 
 
 class KeepLead(Contract):
-    """scheduler → state store, every `leader_renew_s`: I still lead. Refused with `stale_term`."""
+    """scheduler → state store, every `leader_renew_s`: the leader renews. Refused with `stale_term`."""
 
     name: Id
     holder: Id
@@ -56,15 +56,15 @@ class KeepLead(Contract):
 
 
 class StepDown(KeepLead):
-    """scheduler → state store, at an orderly stop: the next one need not wait. Refused with `stale_term`."""
+    """scheduler → state store, at an orderly stop: give up the lead at once. Refused with `stale_term`."""
 
 
 class TermFenced(Contract):
     """Base of requests that only a leader makes.
 
-    The store compares the term inside the transaction of the change, so from a new leader's first moment
-    nothing of the old one's is accepted. Refused with `stale_term`.
+    The store compares the term inside the transaction of the change. As soon as a new leader has its term,
+    every request of the former leader is therefore refused with `stale_term`.
     """
 
     term: Count = 0
-    """The sender's term; 0: nobody has led yet."""
+    """The sender's term. 0: no instance has led yet."""

@@ -1,4 +1,4 @@
-"""The pool: what the scheduler tells the autoscaler, and what the autoscaler tells everybody."""
+"""The pool: the scheduler's load feedback, the autoscaler's reports, and operators' orders."""
 
 from __future__ import annotations
 
@@ -12,143 +12,144 @@ from turboserve.contracts.base import Contract, Count, Id, Note, Number, Text, U
 from turboserve.contracts.cost import Rental
 
 WORKERS_LIMIT = 100_000
-"""Workers of one pool, at most."""
+"""Maximum number of workers in one pool."""
 
 
 class LoadFeedback(Contract):
-    """scheduler → autoscaler, after every decision and every second: the state of one model's workers.
+    """scheduler → autoscaler, after every decision and every second: the load of one model's workers.
 
     Source: TurboServe, 5.2.2 (the load signal of the placement controller).
     """
 
     model: Id
     rho_max: float = Field(ge=0, le=1e6)
-    """Largest (used + reserved) / K over workers that are ready; 0 if there is none."""
+    """Largest (used + reserved) / K over all ready workers. 0 if no worker is ready."""
     required: Count
-    """N_req: sessions that need a worker, whether they have one or wait for one."""
+    """N_req: number of sessions that have a worker or wait for one."""
     waiting: Count
-    """Of these, the ones without a worker."""
+    """Number of sessions in `required` without a worker."""
     capacity: Count
-    """Sum of K over workers that are ready."""
+    """Sum of K over all ready workers."""
     workers: Count
-    """Workers that are ready."""
+    """Number of ready workers."""
     decisions: Count = 0
-    """Placements this scheduler process has decided; a smaller number than before means that it restarted."""
+    """Number of placements by this scheduler process. A smaller number than before means a restart."""
     at: UnixSeconds = 0.0
 
 
 class PoolMemberPhase(StrEnum):
-    """Where a slot of the pool is between empty and serving (the design, "Scheduling")."""
+    """The state of a pool member, from vacant to serving."""
 
     VACANT = "vacant"
     RESERVING = "reserving"
     LAUNCHING = "launching"
-    """Its process was started, and nobody has heard from it yet."""
+    """The worker's process was started, and has not registered yet."""
     LOADING = "loading"
-    """It has registered and loads its model."""
+    """The worker has registered and loads its model."""
     READY = "ready"
     DRAINING = "draining"
     RELEASING = "releasing"
     BACKING_OFF = "backing_off"
-    """It failed; it is tried again at `retry_in_s`."""
+    """The worker failed. The next attempt follows in `retry_in_s`."""
 
 
 class PoolMemberStatus(Contract):
-    """One place in which a worker runs."""
+    """A worker's place in the pool, and the worker in it."""
 
     member: Id
     phase: PoolMemberPhase
     wanted: bool = True
-    """Whether the pool's size asks for a worker here; a slot that is not wanted drains."""
+    """Whether the pool's size includes this member. A member that is not wanted drains."""
     worker: Id | None = None
     pid: Count | None = None
     since: UnixSeconds = 0.0
-    """When it came into this phase."""
+    """When this phase began."""
     sessions: Number = 0
-    """Sessions that hold a slot of this worker."""
+    """Number of sessions that hold a slot of this worker."""
     suspended: Number = 0
-    """Sessions whose state is in this worker's host memory."""
+    """Number of sessions whose state is in this worker's host memory."""
     failures: Number = 0
-    """Failures in a row."""
+    """Number of failures in a row."""
     retry_in_s: float | None = None
     reason: Note | None = None
-    """Why it is where it is."""
+    """Why the member is in this phase."""
 
 
 class PoolAction(Contract):
-    """Something the autoscaler did, and why."""
+    """An action of the autoscaler, and its reason."""
 
     at: UnixSeconds
     member: Id | None = None
     worker: Id | None = None
     action: Text
-    """target, reserve, launch, adopt, ready, drain, extend, release, gone, fail."""
+    """One of target, reserve, launch, adopt, ready, drain, extend, release, gone, fail."""
     reason: Note
 
 
 class PoolStatus(Contract):
-    """autoscaler → gateway, scheduler, every second and at once on a change: for operators."""
+    """autoscaler → gateway, scheduler, every second and at once on a change: the pool, for operators."""
 
     provider: Text
     pool: Id = "local"
     target: Number | None = None
-    """Workers wanted; None where workers are started by someone else."""
+    """Number of workers wanted. None: another system starts the workers."""
     ready: Number = 0
     starting: Number = 0
     draining: Number = 0
     members: tuple[PoolMemberStatus, ...] = ()
     actions: tuple[PoolAction, ...] = ()
-    """The last ones, newest last."""
+    """The newest actions, newest last."""
     reason: Note | None = None
-    """Why the pool is not as it should be; None if it is."""
+    """Why the pool is not as wanted. None: it is as wanted."""
     scaling: ScalingStatus | None = None
-    """The controller; None where workers are started by someone else."""
+    """The controller's status. None: another system starts the workers."""
     orders: Number | None = None
-    """Version of the orders in force; None: the state store has not said yet, and nothing is decided."""
+    """Version of the orders in force. None: no answer of the state store yet, and hence no decisions."""
     provider_error: Note | None = None
-    """What the provider itself complains about; None: nothing."""
+    """Error of the provider. None: no error."""
     start_up_s: float | None = None
-    """How long the last worker took from its launch to being ready, seconds; None: none has yet."""
+    """Time from launch to ready of the newest ready worker, seconds. None: no worker has become ready yet."""
     at: UnixSeconds = 0.0
 
 
 class PoolReport(Contract):
-    """autoscaler → state store, every second: what the pool pays for. Answered with `PoolOrders`."""
+    """autoscaler → state store, every second: size limit and workers. Answered with `PoolOrders`."""
 
     pool: Id
     model: Id
     maximum: int = Field(default=0, ge=0, le=WORKERS_LIMIT)
-    """Workers that the pool may grow to by itself: a session is admitted to wait for one of them. 0: the pool
-    does not grow, and who finds it full is refused."""
+    """Number of workers to which the pool may grow by itself. Sessions are admitted to wait for these
+    workers. 0: the pool does not grow, and a full pool refuses new sessions."""
     process: Id | None = None
-    """Which process reports: the ages of its rentals are by its own clock. None: an earlier version's."""
+    """Id of the reporting process, whose monotonic clock measures the ages in `rentals`. None: a process of
+    an earlier version."""
     rentals: tuple[Rental, ...] | None = None
-    """Every worker that is there, and those whose end no answer has acknowledged yet; None: not known yet."""
+    """All current workers, and ended workers whose end no answer has acknowledged. None: not known yet."""
 
 
 class PoolOrders(Contract):
-    """What operators have ordered of one pool: its row. Kept by the state store over every restart."""
+    """The orders of operators for one pool: its row. The state store keeps it over restarts."""
 
     pool: Id
     version: Number = 0
-    """Raised by every change; 0: nothing was ever ordered."""
+    """Raised by every change. 0: no order yet."""
     override: int | None = Field(default=None, ge=0, le=WORKERS_LIMIT)
-    """Workers, whatever the load; None: the controller decides."""
+    """Fixed number of workers, independent of the load. None: the controller decides."""
     dry_run: bool | None = None
-    """Whether the controller only says what it would do; None: as the autoscaler's settings say."""
+    """Whether the controller only reports what it would do. None: as in the autoscaler's settings."""
     table: ProfileTable | None = None
-    """Profiled parameters; None: those that the autoscaler ships with."""
+    """Profiled parameters. None: the autoscaler's default table."""
 
 
 class OrderPool(Contract):
-    """gateway → state store: change what is ordered. Answered with all that is ordered now.
+    """gateway → state store: change the orders. Answered with `PoolOrders`.
 
     Refused with `not_found` for a pool that has never reported.
     """
 
     pool: Id
     change: tuple[Literal["override", "dry_run", "table"], ...] = Field(max_length=3)
-    """Which of the fields below are meant; none: only say what is ordered."""
+    """Names of the fields below to change. Empty: change nothing, and only return the orders."""
     override: int | None = Field(default=None, ge=0, le=WORKERS_LIMIT)
     dry_run: bool | None = None
     table: ProfileTable | None = None

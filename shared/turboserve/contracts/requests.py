@@ -26,7 +26,7 @@ MetadataValue = Annotated[Text, Field(max_length=METADATA_VALUE_LIMIT)]
 
 
 class CreateSession(Contract):
-    """gateway → state store. Refused with `no_capacity` (pool full) or `unknown_model`."""
+    """gateway → state store: create a session. Refused with `no_capacity` (pool full) or `unknown_model`."""
 
     id: Id
     """Chosen by the gateway, so that a repeated request creates one session."""
@@ -38,38 +38,46 @@ class CreateSession(Contract):
 
 
 class SessionRef(Contract):
-    """A session as its tenant names it; `tenant` None is for services, which see all."""
+    """A session, restricted to a tenant. `tenant` None is for services, which see all sessions."""
 
     session: Id
     tenant: Id | None = None
 
 
 class ListSessions(Contract):
+    """gateway, scheduler → state store: list sessions. Answered with `SessionPage`."""
+
     tenant: Id | None = None
     phases: tuple[Phase, ...] = Field(default=(), max_length=len(Phase))
-    """Empty: any."""
+    """Phases to list. Empty: all phases."""
     limit: int = Field(default=100, ge=1, le=1_000)
     after: Text | None = None
-    """The `next` of the page before."""
+    """The `next` of the previous page."""
 
 
 class SessionPage(Contract):
+    """One page of sessions. `next` None: the last page."""
+
     sessions: tuple[SessionRecord, ...]
     next: Text | None = None
 
 
 class SubmitPrompt(SessionRef):
+    """gateway → state store: change the prompt. Answered with `PromptReceipt`."""
+
     event_id: Id
-    """Chosen by the gateway: a repeated request is answered with the first one's receipt."""
+    """Chosen by the gateway, so that a repeated request returns the first one's receipt."""
     prompt: Prompt
 
 
 class EndSession(SessionRef):
+    """gateway → state store: end the session."""
+
     reason: Note = "ended by its user"
 
 
 class FailSession(Contract):
-    """worker → state store: this session cannot go on, and here is why."""
+    """worker → state store: the session cannot continue, for the given reason."""
 
     session: Id
     epoch: Count
@@ -80,9 +88,12 @@ class FailSession(Contract):
 class PlaceSession(TermFenced):
     """scheduler → state store: one compare-and-set that changes the owner and raises the epoch.
 
-    Refused with `conflict` if the row's version is not `expected_version`, with `no_capacity` if the worker
-    is full, with `worker_gone` if it is not alive, with `invalid_input` if it serves another model, or other
-    weights than the session's chunks were made with.
+    Refused with:
+
+    - `conflict` if the row's version is not `expected_version`
+    - `no_capacity` if the worker is full
+    - `worker_gone` if the worker is gone
+    - `invalid_input` if the worker serves another model, or weights other than those of the session's chunks
     """
 
     session: Id
@@ -90,17 +101,21 @@ class PlaceSession(TermFenced):
     worker: Id
     decision: Decision
     other_weights: bool = False
-    """The worker may have other weights than those that made the session's chunks: the session goes on from
-    its latents, and may look different from there on."""
+    """Whether the worker may have weights other than those of the session's chunks. The session then
+    continues from its latents, and may look different from there on."""
 
 
 class BeginMove(TermFenced):
-    """scheduler → state store: the session is to move to `target`; a slot is counted there from now on.
+    """scheduler → state store: begin the migration of the session to `target`.
 
-    A running one becomes `migrating` and goes on where it is; a suspended one stays suspended, and needs no
-    slot. Refused with `conflict` if the row's version is not `expected_version`, `transition_not_allowed` if
-    it does not run or moves already, `invalid_input` if the target is its worker or serves another model or
-    other weights, `no_capacity` or `worker_gone` as a placement.
+    A running session becomes `migrating`, keeps running at the source, and reserves a slot on the target. A
+    suspended session stays suspended and needs no slot. Refused with:
+
+    - `conflict` if the row's version is not `expected_version`
+    - `transition_not_allowed` unless the session is active or suspended, has an owner, and does not migrate
+      yet
+    - `invalid_input` if the target is the owner, or serves another model or other weights
+    - `no_capacity` or `worker_gone` as a placement
     """
 
     session: Id
@@ -110,58 +125,67 @@ class BeginMove(TermFenced):
 
 
 class CommitMove(TermFenced):
-    """scheduler → state store: the target has verified the state; it owns the session under the next epoch.
+    """scheduler → state store: the target has verified the state and becomes the owner under the next epoch.
 
-    Refused with `move_over` if `move` is not the one under way, `stale_state` if the log has a chunk that
-    the moved state does not know of, `worker_gone` if the target is gone.
+    Refused with:
+
+    - `move_over` if `move` is not the current migration
+    - `stale_state` if the log has a chunk that is newer than the migrated state
+    - `worker_gone` if the target is gone
     """
 
     session: Id
     move: Count
     target: Id
     next_chunk: Count
-    """Chunk that the moved state makes next."""
+    """Index of the chunk that the migrated state generates next."""
     digest: Digest | None = None
     numbers: Numbers = {}
-    """Kept with the decision: bytes moved, seconds."""
+    """Stored with the decision: bytes moved, seconds."""
 
 
 class AbandonMove(TermFenced):
-    """scheduler → state store: the session stays where it is. Answered with the row if the move is over."""
+    """scheduler → state store: abandon the migration. Answered with the row, even if it is over already."""
 
     session: Id
     move: Count
     reason: Note
     release: bool = False
-    """The source has no state of a suspended session: it stops being the owner, and no worker is one until
-    the session is placed again. Ignored unless the session is suspended."""
+    """Whether the source stops being the owner, because it has no state of the suspended session. The session
+    then has no owner until it is placed again. Ignored unless the session is suspended."""
 
 
 class MoveSession(SessionRef):
-    """gateway → scheduler: an operator wants the session on another worker.
+    """gateway → scheduler: migrate the session to another worker, as an operator requested.
 
-    Refused with `not_found` (no such worker), `transition_not_allowed` (it does not run, or moves already),
-    `invalid_input` (it is there already, or the worker serves another model), `no_capacity`.
+    Refused with:
+
+    - `not_found` if the worker does not exist
+    - `transition_not_allowed` if the session does not run, or migrates already
+    - `invalid_input` if the worker is the owner, or serves another model
+    - `no_capacity` if the worker is full
     """
 
     worker: Id | None = None
-    """None: the one that suits best."""
+    """The target. None: the scheduler chooses the best worker."""
 
 
 class MoveAccepted(Contract):
-    """The move has begun: the row and the decision. Whether it is done, the session's events tell."""
+    """The migration has begun: its row and decision. The session's events report how the migration ends."""
 
     record: SessionRecord
     decision: Decision
 
 
 class ReleaseSession(TermFenced):
-    """scheduler → state store: no worker owns the suspended session until it is placed again.
+    """scheduler → state store: remove the owner of a suspended session until the session is placed again.
 
-    For a worker that is to be emptied and whose state of the session no other worker can take. The session is
-    rebuilt from its latents when it is resumed. Answered with the row if no worker owns it. Refused with
-    `conflict` if the row's version is not `expected_version`, `transition_not_allowed` unless it is
-    suspended.
+    Used if a worker is to be emptied and no other worker can take its state of the session. The session is
+    rebuilt from its latents when it is resumed. Answered with the row if the session has no owner already.
+    Refused with:
+
+    - `conflict` if the row's version is not `expected_version`
+    - `transition_not_allowed` if the session is not suspended
     """
 
     session: Id
@@ -170,58 +194,68 @@ class ReleaseSession(TermFenced):
 
 
 class NoteDecision(TermFenced):
-    """scheduler → state store: a decision that changes no row (to wait), kept beside those that do."""
+    """scheduler → state store: store a decision that changes no row, such as to wait."""
 
     decision: Decision
 
 
 class SuspendIdle(TermFenced):
-    """scheduler → state store: nobody has watched for `idle_after`; suspend if the row is unchanged."""
+    """scheduler → state store: suspend a session that no viewer has watched for `TURBOSERVE_IDLE_AFTER_S`.
+
+    Refused with `conflict` if the row's version is not `expected_version`, or if a viewer watches again.
+    """
 
     session: Id
     expected_version: Count
 
 
 class Renew(Contract):
-    """worker → state store, every `heartbeat_s`: I live, this is what I hold. Answered with `Renewal`."""
+    """worker → state store, every `heartbeat_s`: renew the lease and report. Answered with `Renewal`."""
 
     load: LoadReport
 
 
 class WorkerGone(Contract):
-    """scheduler, autoscaler → state store: this worker is dead or released."""
+    """scheduler, autoscaler → state store: declare a worker gone, because it is dead or released."""
 
     worker: Id
     reason: Note
     term: Count | None = None
-    """The scheduler's; None from others, who need not lead. Refused with `stale_term`."""
+    """The scheduler's term. None: the sender is the autoscaler. Refused with `stale_term`."""
     renewed_at: float | None = None
-    """Of its row, as read by who takes its silence for death: refused with `conflict` if it has renewed
-    since, or if its lease may still hold. None: it is known to have ended."""
+    """`renewed_at` of the silent worker's row, as read by the sender. Refused with `conflict` if the worker
+    has renewed since, or if its lease may still be valid. None: the worker is known to have ended."""
 
 
 class DrainWorker(Contract):
-    """autoscaler → state store: place nothing more on this worker."""
+    """autoscaler → state store: place no further sessions on this worker."""
 
     worker: Id
 
 
 class ListWorkers(Contract):
+    """gateway, scheduler, autoscaler → state store: list workers. Answered with `WorkerPage`."""
+
     include_gone: bool = False
 
 
 class WorkerPage(Contract):
+    """The workers of a listing."""
+
     workers: tuple[WorkerRecord, ...]
 
 
 class DecisionPage(Contract):
+    """The newest decisions of the scheduler about one session."""
+
     decisions: tuple[Decision, ...]
 
 
 class GetLatents(Contract):
-    """worker → state store: the kept latents of chunk `index`; answered with `LatentsHeader`, raw bytes.
+    """worker → state store: read the stored latents of chunk `index`.
 
-    Refused with `forbidden` unless the session's row names `worker` as its owner.
+    Answered with `LatentsHeader` and raw bytes. Refused with `forbidden` unless the session's row names
+    `worker` as its owner.
     """
 
     session: Id
@@ -230,4 +264,4 @@ class GetLatents(Contract):
 
 
 class Done(Contract):
-    """It is done, and there is nothing to say about it."""
+    """Confirms a request. Carries no data."""

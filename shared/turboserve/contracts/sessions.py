@@ -1,4 +1,4 @@
-"""Sessions: their row, the phases it goes through, and the controls that people apply to them."""
+"""Sessions: their row, their phases, prompts and decisions."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pydantic import Field
 from turboserve.contracts.base import Contract, Count, Id, Note, Text, UnixSeconds
 
 PROMPT_LIMIT = 2_000
-"""Characters in a prompt, at most."""
+"""Maximum number of characters in a prompt."""
 METADATA_KEYS_LIMIT = 16
 METADATA_VALUE_LIMIT = 512
 SEED_LIMIT = 2**63 - 1
 
 Prompt = Annotated[Text, Field(min_length=1, max_length=PROMPT_LIMIT)]
 Digest = Annotated[Text, Field(max_length=128)]
-"""Of a session's state."""
+"""Digest of a session's state."""
 WeightsDigest = Annotated[Text, Field(max_length=64)]
-"""Of a worker's model as it computes: configuration and weights of all networks. A session's state goes on
-only where this is equal."""
+"""Digest of a worker's model: configuration and weights of all networks. A session's state can continue only
+on a worker with an equal digest."""
 Numbers = Annotated[dict[Annotated[Text, Field(max_length=64)], float], Field(max_length=64)]
 """The figures behind a decision, by name."""
 
 
 class Phase(StrEnum):
-    """Where a session is in its life (the design, "A session's life")."""
+    """Where a session is in its life."""
 
     REQUESTED = "requested"
     ACTIVE = "active"
@@ -53,20 +53,20 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.TERMINATED: frozenset(),
     Phase.FAILED: frozenset(),
 }
-"""Every transition that the state store allows. ACTIVE → ACTIVE is a change of owner."""
+"""All transitions that the state store allows. ACTIVE → ACTIVE is a change of owner."""
 
 
 class Activity(StrEnum):
-    """What the user wants of the session, whatever its phase is at the moment."""
+    """What the user wants of the session, independent of its current phase."""
 
     WATCHING = "watching"
     PAUSED = "paused"
     IDLE = "idle"
-    """Nobody has watched for `idle_after`."""
+    """No viewer has watched for `TURBOSERVE_IDLE_AFTER_S`."""
 
 
 class SessionRecord(Contract):
-    """One session's row: the truth about who runs it and from where."""
+    """One session's row: the authoritative record of its owner, phase and progress."""
 
     id: Id
     tenant: Id
@@ -78,47 +78,47 @@ class SessionRecord(Contract):
     phase: Phase
     activity: Activity = Activity.WATCHING
     version: Count
-    """Raised by every change; the compare-and-set is on it."""
+    """Raised by every change. A compare-and-set compares it."""
     epoch: Count
-    """The number of the current ownership; 0 before the first."""
+    """The number of the current ownership. 0: no worker has owned the session yet."""
     worker: Id | None = None
-    """Who owns it; for a suspended session, who holds its state in host memory."""
+    """The owner. For a suspended session, the worker that holds its state in host memory."""
     target: Id | None = None
-    """The worker it is being moved to: only while `migrating`, or `suspended` with its holder changing.
-    Worker and epoch stay the source's until the move is committed."""
+    """The target of the current migration. Set only while `migrating`, or while a `suspended` session
+    migrates. `worker` and `epoch` stay those of the source until the commit."""
     move: Count | None = None
-    """Number of the move under way: the version of the row with which it began, so unique per session."""
+    """Number of the current migration: the row's version at its start, hence unique per session."""
     own_revision: Count | None = None
-    """Stream sequence of the newest `own.<session>`: what the fence compares with."""
+    """Stream sequence of the newest `own.<session>`. The fence compares it."""
     next_chunk: Count = 0
-    """Index of the first chunk that has not been accepted into the log, as far as the store has read it."""
+    """Index of the first chunk that the log has not accepted, as far as the store has read the log."""
     control_seq: Count = 0
-    """Number of the newest accepted control; the prompt above is its result."""
+    """Number of the newest accepted control. `prompt` is its result."""
     applied_control_seq: Count = 0
-    """Number of the newest control that an accepted chunk was made under."""
+    """Number of the newest control that was in effect for an accepted chunk."""
     state_digest: Digest | None = None
     weights_digest: WeightsDigest | None = None
-    """Of the worker that owns the session, or that owned it last; None: no worker has owned it yet, or that
-    worker did not say."""
+    """Weights digest of the worker that owns the session or owned it last. None: no worker has owned the
+    session yet, or that worker did not report a digest."""
     playhead_s: float = 0.0
-    """Media time that playback had reached when last reported, seconds."""
+    """Last reported playhead, seconds of media time."""
     unwatched_s: float | None = None
-    """For how long nobody has watched or changed it, as of this answer of the store; None: not known."""
+    """Seconds without a viewer and without a change of the row, as of this answer. None: unknown."""
     device_errors: Count = 0
-    """Workers in a row that died of a device error in a step that computed for it; 0 again after it has made
-    chunks on another."""
+    """Workers in a row that died of a device error in a step that computed for this session. The count
+    restarts at 1 if two errors are far apart, in time or in chunks."""
     device_error_at: UnixSeconds | None = None
-    """When the last of them said so."""
+    """When the last of these workers died."""
     device_error_chunk: Count = 0
-    """`next_chunk` then."""
+    """`next_chunk` when the last of these workers died."""
     reason: Note | None = None
-    """Why it ended, or why it waits."""
+    """Why the session ended, or why it waits."""
     created_at: UnixSeconds
     updated_at: UnixSeconds
 
 
 class PromptReceipt(Contract):
-    """The first phase of a receipt: the prompt is accepted. `prompt.applied` follows with the chunk index."""
+    """Confirms that a prompt is accepted. The event `prompt.applied` follows with the chunk index."""
 
     session: Id
     event_id: Id
@@ -128,16 +128,21 @@ class PromptReceipt(Contract):
 
 
 class Decision(Contract):
-    """One decision of the scheduler with its reason and its numbers."""
+    """One decision of the scheduler about a session, with its reason and its numbers."""
 
     session: Id
     epoch: Count
     worker: Id | None = None
     kind: Text = Field(max_length=64)
-    """place, resume, recover, wait; rebuild (its worker is to be emptied, and its state can go nowhere);
-    migrate (a move begins), moved (it is done), stay (it was given up); release (a suspended session, of
-    which its worker has no state or gives none away: no worker owns it now); device_error (its worker died of
-    one in a step for it)."""
+    """What was decided. One of:
+
+    - place, resume, recover, wait
+    - rebuild: the session's worker is to be emptied, and no other worker can take the state.
+    - migrate, moved, stay: a migration begins, is committed, is abandoned.
+    - release: no worker owns the suspended session now, because its worker has no state of it or cannot
+      transfer it.
+    - device_error: the session's worker died of a device error in a step that computed for the session.
+    """
     reason: Note
     numbers: Numbers = {}
     at: UnixSeconds = 0.0

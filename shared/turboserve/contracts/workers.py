@@ -1,4 +1,4 @@
-"""Workers: what they report, how they renew, what they are told."""
+"""Workers: their reports, renewals and assignments."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from turboserve.contracts.base import Contract, Count, Id, Note, Secret, Text, U
 from turboserve.contracts.sessions import Digest, SessionRecord, WeightsDigest
 
 SLOTS_LIMIT = 10_000
-"""Sessions of one worker, at most."""
+"""Maximum number of sessions on one worker."""
 MEDIA_LIMIT_S = 1e9
-"""Media time, at most: 31 years."""
+"""Maximum media time, seconds: 31 years."""
 
 Slots = Annotated[int, Field(ge=0, le=SLOTS_LIMIT)]
 LatencyProfile = Annotated[
     dict[Annotated[int, Field(ge=1, le=SLOTS_LIMIT)], Annotated[float, Field(ge=0, le=86_400)]],
     Field(max_length=256),
 ]
-"""Seconds of a chunk by the number of sessions in the batch, L(b)."""
+"""Latency of a chunk, seconds, by the number of sessions in the batch: L(b)."""
 Addresses = Annotated[tuple[Annotated[Text, Field(max_length=512)], ...], Field(max_length=16)]
-"""Where a worker is asked for the state of sessions."""
+"""Addresses at which a worker serves the state of sessions."""
 
 
 class WorkerPhase(StrEnum):
-    """A worker's life as the pool sees it. A worker that is gone never comes back under the same id."""
+    """A worker's phase from the pool's view. A worker that is gone never returns with the same id."""
 
     STARTING = "starting"
     READY = "ready"
@@ -36,20 +36,20 @@ class WorkerPhase(StrEnum):
 
 
 class HeldSession(Contract):
-    """A session as the worker that holds it sees it."""
+    """A session, as reported by the worker that holds it."""
 
     session: Id
     epoch: Count
     next_chunk: Count
     resident: bool = True
-    """In a slab (True), or suspended to host memory (False)."""
+    """Whether the state is in a slab. False: it is suspended to host memory."""
     lead_s: float = 0.0
-    """Media generated ahead of the playhead, seconds."""
+    """Seconds of media generated ahead of the playhead."""
     control_seq: Count = 0
 
 
 class SessionRefusal(Contract):
-    """A worker will not run a session it was given."""
+    """A worker refuses to run a session that was assigned to it."""
 
     session: Id
     epoch: Count
@@ -57,80 +57,80 @@ class SessionRefusal(Contract):
 
 
 class MoveStage(StrEnum):
-    """How far a move is, as its target sees it."""
+    """The progress of a migration, from the target's view."""
 
     COPYING = "copying"
     VERIFIED = "verified"
-    """The state is here and its digest is the source's: the move may be committed."""
+    """The target has the state, and its digest equals the source's: the migration may be committed."""
     FAILED = "failed"
 
 
 NO_STATE = "no_state"
-"""The source has no state of the session: there is nothing to copy, now or later."""
+"""Error code: the source has no state of the session, so there is nothing to copy, now or later."""
 
 
 class MoveReport(Contract):
-    """What the target of a move says of it: in every report while its row says so, at once on a change."""
+    """The target's report about a migration. Part of every load report; sent at once on a change."""
 
     session: Id
     move: Count
     stage: MoveStage
     next_chunk: Count = 0
-    """Chunk that the moved state makes next."""
+    """Index of the chunk that the migrated state generates next."""
     digest: Digest | None = None
     bytes_moved: Count = 0
-    """Over all rounds."""
+    """Number of bytes copied in all rounds."""
     state_bytes: Count = 0
-    """What the state takes: less than what was moved where parts of it changed on the way."""
+    """Size of the state, bytes. `bytes_moved` is larger if parts of the state changed during the copy."""
     seconds: float = Field(default=0.0, ge=0)
-    """Since the copy began."""
+    """Duration of the copy, seconds."""
     limit_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """So long after the copy has begun it is given up, if it is not here by then; 0: it has not begun."""
+    """Time limit of the copy, seconds from its start. 0: the copy has not started."""
     reason: Note | None = None
-    """Why it failed."""
+    """Why the migration failed."""
     code: Text | None = Field(default=None, max_length=64)
-    """Code of the error that it failed with, for example `NO_STATE`."""
+    """Code of the error with which the migration failed, for example `NO_STATE`."""
 
 
 class LoadReport(Contract):
-    """worker → scheduler, autoscaler, every `heartbeat_s` and at once on a change: what it runs."""
+    """worker → scheduler, autoscaler, every `heartbeat_s` and at once on a change: the worker's load."""
 
     worker: Id
     model: Id
     capacity: Slots
-    """Sessions that fit at once: K, from the byte budget and the configured limit."""
+    """K, the number of sessions that fit at once, from the byte budget and the configured limit."""
     weights_digest: WeightsDigest | None = None
-    """None: not known yet, as while it loads."""
+    """None: not known yet, as while the worker loads its model."""
     phase: WorkerPhase = WorkerPhase.READY
     sessions: tuple[HeldSession, ...] = ()
     refusals: tuple[SessionRefusal, ...] = ()
-    """Repeated in every report until the row names another owner."""
+    """Sessions that the worker refuses. Repeated in every report until the row names another owner."""
     moves: tuple[MoveReport, ...] = ()
-    """Sessions that are moving here."""
+    """Migrations to this worker."""
     transfer: Addresses = ()
-    """Where other workers ask for the state of sessions, e.g. `tcp://127.0.0.1:4711?backend=gloo`."""
+    """Addresses at which other workers request state, e.g. `tcp://127.0.0.1:4711?backend=gloo`."""
     host: Text = Field(default="", max_length=255)
-    """The machine it runs on, to tell near from far; empty: not known."""
+    """The worker's machine, to distinguish near workers from far ones. Empty: not known."""
     chunk_latency_s: LatencyProfile = {}
     """Measured latency of a chunk, seconds, by the number of sessions in the batch: the profile L(b)."""
     host_states: Count | None = None
-    """Suspended sessions that its host memory holds at once, however large each is; 0: those that pause may
-    keep their slabs, and none can move here suspended; none: not known."""
+    """Number of suspended sessions that fit into the worker's host memory, by the largest state. 0: paused
+    sessions may keep their slabs, and no suspended session can migrate to this worker. None: not known."""
     device: Text = Field(default="cpu", max_length=64)
     pid: Count | None = None
     pool_slot: Text | None = Field(default=None, max_length=64)
-    """The pool's name for the place it runs in; None for a worker nobody's pool started."""
+    """Name of the pool member in which the worker runs. None: no pool started the worker."""
     started_at: UnixSeconds = 0.0
     device_error_sessions: Annotated[tuple[Id, ...], Field(max_length=SLOTS_LIMIT)] = ()
-    """With phase `gone`: sessions that its last step computed for, of which its device failed."""
+    """With phase `gone` after a device error: the sessions that the failing step computed for."""
 
 
 class Incoming(Contract):
-    """A session whose row names this worker as the target of a move, and where its state is to be had."""
+    """A session that migrates to this worker by its row, and the addresses of the source."""
 
     record: SessionRecord
     source: Addresses = ()
-    """The source's `transfer` addresses; empty: it has none, or is gone."""
+    """The source's `transfer` addresses. Empty: the source has none, or is gone."""
 
 
 def _hexadecimal(key: SecretStr) -> SecretStr:
@@ -140,36 +140,36 @@ def _hexadecimal(key: SecretStr) -> SecretStr:
 
 
 class MigrationKey(Contract):
-    """The secret of one migration, by which its two workers recognize each other and protect what they say.
+    """The secret of one migration, by which its two workers authenticate each other and their messages.
 
-    state store → the source and the target, beside their rows. No row, event, log or answer of the REST API
-    has it. It lives as long as the migration.
+    state store → the source and the target, together with their rows. No row, event, log or answer of the
+    REST API contains the key. The key exists as long as the migration.
     """
 
     session: Id
     move: int
     key: Annotated[Secret, AfterValidator(_hexadecimal)]
-    """32 random bytes, hexadecimal."""
+    """32 random bytes, in hexadecimal."""
 
-    # A key that is refused is not shown either.
+    # A refused key must not be shown either.
     model_config = ConfigDict(hide_input_in_errors=True)
 
 
 class Renewal(Contract):
-    """state store → worker: all sessions whose rows name this worker. What is held beyond it is let go.
+    """state store → worker: all sessions whose rows name this worker. The worker releases all other sessions.
 
-    Without those that are suspended and of which it reported nothing, and without people's metadata.
-    A row without `own_revision` is one that the worker holds already and whose new epoch is not in the log
-    yet: its state is kept, and nothing is appended until a later answer has the revision.
+    Suspended sessions that the worker did not report are left out, and so is users' metadata. A row without
+    `own_revision` is of a session that the worker holds already and whose new epoch is not in the log yet.
+    The worker keeps the state of such a session, and appends nothing until a later answer has the revision.
     """
 
     worker: Id
     assigned: tuple[SessionRecord, ...] = ()
     incoming: tuple[Incoming, ...] = ()
-    """All sessions that are moving here. What was copied for a move that is not among them is let go, unless
-    `assigned` names the session: then the move is done."""
+    """All sessions that migrate to this worker. The worker releases the copies of other migrations, unless
+    `assigned` names the session: then the migration is committed."""
     keys: tuple[MigrationKey, ...] = ()
-    """Of all sessions that are moving to or from this worker."""
+    """Keys of all migrations to or from this worker."""
     drain: bool = False
 
 
@@ -181,14 +181,14 @@ class WorkerRecord(Contract):
     phase: WorkerPhase
     capacity: Slots
     sessions: Count = 0
-    """Sessions that hold a slot."""
+    """Number of sessions that hold a slot."""
     suspended: Count = 0
     incoming: Count = 0
-    """Sessions that are moving here; each has a slot reserved, beside `sessions`."""
+    """Number of sessions that migrate to this worker and have a slot reserved, in addition to `sessions`."""
     weights_digest: WeightsDigest | None = None
-    """None: not known yet, as while it loads."""
+    """None: not known yet, as while the worker loads its model."""
     transfer: Addresses = ()
-    """Where other workers ask it for the state of sessions."""
+    """Addresses at which other workers request state."""
     host: Text = Field(default="", max_length=255)
     device: Text = Field(default="cpu", max_length=64)
     pid: Count | None = None
@@ -200,32 +200,32 @@ class WorkerRecord(Contract):
 
 
 class Assignment(Contract):
-    """state store → worker, at once after every commit to a row that names or named it.
+    """state store → worker, at once after every commit to a row that names or named the worker.
 
-    A hint that saves waiting for the next renewal; losing it costs that wait and nothing else.
+    A hint that saves waiting for the next renewal. A lost hint only costs that wait.
     """
 
     record: SessionRecord
     incoming: Incoming | None = None
-    """For the target of a move: what `Renewal.incoming` says of this session."""
+    """Only for the target of a migration: the same as in `Renewal.incoming`."""
     key: MigrationKey | None = None
-    """For both workers of a move."""
+    """For both workers of a migration."""
 
 
 class Playhead(Contract):
-    """gateway → worker, state store, scheduler: how a session is watched through it (several times a second).
+    """gateway → worker, state store, scheduler, several times a second: a session's viewers at this gateway.
 
-    Of each gateway the newest counts, and what several say is taken together by `turboserve.audience`.
+    The newest report of each gateway counts. `turboserve.audience` combines the reports of several gateways.
     """
 
     session: Id
     gateway: Id | None = None
-    """Which process says so; None: it is older than this field."""
+    """The reporting gateway process. None: a process of an earlier version."""
     playhead_s: float = Field(ge=0, le=MEDIA_LIMIT_S)
-    """Of its viewer who is furthest."""
+    """Playhead of the viewer at this gateway who is furthest ahead, seconds."""
     viewers: Count
-    """How many it has; 0, once: the last of them has left."""
+    """Number of viewers at this gateway. 0, sent once: the last viewer has left."""
     live: bool = True
-    """Whether one of them has said lately where it is. Else all are silent, and `playhead_s` is where one
-    last was: what another gateway says counts before that."""
+    """Whether a viewer has reported its playhead lately. If False, `playhead_s` is an old playhead, and
+    reports of other gateways take precedence."""
     at: UnixSeconds = 0.0
