@@ -1,4 +1,4 @@
-"""`turboserve bench NAME`: runs a benchmark, shows what it found, writes it as JSON."""
+"""`turboserve bench NAME`: run a benchmark, show its results and write them as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bench(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="Which benchmark; none: list them.")] = None,
 ) -> None:
-    """Run a benchmark: `turboserve bench NAME --json FILE`; `… NAME --help` tells its options."""
+    """Run a benchmark: `turboserve bench NAME --json FILE`. `… NAME --help` shows its options."""
     from rich.console import Console
 
     from turboserve.bench import registry
@@ -43,7 +43,7 @@ def bench(
 
 
 def command(name: str, run: Callable[..., Any], table: Callable[[Any], Any] | None) -> Callable[..., None]:
-    """A function with the parameters of `run` and `--json`, which runs it and reports."""
+    """Return a function with the parameters of `run` and `--json` that calls `run` and reports its result."""
     from rich.console import Console
 
     from turboserve.bench import report

@@ -1,4 +1,4 @@
-"""A clip without a stack: prompts through the worker's engine into one MP4."""
+"""Generates a clip as MP4 with the worker's engine, without a stack."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ SESSION = "clip"
 
 
 class GenerationError(Exception):
-    """The engine gave the session up."""
+    """The engine failed or ended the session."""
 
 
 def fragments(
     models: Models, prompts: Sequence[str], seconds: float, seed: int, starts: Sequence[float] | None = None
 ) -> Iterator[bytes]:
-    """The parts of an MP4 file: the init segment, then one closed fragment per chunk.
+    """Generate a clip and yield the parts of its MP4 file: the init segment, then one fragment per chunk.
 
-    The prompts follow one another, each from its second in `starts` on, rising from 0; without `starts` they
-    share the clip equally, to a chunk. A switch takes effect at the start of a chunk, as in a live session.
-    Raises GenerationError.
+    The fragments are closed. Each prompt applies from its second in `starts` on. `starts` rises from 0.
+    Without `starts`, all prompts last equally long, up to a chunk. A switch takes effect at the start of a
+    chunk, as in a live session. Raises GenerationError.
     """
     config = models.transformer.config
     total = chunks_for(seconds, config.media_start)
@@ -63,7 +63,7 @@ def fragments(
 
 
 def chunks_for(seconds: float, media_start: Callable[[int], float]) -> int:
-    """How many chunks cover `seconds`, given where each chunk starts; at least one."""
+    """Return how many chunks cover `seconds`, at least one. `media_start` returns the start of a chunk."""
     chunks = 1
     while media_start(chunks) < seconds:
         chunks += 1

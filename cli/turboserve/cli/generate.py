@@ -1,4 +1,4 @@
-"""`turboserve generate PROMPT -o clip.mp4`: a clip from the shipped model, without a stack."""
+"""`turboserve generate PROMPT -o clip.mp4`: generate a clip with the included model, without a stack."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def generate(
     from turboserve.worker.model.load import CheckpointError, UnreadableCheckpointError
     from turboserve.worker.model.toyworld import load_toyworld
 
-    # Elsewhere first: no half of a clip is left behind.
+    # Write to a temporary file first, so that a failure leaves no partial clip.
     unfinished = output.with_name(f".{output.name}.part")
     try:
         with unfinished.open("wb") as file:
@@ -58,7 +58,7 @@ def generate(
 
 
 def _turn(text: str) -> tuple[float, str]:
-    """`T:PROMPT` → (second, prompt)."""
+    """Parse `T:PROMPT` into (second, prompt)."""
     at, colon, prompt = text.partition(":")
     try:
         seconds = float(at)

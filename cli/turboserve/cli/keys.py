@@ -26,7 +26,7 @@ def add(
         bool, typer.Option("--operator", help="It may also give orders about the pool and move any session.")
     ] = False,
 ) -> None:
-    """Make a key. It is printed once, on stdout; the file keeps only its hash."""
+    """Make a key. The key is printed once, on stdout. The file keeps only its hash."""
     from turboserve.gateway.auth import key_file
 
     try:
@@ -42,7 +42,7 @@ def add(
 
 @app.command(name="list")
 def list_keys(file: Annotated[Path, FILE]) -> None:
-    """Show the keys: their ids, whose they are and since when. The keys themselves are not known."""
+    """List the ids, tenants and creation times of all keys. The keys themselves are not stored."""
     from rich.console import Console
     from rich.table import Table
 
@@ -64,7 +64,7 @@ def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="As `turboserve keys list` shows it.")],
     file: Annotated[Path, FILE],
 ) -> None:
-    """Remove a key. Running gateways refuse it within two seconds, and end the streams it has opened."""
+    """Remove a key. Within two seconds, running gateways refuse the key and end the streams it has opened."""
     from turboserve.gateway.auth import key_file
 
     try:

@@ -1,4 +1,4 @@
-"""The root of the `turboserve` command. What is heavy is imported by the command that needs it."""
+"""The root of the `turboserve` command. Each command imports its heavy dependencies itself."""
 
 from __future__ import annotations
 

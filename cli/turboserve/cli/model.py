@@ -1,4 +1,4 @@
-"""`turboserve model check FILE`: does this engine reproduce a reference?"""
+"""`turboserve model check FILE`: check whether this engine reproduces a reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ app = typer.Typer(help="Look after models.", no_args_is_help=True)
 
 
 class Dtype(StrEnum):
-    """What to compute in."""
+    """Data type of the computation."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -39,7 +39,7 @@ def check(
         Path | None, typer.Option("--json", help="Write the result to this file, as one JSON object.")
     ] = None,
 ) -> None:
-    """Generate a reference's chunks with this engine and compare; exits 1 when one is further off."""
+    """Generate a reference's chunks with this engine and compare. Exits with 1 beyond the tolerance."""
     if not file.is_file():
         raise failure(f"FILE: {file} does not exist")
     # Torch takes seconds to import.
@@ -52,7 +52,7 @@ def check(
     try:
         result = check_file(file, tolerance, device, getattr(torch, dtype.value))
     except AssertionError as error:
-        # So says torch where it was built without the device.
+        # Torch raises this if it was built without support for the device.
         raise failure(f"--device: {device}: {error}") from None
     except (ValueError, RuntimeError, SafetensorError) as error:
         raise failure(f"{file}: {error}") from None
@@ -78,5 +78,5 @@ def check(
 
 
 def _finite(value: float) -> float | None:
-    """JSON knows no infinity, which stands for a latent that is not a number."""
+    """Replace infinity by None, since JSON has no infinity. Infinity stands for a latent that is NaN."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""`turboserve profile …`: what services begin with: the engine's latencies, the autoscaler's parameters."""
+"""`turboserve profile …`: measure the engine's latencies, and find the autoscaler's parameters."""
 
 from __future__ import annotations
 
@@ -42,8 +42,11 @@ def engine(
         Decoder, typer.Option(help="Which public decoder, where weights are random.")
     ] = Decoder.WAN,
 ) -> None:
-    """Measure the engine's stages by batch size: of the model, on the device, with the attention that a
-    worker with these TURBOSERVE_… variables has; or of any sizes, with random weights."""
+    """Measure the latency of the engine's stages by batch size.
+
+    Model, device and attention are those of a worker with these TURBOSERVE_… variables. With --config, the
+    sizes are those of the file, and the weights are random.
+    """
     # Torch takes seconds to import.
     from turboserve.bench.engine.configured import ModelUnavailableError, profile_configured
     from turboserve.worker.model.presets import UnknownPresetError, known
@@ -83,8 +86,11 @@ def autoscaler(
         bool, typer.Option(help="Lower the table until it lets nobody be late in a replay of the traces.")
     ] = False,
 ) -> None:
-    """Find the autoscaler's parameters for every level of volatility: traces are cut into segments, and each
-    level's segments replayed through the real placement and control cores over a grid of parameters."""
+    """Find the autoscaler's parameters for every level of volatility.
+
+    The traces are cut into segments. Each level's segments are replayed with the real placement and control
+    cores over a grid of parameters.
+    """
     from turboserve.bench.autoscale.tables import profile_traces
     from turboserve.contracts.errors import TurboServeError
 

@@ -1,4 +1,4 @@
-"""How commands speak to a person."""
+"""Error messages of commands."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import typer
 
 
 def failure(message: str) -> typer.Exit:
-    """Say what is wrong on stderr; raise the result to exit with status 1."""
+    """Print an error to stderr. Raise the result to exit with status 1."""
     typer.secho(f"turboserve: {message}", err=True, fg="red")
     return typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`turboserve settings`: every environment variable, from the settings classes themselves."""
+"""`turboserve settings`: a table of all environment variables, from the settings classes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SOURCES = {
     "worker": ("turboserve.worker.settings", "Settings"),
     "state-store": ("turboserve.state_store.settings", "Settings"),
 }
-"""Who reads them → module and class."""
+"""Reader → module and class of its settings."""
 
 
 def rows() -> list[tuple[str, str, str, str]]:
-    """(variable, who reads it, default, meaning) of every setting, shared ones first and once."""
+    """Return (variable, reader, default, meaning) of every setting. Shared settings come first, once."""
     found: list[tuple[str, str, str, str]] = []
     shared: set[str] = set()
     for reader, (module, name) in SOURCES.items():
@@ -41,7 +41,7 @@ def rows() -> list[tuple[str, str, str, str]]:
 
 
 def names(reader: str) -> frozenset[str]:
-    """The variables that `reader`, a service of `SOURCES`, declares; those that all share included."""
+    """Return the variables that `reader`, a key of `SOURCES`, declares, shared ones included."""
     module, name = SOURCES[reader]
     return settings_of(getattr(importlib.import_module(module), name).model_fields)
 
@@ -55,7 +55,7 @@ def _default(info: FieldInfo) -> str:
     if isinstance(value, tuple):
         if isinstance(value[0], IPv4Network | IPv6Network):
             return ",".join(map(str, value))
-        # A default command names this machine's interpreter, which is no use in a table.
+        # A default command has this machine's path of the interpreter, which does not belong in a table.
         return " ".join("python" if "/" in str(part) else str(part) for part in value)
     return str(value)
 
@@ -75,7 +75,7 @@ def _choices(kind: object) -> list[str]:
 
 
 def markdown() -> str:
-    """The table as it stands in the documentation."""
+    """Return the table of the documentation."""
     lines = ["| variable | read by | default | meaning |", "| --- | --- | --- | --- |"]
     for variable, reader, default, meaning in rows():
         lines.append(f"| `{variable}` | {reader} | `{default}` | {meaning.replace('|', '/')} |")

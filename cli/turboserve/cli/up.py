@@ -1,4 +1,4 @@
-"""`turboserve up`, `turboserve status`: the whole stack on this machine."""
+"""`turboserve up` and `turboserve status`: the whole stack on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def up(
     data: Annotated[Path, DATA] = Path(".turboserve"),
     log_format: Annotated[Literal["text", "json"], typer.Option(help="How logs are written.")] = "text",
 ) -> None:
-    """Start NATS, Redis, Postgres and the five services; stop them all with Ctrl-C."""
+    """Start NATS, Redis, Postgres and the five services. Ctrl-C stops all of them."""
     from turboserve.cli.embedded import PortTakenError
     from turboserve.cli.embedded.binaries import BinaryMissingError
     from turboserve.cli.stack.options import External, InvalidOptionError, Options, Workers

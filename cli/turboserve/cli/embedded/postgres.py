@@ -1,4 +1,4 @@
-"""Postgres on a loopback TCP port for the services' role, and on a socket file for the supervisor."""
+"""Postgres, with a loopback TCP port for the services' role and a socket file for the supervisor."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from turboserve.cli.embedded.server import (
 from turboserve.environment import SYSTEM, child
 
 SUPERUSER = "turboserve"
-"""Who made the cluster. Logs in over the socket file in the server's folder and in no other way."""
+"""The role that created the cluster. It can only log in over the socket file in the server's folder."""
 ROLE = "turboserve_services"
-"""Who the services log in as: owns its databases, and may nothing beyond them."""
+"""The services' role. It owns the services' databases, and has no rights beyond them."""
 DATABASE = "turboserve"
 PROBE_TABLE = "create table if not exists supervisor_probe (id int primary key, written timestamptz not null)"
 PROBE_WRITE = (
@@ -78,19 +78,20 @@ do $$ declare made record; begin
   end loop;
 end $$;
 """
-"""What the superuser made in a database, before there was a role for the services, becomes theirs."""
+"""Changes the owner of all objects that the superuser created before the services had their own role."""
 
 
 class PostgresServer(EmbeddedServer):
-    """`settings` are further server settings, such as `fsync=off` for data nobody will miss.
+    """Postgres with a superuser for the supervisor and a role for the services.
 
-    `password` is that of the services' role, `superuser_password` that of the supervisor. A cluster that was
-    made when the services still were superuser is taken over at its next start.
+    `settings` are additional server settings, such as `fsync=off` for temporary data. `password` is that of
+    the services' role, `superuser_password` that of the supervisor. A cluster from a version whose services
+    were superuser is converted at its next start.
     """
 
     name = "postgres"
-    stop_signal = signal.SIGINT  # Fast shutdown: SIGTERM would wait for every client to leave.
-    death_signal = signal.SIGQUIT  # Immediate shutdown: the postmaster takes its children with it.
+    stop_signal = signal.SIGINT  # Fast shutdown. SIGTERM would wait for every client to disconnect.
+    death_signal = signal.SIGQUIT  # Immediate shutdown. The postmaster ends its children, too.
     stop_grace_s = 10.0
     answer_s = 4.0
 
@@ -109,7 +110,7 @@ class PostgresServer(EmbeddedServer):
         self._provisioned = False
 
     def url(self, database: str = DATABASE) -> str:
-        """For the services' role."""
+        """Return the URL of `database` for the services' role."""
         return f"postgresql://{ROLE}:{self.password}@{HOST}:{self.port}/{database}"
 
     @property
@@ -117,21 +118,21 @@ class PostgresServer(EmbeddedServer):
         return self.directory / "data"
 
     def stale_files(self) -> Sequence[Path]:
-        # Its process id may by now be somebody else's, which Postgres would take for itself still running.
+        # Its process id may belong to another process by now. Postgres would take that process for itself.
         return (self.cluster / "postmaster.pid",)
 
     def program(self) -> list[str]:
         settings = [
             f"listen_addresses={HOST}",
             f"port={self.port}",
-            # By the server's own short path: that of a socket file is limited to 107 bytes.
+            # The server's own short path, since the path of a socket file is limited to 107 bytes.
             f"unix_socket_directories={self.home}",
             "unix_socket_permissions=0700",
             f"hba_file={self.home}/{HBA_FILE}",
             "shared_buffers=32MB",
             "max_connections=60",
             "log_line_prefix=",
-            # After a crash: one call for the file system instead of one for each of a thousand files.
+            # After a crash, sync the file system with one call instead of one call per file.
             "recovery_init_sync_method=syncfs",
             *self.settings,
         ]
@@ -144,7 +145,7 @@ class PostgresServer(EmbeddedServer):
         self._provisioned = False
         if (self.cluster / "PG_VERSION").exists():
             return
-        # In a place of its own first: half a cluster must not be taken for a whole one.
+        # In a temporary folder first, so that a partial cluster is never mistaken for a complete one.
         fresh = self.directory / "initdb"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
@@ -178,8 +179,8 @@ class PostgresServer(EmbeddedServer):
             )
 
     async def probe(self) -> None:
-        """Connects as the services do; makes their role and database if they are not there yet."""
-        # Asked first, since every connection refused during recovery would be logged as FATAL.
+        """Connect as the services do. Creates their role and database first, if they are missing."""
+        # Check this first: Postgres logs each connection refused during recovery as FATAL.
         if self._status() != "ready":
             raise NotReadyError("postgres: still starting")
         if not self._provisioned:
@@ -191,13 +192,13 @@ class PostgresServer(EmbeddedServer):
             raise ServerUnresponsiveError("postgres: it does not answer") from error
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise NotReadyError(f"postgres: {error}") from error
-        # Without a goodbye to the server, whose answer would be waited for.
+        # An orderly close would wait for the server's answer.
         connection.terminate()
 
     async def provision(self) -> None:
-        """Make the services' role and database, and give them what earlier versions made as superuser.
+        """Create the services' role and database, and give the role what earlier versions made as superuser.
 
-        May be repeated. Raises NotReadyError while nobody answers.
+        May be repeated. Raises NotReadyError while Postgres does not answer.
         """
         async with self.superuser() as connection:
             password = await connection.fetchval("select quote_literal($1)", self.password)
@@ -207,7 +208,7 @@ class PostgresServer(EmbeddedServer):
             await connection.execute(ADOPT_OBJECTS)
 
     async def ensure_database(self, database: str) -> None:
-        """Make `database` unless it exists, owned by the services' role; raises NotReadyError."""
+        """Create `database` unless it exists, owned by the services' role. Raises NotReadyError."""
         async with self.superuser() as connection:
             owner = await connection.fetchval(
                 "select pg_get_userbyid(datdba) from pg_database where datname = $1", database
@@ -219,8 +220,8 @@ class PostgresServer(EmbeddedServer):
 
     @asynccontextmanager
     async def superuser(self, database: str = "postgres") -> AsyncIterator[asyncpg.Connection]:
-        """A connection as superuser, over the socket file. Raises NotReadyError while nobody answers."""
-        # By a descriptor of the folder: the path of a socket file is limited to 107 bytes.
+        """Connect as superuser over the socket file. Raises NotReadyError while Postgres does not answer."""
+        # Use a descriptor of the folder, since the path of a socket file is limited to 107 bytes.
         folder = os.open(self.directory, os.O_PATH | os.O_DIRECTORY)
         try:
             connection = await asyncpg.connect(
@@ -243,18 +244,18 @@ class PostgresServer(EmbeddedServer):
             await connection.close()
 
     async def alive(self) -> None:
-        """Updates a row in a table of the supervisor's own, committed to disk."""
+        """Update a row in the supervisor's own table, and commit it to disk."""
         try:
             async with self.superuser() as connection:
                 try:
                     await _write_probe(connection)
                 except BaseException:
-                    # Else to leave would wait for an answer once more.
+                    # An orderly close would wait for another answer.
                     connection.terminate()
                     raise
         except NotReadyError as error:
             if isinstance(error.__cause__, asyncpg.CannotConnectNowError):
-                # It recovers from the crash of one of its processes, which takes as long as it takes.
+                # Postgres recovers from the crash of one of its processes, which has no time limit.
                 return
             if isinstance(error.__cause__, asyncpg.PostgresError):
                 raise ServerUnhealthyError(str(error)) from error

@@ -1,4 +1,4 @@
-"""Redis for what is hot: in memory, with a log on disk from which it starts again, behind a password."""
+"""Redis in memory for frequently changing data, with a password and an append-only file for restarts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ MAX_MEMORY_BYTES = 2**30
 PROBE_KEY = "turboserve:supervisor"
 PROBE_TTL_S = 60
 REWRITE_BYTES = 64 << 20
-"""A smaller append-only file is left to grow."""
+"""A smaller append-only file is not rewritten."""
 DISK_ERROR = "MISCONF"
-"""How Redis answers writes, and pings, while its file cannot be written. It heals by itself."""
+"""Prefix of Redis's error to writes and pings while it cannot write its file. Redis recovers by itself."""
 
 
 class RedisServer(EmbeddedServer):
-    """Everything in it may be lost, and sessions go on; but their visual context is rebuilt from it.
+    """Redis with an append-only file.
 
-    So its append-only file is kept: a loss of power costs what was written in the last second, and a killed
-    process nothing. Redis rewrites the file when it is twice as large as what it holds.
+    Sessions continue even if all data is lost. The data is stored all the same, since sessions' visual
+    context is rebuilt from it. A loss of power costs the writes of the last second, and a killed process
+    costs nothing. Redis rewrites the file when it has doubled in size.
     """
 
     name = "redis"
@@ -46,7 +47,7 @@ class RedisServer(EmbeddedServer):
 
     async def prepare(self) -> None:
         self.make_directory()
-        # A file and not arguments: a password on a command line is everybody's.
+        # A file instead of arguments, since every user can read a password on a command line.
         self.write_config(
             CONFIG_FILE,
             f"""\
@@ -76,7 +77,7 @@ maxmemory-policy volatile-ttl
         try:
             await client.ping()
         except redis.exceptions.ResponseError as error:
-            # A restart would lose what it holds and could not write, and makes no room on the disk.
+            # A restart would lose the data that Redis could not write, and would not free disk space.
             if not str(error).startswith(DISK_ERROR):
                 raise NotReadyError(f"redis: {error}") from error
         except redis.exceptions.TimeoutError as error:
@@ -87,7 +88,7 @@ maxmemory-policy volatile-ttl
             await client.aclose()
 
     async def alive(self) -> None:
-        """Sets a key that expires."""
+        """Set a key that expires. Raises ServerUnhealthyError if Redis refuses it, or NotReadyError."""
         client = self._client()
         try:
             await client.set(PROBE_KEY, 1, ex=PROBE_TTL_S)

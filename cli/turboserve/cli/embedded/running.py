@@ -1,4 +1,4 @@
-"""Servers for the length of a `with` block: what tests and offline tools use instead of the supervisor."""
+"""Runs servers during a `with` block, for tests and offline tools that have no supervisor."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ UMASK = 0o027
 
 @contextmanager
 def running(servers: Sequence[EmbeddedServer], log: Path) -> Iterator[None]:
-    """Start `servers`, wait until all are ready, stop them at the end; their output goes to the file `log`.
+    """Start `servers`, wait until all are ready, and stop them at the end. The file `log` gets their output.
 
-    They end with this process even when it is killed. Call it from the main thread, outside any event loop.
-    Raises NotReadyError with the end of the log when a server does not start.
+    The servers end with this process, even if it is killed. Call this function from the main thread, outside
+    any event loop. Raises NotReadyError with the end of the log if a server does not start.
     """
     lifeline_read, lifeline_write = os.pipe()
     lifeline = {FD_VARIABLE: str(lifeline_read), PARENT_VARIABLE: str(os.getpid())}

@@ -1,4 +1,4 @@
-"""What the supervisor and the tests need to know of a server."""
+"""The interface of an embedded server, for the supervisor and tests."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ from turboserve.cli.embedded.guard import FOLDER_FD
 from turboserve.cli.embedded.layout import write_private
 
 UNPRIVILEGED = "nobody"
-"""Whom servers run as under root. This user exists on every Linux, so none has to be made."""
+"""User of the servers if this process runs as root. This user exists on every Linux."""
 
 
 class NotReadyError(Exception):
-    """The server does not answer yet."""
+    """The server does not answer yet. Retry."""
 
 
 class ServerUnresponsiveError(NotReadyError):
-    """The server accepts connections and does not answer: it stands still, or it is overloaded."""
+    """The server accepts connections and does not answer: it hangs or is overloaded."""
 
 
 class ServerUnhealthyError(NotReadyError):
-    """The server answers that it cannot do its work; a restart may help."""
+    """The server answers that it cannot do its work. A restart may help."""
 
 
 class ServerFullError(ServerUnhealthyError):
-    """The server is well and has no room for what it is given by its own limits: a restart does not help."""
+    """The server works and has reached its own storage limit. A restart does not help."""
 
 
 class ServerSetupError(Exception):
-    """A server's files could not be prepared; the message carries what its tool said."""
+    """A server's files could not be prepared. The message has the output of the server's tool."""
 
 
 class EmbeddedServer(abc.ABC):
-    """One server: how to prepare its files, start it under a guard, and ask whether it serves.
+    """One server: how to prepare its files, start it under a guard, and check its health.
 
-    `prepare` is repeated before every start and leaves existing data alone. `command` is the whole command
-    line, guard included. `probe` makes a real connection and raises NotReadyError until the server does its
-    work. `alive` is for as long as the server runs after that.
+    - `prepare` runs before every start and keeps existing data.
+    - `command` is the whole command line, guard included.
+    - `probe` makes a real connection and raises NotReadyError until the server does its work.
+    - `alive` checks the server from then on.
     """
 
     name: str
@@ -52,7 +53,7 @@ class EmbeddedServer(abc.ABC):
     death_signal: signal.Signals = signal.SIGKILL
     stop_grace_s: float = 5.0
     answer_s: float = 3.0
-    """Seconds within which `alive` has an answer from a server that is well."""
+    """Time in which `alive` gets an answer from a healthy server, seconds."""
 
     def __init__(self, directory: Path, port: int) -> None:
         self.directory = directory
@@ -60,31 +61,31 @@ class EmbeddedServer(abc.ABC):
 
     @property
     def pid_file(self) -> Path:
-        """Holds the process id of the server itself, not of its guard."""
+        """File with the process id of the server itself, not of its guard."""
         return self.directory / "server.pid"
 
     @abc.abstractmethod
     async def prepare(self) -> None:
-        """Write configuration and, the first time, data. Raises ServerSetupError."""
+        """Write the configuration and, the first time, the data. Raises ServerSetupError."""
 
     @abc.abstractmethod
     def program(self) -> list[str]:
-        """The server's own command line, with an absolute path first."""
+        """Return the server's own command line. It begins with an absolute path."""
 
     @abc.abstractmethod
     async def probe(self) -> None:
-        """Connect and ask for something real; raises NotReadyError."""
+        """Connect and make a real request. Raises NotReadyError."""
 
     @abc.abstractmethod
     async def alive(self) -> None:
-        """Write something and see it acknowledged.
+        """Write something and wait for the acknowledgment.
 
         Raises NotReadyError if the server does not answer, ServerUnhealthyError if it answers that it cannot
-        write, ServerFullError if it is full by its own limits.
+        write, and ServerFullError if it has reached its own storage limit.
         """
 
     def stale_files(self) -> Sequence[Path]:
-        """Files of an earlier run that may keep the server from starting; removed once nobody holds them."""
+        """Return files of an earlier run that may prevent a start. The guard removes them under its lock."""
         return ()
 
     @property
@@ -93,14 +94,14 @@ class EmbeddedServer(abc.ABC):
         return f"/proc/self/fd/{FOLDER_FD}"
 
     def owner(self) -> tuple[int, int] | None:
-        """User and group ids to run as: under root those of an unprivileged user, else the current ones."""
+        """Return the server's user and group id if this process runs as root. None: this process's own."""
         if os.geteuid() != 0:
             return None
         entry = pwd.getpwnam(UNPRIVILEGED)
         return entry.pw_uid, entry.pw_gid
 
     def make_directory(self) -> None:
-        """Make the server's folder if it is missing, for its owner alone; its files become the owner's."""
+        """Create the server's folder if it is missing, make it private, and give its files to the owner."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.directory.chmod(0o700)
         owner = self.owner()
@@ -108,9 +109,9 @@ class EmbeddedServer(abc.ABC):
             give_to(self.directory, owner)
 
     def write_config(self, name: str, text: str) -> None:
-        """Replace a file of the server's folder, readable by the server alone.
+        """Replace a file of the server's folder. Only the server can read it.
 
-        One that has this text already is left alone: on a full disk the server must start all the same.
+        A file that already has this text is not rewritten, so that the server can start on a full disk.
         """
         path = self.directory / name
         if path.is_symlink() or not path.exists() or path.read_text() != text:
@@ -127,7 +128,7 @@ class EmbeddedServer(abc.ABC):
         )
 
     def guarded(self, program: Sequence[str], *options: str) -> list[str]:
-        """`program` under a guard that runs it as the server's owner."""
+        """Return the command line of a guard that runs `program` as the server's owner."""
         owner = self.owner()
         as_owner = [] if owner is None else ["--uid", str(owner[0]), "--gid", str(owner[1])]
         return [
@@ -144,7 +145,7 @@ class EmbeddedServer(abc.ABC):
 
 
 async def wait_ready(server: EmbeddedServer, limit_s: float) -> None:
-    """Probe until the server serves; raises NotReadyError with the last reason after `limit_s` seconds."""
+    """Probe until the server serves. Raises NotReadyError with the last reason after `limit_s` seconds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + limit_s
     while True:
@@ -157,9 +158,9 @@ async def wait_ready(server: EmbeddedServer, limit_s: float) -> None:
 
 
 def give_to(folder: Path, owner: tuple[int, int]) -> None:
-    """Make `owner` the owner of `folder` and of all below it, following no link."""
+    """Make `owner` the owner of `folder` and everything below it. Does not follow links."""
     for _, folders, files, descriptor in os.fwalk(folder, topdown=False):
         for name in (*folders, *files):
             os.chown(name, *owner, dir_fd=descriptor, follow_symlinks=False)
-    # Last: its owner tells whether all of it was given.
+    # The folder comes last: its owner shows whether everything below was changed.
     os.chown(folder, *owner, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""`turboserve reference`: the tables of the documentation that follow from the code."""
+"""`turboserve reference`: the documentation's tables that are generated from the code."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def markers(table: str) -> tuple[str, str]:
-    """The lines of a document between which `table` stands."""
+    """Return the lines that enclose `table` in a document."""
     return f"<!-- begin: turboserve reference {table} -->", f"<!-- end: turboserve reference {table} -->"
 
 
 def tables_in(text: str) -> dict[str, str]:
-    """Name of each table that a document holds → its Markdown there.
+    """Return the tables in a document: name → Markdown.
 
     Raises ValueError for a table that does not begin and end once.
     """
@@ -50,7 +50,7 @@ def tables_in(text: str) -> dict[str, str]:
 
 
 def updated(text: str) -> str:
-    """The same document with every table as the code has it now."""
+    """Return the document with all tables regenerated from the code."""
     for table in tables_in(text):
         begin, end = markers(table)
         before, rest = text.split(begin)

@@ -12,12 +12,12 @@ _IN_EVERY = {"id", "at", "type", "record", "worker"}
 
 
 def types() -> list[tuple[str, type[Contract]]]:
-    """(value of `type`, contract) of every event."""
+    """Return (value of `type`, contract) of every event."""
     return [(kind.model_fields["type"].default, kind) for kind in get_args(Event)]
 
 
 def markdown() -> str:
-    """The table as it stands in the documentation."""
+    """Return the table of the documentation."""
     lines = []
     for name, kind in types():
         own = [field for field in kind.model_fields if field not in _IN_EVERY]

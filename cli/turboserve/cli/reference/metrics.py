@@ -25,11 +25,11 @@ SERVICES = {
 
 
 _MEASURE = {"create_histogram": "record", "create_gauge": "set"}
-"""How an instrument of a kind takes a value, where that is not `add`."""
+"""Kind of instrument → method that takes a value, if that is not `add`."""
 
 
 class Instrument(NamedTuple):
-    """What a service created."""
+    """An instrument that a service created."""
 
     kind: str
     """Name of the method of `Meter` that creates it."""
@@ -39,7 +39,7 @@ class Instrument(NamedTuple):
 
 
 class _Recorder(metrics.NoOpMeter):
-    """A meter that notes which instruments are created."""
+    """A meter that records which instruments are created."""
 
     def __init__(self, created: list[Instrument]) -> None:
         super().__init__("reference")
@@ -71,7 +71,7 @@ class _Recorder(metrics.NoOpMeter):
     def create_observable_gauge(
         self, name: str, callbacks: Any = None, unit: str = "", description: str = ""
     ) -> metrics.ObservableGauge:
-        # A gauge that is read has the same name at `/metrics` as one that is set.
+        # An observable gauge has the same name at `/metrics` as a gauge.
         self._note("create_gauge", name, unit, description)
         return super().create_observable_gauge(name)
 
@@ -79,14 +79,14 @@ class _Recorder(metrics.NoOpMeter):
 class _Provider(metrics.MeterProvider):
     def __init__(self) -> None:
         self.created: defaultdict[str, list[Instrument]] = defaultdict(list)
-        """By the meter's name, in the order of creation."""
+        """Meter's name → instruments in the order of creation."""
 
     def get_meter(self, name: str, *_args: Any, **_options: Any) -> metrics.Meter:
         return _Recorder(self.created[name])
 
 
 def _modules(package: str) -> Iterator[str]:
-    """The modules of a package that create instruments."""
+    """Yield the modules of a package that create instruments."""
     [folder] = importlib.import_module(package).__path__
     for file in sorted(Path(folder).rglob("*.py")):
         source = file.read_text()
@@ -95,7 +95,10 @@ def _modules(package: str) -> Iterator[str]:
 
 
 def instruments() -> dict[str, list[Instrument]]:
-    """Instruments of each service. For a process of its own: OpenTelemetry takes one provider per process."""
+    """Return the instruments of each service.
+
+    Call it in its own process, since OpenTelemetry takes one provider per process.
+    """
     provider = _Provider()
     metrics.set_meter_provider(provider)
     for package in SERVICES.values():
@@ -107,7 +110,7 @@ def instruments() -> dict[str, list[Instrument]]:
 
 
 def _created_by(provider: _Provider, package: str) -> list[Instrument]:
-    """The instruments of the meters named after a package or a part of it."""
+    """Return the instruments of the meters that are named after a package or a part of it."""
     return [
         instrument
         for name, created in provider.created.items()
@@ -117,7 +120,7 @@ def _created_by(provider: _Provider, package: str) -> list[Instrument]:
 
 
 def families(created: list[Instrument]) -> list[tuple[str, str, str]]:
-    """(name, type, description) of each instrument as `/metrics` has it, by the exporter itself."""
+    """Return (name, type, description) of each instrument as the exporter shows it at `/metrics`."""
     provider = MeterProvider([PrometheusMetricReader()], shutdown_on_exit=False)
     meter = provider.get_meter("reference")
     found: dict[str, tuple[str, str, str]] = {}
@@ -133,7 +136,7 @@ def families(created: list[Instrument]) -> list[tuple[str, str, str]]:
 
 
 def markdown() -> str:
-    """The table as it stands in the documentation."""
+    """Return the table of the documentation."""
     lines = []
     for service, created in instruments().items():
         for name, kind, meaning in families(created):

@@ -10,7 +10,7 @@ _METHODS = ("get", "post", "put", "delete")
 
 
 def openapi() -> dict[str, Any]:
-    """The OpenAPI document of a gateway with default settings. It serves nothing."""
+    """Return the OpenAPI document of a gateway with default settings. The gateway is not started."""
     from turboserve.gateway.app import create_app, create_gateway
     from turboserve.gateway.settings import Settings
 
@@ -21,7 +21,7 @@ def openapi() -> dict[str, Any]:
 
 
 def markdown() -> str:
-    """The table as it stands in the documentation."""
+    """Return the table of the documentation."""
     found = []
     for path, operations in openapi()["paths"].items():
         for method in _METHODS:

@@ -25,5 +25,5 @@ def _lines() -> Iterator[tuple[str, str, str, str, str]]:
 
 
 def markdown() -> str:
-    """The table as it stands in the documentation."""
+    """Return the table of the documentation."""
     return rows(("subject", "kind", "message", "from", "to"), _lines())

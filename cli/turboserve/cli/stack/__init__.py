@@ -1,1 +1,1 @@
-"""The embedded stack: which servers and services there are, and how they are wired."""
+"""The embedded stack: its servers and services, and how they are connected."""

@@ -1,4 +1,4 @@
-"""A whole stack as a child process, for tests and benchmarks that need one of their own."""
+"""A whole stack as a child process, for tests and benchmarks that need their own."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ UP = (sys.executable, "-m", "turboserve.cli.main", "up")
 
 
 class StackStartError(Exception):
-    """`turboserve up` ended or hung; the message carries the end of its output."""
+    """`turboserve up` ended or hung. The message has the end of its output."""
 
 
 class BackgroundStack:
-    """`turboserve up` on the directory `data`, started on entry, stopped on exit; output goes to `log`."""
+    """Runs `turboserve up` on the directory `data` from entry to exit. The output goes to the file `log`."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class BackgroundStack:
 
     @property
     def record(self) -> StackRecord:
-        """What stack.json says now."""
+        """The current contents of stack.json."""
         return record.read(self.data)
 
     @property
@@ -62,18 +62,18 @@ class BackgroundStack:
 
     @property
     def output(self) -> str:
-        """Everything the stack has printed so far."""
+        """All output of the stack so far."""
         return self.log.read_text(errors="replace")
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The supervisor."""
+        """The process of the supervisor."""
         assert self._process is not None, "the stack has not been started"
         return self._process
 
     def start(self) -> None:
-        """Start, and wait until everything is ready; raises StackStartError."""
-        # Not the default one: several may be started at the same moment, and would all find it free.
+        """Start the stack, and wait until everything is ready. Raises StackStartError."""
+        # Not the default port: several stacks that start at the same time would all find it free.
         port = [] if "--port" in self._command else ["--port", str(any_free())]
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -90,7 +90,7 @@ class BackgroundStack:
             raise StackStartError(self.output[-4000:]) from None
 
     def stop(self) -> int:
-        """Ask it to stop, as Ctrl-C does, and return its exit status."""
+        """Stop the stack as Ctrl-C does, and return its exit status."""
         self.process.send_signal(signal.SIGINT)
         try:
             return self.process.wait(STOP_LIMIT_S)
@@ -99,13 +99,13 @@ class BackgroundStack:
             raise
 
     def kill(self, name: str) -> int:
-        """`kill -9` the service or server `name` (`worker`: the first one) and return its process id."""
+        """Kill the service or server `name` (`worker`: the first one), and return its process id."""
         pid = self.record.worker_pids()[0] if name == "worker" else self.record.pid(name)
         os.kill(pid, signal.SIGKILL)
         return pid
 
     def wait_until_back(self, name: str, killed_pid: int, limit_s: float = 60.0) -> int:
-        """Wait until `name` is ready again as another process; returns the new process id."""
+        """Wait until `name` is ready again as another process. Returns the new process id."""
 
         def back() -> bool:
             described = self.record.processes[name]
@@ -115,12 +115,12 @@ class BackgroundStack:
         return self.record.pid(name)
 
     def descendants(self) -> list[psutil.Process]:
-        """Every living process below the supervisor."""
+        """Return all living processes below the supervisor."""
         found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
         return found
 
     def wait(self, condition: Callable[[], bool], limit_s: float) -> None:
-        """Look until `condition` holds; raises TimeoutError with the end of the output."""
+        """Poll until `condition` holds. Raises TimeoutError with the end of the output."""
         deadline_s = time.monotonic() + limit_s
         while not condition():
             if time.monotonic() > deadline_s:

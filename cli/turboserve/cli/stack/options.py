@@ -1,4 +1,4 @@
-"""What `turboserve up` can be told, on its command line and by environment variables."""
+"""Options of `turboserve up`, from its command line and from environment variables."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ MODULES = {
     "autoscaler": "turboserve.autoscaler",
     "gateway": "turboserve.gateway",
 }
-"""Service → the module that `python -m` runs. Workers are started by the autoscaler."""
+"""Service → the module that `python -m` runs. The autoscaler starts the workers."""
 PREFIXES: dict[str, list[str]] = {}
-"""Service → words before its command, such as those of `prlimit` or `env`; for tests and benchmarks."""
+"""Service → prefix of its command, such as `prlimit` or `env` with arguments. For tests and benchmarks."""
 
 MOST_WORKERS = 256
 
 
 class InvalidOptionError(ValueError):
-    """An option that cannot be used; the message names it and the limit."""
+    """An option is invalid. The message names the option and the limit."""
 
 
 class External(BaseSettings):
-    """Servers that run elsewhere: the embedded ones are started only for what is not set here."""
+    """URLs of external servers. An embedded server is started for each URL that is not set."""
 
     model_config = SettingsConfigDict(env_prefix="TURBOSERVE_", extra="ignore", frozen=True)
 
@@ -40,14 +40,14 @@ class External(BaseSettings):
 
 @dataclass(frozen=True)
 class Workers:
-    """How many workers: `low` to begin with and at least, `high` at most."""
+    """Number of workers: `low` at the start and at least, `high` at most."""
 
     low: int = 1
     high: int = 1
 
     @classmethod
     def parse(cls, text: str) -> Workers:
-        """`3` or `1..4`. Raises InvalidOptionError."""
+        """Parse `3` or `1..4`. Raises InvalidOptionError."""
         match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text.strip())
         if match is None:
             raise InvalidOptionError(f"--workers: {text!r} is neither a number nor a range such as 1..4")
@@ -63,14 +63,14 @@ class Workers:
 
 @dataclass(frozen=True)
 class Options:
-    """One `turboserve up`."""
+    """Options of one run of `turboserve up`."""
 
     data: Path = Path(".turboserve")
     workers: Workers = field(default_factory=Workers)
     port: int | None = None
-    """None: 8080, or the next free port after it."""
+    """Port of the gateway. None: 8080, or the next free port after it."""
     schedulers: int = 1
-    """One of them leads; the others stand by."""
+    """Number of schedulers. One of them leads, and the others stand by."""
     log_format: Literal["text", "json"] = "text"
     external: External = field(default_factory=External)
     modules: dict[str, str] = field(default_factory=lambda: dict(MODULES))

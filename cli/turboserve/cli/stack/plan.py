@@ -1,4 +1,4 @@
-"""Which processes a stack consists of, in which order they start and stop, and what each is told."""
+"""The plan of a stack: its processes, the order of their start and stop, and their settings."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from turboserve.free_ports import is_free
 
 SERVER_WAVE, STORE_WAVE, SERVICE_WAVE = range(3)
 SILENT_LIMIT = 6
-"""Questions without an answer, each of them seconds apart: whoever is silent for so long hangs."""
+"""Unanswered health checks in a row, seconds apart, after which a service counts as hung."""
 SERVER_SILENT_LIMIT = 4
-"""Fewer, for everyone waits for a server: one that hangs is replaced within 20 to 25 s."""
+"""The same for servers. Lower, since all services wait for servers: a hung one is replaced in 20 to 25 s."""
 SERVER_FAILING_LIMIT = 3
 SERVER_ASK_EVERY_S = 1.5
 PER_WORKER = frozenset({"TURBOSERVE_WORKER_ID", "TURBOSERVE_POOL_SLOT"})
-"""What the autoscaler gives each worker itself."""
+"""Settings that the autoscaler sets for each worker."""
 MANUAL = "manual"
-"""Identity of a worker that somebody starts by hand: the autoscaler does not have its password."""
+"""Identity of a worker that is started by hand. The autoscaler does not have its password."""
 STOP_ORDER = ("gateway", "autoscaler", "workers", "scheduler", "state-store", "servers")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The processes of one stack. Ports are chosen when the plan is first read."""
+    """The processes of one stack. Each port is chosen when it is first read."""
 
     options: Options
     layout: Layout
 
     @cached_property
     def port(self) -> int:
-        """The gateway's. Raises PortTakenError when the one asked for is in use."""
+        """The gateway's port. Raises PortTakenError if the requested port is in use."""
         wanted = self.options.port
         if wanted is None:
             return next_free(DEFAULT_PORT)
@@ -64,8 +64,10 @@ class Plan:
 
     @property
     def identities(self) -> list[str]:
-        """Of workers at the broker: twice as many as there may be workers, for those that drain while others
-        replace them."""
+        """Broker identities of workers, twice as many as the maximum of workers.
+
+        A draining worker and its replacement need one each.
+        """
         return [f"wk{number}" for number in range(max(2, 2 * self.options.workers.high))]
 
     @cached_property
@@ -100,7 +102,7 @@ class Plan:
 
     @property
     def nats_url(self) -> str:
-        """For tools and tests: a user who may do everything, where the broker is ours."""
+        """The broker's URL for tools and tests, with the admin's credentials if the broker is embedded."""
         return self.nats.url() if self.nats is not None else self.options.external.nats_url or ""
 
     @property
@@ -131,7 +133,7 @@ class Plan:
         ]
 
     def _instances(self, service: str) -> list[str]:
-        """The names of its processes: the first one's is the service's."""
+        """Return the names of the service's processes. The first one has the service's name."""
         count = self.options.schedulers if service == "scheduler" else 1
         return [service, *(f"{service}-{number}" for number in range(2, count + 1))]
 
@@ -141,7 +143,7 @@ class Plan:
 
     def _server(self, server: EmbeddedServer) -> ProcessSpec:
         return ProcessSpec(
-            # The guard has its own grace; ours is for a guard that hangs.
+            # The guard has its own grace period. This one is for a guard that hangs.
             member=Member(
                 server.name,
                 wave=SERVER_WAVE,
@@ -189,7 +191,7 @@ class Plan:
     def _common(self, name: str) -> dict[str, str]:
         common = {
             "PYTHONUNBUFFERED": "1",
-            # The supervisor renders text itself: it knows which worker a line came from.
+            # The supervisor renders text itself, because it knows which worker wrote a line.
             "TURBOSERVE_LOG_FORMAT": "json",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
@@ -200,7 +202,7 @@ class Plan:
         return common
 
     def _own(self, name: str) -> dict[str, str]:
-        """What only this service is told."""
+        """Return the settings that only this service gets."""
         if name == "gateway":
             return {"TURBOSERVE_GATEWAY_HOST": HOST, "TURBOSERVE_GATEWAY_PORT": str(self.port)}
         if name == "state-store":
@@ -223,11 +225,11 @@ class Plan:
 
 
 def inherited(service: str) -> dict[str, str]:
-    """Of this process's environment what `service` is given: a base, and the settings that it declares."""
+    """Return what `service` gets of this process's environment: a base, and the settings that it declares."""
     base: tuple[str, ...] = environment.SERVICE
     settings = names(service)
     if service == "autoscaler":
-        # Workers get their part of this from the autoscaler.
+        # The autoscaler passes the workers' part on to them.
         further = environment.listed(os.environ.get("TURBOSERVE_POOL_WORKER_VARIABLES", ""))
         base = (*base, *environment.DEVICE, *environment.CLUSTER, *further)
         settings |= environment.WORKER_SETTINGS - PER_WORKER

@@ -1,4 +1,4 @@
-"""`stack.json`: where a running stack is and how to reach it, for `status`, benchmarks and tests."""
+"""`stack.json`: the processes and URLs of a running stack, for `status`, benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from turboserve.cli.stack.plan import Plan
 VERSION = 2
 BLOCK_BYTES = 4096
 SPARE_BYTES = 1024
-"""Blanks at the end of the record at least: a later one fits into its place when the disk is full."""
+"""Minimum of spaces at the end of the record. They let a later, longer record overwrite it on a full disk."""
 
 
 class StackNotRunningError(Exception):
-    """No stack runs on this data directory."""
+    """No stack runs on this data directory. Start one."""
 
     def __init__(self, data: Path) -> None:
         super().__init__(f"no stack is running on {data}: start one with `turboserve up` (or `make up`)")
@@ -41,17 +41,17 @@ class StackRecord:
     processes: dict[str, dict[str, Any]]
     """Name → kind, state, restarts, port, pid, alarm; for servers also guard_pid."""
     ready: bool
-    """Everything has been ready once."""
+    """Whether everything has been ready once."""
 
     def pid(self, name: str) -> int:
-        """The process id of a service, or of the server itself (not of its guard)."""
+        """Return the process id of a service, or of a server (not of its guard)."""
         pid = self.processes[name]["pid"]
         if pid is None:
             raise LookupError(f"{name} is not running: it is {self.processes[name]['state']}")
         return int(pid)
 
     def worker_pids(self) -> list[int]:
-        """Worker processes below the supervisor, whoever started them; lowest first."""
+        """Return the process ids of all workers below the supervisor, lowest first."""
         found = []
         for process in psutil.Process(self.supervisor_pid).children(recursive=True):
             try:
@@ -63,10 +63,10 @@ class StackRecord:
 
 
 def write(plan: Plan, processes: dict[str, dict[str, Any]], ready: bool) -> None:
-    """Write the record, readable by its owner only: it carries passwords.
+    """Write the record, readable only by its owner, since it contains passwords.
 
-    On a full disk the old one is overwritten where it lies, which needs no room. Raises OSError if that is
-    not possible either.
+    On a full disk, the old record is overwritten in place, which needs no space. Raises OSError if that
+    fails, too.
     """
     text = json.dumps(
         {
@@ -94,8 +94,10 @@ def write(plan: Plan, processes: dict[str, dict[str, Any]], ready: bool) -> None
 
 
 def read(data: Path) -> StackRecord:
-    """The record of the stack running on `data`. Raises StackNotRunningError, also for what a killed stack
-    left behind."""
+    """Return the record of the stack that runs on `data`.
+
+    Raises StackNotRunningError if no stack runs, even if a killed stack left a record.
+    """
     layout = Layout(data)
     value = _load(layout)
     if value.pop("version", None) != VERSION or not psutil.pid_exists(value["supervisor_pid"]):
@@ -111,6 +113,6 @@ def _load(layout: Layout) -> dict[str, Any]:
         except FileNotFoundError:
             break
         except json.JSONDecodeError:
-            # On a full disk it is overwritten in place: another look sees it whole.
+            # On a full disk, the record is overwritten in place. A second read finds it complete.
             time.sleep(pause_s)
     raise StackNotRunningError(layout.data)

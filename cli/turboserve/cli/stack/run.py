@@ -1,4 +1,4 @@
-"""Runs a stack in the foreground until it is told to stop."""
+"""Runs a stack in the foreground until a signal stops it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from turboserve.gateway.settings import Settings as GatewaySettings
 
 UMASK = 0o027
 OWN_VARIABLES = ("TURBOSERVE_DATA", lifeline.FD_VARIABLE, lifeline.PARENT_VARIABLE)
-"""Read by the command itself."""
+"""Variables that the command itself reads."""
 
 
 class AlreadyRunningError(Exception):
@@ -42,16 +42,19 @@ class AlreadyRunningError(Exception):
 
 
 def run(options: Options, policy: Policy | None = None) -> int:
-    """Returns the exit status. Raises AlreadyRunningError, PortTakenError, BinaryMissingError, OSError, and
-    ValidationError for settings that the gateway would refuse, before any start."""
-    # Inherited by every process of the stack: nobody but the owner and the group gets at what they write.
+    """Run a stack until a signal, and return the exit status.
+
+    Raises AlreadyRunningError, PortTakenError, BinaryMissingError or OSError. Raises ValidationError for
+    settings that the gateway would refuse, before any process starts.
+    """
+    # Every process of the stack inherits the mask: only the owner and the group can read its files.
     os.umask(UMASK)
     gateway = GatewaySettings(gateway_host=HOST)
     layout = Layout(options.data)
     remarks = layout.create()
     with _only_one(layout):
         plan = Plan(options, layout)
-        # Chosen now, so that a port that is taken is told before anything is started.
+        # Choose the ports now, so that a taken port is reported before any process starts.
         url, processes = plan.url, plan.processes()
         exposed = exposure.sentences(gateway, Keys(gateway.key_set(), gateway.operators), plan.port)
         hub = LogHub(layout.logs, options.log_format)
@@ -81,13 +84,13 @@ def run(options: Options, policy: Policy | None = None) -> int:
 
 
 def unread_variables(given: Iterable[str]) -> list[str]:
-    """`TURBOSERVE_` variables among `given` that no process of a stack reads."""
+    """Return the `TURBOSERVE_` variables among `given` that no process of a stack reads."""
     known = frozenset(OWN_VARIABLES).union(*(names(reader) for reader in SOURCES))
     return environment.unknown(given, known)
 
 
 def _write_record(hub: LogHub, plan: Plan, supervisor: Supervisor) -> None:
-    """Without a record the supervisor does its work as well; the next change writes one."""
+    """Write the record. A failure is only logged: the supervisor works on, and the next change retries."""
     try:
         record.write(plan, supervisor.describe(), supervisor.ready)
     except OSError as error:
@@ -106,7 +109,7 @@ def _announce(hub: LogHub, url: str, ready: int, workers: Workers, exposed: Sequ
 
 @contextmanager
 def _only_one(layout: Layout) -> Iterator[None]:
-    """Holds the lock of the data directory; the kernel lets go of it when this process ends, however."""
+    """Hold the lock of the data directory. The kernel releases the lock when this process ends in any way."""
     descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

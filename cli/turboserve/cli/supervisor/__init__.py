@@ -1,1 +1,1 @@
-"""Keeps the servers and services of one stack running: a pure core and the shell around it."""
+"""Keeps the servers and services of one stack running: a pure core, and a shell that does the I/O."""

@@ -1,4 +1,4 @@
-"""What the supervisor's core tells its shell to do, or to write down."""
+"""Commands from the supervisor's core to its shell, including log entries."""
 
 from __future__ import annotations
 
@@ -7,27 +7,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Launch:
+    """Start the process of `name`."""
+
     name: str
 
 
 @dataclass(frozen=True)
 class Terminate:
+    """Send SIGTERM to `name`."""
+
     name: str
 
 
 @dataclass(frozen=True)
 class Kill:
+    """Send SIGKILL to `name`."""
+
     name: str
 
 
 @dataclass(frozen=True)
 class AllReady:
-    """Everything has been ready; said once."""
+    """Everything has been ready. Issued once."""
 
 
 @dataclass(frozen=True)
 class Crashed:
-    """For the log: `name` ended by itself and is started again after `delay_s`."""
+    """For the log: `name` has ended by itself, and restarts after `delay_s`."""
 
     name: str
     delay_s: float
@@ -35,7 +41,7 @@ class Crashed:
 
 @dataclass(frozen=True)
 class Hangs:
-    """For the log: `name` is there and has not answered `unanswered` times in a row; it is killed."""
+    """For the log: `name` runs and has not answered `unanswered` times in a row. It is killed."""
 
     name: str
     unanswered: int
@@ -43,7 +49,7 @@ class Hangs:
 
 @dataclass(frozen=True)
 class Failing:
-    """For the log: `name` answered `failures` times in a row that it cannot do its work; it is restarted."""
+    """For the log: `name` answered `failures` times in a row that it cannot do its work. It is restarted."""
 
     name: str
     failures: int
@@ -52,7 +58,7 @@ class Failing:
 
 @dataclass(frozen=True)
 class Alarm:
-    """For the log: `name` does not serve, and restarting it does not help at the moment."""
+    """For the log: `name` does not serve, and a restart does not help at the moment."""
 
     name: str
     reason: str
@@ -67,17 +73,17 @@ class AlarmOver:
 
 @dataclass(frozen=True)
 class GaveUp:
-    """`name` never came up; the stack stops."""
+    """`name` has never become ready, and the stack stops."""
 
     name: str
     attempts: int
     refused: bool = False
-    """It refused its settings, which another attempt would not change."""
+    """Whether it refused its settings, so that another attempt would not help."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """Everything has ended; said once, last."""
+    """Everything has ended. Issued once, as the last command."""
 
 
 Command = Launch | Terminate | Kill | AllReady | Crashed | Hangs | Failing | Alarm | AlarmOver | GaveUp | Done

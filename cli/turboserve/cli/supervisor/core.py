@@ -1,4 +1,4 @@
-"""Decides what to start, restart and stop, and when. Told of events and the time; answers with commands."""
+"""Decides what to start, restart and stop, and when. Takes events with the time, and returns commands."""
 
 from __future__ import annotations
 
@@ -48,38 +48,38 @@ class Member:
 
     name: str
     wave: int = 0
-    """Started once every member of the waves before it has been ready."""
+    """Order of the start. The member starts once all members of lower waves have been ready."""
     rank: int = 0
-    """Stopped once every member of the ranks before it has ended."""
+    """Order of the stop. The member stops once all members of lower ranks have ended."""
     grace_s: float = 5.0
-    """Between the request to end and the kill."""
+    """Time between the request to end and the kill, seconds."""
     start_limit_s: float = 120.0
-    """Killed, and so restarted, when not ready by then."""
+    """Time limit of a start, seconds. Afterwards the member is killed, and so restarted."""
     silent_limit: int = 0
-    """Killed, and so restarted, when so many questions in a row got no answer, also while it starts again;
-    0: never."""
+    """Number of unanswered checks in a row after which the member is killed, and so restarted. Applies to
+    ready members and to restarts. 0: never."""
     failing_limit: int = 0
-    """Ended, and so restarted, after so many failing answers in a row with room on the disk; 0: never."""
+    """Failing answers in a row, with space on the disk, after which the member is restarted. 0: never."""
     launched: bool = True
-    """False for processes that others start (the workers): they are only stopped here."""
+    """Whether the supervisor starts the member. False for workers: the supervisor only stops them."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """When to restart what crashed."""
+    """Delays and limits of restarts."""
 
     first_delay_s: float = 0.1
     factor: float = 2.0
     longest_delay_s: float = 10.0
     settled_after_s: float = 20.0
-    """Up for this long: its earlier crashes no longer count."""
+    """Time after which a ready member's earlier crashes no longer count, seconds."""
     attempts_to_start: int = 5
-    """A member that was never ready and failed this often will not come up by trying again."""
+    """Number of failed starts after which the stack gives up on a member that was never ready."""
     first_repair_delay_s: float = 15.0
-    """Between a restart because of failing answers and the next one, where the first did not help."""
+    """Minimum time between two restarts because of failing answers, seconds. Doubles with every restart."""
     longest_repair_delay_s: float = 600.0
     start_with_room_s: float = 3.0
-    """A start that began on a full disk is repeated unless it succeeds this soon after there is room."""
+    """Time for a start on a full disk to succeed once there is space, seconds. Then the start is repeated."""
 
 
 class State(enum.Enum):
@@ -87,20 +87,20 @@ class State(enum.Enum):
     STARTING = "starting"
     READY = "ready"
     ENDING = "ending"
-    """Asked to end because it fails; started again afterwards."""
+    """The process was asked to end because it fails. It restarts afterwards."""
     BACKOFF = "restarting"
     STOPPING = "stopping"
     STOPPED = "stopped"
 
 
 class HealthAnswer(enum.Enum):
-    """What came of asking a process whether it serves."""
+    """The result of a health check."""
 
     SERVES = "serves"
     SILENT = "silent"
     """No answer within the limit."""
     FAILS = "fails"
-    """It answered that it cannot do its work."""
+    """The process answered that it cannot do its work."""
 
 
 @dataclass
@@ -112,15 +112,15 @@ class _ProcessState:
     restarts: int = 0
     unanswered: int = 0
     failures: int = 0
-    """Failing answers in a row with room on the disk."""
+    """Number of failing answers in a row with space on the disk."""
     repairs: int = 0
-    """Restarts because of failing answers that did not help yet."""
+    """Number of restarts because of failing answers, without success so far."""
     repair_due_s: float = 0.0
-    """Not restarted because of failing answers before this time."""
+    """Earliest time of the next restart because of failing answers."""
     room: bool = True
-    """Whether its disk had room when last looked at."""
+    """Whether the process's disk had space at the last check."""
     alarm: str | None = None
-    """Why it does not serve, while restarting it does not help."""
+    """Why the process does not serve although a restart does not help. None: no alarm."""
     since_s: float = 0.0
     """When the current state began."""
     due_s: float | None = None
@@ -128,7 +128,7 @@ class _ProcessState:
 
 
 class Supervision:
-    """The state of one stack. Every method takes the monotonic time and returns what to do, in order."""
+    """The state of one stack. Event methods take the monotonic time and return commands, in order."""
 
     def __init__(self, members: Iterable[Member], policy: Policy | None = None) -> None:
         self.policy = policy or Policy()
@@ -145,21 +145,21 @@ class Supervision:
         return self._process_states[name].state
 
     def restarts(self, name: str) -> int:
-        """How often `name` was started again."""
+        """Return how often `name` was restarted."""
         return self._process_states[name].restarts
 
     def alarm(self, name: str) -> str | None:
-        """Why `name` does not serve, while restarting it does not help; None: no alarm."""
+        """Return why `name` does not serve although a restart does not help. None: no alarm."""
         return self._process_states[name].alarm
 
     def watches_room(self, name: str) -> bool:
-        """Whether `room_checked` matters for `name` now."""
+        """Whether `room_checked` has an effect for `name` now."""
         process_state = self._process_states[name]
         starting = process_state.ever_ready and process_state.state in (State.STARTING, State.BACKOFF)
         return starting or process_state.alarm is not None
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do, if nothing else happens before."""
+        """Return the time at which to call `tick`, unless another event comes first. None: no deadline."""
         return min(
             (
                 process_state.due_s
@@ -173,7 +173,7 @@ class Supervision:
         return self._start_wave(now_s)
 
     def ready(self, name: str, now_s: float) -> list[Command]:
-        """`name` answered that it serves. Late answers of a process that has ended change nothing."""
+        """Note that `name` is ready. A late answer of a process that has ended changes nothing."""
         process_state = self._process_states[name]
         if process_state.state is not State.STARTING:
             return []
@@ -182,12 +182,12 @@ class Supervision:
         return self._start_wave(now_s)
 
     def exited(self, name: str, now_s: float, refused: bool = False) -> list[Command]:
-        """The process of `name` has ended, for whatever reason; `refused`: because of its settings."""
+        """Note that the process of `name` has ended for any reason. `refused`: it refused its settings."""
         process_state = self._process_states[name]
         if process_state.state not in (State.STARTING, State.READY, State.ENDING, State.STOPPING):
             return []
         if self._stopping:
-            # Also what ends by itself before its turn comes.
+            # The process may also have ended by itself before its turn.
             self._enter(process_state, State.STOPPED, now_s)
             return self._stop_rank(now_s)
         if (
@@ -208,18 +208,18 @@ class Supervision:
     def asked(
         self, name: str, answer: HealthAnswer, now_s: float, *, reason: str = "", room: bool = True
     ) -> list[Command]:
-        """`name` was asked whether it serves, or while it starts whether it does by now.
+        """Note the result of a health check of `name`, or of a probe while it starts.
 
-        Questions are counted, not time: a supervisor that stood still, or a machine that slept, makes no
-        process silent.
+        Silence is counted in checks instead of seconds, so that a pause of the supervisor or of the machine
+        makes no process count as silent.
 
-        `reason` is what a failing answer said; `room` is whether its disk has room, without which a restart
-        does not help.
+        `reason` is the text of a failing answer. `room` is whether the process's disk has space: without
+        space, a restart does not help.
         """
         process_state = self._process_states[name]
         if process_state.state not in (State.STARTING, State.READY):
             return []
-        # One that is silent while it starts for the first time may still be at work on its files.
+        # A process that is silent during its first start may still be preparing its files.
         if process_state.state is State.STARTING and not (
             process_state.ever_ready and answer is HealthAnswer.SILENT
         ):
@@ -243,7 +243,7 @@ class Supervision:
         return [AlarmOver(name)]
 
     def room_checked(self, name: str, room: bool, now_s: float) -> list[Command]:
-        """The disk of `name` was looked at. What could not start without room starts once there is room."""
+        """Note whether the disk of `name` has space. A start that failed for lack of it is repeated then."""
         process_state = self._process_states[name]
         before, process_state.room = process_state.room, room
         if self._stopping or process_state.state not in (State.STARTING, State.BACKOFF):
@@ -251,7 +251,7 @@ class Supervision:
         if not room:
             return self._raise_alarm(process_state, "its disk is full")
         if not before:
-            # What failed so far failed because of the disk.
+            # The failures so far were due to the full disk.
             process_state.crashes = 0
             limit_s = now_s if process_state.state is State.BACKOFF else now_s + self.policy.start_with_room_s
             process_state.due_s = (
@@ -263,7 +263,7 @@ class Supervision:
         process_state.room = room
         name, limit = process_state.member.name, process_state.member.failing_limit
         if not room:
-            # A restart may help once there is room, whatever earlier ones did.
+            # Once there is space, a restart may help, even if earlier restarts did not.
             process_state.failures, process_state.repairs, process_state.repair_due_s = 0, 0, now_s
             return self._raise_alarm(process_state, reason)
         process_state.failures += 1
@@ -284,7 +284,7 @@ class Supervision:
         return [Alarm(process_state.member.name, reason)] if raised else []
 
     def tick(self, now_s: float) -> list[Command]:
-        """Do what is due."""
+        """Return the commands that are due."""
         commands: list[Command] = []
         for process_state in self._process_states.values():
             if process_state.due_s is None or process_state.due_s > now_s:
@@ -296,13 +296,13 @@ class Supervision:
                 process_state.due_s = None
                 commands.append(Kill(process_state.member.name))
             elif process_state.state in (State.STOPPING, State.ENDING):
-                # Again and again: whoever may have started meanwhile below it is killed too.
+                # Repeat the kill, to end descendants that were started meanwhile.
                 process_state.due_s = now_s + 1.0
                 commands.append(Kill(process_state.member.name))
         return commands
 
     def stop(self, now_s: float) -> list[Command]:
-        """End everything, rank by rank. A second call ends all that is left at once, with little grace."""
+        """End everything, rank by rank. A second call ends the rest at once, with a grace of at most 1 s."""
         if not self._stopping:
             self._stopping = True
             for process_state in self._process_states.values():

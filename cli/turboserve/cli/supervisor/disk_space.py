@@ -1,4 +1,4 @@
-"""How much room a disk has: what decides whether a server that fails is worth restarting."""
+"""Measures the free space of a disk. Without space, restarting a failing server does not help."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ENOUGH_BYTES = 32 * 2**20
-"""A disk with less counts as full: Postgres needs 16 MiB for a segment of its log, a chunk up to 8 MiB."""
+"""A disk with less space counts as full: a log segment of Postgres needs 16 MiB, a chunk up to 8 MiB."""
 ENOUGH_FILES = 64
 TRIAL_BYTES = 2**20
 LOW_SHARE = 0.05
 LOW_BYTES = 4 * 2**30
-"""A disk is low below this and below `LOW_SHARE` of its size."""
+"""A disk is low if its free space is below this and below `LOW_SHARE` of its size."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
 class DiskSpace:
-    """What one file system has left, for a user without privileges."""
+    """The free space of one file system, for a user without privileges."""
 
     free_bytes: int
     size_bytes: int
@@ -42,16 +42,17 @@ class DiskSpace:
 
 
 def room(path: Path) -> DiskSpace:
-    """Of the file system that holds `path`. Raises OSError when `path` is not there."""
+    """Return the free space of the file system of `path`. Raises OSError if `path` does not exist."""
     found = os.statvfs(path)
     files = found.f_favail if found.f_files else None
     return DiskSpace(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, files)
 
 
 def has_room(path: Path) -> bool:
-    """Whether a server may write below the folder `path`; tried, since a quota is not in the figures.
+    """Whether there is space to write in the folder `path`.
 
-    True also when `path` cannot be looked at: then a full disk is not what is wrong.
+    Writes a temporary file, since the free space does not show a quota. Also returns True if `path` cannot be
+    accessed, because a full disk is not the cause then.
     """
     try:
         if not room(path).enough:

@@ -1,4 +1,4 @@
-"""Asks processes for as long as they live whether they serve, and looks at the disks of those that do not."""
+"""Health checks of ready processes, and of the disks of processes that fail."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOM_EVERY_S = 1.0
 
 
 class HealthChecks:
-    """Questions to `specs`; each answer goes to `supervision`, and its commands to `obey`."""
+    """Runs the health checks of `specs`. `supervision` gets each result, and `obey` gets its commands."""
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class HealthChecks:
         self._running, self._obey = running, obey
         self._low = False
         self._asked: set[asyncio.Future[None]] = set()
-        """Questions under way, those that were given up among them."""
+        """Running health checks, including those after their time limit."""
 
     async def run(self) -> None:
-        """Until cancelled. Each process is asked by itself: one that is slow keeps no other waiting."""
+        """Run until cancelled. Each process has its own task, so that a slow process delays no other."""
         async with asyncio.TaskGroup() as group:
             for spec in self._specs:
                 group.create_task(self._keep_asking(spec))
@@ -57,7 +57,7 @@ class HealthChecks:
             try:
                 await self._ask(spec, process)
             except Exception as error:
-                # The next question is asked all the same: no other check notices a process that hangs.
+                # Continue with the next health check, since nothing else detects a process that hangs.
                 self._hub.say("question failed", "error", process=spec.name, error=repr(error))
 
     async def _ask(self, spec: ProcessSpec, process: Process) -> None:
@@ -74,17 +74,17 @@ class HealthChecks:
                 reason += "" if has_space else f" (the disk is full: {room(spec.directory)})"
         except NotReadyError:
             answer = core.HealthAnswer.SILENT
-        # The answer is one of this process, and not of the next.
+        # Ignore the answer if the process was replaced meanwhile.
         if self._running(spec.name) is process:
             now_s = asyncio.get_running_loop().time()
             self._obey(self._core.asked(spec.name, answer, now_s, reason=reason, room=has_space))
 
     async def _answer(self, spec: ProcessSpec) -> None:
-        """Ask, and wait for `answer_s`. Raises what the question raises, ServerUnresponsiveError if there is
-        no answer.
+        """Run a health check for at most `answer_s`.
 
-        The question is a task of its own. A client library that catches cancellations, or is cancelled by its
-        own connection, delays and ends no other question.
+        Raises what the check raises, and ServerUnresponsiveError if there is no answer. The check runs in its
+        own task. A client library that catches cancellations, or that its own connection cancels, therefore
+        affects no other check.
         """
         assert spec.alive is not None
         question = asyncio.ensure_future(spec.alive())
@@ -101,11 +101,11 @@ class HealthChecks:
     def _answered(self, question: asyncio.Future[None]) -> None:
         self._asked.discard(question)
         if not question.cancelled():
-            # Looked at, so that asyncio does not complain of an error that came after the time-out.
+            # Retrieve the error, so that asyncio does not log one that came after the timeout.
             question.exception()
 
     async def _watch_rooms(self) -> None:
-        """Look at the disks of servers that cannot start, and say when the stack's disk becomes low."""
+        """Check the disks of servers that cannot start, and log when the stack's disk becomes low."""
         while True:
             await asyncio.sleep(ROOM_EVERY_S)
             try:
@@ -122,7 +122,7 @@ class HealthChecks:
         for spec in self._specs:
             if spec.directory is not None:
                 self._tell_low(spec.directory)
-                # They share the stack's data folder.
+                # One check is enough, since all servers share the stack's data folder.
                 break
 
     def _tell_low(self, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""What Linux offers to keep track of processes that children of ours start."""
+"""Linux functions to track and end the descendants of this process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """From now on the orphans below this process become its children: a worker whose autoscaler died."""
+    """Make orphaned descendants children of this process, such as workers whose autoscaler died."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def strangers(known: Iterable[int], guards: Iterable[int]) -> list[psutil.Process]:
-    """Living descendants that are neither `known` nor below a guard: what services have started."""
+    """Return living descendants that are neither `known` nor below a guard. Services have started these."""
     processes = {process.pid: process for process in psutil.Process().children(recursive=True)}
     for guard in guards:
         with suppress(psutil.NoSuchProcess):
@@ -31,10 +31,10 @@ def strangers(known: Iterable[int], guards: Iterable[int]) -> list[psutil.Proces
 
 
 def kill_tree(pid: int) -> None:
-    """Kill the process and everything below it, whatever signals they ignore or are stopped for."""
+    """Kill the process and its descendants with SIGKILL, even if they ignore other signals or are stopped."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        # Looked for first: what is below a dead process is not found any more.
+        # Find the descendants first, since those of a dead process cannot be found any more.
         for each in [process, *process.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
                 each.kill()
@@ -47,7 +47,10 @@ class Reaper:
         self._seen: set[int] = set()
 
     def reap(self, known: Iterable[int]) -> None:
-        """Called now and then. Spares `known`, and whoever may be waited for elsewhere for one round."""
+        """Collect zombies that were already there at the previous call, except `known`. Call it periodically.
+
+        The delay lets other code that waits for a child collect its status first.
+        """
         zombies = {pid for pid in _children() if _state(pid) == "Z"} - set(known)
         for pid in zombies & self._seen:
             with suppress(ChildProcessError):
@@ -56,7 +59,7 @@ class Reaper:
 
 
 def reap_all() -> None:
-    """Collect every child that has ended; for when nobody else waits for any."""
+    """Collect every child that has ended. Call it only when no other code waits for a child."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             continue

@@ -1,4 +1,4 @@
-"""All output in one stream, each line under its service's name; and in one file per service."""
+"""Merges the output of all processes into one stream with service names, and into one file per service."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _SERVER_HARMLESS = re.compile(r"overcommit_memory|ready to exit|User requested s
 
 
 class LogHub:
-    """Takes lines from every process; writes files at once and the console from a thread of its own.
+    """Takes lines from every process. Writes files at once, and the console from its own thread.
 
-    A console that does not keep up loses lines (their number is told) and never holds up the stack.
+    A slow console never blocks the stack. It loses lines, and shows the number of lost lines.
     """
 
     def __init__(self, directory: Path, log_format: LogFormat, console: TextIO | None = None) -> None:
@@ -55,10 +55,10 @@ class LogHub:
         self._thread.start()
 
     def line(self, name: str, text: str) -> None:
-        """One line of output of process `name`."""
+        """Take one line of output of process `name`."""
         record = parse(text)
         if record is not None and isinstance(record.get("service"), str):
-            # A worker's lines come through the pipe of the autoscaler that started it.
+            # A worker's lines arrive through the pipe of the autoscaler that started the worker.
             name = record["service"]
         self._to_file(name, text)
         if self._format == "json":
@@ -71,16 +71,16 @@ class LogHub:
             self._to_console(self._prefix(name) + text)
 
     def say(self, event: str, level: str = "info", **fields: Any) -> None:
-        """Something the supervisor itself has to say."""
+        """Log an event of the supervisor itself."""
         self.line(SUPERVISOR, json.dumps(_record(SUPERVISOR, level, event, **fields)))
 
     def plain(self, text: str) -> None:
-        """Text for people, as it is; nothing when the console carries JSON."""
+        """Print text for people. Ignored if the console shows JSON."""
         if self._format == "text":
             self._to_console(text)
 
     def close(self) -> None:
-        """Write what is waiting, for at most two seconds."""
+        """Write the queued lines, for at most two seconds, and close the files."""
         self._queue.put(None)
         self._thread.join(2.0)
         for handler in self._files.values():
@@ -115,7 +115,7 @@ class LogHub:
                 self._directory / f"{Path(name).name}.log",
                 maxBytes=FILE_BYTES,
                 backupCount=FILES_KEPT,
-                # Opened by the first line: an error then is one of writing.
+                # Open the file with the first line, so that an error is handled like an error of writing.
                 delay=True,
             )
             self._files[name] = handler
@@ -137,12 +137,12 @@ class LogHub:
                 if self._queue.empty():
                     self._console.flush()
             except (OSError, ValueError):
-                # Whoever read the console is gone; the files go on.
+                # The console was closed. The files are still written.
                 continue
 
 
 def parse(text: str) -> dict[str, Any] | None:
-    """The structured record in a line, if it is one."""
+    """Parse a line as a structured record. Returns None if it is not one."""
     if not text.startswith("{"):
         return None
     try:
@@ -153,12 +153,12 @@ def parse(text: str) -> dict[str, Any] | None:
 
 
 def server_level(text: str) -> str:
-    """How serious a server's own line is; their everyday lines go to files only."""
+    """Return the level of a server's line: `warning` or `info`. Lines of level `info` go to files only."""
     return "warning" if _SERVER_TROUBLE.search(text) and not _SERVER_HARMLESS.search(text) else "info"
 
 
 def clock(timestamp: object) -> str:
-    """An ISO time as local hours, minutes, seconds and milliseconds; unreadable ones as they are."""
+    """Format an ISO time as local hours, minutes, seconds and milliseconds. Keeps invalid times unchanged."""
     try:
         return datetime.fromisoformat(str(timestamp)).astimezone().strftime("%H:%M:%S.%f")[:-3]
     except ValueError:
@@ -183,4 +183,4 @@ def _record(service: str, level: str, event: str, **fields: Any) -> dict[str, An
 
 class _File(RotatingFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
-        """A full disk must not fill the console as well."""
+        """Ignore the error: a full disk must not flood the console."""

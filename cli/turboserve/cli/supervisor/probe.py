@@ -1,4 +1,4 @@
-"""How the supervisor asks a service whether it is ready, and whether it lives."""
+"""Probes of a service's readiness and liveness over HTTP."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ ANSWER_S = 5.0
 
 
 def readyz(port: int) -> Callable[[], Awaitable[None]]:
-    """A probe that is content once GET /readyz on `port` answers 200."""
+    """Return a probe that succeeds once GET /readyz on `port` answers 200."""
     return _answers(port, "/readyz")
 
 
 def healthz(port: int) -> Callable[[], Awaitable[None]]:
-    """A probe that is content while the process on `port` turns its event loop, whatever it waits for."""
+    """Return a probe that succeeds while the event loop of the process on `port` runs, ready or not."""
     return _answers(port, "/healthz")
 
 

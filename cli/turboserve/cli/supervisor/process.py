@@ -1,4 +1,4 @@
-"""One running process: started in a session of its own, its output read line by line."""
+"""One running process, started in its own session. Its output is read line by line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Process:
     ) -> None:
         read, write = os.pipe()
         try:
-            # A session of its own: Ctrl-C in the terminal is for the supervisor alone, which stops in order.
+            # In its own session, so that only the supervisor gets Ctrl-C, and stops the processes in order.
             self._popen = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -43,7 +43,7 @@ class Process:
         self._reader = LineReader(read, on_line)
 
     def poll(self) -> int | None:
-        """The exit status once it has ended: negative for a signal."""
+        """Return the exit status, negative for a signal. None: the process runs."""
         return self._popen.poll()
 
     def send(self, number: signal.Signals) -> None:
@@ -55,7 +55,7 @@ class Process:
 
 
 class LineReader:
-    """Reads a pipe in the event loop and cuts it into lines."""
+    """Reads a pipe in the event loop and splits the data into lines."""
 
     def __init__(self, descriptor: int, on_line: Callable[[str], None]) -> None:
         os.set_blocking(descriptor, False)
@@ -66,7 +66,7 @@ class LineReader:
         self._loop.add_reader(descriptor, self._read)
 
     def close(self) -> None:
-        """Read what is there and stop."""
+        """Read the data in the pipe, then close it."""
         if self._descriptor is not None:
             self._read()
         if self._descriptor is not None:

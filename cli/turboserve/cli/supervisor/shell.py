@@ -1,4 +1,4 @@
-"""Runs what the core decides: processes, probes, timers and signals."""
+"""Executes the core's commands: processes, probes, timers and signals."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ LOOK_AROUND_EVERY_S = 1.0
 
 
 class Supervisor:
-    """Keeps `specs` running until a signal. `run` returns 0, or 1 when something never came up.
+    """Keeps `specs` running until a signal. `run` returns 0, or 1 if a process has never become ready.
 
-    `on_change` is called after every start, readiness and end; `on_ready` once, when everything is ready,
-    with the number of workers that serve: fewer than `workers_wanted` if they need over WORKERS_LIMIT_S.
+    `on_change` is called after every start, readiness and end. `on_ready` is called once, when everything is
+    ready, with the number of workers that serve. That number is below `workers_wanted` if the workers need
+    more than WORKERS_LIMIT_S.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Supervisor:
         self._core = core.Supervision([*(spec.member for spec in specs), workers], policy)
         self._processes: dict[str, Process] = {}
         self._ended: deque[Process] = deque(maxlen=64)
-        """Their children may still write to their pipes."""
+        """Ended processes whose children may still write to their pipes."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._reaper = kernel.Reaper()
@@ -69,7 +70,7 @@ class Supervisor:
         return self._ready_announced
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Every process: pid, kind, port, state, restarts; for servers also the guard's pid."""
+        """Describe every process: kind, state, restarts, alarm, port, pid, and the guard's pid of servers."""
         return {name: self._describe(spec) for name, spec in self._specs.items()}
 
     async def run(self) -> int:
@@ -95,7 +96,7 @@ class Supervisor:
         return self._status
 
     def stop(self) -> None:
-        """Stop everything in order; when called again, in a hurry."""
+        """Stop everything in order. A second call stops everything at once."""
         self._hub.say("stopping at once" if self._core.stopping else "stopping (Ctrl-C again to hurry)")
         self._obey(self._core.stop(self._loop.time()))
 
@@ -193,12 +194,12 @@ class Supervisor:
     def _end(self, name: str, number: signal.Signals) -> None:
         process = self._processes.get(name)
         if process is not None and number is signal.SIGKILL and self._specs[name].kind == "server":
-            # A stopped server does not notice that its guard is gone, and a guard may be stopped as well.
+            # A server stopped by SIGSTOP does not notice the end of its guard. The guard may be stopped, too.
             kernel.kill_tree(process.pid)
         elif process is not None:
             process.send(number)
         elif name in self._tasks:
-            # Still being prepared: there is nothing to signal.
+            # The process is still being prepared, so there is nothing to signal.
             self._cancel(name)
             self._loop.call_soon(lambda: self._obey(self._core.exited(name, self._loop.time())))
 
@@ -214,7 +215,7 @@ class Supervisor:
             self._obey(self._core.exited(name, self._loop.time(), refused=status == EXIT_SETTINGS))
 
     async def _look_around(self) -> None:
-        """Reap adopted orphans, and see whether the last workers have ended."""
+        """Reap adopted orphans and look for ended processes, periodically."""
         while True:
             await asyncio.sleep(LOOK_AROUND_EVERY_S)
             self._reaper.reap(self._known())
@@ -274,7 +275,10 @@ class Supervisor:
 
 
 def status_text(status: int) -> str:
-    """`0`, or for a process ended by a signal its name; a guard reports its server's as 128 + number."""
+    """Return the exit status as text, or the name of the signal that ended the process.
+
+    A guard reports a signal that ended its server as 128 + the signal's number.
+    """
     number = -status if status < 0 else status - 128
     with suppress(ValueError):
         if number > 0:

@@ -1,4 +1,4 @@
-"""What the supervisor has to know of a process in order to run it."""
+"""The description of a process, from which the supervisor runs it."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ class ProcessSpec:
     """`server` or `service`."""
     command: Sequence[str]
     probe: Callable[[], Awaitable[None]]
-    """Raises NotReadyError until the process does its work; ServerUnresponsiveError if it accepts a
-    connection and does not answer."""
+    """Raises NotReadyError until the process does its work, and ServerUnresponsiveError if the process
+    accepts a connection and does not answer."""
     alive: Callable[[], Awaitable[None]] | None = None
-    """Asked while it is ready. Raises NotReadyError if nobody answers, ServerUnhealthyError if the answer is
-    that the process cannot do its work. None: not asked."""
+    """Health check while the process is ready. Raises NotReadyError if there is no answer, and
+    ServerUnhealthyError if the process answers that it cannot do its work. None: no health check."""
     ask_every_s: float | None = None
-    """Between an answer and the next question; None: as `asking.ASK_EVERY_S`."""
+    """Pause between two health checks, seconds. None: `health_checks.ASK_EVERY_S`."""
     answer_s: float = 10.0
-    """No answer within this is none."""
+    """Time limit of a health check, seconds."""
     directory: Path | None = None
-    """Where it keeps its data: without room there, a restart does not help."""
+    """Folder of the process's data. Without space there, a restart does not help."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """All of it, but for the lifeline: nothing of the supervisor's own is inherited."""
+    """The complete environment, except the lifeline: nothing is inherited from the supervisor's own."""
     prepare: Callable[[], Awaitable[None]] | None = None
-    """Done before every start; an exception counts as a crash."""
+    """Called before every start. An exception counts as a crash."""
     port: int | None = None
     pid_file: Path | None = None
-    """Where a guard writes the process id of its server."""
+    """File to which a guard writes the process id of its server."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Which worker processes serve. Others start them; their environment tells what they are."""
+"""Counts the worker processes that serve. Recognizes workers by their environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEALTH_VARIABLE = "TURBOSERVE_HEALTH_PORT"
 
 
 async def count_ready(processes: Iterable[psutil.Process]) -> int:
-    """How many of `processes` are workers that answer /readyz with 200."""
+    """Return how many of `processes` are workers that answer /readyz with 200."""
     ports = {port for process in processes if (port := _health_port(process)) is not None}
     return sum(await asyncio.gather(*(_serves(port) for port in ports)))
 
