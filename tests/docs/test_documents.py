@@ -21,8 +21,10 @@ CODE = {".py", ".js", ".toml", ".yaml", ".yml", ".conf", ".sh", ".mk", ""}
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
 SOURCE_FILE = re.compile(r"(?<![\w/.$~{}<-])(?:[\w.-]+/)+[\w.-]+\.(?:py|js|md|conf|ya?ml|toml|sh|mk|txt)\b")
 """A path with a folder: files of a running stack have no such endings."""
-FOLDER = re.compile(r"`((?:bench|cli|deploy|docs|services|shared|tests|training)/[\w./-]*)`")
+FOLDER = re.compile(r"`((?:baselines|bench|cli|deploy|docs|services|shared|tests|training)/[\w./-]*)`")
 TEST_FILE = re.compile(r"(?<![\w/])test_\w+\.py\b")
+CODE_SPAN = re.compile(r"`([^`\n]+)`")
+TEST_PATH = re.compile(r"^(?:[\w.-]+/)*test_\w+\.py$")
 TESTS = {file.name for file in FILES if file.name.startswith("test_")}
 DOCUMENT = re.compile(r"(?<![\w/.-])docs/[\w/.-]*\.(?:md|png)\b")
 
@@ -65,6 +67,14 @@ def test_test_files_that_a_document_names_exist() -> None:
         if test not in TESTS
     ]
     assert not missing
+
+
+def test_the_threat_table_names_tests_relative_to_the_folder_of_security_tests() -> None:
+    text = (ROOT / "docs" / "reference" / "security.md").read_text()
+    named = {path for path in CODE_SPAN.findall(text) if TEST_PATH.search(path)}
+    folders = (ROOT, ROOT / "tests" / "security")
+    assert "access/test_security_keys.py" in named
+    assert not {path for path in named if not any((folder / path).is_file() for folder in folders)}
 
 
 def test_documents_that_code_names_exist() -> None:
