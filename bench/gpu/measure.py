@@ -2,9 +2,9 @@
 
     python bench/gpu/measure.py --golden DIR_OR_FILE... --out results.json
 
-`--tiny` measures a tiny model with the same code, also on a CPU: to see that the script works. Where a call
-may last ten minutes, three do, each with `--limit-s 450`: `--parts correctness kernels speed --windows 12`,
-then `--parts kernels speed --windows 21`, then `--parts whole --windows 12`.
+`--tiny` measures a tiny model with the same code, also on a CPU, to check that the script works. If a call is
+limited to ten minutes, use three calls, each with `--limit-s 450`: `--parts correctness kernels speed
+--windows 12`, then `--parts kernels speed --windows 21`, then `--parts whole --windows 12`.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from turboserve.worker.model.wan_vae_config import WanVaeConfig  # noqa: E402
 
 FLOAT32_TOLERANCE = 1e-4
 BFLOAT16_TOLERANCE = 0.2
-"""Of latents with a standard deviation of about 1, after all chunks of a reference: against float32."""
+"""Tolerance against float32 after all chunks of a reference. Latents have a standard deviation of about 1."""
 MOST_DECODED = 4
-"""Sessions whose chunks are decoded at once: each takes 8 GB with the Wan VAE at 480p."""
+"""Maximum number of sessions whose chunks are decoded at once: each takes 8 GB with the Wan VAE at 480p."""
 PARTS = ("correctness", "kernels", "speed", "whole")
 TINY = ModelConfig(
     dim=48,
@@ -73,7 +73,7 @@ TINY_DECODERS: dict[str, DecoderSizes] = {
 
 
 def main() -> int:
-    """Exit status 1 if a reference is not reproduced."""
+    """Run the measurements. Returns exit status 1 if a reference is not reproduced."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--golden", type=Path, nargs="*", default=[ROOT / "tests" / "data" / "golden"])
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
@@ -91,7 +91,7 @@ def main() -> int:
     notes.found |= {"machine": machine(device), "tiny": arguments.tiny}
     if "correctness" in arguments.parts:
         notes.found["correctness"] = correctness(arguments.golden, device)
-    # An option that a device lacks is said, and is no failure.
+    # An option that the device lacks is reported and is no failure.
     checks = notes.found.get("correctness", [])
     passed = all(each["passed"] for each in checks if "unavailable" not in each)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -117,7 +117,7 @@ def main() -> int:
                 speed(model, text, rate, arguments, notes, into)
             if "whole" in arguments.parts:
                 whole(model, text, arguments, notes, into)
-            # Two models at once would leave less room for the second one's sessions.
+            # Two models at once leave less room for the second model's sessions.
             del model, text
     notes.save()
     print(json.dumps(notes.found, indent=2))
@@ -125,16 +125,21 @@ def main() -> int:
 
 
 class Notes:
-    """What is found, saved after every measurement: a call that is cut short, or a later one that runs out of
-    memory, loses nothing."""
+    """The results, saved after every measurement.
+
+    A call that is cut short, or a later measurement that runs out of memory, loses nothing.
+    """
 
     def __init__(self, path: Path, deadline_s: float) -> None:
-        """`deadline_s`: monotonic seconds after which nothing more is begun."""
+        """`deadline_s` is the monotonic time after which no measurement begins."""
         self.found: dict[str, Any] = {}
         self._path, self._deadline_s = path, deadline_s
 
     def take(self, into: dict[str, Any], name: str, measure: Callable[[], Any]) -> bool:
-        """Measure something and write it down, or why it could not be; whether it could."""
+        """Measure and record the result, or the reason why it could not be measured.
+
+        Returns whether it could.
+        """
         if time.monotonic() > self._deadline_s:
             into[name] = {"not_measured": "out of time"}
             return False
@@ -144,19 +149,20 @@ class Notes:
         except torch.OutOfMemoryError as error:
             into[name] = {"out_of_memory": str(error).splitlines()[0]}
         except Exception as error:
-            # Devices and versions of torch lack things in many ways; none may cost the other numbers.
+            # Devices and versions of torch lack features in many ways; none of these errors may cost the
+            # other numbers.
             into[name] = {"unavailable": reason(error)}
         finally:
             self.save()
         return False
 
     def save(self) -> None:
-        """Write what there is so far."""
+        """Write the results so far."""
         self._path.write_text(json.dumps(self.found, indent=2) + "\n")
 
 
 def correctness(paths: list[Path], device: torch.device) -> list[dict[str, Any]]:
-    """float32 against the references; bfloat16 against our own float32, with either kind of attention."""
+    """Compare float32 with the references, and bfloat16 with our own float32 for both kinds of attention."""
     files = [
         file for path in paths for file in (sorted(path.glob("*.safetensors")) if path.is_dir() else [path])
     ]
@@ -173,7 +179,7 @@ def correctness(paths: list[Path], device: torch.device) -> list[dict[str, Any]]
 
 
 def checked(file: Path, dtype: str, against: str, check: Callable[[], GoldenReport]) -> dict[str, Any]:
-    """One comparison, or why it could not be made."""
+    """Make one comparison, or record why it could not be made."""
     about = {"file": file.name, "dtype": dtype, "against": against}
     try:
         report = check()
@@ -193,8 +199,11 @@ def speed(
     notes: Notes,
     into: dict[str, Any],
 ) -> None:
-    """Latencies at one window. Kinds of attention, and the compiler, are compared with one session; the
-    fastest is what every other batch is measured with."""
+    """Measure latencies at one window.
+
+    Kinds of attention, and the compiler, are compared with one session. The fastest is used to measure every
+    other batch.
+    """
     config, device = model.config, model.patch_embedding.weight.device
     compiler = COMPILER if device.type == "cuda" else "eager"
     options: dict[str, Any] = {}
@@ -228,7 +237,7 @@ def speed(
     if 1 in chunk_s:
         into["sessions_at_16_fps_one_at_a_time"] = int(playing_s / chunk_s[1])
         into["over_floor"] = chunk_s[1] / into["floor_s"]
-    # The naive loops are not compiled and take PyTorch's kernel, so the ring alone is `rows` against them.
+    # The naive loops are not compiled and use PyTorch's kernel, so `rows` against them shows the ring alone.
     ring_s = options.get("rows", {}).get("chunk_s")
     for name, key in (("shift", "ring_vs_copy_speedup"), ("clone", "ring_vs_clone_speedup")):
         copies_s = naive.get(name, {}).get("chunk_s")
@@ -247,8 +256,11 @@ def whole(
     notes: Notes,
     into: dict[str, Any],
 ) -> None:
-    """Either public decoder at random weights, for time depends on none: sessions decoded at once, and the
-    whole engine, which decodes as many at once as that says."""
+    """Measure either public decoder, and the whole engine with it.
+
+    The decoders have random weights, because time does not depend on weights. The first measurement gives the
+    time to decode several sessions at once, by which the engine chooses how many it decodes at once.
+    """
     weight = model.patch_embedding.weight
     timer, sizes = Timer(weight.device), [size for size in arguments.batches if size <= MOST_DECODED]
     latents = torch.zeros(model.config.latent_shape, device=weight.device)
@@ -264,12 +276,12 @@ def whole(
 
 
 def reason(error: Exception) -> str:
-    """Kind and first line of an error."""
+    """Return the kind and the first line of an error."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Return a description of the device and the software."""
     cuda = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),

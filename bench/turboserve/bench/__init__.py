@@ -1,1 +1,1 @@
-"""Benchmarks: what `turboserve bench NAME` runs. `registry` lists them, `report` writes what they found."""
+"""Benchmarks of `turboserve bench NAME`. `registry` lists them, `report` writes their results."""

@@ -2,12 +2,13 @@
 
 A benchmark is a module with
 
-- `run(...) -> dict[str, Any]` (or a coroutine function): its parameters are the command's options, annotated
-  for typer; its docstring is the command's help; what it returns is written as JSON under the same keys. It
-  raises `report.BenchError` for what the person running it has to know, and leaves nothing running.
-- `table(result) -> RenderableType` (optional): what is shown; without it, `report.table`.
+- `run(...) -> dict[str, Any]` (or a coroutine function). Its parameters are the command's options, annotated
+  for typer. Its docstring is the command's help. Its result is written as JSON under the same keys. `run`
+  raises `report.BenchError` for errors that the user must correct, and leaves nothing running.
+- `table(result) -> RenderableType` (optional). Formats the result for the terminal; the default is
+  `report.table`.
 
-Modules are imported only when they are run: some need torch, which takes seconds.
+Each module is imported only when its benchmark runs: some need torch, which takes seconds to import.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Bench:
 
 
 class UnknownBenchError(LookupError):
-    """There is no benchmark of this name."""
+    """No benchmark has this name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"no benchmark is called {name!r}; there are: {', '.join(sorted(BENCHES))}")
@@ -99,7 +100,7 @@ BENCHES: dict[str, Bench] = {
 
 
 def find(name: str) -> Bench:
-    """The benchmark `name`. Raises UnknownBenchError."""
+    """Return the benchmark `name`. Raises UnknownBenchError."""
     try:
         return BENCHES[name]
     except KeyError:

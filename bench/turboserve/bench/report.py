@@ -1,4 +1,4 @@
-"""What a benchmark found: one JSON object in a file, a table on the screen."""
+"""Results of benchmarks: one JSON object in a file, a table on the screen."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rich.table import Table
 
 
 class BenchError(Exception):
-    """A benchmark could not be run; the message tells a person why and what to do."""
+    """A benchmark could not run. The message states the reason and what the user can do."""
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Return a description of the machine on which the numbers were measured."""
     return {
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
@@ -31,7 +31,7 @@ def machine() -> dict[str, Any]:
 def compose(
     name: str, options: Mapping[str, Any], result: Mapping[str, Any], wall_s: float
 ) -> dict[str, Any]:
-    """The object that is written: the result's own keys, beside who, when, where and how."""
+    """Return the object to write: the result, and the benchmark's name, time, machine and options."""
     return {
         "bench": name,
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -43,7 +43,10 @@ def compose(
 
 
 def write(path: Path, value: Mapping[str, Any]) -> None:
-    """Write one JSON object. Raises BenchError for numbers JSON lacks and files that cannot be made."""
+    """Write one JSON object.
+
+    Raises BenchError if the file cannot be written or a number has no JSON form (NaN, infinity).
+    """
     try:
         text = json.dumps(value, indent=2, allow_nan=False)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +58,10 @@ def write(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """Every number and text of `result`, nested keys joined by dots; long lists are left to the file."""
+    """Return every number and text of `result`; dots join nested keys.
+
+    Lists of more than 4 items are omitted.
+    """
     shown = Table(show_header=False, box=None, pad_edge=False)
     shown.add_column(style="bold")
     shown.add_column()
@@ -65,7 +71,7 @@ def table(result: Mapping[str, Any]) -> Table:
 
 
 def percentile(values: list[float], share: float) -> float | None:
-    """The value below which `share` (0 to 1) of `values` lie, interpolated; None for no values."""
+    """Return the value below which `share` (0 to 1) of `values` lie, interpolated; None for no values."""
     if not values:
         return None
     ordered = sorted(values)

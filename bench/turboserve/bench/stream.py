@@ -1,7 +1,7 @@
-"""`turboserve bench stream`: several people watch a running stack; what they saw, in numbers.
+"""`turboserve bench stream`: several viewers watch a running stack, and their experience is measured.
 
-Each opens a session with a prompt of its own, plays it with a virtual player, changes the prompt half-way.
-All times are of this machine's clock, so it has to be the one that the stack runs on.
+Each viewer opens a session with its own prompt, plays it with a virtual player, and changes the prompt
+half-way. All times are of this machine's clock, so the stack must run on this machine.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def run(
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """What `run` found, for people."""
+    """Format the result of `run`."""
     shown = Table(
         "",
         "p50",
@@ -97,14 +97,14 @@ def _number(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class Target:
-    """A running stack. `nats_url` is a broker user that may read chunks; None: no baseline."""
+    """A running stack. `nats_url` names a broker user that may read chunks; None means no baseline."""
 
     url: str
     nats_url: str | None = None
 
     @classmethod
     def find(cls, data: Path) -> Target:
-        """The stack that `turboserve up` runs on the data directory `data`. Raises BenchError."""
+        """Find the stack that `turboserve up` runs on the data directory `data`. Raises BenchError."""
         try:
             record = json.loads((data / "stack.json").read_text())
             return cls(record["url"], record.get("nats_url"))
@@ -126,13 +126,13 @@ async def measure(target: Target, sessions: int, seconds: float) -> Measurement:
         try:
             measurement.watched = list(await asyncio.gather(*tasks))
         finally:
-            # The first failure ends the run, and no session is left behind.
+            # The first failure ends the run; every session is deleted.
             await stop(*tasks)
     return measurement
 
 
 def prompts(number: int) -> tuple[str, str]:
-    """The two prompts of session `number`; neighbours differ in everything."""
+    """Return the two prompts of session `number`; neighbors differ in color, shape and motion."""
     colour, after = COLOURS[number % 8], COLOURS[(number + 3) % 8]
     return (
         f"a {colour} {SHAPES[number % 3]} moving {MOTIONS[number % 4]}",

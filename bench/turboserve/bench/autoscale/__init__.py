@@ -1,1 +1,1 @@
-"""The autoscaler on a virtual clock: the real placement and control cores over modelled workers."""
+"""The autoscaler on a virtual clock: the real placement and control cores over modeled workers."""

@@ -1,4 +1,4 @@
-"""Whether the whole scheduler core decides as the simulator does, which calls placement directly."""
+"""Compares the whole scheduler core with the simulator, which calls placement directly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from turboserve.scheduler.policy import Policy
 
 
 class WholeScheduler:
-    """The scheduler's core with a store that answers at once; a fixed pool, no moves."""
+    """The scheduler's core with a store that answers at once, a fixed pool and no migrations."""
 
     def __init__(self, workers: int, plant: Plant) -> None:
         self.core = Scheduler(MinMax(), Policy(idle_after_s=1e9, worker_timeout_s=1e9))
@@ -43,7 +43,7 @@ class WholeScheduler:
         self._carry_out(self.core.handle(Tick(), 0.0), 0.0)
 
     def on_session_change(self, session: str, kind: SessionChange, now: float) -> None:
-        """A session does something: its row changes, as the store's transitions have it."""
+        """Apply a session's change: its row changes as by the store's transitions."""
         row = self.rows.get(session)
         if row is None:
             row = SessionRecord(
@@ -94,9 +94,9 @@ def _change(row: SessionRecord, kind: SessionChange) -> dict[str, Any]:
 
 
 def agreement(trace: WorkloadTrace, workers: int, plant: Plant) -> dict[str, Any]:
-    """The same trace through both, with a fixed pool that is large enough at times and too small at others.
+    """Replay a trace through both, with a fixed pool that is large enough at times and too small at others.
 
-    Compared after every step: who is where, and the feedback (ρ_max, N_req, waiting, capacity).
+    After every step, compares the assignment of sessions and the feedback (ρ_max, N_req, waiting, capacity).
     """
     whole = WholeScheduler(workers, plant)
     fleet = Fleet(plant, NeverMoves())

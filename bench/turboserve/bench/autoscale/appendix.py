@@ -1,4 +1,4 @@
-"""The workloads of TurboServe's Appendix A: the family that is profiled, the unseen ten windows."""
+"""The workloads of TurboServe's Appendix A: the profiled family, and the ten unseen windows."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from turboserve.bench.autoscale.trace import Step, WorkloadTrace, checked
 BURSTS = tuple(range(7, 44, 4))
 """Table 5: arrivals of the ten segments."""
 BASE_ACTIVE = 16
-"""Table 5: peak active less arrivals, the same in all ten."""
+"""Table 5: peak active sessions minus arrivals, the same in all ten segments."""
 SEGMENT_S = 60
-"""Length of a segment: 338.66 (level 1) at five to six workers."""
+"""Length of a segment, derived from the cost of level 1: 338.66 at five to six workers."""
 BURST_S = 2
-"""A burst spread over so long has about the volatility of Table 5 (0.88 at 7 arrivals, 5.4 at 43; given are
-0.86 and 6.38) in the detector's window of 30 epochs of 1 s."""
+"""Time over which a burst is spread.
+
+It gives about the volatility of Table 5 in the detector's window of 30 epochs of 1 s: 0.88 at 7 arrivals and
+5.4 at 43. The table has 0.86 and 6.38.
+"""
 CALM = (16, 32, 48)
-"""Sessions at once in the calm segments, which Table 5 does not have: it begins at a burst of 7."""
+"""Concurrent sessions in the calm segments. Table 5 has none: it begins at a burst of 7."""
 CALM_S = 300
 STAY_S = 150.0
 """Mean stay: Little's law on Table 12 gives 2 to 4 minutes."""
@@ -27,14 +30,17 @@ WINDOWS = (
     (960, 38), (515, 18), (230, 8), (704, 28), (1537, 58),
     (2173, 77), (373, 13), (1707, 68), (669, 23), (1595, 73),
 )  # fmt: skip
-"""Table 7: sum over 30 samples of a second (mean × 30), and maximum."""
+"""Table 7: the sum over 30 samples of one second each (mean × 30), and the maximum."""
 WINDOW_S = 30
 FIRST_ACTIVE = 20
-"""Active before the first window, which rises to 38 with a mean of 32: not given."""
+"""Active sessions before the first window, which rises to 38 with a mean of 32.
+
+The paper does not give it.
+"""
 
 
 def segment(burst: int, seed: int) -> WorkloadTrace:
-    """One segment of Table 5: `BASE_ACTIVE` sessions, and at a random instant a burst of more."""
+    """Build one segment of Table 5: `BASE_ACTIVE` sessions, and a burst of more at a random instant."""
     source = random.Random(f"segment {seed}")
     at = source.randrange(15, 30)
     counts = [
@@ -45,7 +51,7 @@ def segment(burst: int, seed: int) -> WorkloadTrace:
 
 
 def calm(sessions: int, seed: int) -> WorkloadTrace:
-    """Sessions come by themselves (Poisson) and stay as they like (exponential): about `sessions` at once."""
+    """Build a calm trace of about `sessions` at once: Poisson arrivals and exponential stays."""
     source = random.Random(f"calm {sessions} {seed}")
     steps = [Step(0.0, f"s{number:05d}", SessionChange.ARRIVAL) for number in range(sessions)]
     at, leaves = 0.0, [(source.expovariate(1 / STAY_S), step.session) for step in steps]
@@ -61,10 +67,10 @@ def ten_windows(
     windows: Sequence[tuple[int, int]] = WINDOWS, first: int = FIRST_ACTIVE, name: str = "ten windows",
     seed: int = 7,
 ) -> WorkloadTrace:  # fmt: skip
-    """Windows of 30 s with exactly these sums and maxima of active sessions, sampled every second.
+    """Build windows of 30 s with exactly these sums and maxima of active sessions, sampled every second.
 
-    A window that rises does so in a straight line from where the one before ended, as long as its mean says
-    (12 to 15 s in most), and stays at its maximum; one that falls does so in its first second.
+    A rising window rises in a straight line from the end of the previous window, for as long as its mean
+    implies (12 to 15 s in most), and stays at its maximum. A falling window falls in its first second.
     """
     counts: list[int] = []
     level = first
@@ -78,7 +84,7 @@ def ten_windows(
 
 
 def other_windows(seed: int) -> WorkloadTrace:
-    """Ten windows that alternate between low, medium and high pressure as Table 7's do, drawn at random."""
+    """Draw ten windows that alternate between low, medium and high pressure, as those of Table 7."""
     source = random.Random(f"windows {seed}")
     bands = {"low": (8, 24), "medium": (25, 50), "high": (55, 77)}
     windows: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Sessions whose arrivals are real: one hour of a production trace, at several time scales."""
+"""Sessions with real arrivals: one hour of a production trace, at several time scales."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ FILE = "data/azure_llm_conv_2023.csv.gz"
 STAY_S = 150.0
 """Mean stay: Little's law on the paper's traces gives 2 to 4 minutes."""
 KEPT_PER_STRETCH = 16
-"""Stretch × thinning: so every time scale has about as many sessions at once (50)."""
+"""Stretch × thinning. It gives every time scale about the same number of concurrent sessions (50)."""
 SCALES = (1, 4, 16)
 
 
 def arrivals() -> list[tuple[float, int]]:
-    """(seconds since the first, generated tokens) of every request."""
+    """Return (seconds since the first request, generated tokens) of every request."""
     packed = resources.files("turboserve.bench.autoscale").joinpath(FILE).read_bytes()
     rows = csv.DictReader(gzip.decompress(packed).decode().splitlines())
     return [(float(row["time_s"]), int(row["generated_tokens"])) for row in rows]
 
 
 def azure(stretch: int, lasts_s: float = 3600.0) -> WorkloadTrace:
-    """Its arrivals, `stretch` times slower, and every (16 / stretch)-th kept; the first `lasts_s` of it.
+    """Return the first `lasts_s` of the arrivals, `stretch` times slower, every (16 / stretch)-th kept.
 
-    A session stays in proportion to the request's generated tokens, times a log-normal factor (σ 1): heavy
-    tailed. It idles once, for a fifth of its stay, if it stays longer than a minute. What happens in the
-    first two mean stays is left out, so that the system is not empty at 0.
+    A session stays in proportion to the request's generated tokens, times a log-normal factor (σ 1), which is
+    heavy tailed. A session that stays longer than a minute idles once, for a fifth of its stay. The first two
+    mean stays are left out, so that the system is not empty at 0.
     """
     source = random.Random(f"azure {stretch}")
     rows = arrivals()

@@ -1,4 +1,4 @@
-"""The cases of `turboserve bench autoscale` that are TurboServe's Appendix A, and oscillation."""
+"""The cases of `turboserve bench autoscale` from TurboServe's Appendix A, and oscillation."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from turboserve.contracts.autoscale import ProfileTable, Provenance
 
 Say = Callable[[str], None]
 PAPER_WEIGHT = (0.2,)
-"""λ: "in this experiment, λ is fixed at 0.2"."""
+"""λ. The paper: "in this experiment, λ is fixed at 0.2"."""
 UNSEEN = range(100, 104)
-"""Seeds of the further traces of that kind; those of the profiled ones are from 0 on."""
+"""Seeds of the additional unseen traces. The profiled traces have the seeds from 0 on."""
 LEVELS = 5
-"""Of the ten windows' table."""
+"""Number of levels in the table for the ten windows."""
 
 
 def profiling_case(segments: int, say: Say) -> dict[str, Any]:
-    """Tables 5 and 6: ten levels, each with segments of one burst size."""
+    """Reproduce Tables 5 and 6: ten levels, each with segments of one burst size."""
     plant = Plant()
     policy = policy_for(plant)
     replays = Replays(plant, policy)
@@ -69,11 +69,11 @@ def profiling_case(segments: int, say: Say) -> dict[str, Any]:
 
 
 def windows_case(start_up_s: float, training: int, say: Say) -> dict[str, Any]:
-    """Tables 7 to 10: the unseen ten windows, with a table profiled on other ones, against the oracle.
+    """Reproduce Tables 7 to 10: the ten unseen windows, with a table profiled on others, against the oracle.
 
-    As in Appendix A the oracle has "the same migration and autoscaling mechanisms, the same maximum GPU
-    budget, and the same scale-out delay and cost model", so both pay for workers that start. How long that
-    takes the paper does not say; its costs are those of about 2 s.
+    As in Appendix A, the oracle has "the same migration and autoscaling mechanisms, the same maximum GPU
+    budget, and the same scale-out delay and cost model", so both pay for workers that start. The paper does
+    not give the start-up time; its costs match about 2 s.
     """
     plant = Plant(start_up_s=start_up_s)
     policy = policy_for(plant)
@@ -113,15 +113,18 @@ def _rows(table: ProfileTable) -> list[dict[str, Any]]:
 
 
 def _late(table: ProfileTable) -> dict[str, Any]:
-    """How late the whole table was on what it was made from."""
+    """Return the late chunks of a replay of the profiled traces with the whole table."""
     return {"late_chunks": table.provenance.late, "activations": table.provenance.activations}
 
 
 def unseen_traces(
     tables: Mapping[str, ProfileTable], plant: Plant, policy: ControlPolicy, say: Say
 ) -> dict[str, Any]:
-    """More traces of the kind that no table has seen: each beside its own oracle (`more_unseen`), and all
-    together beside every constant ρ̂ (`unseen_in_all`)."""
+    """Replay more traces of the kind that no table was profiled on.
+
+    `more_unseen` compares each trace with its own oracle. `unseen_in_all` compares the sums with every
+    constant ρ̂.
+    """
     tables = {**tables, **{f"constant_{rho:g}": flat_table(rho) for rho in RHO_GRID}}
     in_all = {name: {"late_chunks": 0, "cost_worker_s": 0.0} for name in tables}
     each = []
@@ -148,10 +151,10 @@ def unseen_traces(
 
 
 def _gap(ours: ScalingOutcome, oracle: WindowedOracle | None) -> float | None:
-    """How much more than the oracle's ours cost."""
+    """Return by how many percent our cost exceeds the oracle's."""
     return None if oracle is None else round(100 * (ours.cost_s / oracle.outcome.cost_s - 1), 2)
 
 
 def _by_window(run: ScalingOutcome) -> list[int]:
-    """Cost of each of the ten windows, worker-seconds."""
+    """Return the cost of each of the ten windows, in worker-seconds."""
     return [round(run.cost_between(WINDOW_S * window, WINDOW_S * (window + 1))) for window in range(10)]

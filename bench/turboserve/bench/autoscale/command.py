@@ -26,10 +26,10 @@ from turboserve.bench.report import BenchError
 CASES = (
     "windows", "coverage", "real", "production", "profiling", "sweep", "agreement", "oscillation", "forecast",
 )  # fmt: skip
-"""The longest first: they are begun first."""
+"""Cases in the order in which they begin, the longest first."""
 WINDOW_DELAYS = (2.0, 10.0)
 SWEEP_DELAYS = (2.0, 30.0, 60.0)
-"""10 s is what `production` has."""
+"""Start-up times of the sweep; the `production` case covers 10 s."""
 
 
 def run(
@@ -39,8 +39,10 @@ def run(
     hours: Annotated[float, typer.Option(min=0.05, help="Length of the real arrivals, hours.")] = 0.5,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one for each core.")] = 0,
 ) -> dict[str, Any]:
-    """The autoscaler's controller with the scheduler's placement, on a virtual clock: cost and lateness
-    against oracles, fixed pools and a utilisation autoscaler."""
+    """Run the autoscaler's controller with the scheduler's placement, on a virtual clock.
+
+    Compares cost and lateness with oracles, fixed pools and a utilization autoscaler.
+    """
     wanted = [name.strip() for name in only.split(",") if name.strip()] or list(CASES)
     unknown = sorted(set(wanted) - set(CASES))
     if unknown:
@@ -126,7 +128,7 @@ DEFINITIONS = {
 
 
 def table(result: Mapping[str, Any]) -> Group:
-    """The main figures for people."""
+    """Format the main figures."""
     shown = [_PARTS[name](result[name]) for name in CASES if name in result and name in _PARTS]
     return Group(*shown, f"seconds: {result['seconds']}")
 

@@ -1,4 +1,4 @@
-"""Forecasts at equal coverage: what each expects too much, and what the controller makes of it."""
+"""Forecasts at equal coverage: how much each overestimates, and how the controller performs with it."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from turboserve.bench.autoscale.sizers import Controlled, flat_table
 from turboserve.bench.autoscale.trace import WorkloadTrace
 
 SHARE = 0.95
-"""Of all instants, those at which no more came than was expected."""
+"""Share of the instants at which no more sessions come than the forecast expected."""
 HORIZON_S = 10.0
 TARGET = 0.8
 """ρ̂ of the controllers."""
 HALVINGS = 12
 MOST = {"windows": 16}
-"""Workers at most, where that is not 64."""
+"""Maximum number of workers for kinds where it is not 64."""
 MakeForecast = Callable[[float], Forecast]
-"""A new forecast whose margin is a quantile of its errors."""
+"""Returns a new forecast whose margin is the given quantile of its errors."""
 
 
 class NaiveForecast(Forecast):
-    """Expects what is there now."""
+    """Expects the current demand."""
 
     def ahead(self, demand: float) -> float:
         return demand
 
     def learn(self, demand: float) -> None:
-        """There is nothing to learn."""
+        """Do nothing: there is nothing to learn."""
 
 
 class RidgeForecast(Forecast):
@@ -48,7 +48,7 @@ class RidgeForecast(Forecast):
 
     def ahead(self, demand: float) -> float:
         past = self._past
-        # What was before the first step is taken to have been like it.
+        # Before the first step, demand is assumed equal to that of the first step.
         before = [past[-min(lag, len(past))] if past else demand for lag in LAGS]
         return demand + sum(w * (demand - then) for w, then in zip(self._weights, before, strict=True))
 
@@ -58,7 +58,7 @@ class RidgeForecast(Forecast):
 
 @dataclass(frozen=True)
 class CoverageResult:
-    """How a forecast fared on some traces. Sessions are means over all instants."""
+    """Result of a forecast on some traces. Sessions are means over all instants."""
 
     share: float
     surplus: float
@@ -68,9 +68,12 @@ class CoverageResult:
 
 
 def coverage_case(kind: str) -> dict[str, dict[str, float]]:
-    """On unseen traces of the kind, each forecast with the margin with which it covers SHARE of the instants
-    there: what it expects too much, and what a controller with it costs and lets be late, start-up HORIZON_S.
-    `reactive` has no forecast."""
+    """Measure each forecast on unseen traces of the kind, at equal coverage.
+
+    The margin is set so that each forecast covers SHARE of the instants there. Reports the overestimate, and
+    the cost and lateness of a controller with the forecast and a start-up of HORIZON_S. `reactive` has no
+    forecast.
+    """
     seen, unseen = kinds()[kind]
     weights = learned(seen, int(HORIZON_S))
     makers: dict[str, MakeForecast] = {
@@ -95,7 +98,7 @@ def coverage_case(kind: str) -> dict[str, dict[str, float]]:
 
 
 def equal_share(make: MakeForecast, traces: Sequence[WorkloadTrace], share: float = SHARE) -> float:
-    """The least quantile of its own errors with which a forecast covers `share` of the instants."""
+    """Find the least quantile of its own errors with which a forecast covers `share` of the instants."""
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -104,7 +107,10 @@ def equal_share(make: MakeForecast, traces: Sequence[WorkloadTrace], share: floa
 
 
 def coverage(make: MakeForecast, quantile: float, traces: Sequence[WorkloadTrace]) -> CoverageResult:
-    """Told the number of active sessions every second; judged where HORIZON_S later is still in the trace."""
+    """Measure a forecast that observes the number of active sessions every second.
+
+    Only instants whose HORIZON_S later is still in the trace count.
+    """
     horizon, instants, hits, surplus, shortfall = int(HORIZON_S), 0, 0, 0.0, 0.0
     for trace in traces:
         counts = trace.active()
@@ -121,7 +127,7 @@ def coverage(make: MakeForecast, quantile: float, traces: Sequence[WorkloadTrace
 
 
 def controlled(trace: WorkloadTrace, plant: Plant, forecast: Forecast | None) -> ScalingOutcome:
-    """The product's controller at ρ̂ = TARGET over a trace, with this forecast as a lower bound, or none."""
+    """Run the product's controller at ρ̂ = TARGET over a trace. The forecast, if any, is a lower bound."""
     table = flat_table(TARGET, predictive=forecast is not None)
     size = budget(trace.active()[0], plant.capacity, table.levels[0], most=plant.most)
     sizer = Controlled(policy_for(plant), table, min(max(size, 1), plant.most))

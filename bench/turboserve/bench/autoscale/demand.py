@@ -1,4 +1,4 @@
-"""The cases of `turboserve bench autoscale` whose demand is a production's: T1–T3, and real arrivals."""
+"""The cases of `turboserve bench autoscale` with production demand: T1–T3, and real arrivals."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from turboserve.contracts.autoscale import ProfileTable, Provenance
 Say = Callable[[str], None]
 SLOT_S = 60.0
 TARGET = 0.8
-"""ρ̂ of the oracle of 7.4, and ours beside it."""
+"""ρ̂ of the oracle of 7.4, and of our controller beside it."""
 SEGMENT_S = 60.0
 LEVELS = 4
 SEEN_SEED = 1
-"""Of the drawn traces that are profiled; 0 is measured."""
+"""Seed of the drawn traces that are profiled; the measured traces have seed 0."""
 SEEN_SCALES = (2, 8)
 """Time scales of the real arrivals that are profiled; 1, 4 and 16 are measured."""
 
 
 def profiled(traces: Sequence[WorkloadTrace], plant: Plant, grid: Grid) -> ProfileTable:
-    """A table from other traces of the kind."""
+    """Build a table from other traces of the kind."""
     policy = policy_for(plant)
     pieces = [piece for trace in traces for piece in cut(trace, SEGMENT_S, policy)]
     source = Provenance(source=", ".join(trace.name for trace in traces))
@@ -38,10 +38,10 @@ def profiled(traces: Sequence[WorkloadTrace], plant: Plant, grid: Grid) -> Profi
 
 
 def production_case(names: Sequence[str], start_up_s: float, say: Say) -> dict[str, Any]:
-    """Drawn traces of Table 12 against the dynamic program of 7.4, both at ρ̂ = 0.8 and with the same workers
-    at the beginning.
+    """Compare drawn traces of Table 12 with the dynamic program of 7.4, both at ρ̂ = 0.8.
 
-    `profiled` uses the forecast at the levels of volatility for which it paid on other draws of these traces.
+    Both begin with the same workers. `profiled` uses the forecast at the levels of volatility at which it
+    paid on other draws of these traces.
     """
     plant = Plant(most=64, start_up_s=start_up_s)
     seen = [production(name, SEEN_SEED) for name in names]
@@ -74,13 +74,13 @@ def production_case(names: Sequence[str], start_up_s: float, say: Say) -> dict[s
 
 
 def _gaps(found: dict[str, Any], mode: str) -> dict[str, float]:
-    """Sizes of the gaps: below the oracle is a gap, too."""
+    """Return the mean and maximum absolute gap. A cost below the oracle's also counts as a gap."""
     gaps = [abs(rows[mode]["gap_percent"]) for rows in found.values()]
     return {"mean": round(sum(gaps) / len(gaps), 2), "max": max(gaps)}
 
 
 def real_case(scales: Sequence[int], lasts_s: float, say: Say) -> dict[str, Any]:
-    """Azure arrivals against fixed pools, a utilisation autoscaler and the oracle."""
+    """Compare Azure arrivals with fixed pools, a utilization autoscaler and the oracle."""
     plant = Plant(most=64)
     policy = policy_for(plant)
     seen = [azure(scale, lasts_s / 2) for scale in SEEN_SCALES]

@@ -1,4 +1,4 @@
-"""The modelled workers and the sessions on them, and what it costs."""
+"""The modeled workers, the sessions on them, and their cost."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from turboserve.scheduler.placement.states import SessionState, WorkerState
 
 MODEL = "m"
 STATE_BYTES = 0
-"""Of a session; moves cost the plant's `move_s`, which is α of the links."""
+"""Bytes of a session's state. A migration costs the plant's `move_s`, which is α of the links."""
 REST_S = 2.0
-"""A session that has moved is not moved again for balance before that."""
+"""Time after a migration in which the session is not migrated again for balance."""
 
 
 class Fleet:
-    """Workers that start, serve, drain and go; who is where is the scheduler's `Cluster`."""
+    """Workers that start, serve, drain and end. The scheduler's `Cluster` holds the assignment."""
 
     def __init__(self, plant: Plant, rebalancer: Rebalancer | None = None) -> None:
         self.plant = plant
@@ -35,18 +35,18 @@ class Fleet:
         self._rebalancer: Rebalancer = rebalancer or MinMaxRebalancer()
         self._names = itertools.count()
         self._starting: dict[str, float] = {}
-        """Worker → when it will be ready."""
+        """Worker → the time at which it will be ready."""
         self._serving: dict[str, WorkerState] = {}
-        """Ready or draining, in order of start."""
+        """Ready or draining workers, in order of start."""
         self._waiting: dict[str, float] = {}
-        """Session → since when it has been active without a slot, in order."""
+        """Session → the time since which it has been active without a slot, in order."""
         self._now = 0.0
         self._latency = [0.0, *(plant.latency_s[n] for n in range(1, plant.capacity + 1))]
 
     # Time
 
     def advance(self, now: float) -> None:
-        """Add up what the time since the last event cost."""
+        """Add the cost of the time since the last event."""
         elapsed, self._now = now - self._now, now
         if elapsed <= 0:
             return
@@ -63,13 +63,13 @@ class Fleet:
         outcome.worst_s = max(outcome.worst_s, outcome.worst_served_s)
 
     def finish(self, now: float) -> None:
-        """The run is over: who still waits has waited until now."""
+        """End the run: sessions that still wait have waited until now."""
         self.advance(now)
         for since in self._waiting.values():
             self._chunk(self._latency[1], now - since)
 
     def overdue(self, now: float) -> bool:
-        """Whether someone has waited so long already that its first chunk will be late."""
+        """Return whether a session has waited so long that its first chunk will be late."""
         lone_s = self._latency[1]
         return any(now - since + lone_s > self.plant.target_s for since in self._waiting.values())
 
@@ -85,7 +85,7 @@ class Fleet:
     # Sessions
 
     def on_session_change(self, session: str, kind: SessionChange, now: float) -> None:
-        """A session does something."""
+        """Apply a session's change."""
         match kind:
             case SessionChange.ARRIVAL | SessionChange.ACTIVATION:
                 self.outcome.placed += 1
@@ -108,11 +108,11 @@ class Fleet:
         self._release_empty()
 
     def place(self, now: float) -> None:
-        """Give waiting sessions to workers, as far as there is room."""
+        """Assign waiting sessions to workers, as far as there is room."""
         if not self._waiting:
             return
         sessions = self.cluster.sessions
-        # As the scheduler's core: who waited longest, then who was created first.
+        # The same order as in the scheduler's core: the longest wait first, then the earliest creation.
         names = sorted(self._waiting, key=lambda name: (self._waiting[name], name))
         demands = [Demand(name, MODEL, "place", holder=sessions[name].worker) for name in names]
         for choice in self._placement.assign(self.cluster, demands):
@@ -126,14 +126,14 @@ class Fleet:
             self._chunk(self._latency[len(self.cluster.entries[choice.worker].here)], waited_s)
 
     def rebalance(self, now: float) -> list[Move]:
-        """Begin the moves that the scheduler's rebalancer proposes."""
+        """Begin the migrations that the scheduler's rebalancer proposes."""
         moves = self._rebalancer.propose(self.cluster, now)
         for move in moves:
             self.cluster.put_session(replace(self.cluster.sessions[move.session], target=move.target))
         return moves
 
     def commit(self, move: Move, now: float) -> None:
-        """The state has arrived."""
+        """Commit a migration, because its state has arrived."""
         state = self.cluster.sessions.get(move.session)
         if state is None or state.target != move.target or state.worker != move.source:
             return
@@ -150,7 +150,10 @@ class Fleet:
         self._chunk(self._latency[1], waited_s)
 
     def _chunk(self, made_s: float, waited_s: float = 0.0) -> None:
-        """A first chunk, or the next one of a session that has moved: its latency, and the wait before it."""
+        """Record a chunk's latency, including the wait before it.
+
+        The chunk is the first of an activation, or the next of a migrated session.
+        """
         latency_s, outcome = waited_s + made_s, self.outcome
         outcome.worst_s = max(outcome.worst_s, latency_s)
         if latency_s > self.plant.target_s:
@@ -160,7 +163,10 @@ class Fleet:
     # Workers
 
     def resize(self, target: int, now: float, ready: bool = False) -> list[tuple[float, str]]:
-        """Have `target` workers; returns when which new one will be ready. `ready`: at once."""
+        """Change the target.
+
+        Returns (ready time, worker) for each new worker; with `ready`, they serve at once.
+        """
         self.target = target
         surplus = len(self._starting) + len(self._wanted()) - target
         if surplus > 0:
@@ -177,7 +183,7 @@ class Fleet:
         return added
 
     def ready(self, worker: str) -> None:
-        """It has started; nothing if it was given up meanwhile."""
+        """Make a started worker ready. Does nothing if the worker was given up meanwhile."""
         if self._starting.pop(worker, None) is None:
             return
         state = WorkerState(worker, MODEL, self.plant.capacity, chunk_latency_s=self.plant.latency_s)
@@ -185,7 +191,7 @@ class Fleet:
         self.cluster.put_worker(state)
 
     def feedback(self, now: float) -> LoadFeedback:
-        """What the scheduler would say, with its own sums (`scheduler.feedback`)."""
+        """Return the scheduler's feedback, with its own sums (`scheduler.feedback`)."""
         entries = self.cluster.entries
         ready = [entries[worker] for worker in self._wanted()]
         return LoadFeedback(
@@ -203,7 +209,7 @@ class Fleet:
 
     def _shrink(self, surplus: int) -> None:
         for worker in sorted(self._starting, key=lambda w: -self._starting[w])[:surplus]:
-            # The pool gives up first what does not serve yet (`autoscaler.sizing`).
+            # The pool first gives up workers that do not serve yet (`autoscaler.sizing`).
             del self._starting[worker]
             surplus -= 1
         entries = self.cluster.entries

@@ -1,4 +1,4 @@
-"""How far forecasts of the demand are off: none at all, the product's, and one learned from other traces."""
+"""Errors of demand forecasts: none at all, the product's, and one learned from other traces."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from turboserve.bench.autoscale.production import TRACES, production
 from turboserve.bench.autoscale.trace import WorkloadTrace
 
 LAGS = (1, 2, 3, 5, 10, 20)
-"""Seconds: the learned forecast sees by how much the demand has changed since then."""
+"""Lags, in seconds. The learned forecast uses the change of demand since each lag."""
 RIDGE = 10.0
 Floats = NDArray[np.float64]
 
 
 def kinds() -> dict[str, tuple[list[WorkloadTrace], list[WorkloadTrace]]]:
-    """Traces by kind: those to learn from, and others to measure on."""
+    """Return traces by kind: those to learn from, and others to measure on."""
     return {
         "windows": ([other_windows(seed) for seed in range(10)],
                     [other_windows(seed) for seed in range(100, 108)]),
@@ -31,8 +31,11 @@ def kinds() -> dict[str, tuple[list[WorkloadTrace], list[WorkloadTrace]]]:
 
 
 def forecast_case(horizons: Sequence[int]) -> dict[str, Any]:
-    """Errors of the forecasts of sessions by kind of trace and horizon; learned on some draws or time scales,
-    measured on others. `none` expects what is there now."""
+    """Measure the errors of the forecasts of sessions, by kind of trace and horizon.
+
+    Forecasts learn on some draws or time scales and are measured on others. `none` expects the current
+    demand.
+    """
     return {
         kind: {f"{horizon}_s": errors_of(seen, unseen, horizon) for horizon in horizons}
         for kind, (seen, unseen) in kinds().items()
@@ -42,7 +45,7 @@ def forecast_case(horizons: Sequence[int]) -> dict[str, Any]:
 def errors_of(
     seen: Sequence[WorkloadTrace], unseen: Sequence[WorkloadTrace], horizon: int
 ) -> dict[str, dict[str, float]]:
-    """Of forecasts made `horizon` seconds before, on `unseen`; what is learned is learned on `seen`."""
+    """Return the errors on `unseen` of forecasts made `horizon` seconds before, learned on `seen`."""
     weights = learned(seen, horizon)
     inputs, changes = _examples(unseen, horizon)
     return {
@@ -53,21 +56,23 @@ def errors_of(
 
 
 def _figures(errors: Floats) -> dict[str, float]:
-    """Root of the mean square, and what 5 % of the errors are above: what a margin has to cover."""
+    """Return the root mean square, and the 95th percentile, which a margin must cover."""
     root = float(np.sqrt(np.mean(errors**2)))
     return {"rms": round(root, 2), "p95": round(float(np.quantile(errors, 0.95)), 2)}
 
 
 def learned(traces: Sequence[WorkloadTrace], horizon: int) -> Floats:
-    """Weights, (lags,), of a ridge regression of the change within the horizon on the changes since LAGS
-    ago."""
+    """Fit a ridge regression of the change within the horizon on the changes since LAGS ago.
+
+    Returns the weights, (lags,).
+    """
     inputs, changes = _examples(traces, horizon)
     square = inputs.T @ inputs + RIDGE * np.eye(len(LAGS))
     return np.asarray(np.linalg.solve(square, inputs.T @ changes), dtype=np.float64)
 
 
 def _examples(traces: Sequence[WorkloadTrace], horizon: int) -> tuple[Floats, Floats]:
-    """Changes since LAGS ago, (n, lags), and until the horizon, (n,)."""
+    """Return the changes since LAGS ago, (n, lags), and the changes until the horizon, (n,)."""
     inputs: list[list[int]] = []
     changes: list[int] = []
     for trace in traces:

@@ -1,8 +1,8 @@
-"""A table as a whole: how late it lets sessions be, and what it takes to let none.
+"""A profile table as a whole: how late sessions are with it, and what prevents lateness.
 
 Appendix A finds each level's parameters as if they were in force throughout. A burst raises its level only
-when it has begun, so what meets it is the row of the calm before; a worker that is started then comes too
-late for who arrived within a start-up.
+after it has begun, so the row of the calm before is in force when the burst arrives. A worker that is started
+then is too late for the sessions that arrived within a start-up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from turboserve.contracts.autoscale import ProfileTable
 
 
 def replay(trace: WorkloadTrace, plant: Plant, policy: ControlPolicy, table: ProfileTable) -> ScalingOutcome:
-    """The controller over a trace; the pool begins as the table wants it for who is there at 0."""
+    """Replay a trace with the controller.
+
+    The pool begins as the table wants it for the sessions active at 0.
+    """
     size = budget(trace.active()[0], plant.capacity, table.levels[0], most=plant.most)
     return Simulation(trace, plant, Controlled(policy, table, min(max(size, 1), plant.most))).run()
 
@@ -32,7 +35,7 @@ def replay(trace: WorkloadTrace, plant: Plant, policy: ControlPolicy, table: Pro
 def as_a_whole(
     table: ProfileTable, traces: Iterable[WorkloadTrace], plant: Plant, policy: ControlPolicy
 ) -> ProfileTable:
-    """The table, with what a replay of the traces with all of it had in its provenance."""
+    """Return the table with the lateness of a replay of the traces in its provenance."""
     runs = [replay(trace, plant, policy, table) for trace in traces]
     found = {"late": sum(run.late for run in runs), "activations": sum(run.placed for run in runs)}
     return table.model_copy(update={"provenance": table.provenance.model_copy(update=found)})
@@ -46,12 +49,12 @@ def keep_target(
     grid: Sequence[float] = RHO_GRID,
     say: Callable[[str], None] = lambda line: None,
 ) -> ProfileTable:
-    """Lower rows' ρ̂ until nobody is late in a replay of `traces` with the whole table.
+    """Lower the ρ̂ of rows until no session is late in a replay of `traces` with the whole table.
 
-    The row to lower is the one that was in force a start-up before most of the late became active: only
-    workers that were there then could have had them. Ends as well when none of the rows to blame can go any
-    lower; the provenance says how many are late then. λ and the forecast of each row stay. Rows are not
-    raised again where nobody would be late with it: that fits these traces, and no others (tried).
+    The row to lower is the row in force one start-up before most of the late sessions became active: only
+    workers present then could have served them. The search also ends when no row to blame can be lowered
+    further; the provenance then records how many sessions are late. λ and the forecast of each row stay. Rows
+    are not raised again where no session would be late: that fits these traces and no others (tried).
     """
     lower = dict(pairwise(sorted(grid, reverse=True)))
     playing = list(traces)
@@ -70,16 +73,16 @@ def keep_target(
         elif late_in or len(playing) == len(traces):
             return as_a_whole(table, traces, plant, policy)
         else:
-            # More room for one can make another late: a pool that was larger shrinks at another time.
+            # More room for one session can make another late: a larger pool shrinks at another time.
             playing = list(traces)
 
 
 def levels_at(
     trace: WorkloadTrace, table: ProfileTable, policy: ControlPolicy, times: Iterable[float]
 ) -> list[int]:
-    """Which level is in force at each of the times; before the trace's beginning the first is."""
+    """Return the level in force at each of the times; before the trace's beginning, the first level."""
     detector = WorkloadDetector(policy.epoch_s, policy.window)
-    # Who is there at 0 came before: no burst.
+    # Sessions present at t = 0 do not count as arrivals.
     steps = deque(step for step in trace.steps if step.at > 0)
     levels: list[int] = []
     for time in sorted(times):
@@ -97,7 +100,7 @@ def _rho(table: ProfileTable, level: int) -> float:
 
 
 def _with_rho(table: ProfileTable, level: int, rho: float) -> ProfileTable:
-    # What was measured of the row was measured with another ρ̂.
+    # The row's measurements were made with another ρ̂.
     changed = {"target_utilization": rho, "pass_rate": None, "cost_s": None}
     rows = [row.model_copy(update=changed) if row.level == level else row for row in table.levels]
     return table.model_copy(update={"levels": tuple(rows)})

@@ -1,4 +1,4 @@
-"""Who knows the whole trace: the windowed search of Appendix A, and the dynamic program of 7.4."""
+"""Oracles that know the whole trace: Appendix A's windowed search, and the dynamic program of 7.4."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from turboserve.contracts.autoscale import ProfileTable
 
 @dataclass(frozen=True)
 class WindowedOracle:
-    """The cheapest ρ̂ for every window, and how it went; None: no choice kept every chunk in time."""
+    """The cheapest ρ̂ for every window, and the outcome."""
 
     targets: tuple[float, ...]
     outcome: ScalingOutcome
@@ -34,15 +34,17 @@ def windowed_oracle(
     weight: float = 0.2,
     forecasts: Sequence[bool] = (False,),
 ) -> WindowedOracle | None:
-    """For every window the ρ̂ with which the same mechanism is cheapest over the trace, with no chunk late.
+    """Find for every window the ρ̂ with which the same mechanism is cheapest, with no chunk late.
 
-    The paper's has no forecast; with `forecasts` of both kinds it has all the choices that profiling has.
+    Returns None if no choice keeps every chunk in time. This is Appendix A's oracle: the product's controller
+    with its limits, cool-downs and start-up delay, and its ρ̂ chosen per window with the future known. The
+    paper's oracle has no forecast; with `forecasts` of both kinds, this one has all the choices that
+    profiling has.
 
-    Appendix A's oracle: the product's controller with its limits, cool-downs and start-up delay, and its ρ̂
-    chosen per window with the future known. After each window the cheapest run is kept for every target and
-    number of paid workers it could end with, so a window may pay for the next one's burst, as in a dynamic
-    program. Runs that end alike can differ inside (who sits where, what the in-window holds), so this is a
-    very good choice, not a proven optimum.
+    After each window the cheapest run is kept for every target and number of paid workers with which the
+    window can end. A window may therefore pay for the next window's burst, as in a dynamic program. Runs that
+    end alike can differ inside (the assignment of sessions, the contents of the scale-in window), so the
+    result is a very good choice and not a proven optimum.
     """
     tables = [flat_table(rho, weight, predictive) for rho in grid for predictive in forecasts]
     kept: list[_Run] = []
@@ -81,7 +83,7 @@ class _Run:
 
 
 def _best(runs: Sequence[_Run], now: float) -> list[_Run]:
-    """The cheapest sound run for every way a window can end."""
+    """Return the cheapest run without late chunks for every way in which a window can end."""
     best: dict[tuple[int, int, int], _Run] = {}
     for run in runs:
         simulation = run.simulation
@@ -97,12 +99,12 @@ def _best(runs: Sequence[_Run], now: float) -> list[_Run]:
 
 
 def slot_needs(trace: WorkloadTrace, capacity: int, rho: float, slot_s: float, most: int) -> list[int]:
-    """Workers that keep the utilisation at or below ρ̂ at every instant of each slot."""
+    """Return the workers that keep the utilization at or below ρ̂ at every instant of each slot."""
     peaks = [0] * math.ceil(trace.ends_s / slot_s)
     count, last = 0, 0
     for step, by in changes(trace.steps):
         slot = min(int(step.at / slot_s), len(peaks) - 1)
-        # What was active at a slot's beginning is active in it.
+        # Sessions active at a slot's beginning are active in the slot.
         for passed in range(last + 1, slot + 1):
             peaks[passed] = count
         last = max(last, slot)
@@ -114,10 +116,11 @@ def slot_needs(trace: WorkloadTrace, capacity: int, rho: float, slot_s: float, m
 
 
 def cheapest_plan(needs: Sequence[int], slot_s: float, start_up_s: float) -> tuple[list[int], float]:
-    """Sizes by slot, none below its need, and their cost in worker-seconds: the oracle of 7.4.
+    """Return the cheapest sizes by slot, none below its need, and their cost: the oracle of 7.4.
 
-    A dynamic program over budgets. A worker costs from its launch on, `start_up_s` before the slot in which
-    it serves; those of the first slot are there. Only budgets that some slot needs can be best.
+    A dynamic program over budgets; the cost is in worker-seconds. A worker costs from its launch on,
+    `start_up_s` before the slot in which it serves. The workers of the first slot are present from the start.
+    Only budgets that some slot needs can be best.
     """
     budgets = sorted(set(needs))
     costs = {size: size * slot_s if size >= needs[0] else math.inf for size in budgets}

@@ -1,4 +1,4 @@
-"""Constant load, and square waves from fast to slow: how often the pool changes, and whether in vain."""
+"""Constant load and square waves of several periods: how often the pool changes, and how often in vain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLOWER: Mapping[str, Mapping[str, float]] = {
 
 
 def oscillation_case(say: Callable[[str], None]) -> dict[str, Any]:
-    """Actions in an hour of constant load, and in half an hour of waves, these with slower settings, too."""
+    """Count the actions in an hour of constant load and half an hour of waves, also with slower settings."""
     plant = Plant(most=64)
     policy, table = policy_for(plant), default_table()
     steady = {
@@ -60,7 +60,7 @@ def _waves(plant: Plant, policy: ControlPolicy) -> dict[str, dict[str, Any]]:
 
 
 def undone(run: ScalingOutcome, policy: ControlPolicy) -> int:
-    """Scale-outs taken back within the scale-in cool-down, and scale-ins within the scale-out cool-down."""
+    """Count scale-outs undone within the scale-in cool-down, and scale-ins within the scale-out cool-down."""
     count = 0
     for (t0, a0, b0), (t1, a1, b1) in pairwise(run.actions):
         back = (b0 - a0) * (b1 - a1) < 0

@@ -1,4 +1,4 @@
-"""What a run on the virtual clock adds up to."""
+"""Totals of one run on the virtual clock."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class ScalingOutcome:
     """Session-seconds executed; latencies are averaged over them."""
     latency_sum: float = 0.0
     worst_s: float = 0.0
-    """Worst latency of a chunk, waiting for a slot and moves included."""
+    """Worst latency of a chunk, including the wait for a slot and migrations."""
     worst_served_s: float = 0.0
-    """Worst latency of a chunk of a session that is on a worker and stays there: what the paper reports."""
+    """Worst latency of a chunk of a session that stays on its worker: the figure that the paper reports."""
     placed: int = 0
     waited: int = 0
     """Sessions that found no slot when they became active."""
     wait_s: float = 0.0
     """Session-seconds without a slot while active."""
     late: int = 0
-    """Activations whose first chunk, wait included, and moves whose next chunk came after the target."""
+    """Late chunks: first chunks of activations, wait included, and next chunks after migrations."""
     late_since: list[float] = field(default_factory=list)
-    """When each of these became active, or had moved."""
+    """Time at which each of the late sessions became active or had migrated."""
     moves: int = 0
     actions: list[tuple[float, int, int]] = field(default_factory=list)
-    """(time, workers before, workers after): every change of the target."""
+    """(time, workers before, workers after) for every change of the target."""
     sizes: list[tuple[float, int]] = field(default_factory=list)
     """(time, workers paid for) at every change."""
 
@@ -45,7 +45,7 @@ class ScalingOutcome:
         return self.late == 0
 
     def cost_between(self, begins_s: float, ends_s: float) -> float:
-        """Worker-seconds paid for in a part of the run."""
+        """Return the worker-seconds paid for in a part of the run."""
         bounds = [*(at for at, _ in self.sizes), math.inf]
         return sum(
             size * max(min(until, ends_s) - max(at, begins_s), 0.0)
@@ -53,7 +53,7 @@ class ScalingOutcome:
         )
 
     def figures(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the figures for JSON."""
         return {
             "cost_worker_s": round(self.cost_s, 2),
             "mean_latency_ms": round(1000 * self.mean_s, 2),

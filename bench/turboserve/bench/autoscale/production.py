@@ -1,4 +1,4 @@
-"""Traces synthesised to the statistics of TurboServe's Table 12 (T1–T3)."""
+"""Traces synthesized to the statistics of TurboServe's Table 12 (T1–T3)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from turboserve.bench.autoscale.trace import Step, WorkloadTrace, checked
 from turboserve.bench.report import BenchError
 
 WINDOW_S = 300.0
-"""Means in the table are multiples of 0.2: five samples, one a minute (inferred)."""
+"""Length of a window. Means in the table are multiples of 0.2: five samples, one a minute (inferred)."""
 TOLERANCE = 0.03
 PERIOD_S = 60.0
 """Mean of an active period, log-normal (σ 1)."""
 PULL_S = 30.0
-"""Time in which a gap between active sessions and the line through the means is closed."""
+"""Time within which the gap between the active sessions and the line through the means is closed."""
 DRAWS = 40
 
 
@@ -56,13 +56,13 @@ TRACES: dict[str, tuple[Window, ...]] = {
 
 
 def production(name: str, seed: int = 0) -> WorkloadTrace:
-    """A trace with the table's arrivals, departures and mean active sessions within 3 % in every window.
+    """Draw a trace with the table's arrivals and departures, and its mean active sessions within 3 %.
 
-    Arrivals and departures come at uniform instants of their windows. Who departs is the session that
-    arrived last, in 45 % of cases, or any: lifetimes are heavy-tailed. Sessions idle after log-normal active
-    periods; idle ones return at a rate that pulls the active ones towards a line through the windows' means,
-    loosely, so that noise stays. The first draw whose means fit is taken; until then the line is shifted
-    by half of what each draw was off.
+    Arrivals and departures come at uniform instants of their windows. The session that departs is the one
+    that arrived last in 45 % of the cases, otherwise any: lifetimes are heavy-tailed. Sessions idle after
+    log-normal active periods. Idle sessions return at a rate that pulls the number of active sessions toward
+    a line through the windows' means, loosely, so that noise stays. The first draw whose means fit is
+    returned. Until then, the line is shifted by half of each draw's error.
     """
     windows = TRACES[name]
     shifted = [window.active for window in windows]
@@ -77,7 +77,7 @@ def production(name: str, seed: int = 0) -> WorkloadTrace:
 
 
 def active_means(trace: WorkloadTrace) -> list[float]:
-    """Mean active sessions by window, sampled every second."""
+    """Return the mean active sessions by window, sampled every second."""
     counts, size = trace.active(), int(WINDOW_S)
     return [sum(counts[i : i + size]) / size for i in range(0, len(counts), size)]
 
@@ -112,7 +112,7 @@ def _instants(source: random.Random, counts: Sequence[int]) -> list[float]:
 
 
 def _nodes(means: Sequence[float]) -> list[float]:
-    """Points of the line at the middles of the windows such that its own means are these."""
+    """Return points of the line at the middles of the windows such that its own means are `means`."""
     nodes = list(means)
     size = int(WINDOW_S)
     for _ in range(50):
@@ -123,7 +123,7 @@ def _nodes(means: Sequence[float]) -> list[float]:
 
 
 def _aim(aims: Sequence[float], second: float) -> float:
-    """The line through the means at the middles of the windows; from 0 at the beginning."""
+    """Return the line through the points at the middles of the windows; it begins at 0."""
     at = second / WINDOW_S - 0.5
     if at < 0:
         return aims[0] * 2 * (at + 0.5)
@@ -139,7 +139,7 @@ class _ActiveSessions:
         self.steps: list[Step] = []
         self._source = source
         self._active: dict[str, float] = {}
-        """Session → when its active period ends."""
+        """Session → the end of its active period."""
         self._idle: list[str] = []
         self._all: list[str] = []
         self._born = 0
@@ -153,7 +153,7 @@ class _ActiveSessions:
 
     def depart(self, at: float) -> None:
         if not self._all:
-            # Nobody is there yet: who comes next goes at once.
+            # There is no session yet, so the next one departs as soon as it arrives.
             self.arrive(at)
         last = self._source.random() < 0.45
         session = self._all.pop(-1 if last else self._source.randrange(len(self._all)))
@@ -167,11 +167,11 @@ class _ActiveSessions:
         return len(self._active)
 
     def pull(self, at: float, aim: float, window: Window) -> None:
-        """Once a second: periods end, and a part of the gap to `aim` is closed."""
+        """End active periods and close a part of the gap to `aim`. Called once a second."""
         for session, ends_s in list(self._active.items()):
             if ends_s <= at:
                 self._idles(session, at)
-        # Beside the gap, as many return as become idle or depart, less those who arrive.
+        # Beside the gap, as many sessions return as become idle or depart, minus the arrivals.
         leave = window.departures / WINDOW_S * self.active / max(len(self._all), 1)
         steady = self.active / PERIOD_S + leave - window.arrivals / WINDOW_S
         rate = (aim - self.active) / PULL_S + steady

@@ -23,20 +23,20 @@ WEIGHT_GRID = (0.2, 1.0)
 class Segment:
     """A piece of a trace, and its volatility: the highest that the detector sees in it.
 
-    The trace is played from its beginning and the piece's share counts: the controller remembers, so a piece
-    cut off from what was before would need more headroom than the live system does.
+    The trace is played from its beginning, and the piece's share counts. The controller has memory, so a
+    piece without its past would need more headroom than the live system does.
     """
 
     trace: WorkloadTrace
     volatility: float
     piece: int = 0
     length_s: float = math.inf
-    """All pieces of a trace are this long, but for the last."""
+    """Length of every piece of the trace but the last."""
 
 
 @dataclass(frozen=True)
 class Profiled:
-    """What the grid search found for one level: the cheapest that passes, or the safest if none does."""
+    """Result of the grid search for one level: the cheapest that passes, or the safest if none passes."""
 
     parameters: Parameters
     segments: int
@@ -50,7 +50,7 @@ class Profiled:
 
 
 def cut(trace: WorkloadTrace, length_s: float, policy: ControlPolicy) -> list[Segment]:
-    """Pieces of `length_s`, one after the other; a remainder shorter than half of it is left out."""
+    """Cut a trace into pieces of `length_s`; a remainder shorter than half of it is left out."""
     pieces = max(math.ceil(trace.ends_s / length_s - 0.5), 1)
     bounds = [(piece * length_s, min((piece + 1) * length_s, trace.ends_s)) for piece in range(pieces)]
     return [
@@ -60,14 +60,17 @@ def cut(trace: WorkloadTrace, length_s: float, policy: ControlPolicy) -> list[Se
 
 
 def whole(trace: WorkloadTrace, policy: ControlPolicy) -> Segment:
-    """The trace as one segment."""
+    """Return the trace as one segment."""
     return Segment(trace, volatility(trace, policy))
 
 
 def volatility(
     trace: WorkloadTrace, policy: ControlPolicy, begins_s: float = 0.0, ends_s: float = math.inf
 ) -> float:
-    """The highest volatility from `begins_s` until `ends_s`. Who is there at 0 came before."""
+    """Return the highest volatility from `begins_s` until `ends_s`.
+
+    Sessions present at t = 0 do not count as arrivals.
+    """
     detector = WorkloadDetector(policy.epoch_s, policy.window)
     highest = 0.0
     for step, _ in changes(trace.steps):
@@ -80,29 +83,28 @@ def volatility(
 
 @dataclass(frozen=True)
 class Grid:
-    """What is tried. `forecasts`: without the forecast as a lower bound, and with it."""
+    """Parameters to try. `forecasts`: without the forecast as a lower bound, with it, or both."""
 
     rhos: Sequence[float] = RHO_GRID
     weights: Sequence[float] = WEIGHT_GRID
     forecasts: Sequence[bool] = (False, True)
 
     def __iter__(self) -> itertools.chain[Parameters]:
-        """The densest first: where it fails, it does so early and cheaply."""
+        """Iterate from the highest ρ̂ down: where it fails, it fails early and cheaply."""
         tried = itertools.product(sorted(self.rhos, reverse=True), sorted(self.weights), self.forecasts)
         return itertools.chain(Parameters(rho, weight, ahead) for rho, weight, ahead in tried)
 
 
 def search(segments: Sequence[Segment], replays: Replays, grid: Grid | None = None) -> Profiled:
-    """The parameters of the grid with the least mean cost among those with which no chunk of any segment is
-    late.
+    """Find the parameters of the grid with the least mean cost and no late chunk in any segment.
 
-    If none passes: those with most segments without a late chunk, then with the fewest late chunks. So the
-    forecast is on only where it beats the reactive controller: cheaper where both keep the target, or fewer
-    late chunks where neither does. Ties go to the reactive one, then to the smaller λ, then to the smaller
-    ρ̂.
+    If none passes, takes the parameters with most segments without a late chunk, then with the fewest late
+    chunks. The forecast is therefore on only where it beats the reactive controller: cheaper where both keep
+    the target, or fewer late chunks where neither does. Ties go to the reactive one, then to the smaller λ,
+    then to the smaller ρ̂.
     """
     best: Profiled | None = None
-    # The most volatile first: that is where one fails.
+    # The most volatile segment is first, because failures are most likely there.
     ordered = sorted(segments, key=lambda segment: -segment.volatility)
     for parameters in grid or Grid():
         found = _tried(parameters, ordered, replays, best)
@@ -120,7 +122,7 @@ def _key(found: Profiled) -> tuple[float, ...]:
 def _tried(
     parameters: Parameters, segments: Sequence[Segment], replays: Replays, best: Profiled | None
 ) -> Profiled | None:
-    """None as soon as it cannot be better than a `best` that passes."""
+    """Try parameters. Returns None as soon as they cannot be better than a `best` that passes."""
     passes = best is not None and best.pass_rate == 1.0
     limit_s = best.cost_s * len(segments) + 1e-6 if best is not None and passes else math.inf
     cost_s, worst_s, late, passed = 0.0, 0.0, 0, 0
@@ -144,9 +146,9 @@ def build_table(
     grid: Grid | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> ProfileTable:
-    """Equal intervals from the lowest to the highest volatility, each with the parameters found for it.
+    """Build a table: equal intervals from the lowest to the highest volatility, with the parameters found.
 
-    An interval without segments takes the parameters of the next higher one that has some. Raises
+    An interval without segments takes the parameters of the next higher interval that has some. Raises
     InvalidInputError if there is no segment.
     """
     if not segments:
@@ -178,7 +180,7 @@ def build_table(
 
 
 def _conditions(plant: Plant, policy: ControlPolicy, segments: Sequence[Segment]) -> dict[str, object]:
-    """What the table was found under: another controller or another worker needs another table."""
+    """Return the conditions of the table: another controller or another worker needs another table."""
     return {
         "capacity": plant.capacity,
         "latency_target_s": plant.target_s,

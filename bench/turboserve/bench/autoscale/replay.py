@@ -1,4 +1,4 @@
-"""One trace through the real cores with one set of parameters, cost and lateness piece by piece."""
+"""Replays of a trace through the real cores with fixed parameters: cost and lateness of each piece."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turboserve.bench.autoscale.trace import WorkloadTrace
 
 @dataclass(frozen=True)
 class Parameters:
-    """What profiling looks for."""
+    """The parameters that profiling searches for."""
 
     rho: float
     """ρ̂."""
@@ -30,7 +30,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Share:
-    """What one piece of a replay cost."""
+    """Cost and lateness of one piece of a replay."""
 
     cost_s: float
     late: int
@@ -38,16 +38,19 @@ class Share:
 
 
 class Replays:
-    """Replays of whole traces with fixed parameters; each is made when one of its pieces is asked for."""
+    """Replays of whole traces with fixed parameters; each is run when one of its pieces is requested."""
 
     def __init__(self, plant: Plant, policy: ControlPolicy) -> None:
         self._plant, self._policy = plant, policy
         self._made: dict[tuple[int, float, Parameters], list[Share]] = {}
         self._traces: dict[int, WorkloadTrace] = {}
-        """Holds on to them: the key is their identity."""
+        """References that keep the traces alive, because their identity is the key."""
 
     def share(self, trace: WorkloadTrace, length_s: float, piece: int, parameters: Parameters) -> Share:
-        """What the piece from `piece` × `length_s` on cost; who still waits at its end is the next one's."""
+        """Return the share of the piece from `piece` × `length_s` on.
+
+        Sessions that still wait at its end count toward the next piece.
+        """
         key = (id(trace), length_s, parameters)
         if key not in self._made:
             self._traces[id(trace)] = trace

@@ -1,4 +1,4 @@
-"""From a number of active sessions per second to a trace: who arrives, who departs."""
+"""Builds traces of arrivals and departures from the number of active sessions per second."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from turboserve.bench.autoscale.trace import Step, WorkloadTrace, checked
 
 
 def from_counts(name: str, counts: Sequence[int], seed: int) -> WorkloadTrace:
-    """Sessions arrive and depart so that `counts[i]` are active at second i, and no more than that.
+    """Build a trace in which `counts[i]` sessions are active at second i.
 
-    Within a second, changes come at random instants just before it; those of second 0 at 0. Who departs is
-    drawn at random, so workers become unequal.
+    Within a second, changes come at random instants just before it; those of second 0 come at 0. The
+    departing session is drawn at random, so the workers become unequal.
     """
     source = random.Random(seed)
     steps: list[Step] = []
@@ -36,9 +36,9 @@ def from_counts(name: str, counts: Sequence[int], seed: int) -> WorkloadTrace:
 
 
 def ramp(start: int, top: int, total: int, seconds: int) -> list[int]:
-    """`seconds` counts that rise from `start` to `top` in a straight line, stay there, and sum to `total`.
+    """Return `seconds` counts that rise linearly from `start` to `top`, stay there, and sum to `total`.
 
-    The length of the line follows from the sum; what rounding leaves is mended by ones, never above `top`.
+    The length of the line follows from the sum. Rounding errors are corrected by ones, never above `top`.
     """
     best: list[int] = []
     for tenths in range(1, 10 * seconds + 1):
@@ -50,7 +50,7 @@ def ramp(start: int, top: int, total: int, seconds: int) -> list[int]:
 
 
 def plateau(top: int, total: int, seconds: int) -> list[int]:
-    """`seconds` counts at `top` or one or more below, spread evenly, that sum to `total`."""
+    """Return `seconds` counts at `top` or one or more below, spread evenly, that sum to `total`."""
     missing = top * seconds - total
     return [
         top - (math.floor((second + 1) * missing / seconds) - math.floor(second * missing / seconds))
@@ -62,7 +62,7 @@ def _mend(counts: list[int], top: int, total: int) -> list[int]:
     left, index = total - sum(counts), len(counts) - 1
     kept = counts.index(max(counts))
     while left:
-        # The first second at the top stays there: the window's maximum is given, too.
+        # The first second at the top stays there, because the window's maximum is given as well.
         if index != kept and (left < 0 or counts[index] < top):
             by = 1 if left > 0 else -1
             counts[index] += by
@@ -72,12 +72,12 @@ def _mend(counts: list[int], top: int, total: int) -> list[int]:
 
 
 def constant(sessions: int, seconds: int) -> WorkloadTrace:
-    """The same sessions from the first second to the last."""
+    """Build a trace with the same sessions from the first second to the last."""
     steps = [Step(0.0, f"s{number:05d}", SessionChange.ARRIVAL) for number in range(sessions)]
     return checked(f"constant {sessions}", steps, float(seconds))
 
 
 def square(low: int, high: int, period_s: int, seconds: int, seed: int = 0) -> WorkloadTrace:
-    """`high` sessions for half of the period, `low` for the other half."""
+    """Build a trace with `low` sessions for half of the period and `high` for the other half."""
     counts = [low if second % period_s < period_s / 2 else high for second in range(seconds)]
     return from_counts(f"square {low}-{high}/{period_s} s", counts, seed)

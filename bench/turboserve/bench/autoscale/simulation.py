@@ -1,7 +1,7 @@
-"""One run on a virtual clock: a trace, a plant, someone who decides the pool's size.
+"""One run on a virtual clock: a trace, a plant, and a sizer that decides the pool's size.
 
 Placement and rebalancing are the scheduler's own (`Cluster`, `MinMax`, `MinMaxRebalancer`), called as its
-core calls them: after every event. That a whole scheduler core decides the same is shown by `agreement`.
+core calls them: after every event. `agreement` shows that a whole scheduler core decides the same.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Simulation:
         return self.outcome
 
     def advance(self, until: float) -> None:
-        """Play what happens before `until`."""
+        """Play the events before `until`."""
         while True:
             queued = self._queue[0][0]
             stepped = self._instants[self._next][0] if self._next < len(self._instants) else until
@@ -67,19 +67,19 @@ class Simulation:
                 self._decide()
 
     def fork(self) -> Simulation:
-        """Another run that is as far as this one, and goes on by itself."""
+        """Return an independent copy of the run at its current time."""
         shared = (self.trace, self.plant, self._instants)
         return copy.deepcopy(self, {id(one): one for one in shared})
 
     def _apply_steps(self, steps: Iterable[Step]) -> None:
         for step in steps:
             if self.now > 0:
-                # Who is there at 0 came before: no burst.
+                # Sessions present at t = 0 do not count as arrivals.
                 self.sizer.on_session_change(step.kind, self.now)
             self.fleet.on_session_change(step.session, step.kind, self.now)
 
     def _tick(self) -> None:
-        # Nothing has happened since the last decision: only the report is repeated.
+        # No event has occurred since the last decision, so only the report is repeated.
         self.sizer.tick(self.now)
         self._report()
         self._at(self.now + TICK_S, self._tick)
@@ -93,7 +93,7 @@ class Simulation:
         self._decide()
 
     def _decide(self) -> None:
-        """As the scheduler after every event: place, rebalance, tell the autoscaler; then obey that."""
+        """Act as the scheduler after every event: place, rebalance, report. Then apply the sizer's target."""
         self._schedule()
         self._report()
 
@@ -118,7 +118,7 @@ class Simulation:
 
 
 def _instants(steps: Iterable[Step]) -> Iterator[tuple[float, tuple[Step, ...]]]:
-    """Steps that happen at the same instant, together: departures make room first."""
+    """Group the steps of each instant; departures come first, because they make room."""
     leaving = (SessionChange.DEPARTURE, SessionChange.IDLING)
     for at, group in itertools.groupby(steps, key=lambda step: step.at):
         yield at, tuple(sorted(group, key=lambda step: step.kind not in leaving))

@@ -1,4 +1,4 @@
-"""Who decides how many workers there are: the product's controller, and what it is compared with."""
+"""Deciders of the number of workers: the product's controller, and those that it is compared with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from turboserve.contracts.pool import LoadFeedback
 
 
 class Sizer(Protocol):
-    """Told of everything in order of time; `target` is read after each call."""
+    """Receives all events in order of time; `target` is read after each call."""
 
     @property
     def target(self) -> int: ...
@@ -71,7 +71,7 @@ class Fixed:
 
 
 class Planned(Fixed):
-    """Follows a schedule: size i from i × `slot_s` on, ordered `ahead_s` before where it grows."""
+    """Follows a schedule: size i from i × `slot_s` on. Growth is ordered `ahead_s` earlier."""
 
     def __init__(self, sizes: Sequence[int], slot_s: float, ahead_s: float) -> None:
         self._sizes, self._slot_s, self._ahead_s = sizes, slot_s, ahead_s
@@ -89,10 +89,11 @@ class Planned(Fixed):
 
 
 class Utilization(Fixed):
-    """Kubernetes' HorizontalPodAutoscaler on mean utilisation, with its defaults.
+    """Kubernetes' HorizontalPodAutoscaler on mean utilization, with its defaults.
 
-    Every 15 s: ⌈ready × utilisation / target⌉, not within 10 % of the target; up at most by the larger of
-    double and 4 in 15 s; down to the largest recommendation of the last 300 s.
+    Every 15 s it computes ⌈ready × utilization / target⌉, unless the ratio is within 10 % of 1. It scales up
+    at most to the larger of double and 4 more in 15 s, and down to the largest recommendation of the last 300
+    s.
     """
 
     SYNC_S, TOLERANCE, DOWN_WINDOW_S = 15.0, 0.1, 300.0
@@ -112,7 +113,7 @@ class Utilization(Fixed):
             return
         self._synced_at = now
         feedback = self._feedback
-        # What runs; a utilisation cannot show who waits.
+        # Only running sessions count: utilization does not show waiting sessions.
         ratio = (feedback.required - feedback.waiting) / feedback.capacity / self._wanted
         advice = self.target
         if abs(ratio - 1) > self.TOLERANCE:
@@ -127,7 +128,7 @@ class Utilization(Fixed):
 
 
 def flat_table(rho: float, weight: float = 0.2, predictive: bool = False) -> ProfileTable:
-    """One level: the same parameters whatever the volatility."""
+    """Return a table of one level: the same parameters at any volatility."""
     row = LevelParameters(
         level=1, volatility_from=0.0, latency_weight=weight, target_utilization=rho, predictive=predictive
     )

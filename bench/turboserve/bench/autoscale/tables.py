@@ -1,4 +1,4 @@
-"""From trace files to a table with its provenance: what `turboserve profile autoscaler` does."""
+"""Builds a table with its provenance from trace files, for `turboserve profile autoscaler`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ def profile_traces(
     keeps_target: bool,
     say: Callable[[str], None],
 ) -> ProfileTable:
-    """The table for workers of `capacity` sessions with L(n) = n × `lone_chunk_s`, from traces or, without
-    any, from the family of Appendix A; its provenance says how late it is on them as a whole, and with
-    `keeps_target` it is lowered until nobody is. Raises InvalidInputError that names the file's row, or the
-    option."""
+    """Build the table for workers of `capacity` sessions with L(n) = n × `lone_chunk_s`.
+
+    The table is profiled on the trace files or, without any, on the family of Appendix A. Its provenance
+    records how late it is on them as a whole. With `keeps_target`, the table is lowered until no session is
+    late. Raises InvalidInputError that names the file's row or the option.
+    """
     if capacity * lone_chunk_s > latency_target_s:
         detail = f"a full worker's chunks take {capacity * lone_chunk_s:g} s: no table can keep the target"
         raise InvalidInputError(detail, field="latency-target", limit=latency_target_s)
@@ -68,7 +70,7 @@ def profile_traces(
 
 
 def family() -> list[WorkloadTrace]:
-    """What is profiled where no traces are given."""
+    """Return the traces that are profiled if no files are given."""
     bursts = [segment(burst, seed) for burst in BURSTS for seed in range(FAMILY_SEEDS)]
     return bursts + [calm(sessions, seed) for sessions in CALM for seed in range(FAMILY_SEEDS)]
 
@@ -77,7 +79,7 @@ def _command(
     files: Sequence[Path], levels: int, segment_s: float, capacity: int, most: int, start_up_s: float,
     lone_chunk_s: float, latency_target_s: float, keeps_target: bool,
 ) -> str:  # fmt: skip
-    """What to type to get the table again; files by name only."""
+    """Return the command that reproduces the table, with file names without folders."""
     options = [f"--trace {shlex.quote(path.name)}" for path in files]
     options += [f"--levels {levels}", f"--segment {segment_s:g}", f"--capacity {capacity}", f"--most {most}"]
     options += [f"--start-up {start_up_s:g}", f"--lone-chunk {lone_chunk_s:g}"]

@@ -1,4 +1,4 @@
-"""Traces: what sessions did when. As files: CSV with the columns time_s, session, event."""
+"""Traces of sessions' changes. Files are CSV with the columns time_s, session, event."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from turboserve.contracts.errors import InvalidInputError
 
 COLUMNS = ("time_s", "session", "event")
 LONGEST_S = 7 * 86_400.0
-"""A replay takes a step a second: times of a clock instead of a trace's own would never come to an end."""
+"""Longest trace.
+
+A replay takes one step per second, so clock times instead of trace times would never end.
+"""
 MAY_FOLLOW: Mapping[SessionChange | None, frozenset[SessionChange]] = {
     None: frozenset({SessionChange.ARRIVAL}),
     SessionChange.ARRIVAL: frozenset({SessionChange.IDLING, SessionChange.DEPARTURE}),
@@ -23,12 +26,12 @@ MAY_FOLLOW: Mapping[SessionChange | None, frozenset[SessionChange]] = {
     SessionChange.IDLING: frozenset({SessionChange.ACTIVATION, SessionChange.DEPARTURE}),
     SessionChange.DEPARTURE: frozenset(),
 }
-"""What a session may do after what."""
+"""Changes that a session may make after each change."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One session does one thing, at `at` seconds from the trace's beginning."""
+    """One change of one session, at `at` seconds from the trace's beginning."""
 
     at: float
     session: str
@@ -50,7 +53,7 @@ class WorkloadTrace:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def active(self, step_s: float = 1.0) -> list[int]:
-        """Active sessions at 0, `step_s`, 2 `step_s`, …, what happens at that instant included."""
+        """Return the active sessions at 0, `step_s`, 2 `step_s`, …, including the changes at that instant."""
         counts: list[int] = []
         count = 0
         for step, by in changes(self.steps):
@@ -60,7 +63,7 @@ class WorkloadTrace:
         return [*counts, *[count] * (math.ceil(self.ends_s / step_s) - len(counts))]
 
     def count(self, kind: SessionChange, since: float = 0.0, until: float = math.inf) -> int:
-        """How often it happened at `since` ≤ t < `until`."""
+        """Count the changes of this kind at `since` ≤ t < `until`."""
         return sum(s.kind is kind and since <= s.at < until for s in self.steps)
 
     @property
@@ -74,7 +77,7 @@ class WorkloadTrace:
 
 
 def changes(steps: Iterable[Step]) -> Iterator[tuple[Step, int]]:
-    """Every step, and by how much it changes the number of active sessions."""
+    """Yield every step, with its change of the number of active sessions."""
     active: set[str] = set()
     for step in steps:
         if step.kind in (SessionChange.ARRIVAL, SessionChange.ACTIVATION):
@@ -86,9 +89,9 @@ def changes(steps: Iterable[Step]) -> Iterator[tuple[Step, int]]:
 
 
 def since(steps: Iterable[Step], begins_s: float, ends_s: float) -> list[Step]:
-    """What happens after `begins_s`, which becomes 0, and before `ends_s`.
+    """Return the steps after `begins_s`, which becomes 0, and before `ends_s`.
 
-    Who is active at its beginning arrives at 0, who is idle then when it returns.
+    A session active at `begins_s` arrives at 0; a session idle then arrives when it returns.
     """
     active: dict[str, None] = {}
     idle: set[str] = set()
@@ -113,10 +116,10 @@ def since(steps: Iterable[Step], begins_s: float, ends_s: float) -> list[Step]:
 
 
 def checked(name: str, steps: Iterable[Step], ends_s: float, where: str = "trace") -> WorkloadTrace:
-    """A trace of `steps`.
+    """Build a trace of `steps`.
 
-    Raises InvalidInputError that names the row and field: times that fall, are negative, not finite or a
-    week from the beginning, and sessions that do what cannot follow.
+    Raises InvalidInputError that names the row and field if a time falls, is negative, is not finite or is
+    more than a week from the beginning, or if a session makes a change that cannot follow.
     """
     state: dict[str, SessionChange] = {}
     given: list[Step] = []
@@ -142,7 +145,10 @@ def checked(name: str, steps: Iterable[Step], ends_s: float, where: str = "trace
 
 
 def read(path: Path) -> WorkloadTrace:
-    """A trace from a CSV file; it ends with its last step. Raises InvalidInputError that names the row."""
+    """Read a trace from a CSV file; it ends with its last step.
+
+    Raises InvalidInputError that names the row.
+    """
     try:
         rows = list(csv.DictReader(path.read_text().splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -172,6 +178,6 @@ def _step(row: Mapping[str, str | None], field: str) -> Step:
 
 
 def write(trace: WorkloadTrace, path: Path) -> None:
-    """As a CSV file that `read` takes; the end of a quiet tail is not kept."""
+    """Write a CSV file for `read`. A quiet tail after the last step is not kept."""
     lines = [f"{step.at:.6f},{step.session},{step.kind}" for step in trace.steps]
     path.write_text("\n".join([",".join(COLUMNS), *lines]) + "\n")

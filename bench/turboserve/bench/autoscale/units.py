@@ -1,4 +1,4 @@
-"""Parts of a benchmark that need nothing of each other, each in a process of its own."""
+"""Independent parts of a benchmark, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Unit:
-    """One call. Its figures do not depend on where or when it is made."""
+    """One call. Its figures do not depend on where or when it runs."""
 
     case: str
     key: str
-    """Name among the case's units; empty where there is one."""
+    """Name among the case's units; empty if the case has one unit."""
     function: Callable[..., Any]
-    """Of a module, so that another process finds it."""
+    """A function of a module, so that another process can import it."""
     arguments: tuple[Any, ...]
 
 
 def run_all(units: Sequence[Unit], jobs: int) -> dict[Unit, Any]:
-    """What each unit returned, at most `jobs` at a time, begun in this order."""
+    """Run the units in this order, at most `jobs` at a time. Returns the result of each."""
     if jobs == 1 or len(units) == 1:
         return {unit: unit.function(*unit.arguments) for unit in units}
     # Spawned, not forked: this process may have threads.

@@ -1,4 +1,4 @@
-"""`turboserve bench batching`: what the gather policies make of the same arrivals."""
+"""`turboserve bench batching`: the gather policies on the same arrivals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ GIVEN = {
     "batch_friendly": {size: 0.0185 + 0.0015 * size for size in range(1, 17)},
     "compute_bound": {size: 0.0002 + 0.0378 * size for size in range(1, 17)},
 }
-"""Seconds of a forward by batch size. The second is 1.3 B on an H200: 190 ms a chunk, and in proportion."""
+"""Seconds of a forward by batch size.
+
+`compute_bound` is 1.3 B on an H200: 190 ms a chunk, linear in the size.
+"""
 
 
 def run(
@@ -34,8 +37,10 @@ def run(
         bool, typer.Option(help="Also with the shipped model's latencies, measured here first.")
     ] = True,
 ) -> dict[str, Any]:
-    """Latency and stalls of the gather policies on a virtual clock: the engine's own gather code, given
-    L(b)."""
+    """Measure latency and stalls of the gather policies on a virtual clock.
+
+    Runs the engine's own gather code with given L(b).
+    """
     given = dict(GIVEN)
     if measured:
         from turboserve.bench.engine.models import toyworld_forward_profile
@@ -57,7 +62,7 @@ def run(
 
 
 def compare(profile: LatencyProfile, chunks: int, slots: int, seed: int) -> dict[str, Any]:
-    """LOAD.POLICY.{p50,p95,p99}_chunk_latency_s and stall_rate."""
+    """Return {p50,p95,p99}_chunk_latency_s and stall_rate by load and policy."""
     found: dict[str, Any] = {}
     slack_s = SLACK_CHUNKS * FORWARDS * profile(1)
     for load in LOADS:
@@ -70,7 +75,7 @@ def compare(profile: LatencyProfile, chunks: int, slots: int, seed: int) -> dict
 
 
 def figures(latencies_s: list[float], slack_s: float) -> dict[str, float | None]:
-    """Percentiles of the latencies, and the share that exceeds the slack."""
+    """Return percentiles of the latencies, and the share that exceeds the slack."""
     return {
         "p50_chunk_latency_s": percentile(latencies_s, 0.5),
         "p95_chunk_latency_s": percentile(latencies_s, 0.95),
@@ -80,7 +85,7 @@ def figures(latencies_s: list[float], slack_s: float) -> dict[str, float | None]
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """p95 and stalls for people."""
+    """Format p95 and stalls."""
     shown = Table("profile", "load", *(f"{name} p95, s (stalls)" for name in POLICIES), box=box.SIMPLE)
     for profile, loads in result["profiles"].items():
         for load, policies in loads.items():

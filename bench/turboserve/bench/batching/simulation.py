@@ -1,11 +1,15 @@
 """The engine's gather code on a virtual clock: chunks become due, forwards take what a profile says.
 
-Definitions. Sessions become due for a chunk by a Poisson process. At most `slots` of them are in the
-engine at a time, as its slabs allow; the others wait outside in order. *Capacity* of a profile is the largest
-b / (forwards · L(b)) for b up to the batch limit, in chunks a second. *Load* is the rate at which chunks
-become due over capacity. *Latency* of a chunk is from becoming due to the end of its last forward, with
-whatever wait outside. A chunk *stalls* its viewer if its latency exceeds the playout slack with which it
-became due.
+Definitions:
+
+- Sessions become due for a chunk by a Poisson process. At most `slots` of them are in the engine at a time,
+  as its slabs allow; the others wait outside in order.
+- *Capacity* of a profile is the largest b / (forwards · L(b)) for b up to the batch limit, in chunks a
+  second.
+- *Load* is the rate at which chunks become due, divided by capacity.
+- *Latency* of a chunk is the time from becoming due to the end of its last forward, including any wait
+  outside.
+- A chunk *stalls* its viewer if its latency exceeds the playout slack with which it became due.
 """
 
 from __future__ import annotations
@@ -17,21 +21,21 @@ from turboserve.worker.engine.gather import Candidate, GatherPolicy
 from turboserve.worker.engine.profile import LatencyProfile
 
 FRAMES = 3
-"""Latent frames of every forward: all rows are alike."""
+"""Latent frames of every forward: all rows have the same number."""
 
 
 @dataclass(frozen=True)
 class BatchingScenario:
-    """What happens to every policy that is compared."""
+    """The input of every policy that is compared."""
 
     due_s: tuple[float, ...]
-    """When each chunk becomes due, rising."""
+    """Time at which each chunk becomes due, rising."""
     forwards: int = 5
     """Forwards of a chunk."""
     slack_s: float = 1.0
-    """Video that a viewer has left when the chunk becomes due."""
+    """Seconds of video that a viewer has left when the chunk becomes due."""
     slots: int = 16
-    """Sessions in the engine at once, and rows of a forward at most."""
+    """Sessions in the engine at once, and the maximum number of rows of a forward."""
 
 
 @dataclass
@@ -42,7 +46,7 @@ class _Chunk:
 
 
 def poisson(chunks: int, rate: float, seed: int) -> tuple[float, ...]:
-    """Times of `chunks` events at `rate` a second."""
+    """Draw the times of `chunks` events at `rate` per second."""
     source = random.Random(seed)
     now, times = 0.0, []
     for _ in range(chunks):
@@ -52,12 +56,12 @@ def poisson(chunks: int, rate: float, seed: int) -> tuple[float, ...]:
 
 
 def capacity(profile: LatencyProfile, forwards: int, limit: int) -> float:
-    """Chunks a second at the best batch size up to `limit`."""
+    """Return the chunks per second at the best batch size up to `limit`."""
     return max(size / (forwards * profile(size)) for size in range(1, limit + 1))
 
 
 def simulate(scene: BatchingScenario, policy: GatherPolicy, profile: LatencyProfile) -> list[float]:
-    """Run a policy over a scene until every chunk is done; returns latencies in order of completion."""
+    """Run a policy over a scene until every chunk is done. Returns latencies in order of completion."""
     latencies: list[float] = []
     inside: dict[str, _Chunk] = {}
     now, entered, count = 0.0, 0, len(scene.due_s)
@@ -81,8 +85,10 @@ def simulate(scene: BatchingScenario, policy: GatherPolicy, profile: LatencyProf
 
 
 def _candidate(chunk: _Chunk, scene: BatchingScenario, now: float, alone: float) -> Candidate:
-    """As the engine's pacing makes them: credit is slack less what is left of a chunk in work, less one
-    more."""
+    """Build a candidate as the engine's pacing does.
+
+    Credit is the slack, minus the rest of a chunk that has begun, minus one more chunk.
+    """
     left = scene.forwards - chunk.step
     waited = now - chunk.due_s
     slack = scene.slack_s - waited

@@ -1,1 +1,1 @@
-"""Faults on the real stack while sessions play: what holds, and how soon it recovers."""
+"""Faults on the real stack while sessions play: which invariants hold, and how fast the stack recovers."""

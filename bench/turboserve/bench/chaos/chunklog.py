@@ -1,4 +1,4 @@
-"""The whole chunk log as the broker keeps it: fence and chunks in their common order."""
+"""Reads the whole chunk log from the broker: fence and chunks in their common order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANSWER_S = 10.0
 
 
 async def read(nats_url: str) -> dict[str, list[Owned | Logged]]:
-    """Session → its entries in the log's order. `nats_url`: of a user who may read everything."""
+    """Return session → its entries in the log's order. `nats_url` is of a user who may read all subjects."""
     client = await nats.connect(nats_url, connect_timeout=5)
     try:
         jetstream = client.jetstream(timeout=ANSWER_S)
@@ -46,7 +46,7 @@ async def read(nats_url: str) -> dict[str, list[Owned | Logged]]:
 
 
 async def oldest(nats_url: str, sessions: Iterable[str]) -> dict[str, int]:
-    """Session → index of the oldest chunk in its log; sessions without one are left out.
+    """Return session → index of the oldest chunk in its log; sessions without a chunk are left out.
 
     Raises nats.errors.Error, OSError or TimeoutError if the broker does not answer.
     """

@@ -1,4 +1,4 @@
-"""`turboserve bench chaos`: random faults on a real stack while sessions play; what held."""
+"""`turboserve bench chaos`: random faults on a real stack while sessions play, and the invariants."""
 
 from __future__ import annotations
 
@@ -39,9 +39,12 @@ async def run(
         Path | None, typer.Option(help="Keep the stack's data and logs here; without it, nowhere.")
     ] = None,
 ) -> dict[str, Any]:
-    """kill -9, SIGSTOP and SIGCONT of any service and worker, and restarts of NATS, Redis and Postgres, while
-    sessions play on real clients, change their prompts, pause, resume and move: the design's invariants.
-    With --fault also a full disk, a gateway without descriptors, steps of the clock, a frozen broker."""
+    """Check the design's invariants on a real stack with random faults, while sessions play.
+
+    Any service and worker is hit by kill -9, SIGSTOP and SIGCONT; NATS, Redis and Postgres restart. Real
+    clients change their prompts, pause, resume and migrate. With --fault there can also be a full disk, a
+    gateway without descriptors, steps of the clock, and a frozen broker.
+    """
     seconds = minutes * 60.0
     wanted = list(dict.fromkeys(fault or [FaultGroup.PROCESS]))
     omitted = left_out(wanted)
@@ -66,7 +69,7 @@ async def run(
 
 
 def table(result: Mapping[str, Any]) -> RenderableType:
-    """What held, how soon it recovered, and what was done."""
+    """Format the invariants, the recovery times and the faults."""
     held = Table("invariant", "violations", "", box=box.SIMPLE)
     for name, count in result["violations"].items():
         held.add_row(name, str(count), INVARIANTS[name])

@@ -1,4 +1,4 @@
-"""Connections that say nothing, as many as a server takes."""
+"""Idle connections, as many as a server accepts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 
 PER_ADDRESS = 16
-"""From one address of 127.0.0.0/8; a server may limit how many one address has."""
+"""Connections from one address of 127.0.0.0/8; a server may limit the number per address."""
 LOOK_S = 0.25
 
 
@@ -20,7 +20,7 @@ class IdleSockets:
         self._open: dict[int, socket.socket] = {}
 
     async def hold(self, seconds: float) -> None:
-        """For this long; they are closed however it ends."""
+        """Hold the connections for `seconds`, and close them in any case."""
         deadline_s = time.monotonic() + seconds
         try:
             while time.monotonic() < deadline_s:
@@ -37,7 +37,8 @@ class IdleSockets:
             if not _closed_by_peer(self._open[number]):
                 return
             self._open.pop(number).close()
-        # Any address of 127.0.0.0/8 is this machine's. The kernel takes connections that the server does not.
+        # Any address of 127.0.0.0/8 is this machine's. The kernel accepts connections that the server does
+        # not.
         address = f"127.0.{1 + number // PER_ADDRESS // 250}.{1 + number // PER_ADDRESS % 250}"
         with suppress(OSError):
             each = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

@@ -1,4 +1,7 @@
-"""What has to hold after any faults, checked against the whole chunk log. Names as in the simulation."""
+"""Invariants that must hold after any faults, checked against the whole chunk log.
+
+Their names are those of the simulation.
+"""
 
 from __future__ import annotations
 
@@ -18,31 +21,31 @@ INVARIANTS = {
 
 @dataclass(frozen=True)
 class Owned:
-    """`own.<session>` in the log."""
+    """A message of `own.<session>` in the log."""
 
     sequence: int
     epoch: int
     worker: str | None
     at: float = 0.0
-    """When the broker accepted it, its clock, seconds."""
+    """Time at which the broker accepted it, by the broker's clock, in seconds."""
 
 
 @dataclass(frozen=True)
 class Logged:
-    """`chunk.<session>` in the log."""
+    """A message of `chunk.<session>` in the log."""
 
     sequence: int
     index: int
     epoch: int
     worker: str
     digest: str
-    """Of the fragment."""
+    """Digest of the fragment."""
     at: float = 0.0
 
 
 @dataclass
 class Violations:
-    """Counts by invariant, and the first of them in words."""
+    """Counts by invariant, and messages of the first violations."""
 
     counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(INVARIANTS, 0)))
     messages: list[str] = field(default_factory=list)
@@ -62,10 +65,10 @@ def check_log(
     *,
     first: int = 0,
 ) -> None:
-    """One session's log in its order, against itself and against what its client saw: (index, digest).
+    """Check one session's log in its order, and against (index, digest) of the chunks that its client saw.
 
-    `first`: index of the oldest chunk that is left; those before it made room while a disk was full, and the
-    client has to have seen them.
+    `first` is the index of the oldest chunk that is left. Earlier chunks made room while a disk was full, and
+    the client must have seen them.
     """
     own: Owned | None = None
     chunks: list[Logged] = []
@@ -93,9 +96,9 @@ def check_log(
 
 
 def check_oldest(oldest: Mapping[str, int], allowed: Mapping[str, int], when: str, found: Violations) -> None:
-    """Each session's oldest chunk in the log is the `allowed` one; 0 where that names none.
+    """Check that each session's oldest chunk in the log is the `allowed` one, or 0 if none is named.
 
-    `when` says when it was looked for. A chunk may go only while a disk is full.
+    `when` states the time of the check. A chunk may be removed only while a disk is full.
     """
     for session, index in oldest.items():
         if index != allowed.get(session, 0):
@@ -106,9 +109,10 @@ def check_oldest(oldest: Mapping[str, int], allowed: Mapping[str, int], when: st
 
 
 def takeovers(entries: Sequence[Owned | Logged], silence_s: float) -> list[float]:
-    """Seconds from each new owner's entry to its first chunk, where the log had been silent for so long.
+    """Return the seconds from each new owner's entry to its first chunk, after `silence_s` of silence.
 
-    A worker that died has been silent for its time-out; one that hands over a session has not.
+    Silence tells a worker that died from one that hands over a session: the log of a dead worker has been
+    silent for the worker's timeout.
     """
     found: list[float] = []
     waiting: Owned | None = None
@@ -128,10 +132,10 @@ def takeovers(entries: Sequence[Owned | Logged], silence_s: float) -> list[float
 
 
 def check_capacity(workers: Sequence[Mapping[str, object]], found: Violations) -> None:
-    """One answer of `GET /v1/workers`: counted by the store in one statement."""
+    """Check one answer of `GET /v1/workers`, which the store counts in one statement."""
     for worker in workers:
         used = int(str(worker.get("sessions", 0))) + int(str(worker.get("incoming", 0)))
         capacity = int(str(worker.get("capacity", 0)))
-        # A worker that starts or has gone reports no room, whatever rows still name it.
+        # A worker that starts or is gone reports no room, even if rows still name it.
         if worker.get("phase") in ("ready", "draining") and used > capacity:
             found.add("capacity", f"{worker.get('id')} has {used} of {capacity}")

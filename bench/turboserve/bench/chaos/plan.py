@@ -1,4 +1,4 @@
-"""What will happen in a run: every fault and everything that people do, from the seed alone."""
+"""The plan of a run: every fault and every user action, from the seed alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SERVICES = ("gateway", "scheduler", "autoscaler", "state-store")
 SERVERS = ("nats", "redis", "postgres")
 WORKER = "worker"
 QUIET_S = 4.0
-"""Nothing is broken before this; people have begun to watch."""
+"""Time before the first fault, in which clients begin to watch."""
 LONGEST_STOP_S = 8.0
 LONGEST_WORKER_STOP_S = 20.0
-"""Longer than the worker's time-out: it wakes up to find its sessions gone."""
+"""Longer than the worker's timeout: the worker resumes after its sessions were given to others."""
 
 
 class FaultKind(StrEnum):
@@ -27,7 +27,7 @@ class FaultKind(StrEnum):
     RESTART = "restart"
     """SIGTERM to a server, which its supervisor starts again."""
     DISK_FULL = "disk_full"
-    """The disk of the stack's data has no block left."""
+    """The disk of the stack's data has no free block."""
     DESCRIPTORS = "descriptors"
     """Idle connections take every descriptor that the gateway may open."""
     CLOCK_STEP = "clock_step"
@@ -37,7 +37,7 @@ class FaultKind(StrEnum):
 
 
 class FaultGroup(StrEnum):
-    """Which faults a run has."""
+    """Groups of faults of a run."""
 
     PROCESS = "process"
     """Processes are killed, stopped and restarted."""
@@ -59,32 +59,32 @@ LASTING_S = {
     FaultGroup.CLOCK_STEP: (10.0, 20.0),
     FaultGroup.BROKER_FROZEN: (30.0, 120.0),
 }
-"""Shortest and longest, seconds."""
+"""Shortest and longest duration, in seconds."""
 CLOCK_STEP_S = 3600.0
 LASTING_SHARE = 0.3
-"""Of the faults of a run that has process faults as well."""
+"""Share of the lasting faults in a run that has process faults as well."""
 AFTERWARDS_S = 12.0
-"""Between the end of such a fault and the next one, so that each recovery is from one fault."""
+"""Time between the end of a lasting fault and the next fault, so that each recovery is from one fault."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One process is hit. Times are seconds after the run's beginning."""
+    """One fault. Times are seconds after the run's beginning."""
 
     at_s: float
     target: str
     """A process of the stack, or `worker`."""
     kind: FaultKind
     seconds: float = 0.0
-    """How long a stop lasts, or the fault of a group of its own."""
+    """Duration of a stop or of a lasting fault."""
     which: int = 0
     """For workers: the number among those alive, modulo their count."""
     step_s: float = 0.0
-    """For a step of the clock: by how much."""
+    """For a step of the clock: its size."""
 
     @property
     def lasts(self) -> bool:
-        """Whether it has an end of its own, from which recovery counts."""
+        """Whether the fault has an end of its own, from which recovery counts."""
         return self.kind not in (FaultKind.KILL, FaultKind.STOP, FaultKind.RESTART)
 
     def describe(self) -> str:
@@ -95,11 +95,11 @@ class Fault:
 
 
 class UserActionKind(StrEnum):
-    """What somebody does to a session."""
+    """A client's action on its session."""
 
     PROMPT = "prompt"
     PAUSE = "pause"
-    """And resume after `UserAction.seconds`."""
+    """Pause, and resume after `UserAction.seconds`."""
     MOVE = "move"
     CUT = "cut"
     """The viewer's connection breaks."""
@@ -127,16 +127,16 @@ def plan(
     gap_s: float,
     groups: Sequence[FaultGroup] = (FaultGroup.PROCESS,),
 ) -> Plan:
-    """Faults about `gap_s` apart and deeds of every session, within `seconds`; the same for the same seed.
+    """Plan faults about `gap_s` apart and actions of every session, within `seconds`.
 
-    While a fault with a group of its own lasts, and shortly after it, there is no other.
+    The same seed gives the same plan. During a lasting fault, and shortly after it, there is no other fault.
     """
     chance = random.Random(f"chaos {seed}")
     targets = [*SERVICES, *SERVERS, *(f"scheduler-{n}" for n in range(2, schedulers + 1)), *[WORKER] * 3]
     faults: list[Fault] = []
     at = QUIET_S
     lasting = [group for group in groups if group is not FaultGroup.PROCESS]
-    # Each in its turn, in an order of the seed's: a short run has as many kinds as it has time for.
+    # The groups take turns in an order of the seed's, so a short run covers as many kinds as it has time for.
     chance_of_groups = random.Random(f"chaos groups {seed}")
     chance_of_groups.shuffle(lasting)
     turn = 0

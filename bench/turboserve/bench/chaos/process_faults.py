@@ -1,4 +1,4 @@
-"""Hitting the processes of a stack."""
+"""Faults on the processes of a stack."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from turboserve.bench.chaos.surroundings import Surroundings
 from turboserve.cli.stack.background import BackgroundStack
 
 REFILL_S = 0.5
-"""A full disk is filled again this often: servers give room back."""
+"""Interval at which a full disk is filled again, because servers free space."""
 MORE_SOCKETS = 32
-"""Beyond what the gateway may open."""
+"""Number of connections beyond the gateway's limit of descriptors."""
 
 
 class ProcessFaults:
-    """Carries out faults; remembers what stands still, so that everything is woken at the end."""
+    """Carries out faults, and remembers the stopped processes, so that all of them are resumed at the end."""
 
     def __init__(self, stack: BackgroundStack, surroundings: Surroundings) -> None:
         self._stack, self._surroundings = stack, surroundings
         self._stopped: set[int] = set()
 
     async def hit(self, fault: Fault) -> bool:
-        """Whether there was somebody to hit. Returns once a fault that lasts is over."""
+        """Carry out a fault; returns once a lasting fault is over.
+
+        Returns False if the process does not exist.
+        """
         match fault.kind:
             case FaultKind.DISK_FULL:
                 await self._fill_disk(fault.seconds)

@@ -1,4 +1,4 @@
-"""One run: a stack of its own, people who watch, and the plan's faults; then everything is checked."""
+"""One run: a stack of its own, clients that watch, the plan's faults, and then the checks."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from turboserve.tasks import stop
 UP = (sys.executable, "-m", "turboserve.bench.chaos.up")
 FIRST_CHUNK_S = 120.0
 SETTLE_S = 90.0
-"""Once faults stop, every session has to play on within this."""
+"""Time after the last fault within which every session must play on."""
 SETTLED_CHUNKS = 3
 LOOK_S = 1.0
 ROOM_S = 6.0
-"""After a disk has room again, the store has looked by then; less than the time to the next fault."""
+"""Time after which the store has noticed that the disk has room; less than the time to the next fault."""
 SILENCE_S = 8.0
-"""A log that was silent for so long before its owner changed: the old one died (12 s) or stood still."""
+"""Silence of a log before its owner changes, by which the former owner had died (12 s) or was stopped."""
 SLOTS = 4
-"""Sessions per worker: the others must hold those of one that dies."""
+"""Sessions per worker: the others must hold the sessions of a worker that dies."""
 
 
 @dataclass(frozen=True)
 class InjectedFault:
-    """A fault and when it was, monotonic."""
+    """A fault and its monotonic times."""
 
     fault: Fault
     began_s: float
@@ -54,21 +54,21 @@ class InjectedFault:
 
     @property
     def recovers_from_s(self) -> float:
-        """Recovery counts from the end of a fault that has one, else from its beginning."""
+        """Time from which recovery counts: the end of a lasting fault, else the beginning."""
         return self.ended_s if self.fault.lasts else self.began_s
 
 
 @dataclass
 class Run:
-    """What one run found."""
+    """Results of one run."""
 
     violations: Violations = field(default_factory=Violations)
     hits: list[InjectedFault] = field(default_factory=list)
-    """Faults that found somebody to hit."""
+    """Faults that hit a process."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Groups of faults that are not possible on this machine, and why."""
     oldest: dict[str, int] = field(default_factory=dict)
-    """Session → index of the oldest chunk that the last full disk left in its log; none: 0."""
+    """Session → index of the oldest chunk that the last full disk left in its log; 0 if absent."""
     missed: int = 0
     clients: list[SimulatedClient] = field(default_factory=list)
     chunks: int = 0
@@ -106,7 +106,7 @@ class Run:
         }
 
     def _recovery(self, at_s: float) -> float | None:
-        """Until the last of those who wanted to play had a new chunk."""
+        """Return the time until all clients that wanted to play had a new chunk."""
         waits = [wait for client in self.clients if (wait := client.wait_after(at_s)) is not None]
         return max(waits, default=None)
 
@@ -114,8 +114,10 @@ class Run:
 async def run_scenario(
     plan: Plan, seconds: float, surroundings: Surroundings, workers: int, schedulers: int, sessions: int
 ) -> Run:
-    """Start a stack in `surroundings`, play the plan, check. Raises StackStartError; leaves nothing
-    running."""
+    """Start a stack in `surroundings`, carry out the plan, check. Raises StackStartError.
+
+    Leaves nothing running.
+    """
     stack = BackgroundStack(
         surroundings.data,
         *("--workers", str(workers), "--schedulers", str(schedulers)),
@@ -190,7 +192,7 @@ async def _inject(
 
 
 async def _oldest(run: Run, stack: BackgroundStack) -> dict[str, int]:
-    """As `chunklog.oldest` of all sessions, asking until the broker answers. Raises TimeoutError."""
+    """Return `chunklog.oldest` of all sessions; retries until the broker answers. Raises TimeoutError."""
     sessions = [client.viewer.session for client in run.clients]
     async with asyncio.timeout(SETTLE_S):
         while True:
@@ -200,7 +202,7 @@ async def _oldest(run: Run, stack: BackgroundStack) -> dict[str, int]:
 
 
 async def _settle(run: Run, api: httpx.AsyncClient) -> None:
-    """Faults are over: everyone wants to play, and has to."""
+    """Check, after the faults, that every session plays again."""
     began_s = time.monotonic()
 
     async def one(client: SimulatedClient) -> None:

@@ -1,4 +1,4 @@
-"""Those who watch: real clients that prompt, pause, resume, move and reconnect while everything breaks."""
+"""Real clients that watch, prompt, pause, resume, migrate and reconnect during faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turboserve.bench.stream import prompts
 from turboserve.bench.streaming.viewer import ProblemError, Received, Viewer, request
 
 RETRY_TIMEOUT_S = 90.0
-"""Something that has to work in the end is tried for this long."""
+"""Time for which an action that must succeed in the end is retried."""
 RETRY_S = 0.5
 TRANSIENT_ERRORS = (ProblemError, httpx.HTTPError, OSError, TimeoutError)
 
@@ -32,14 +32,14 @@ class SimulatedClient:
         """Monotonic times at which new chunks arrived."""
         self.paused = False
         self.pauses: list[tuple[float, float]] = []
-        """From the wish to pause until the wish to go on was heard, monotonic."""
+        """Monotonic times from the request to pause until the request to resume was accepted."""
         self.done: Counter[str] = Counter()
-        """Deeds that were accepted, by kind; `KIND refused` for the others."""
+        """Accepted actions by kind; `KIND refused` counts the others."""
         viewer.on_chunk = self._got
 
     @classmethod
     async def begin(cls, number: int, api: httpx.AsyncClient) -> SimulatedClient:
-        """Open a session, for as long as that takes."""
+        """Open a session, with retries."""
         viewer = await with_retry(
             lambda: Viewer.create(api, prompts(number)[0], keep_video=True, seed=number)
         )
@@ -76,20 +76,20 @@ class SimulatedClient:
         self.paused = True
         self.pauses.append((time.monotonic(), float("inf")))
         try:
-            # An answer that was lost may have been a yes: whatever it was, it is resumed.
+            # A request whose answer was lost may have taken effect, so the session is resumed in any case.
             await self.viewer.pause()
             await asyncio.sleep(seconds)
         finally:
             await self.resume()
 
     async def resume(self) -> None:
-        """Until it is wanted to play again, whatever it takes."""
+        """Request to resume until the request succeeds."""
 
         async def once() -> None:
             try:
                 await self.viewer.resume()
             except ProblemError as problem:
-                # It was not paused, or plays already.
+                # The session was not paused, or plays already.
                 if problem.status != 409:
                     raise
             self.viewer.player.pause(False, time.monotonic())
@@ -100,7 +100,7 @@ class SimulatedClient:
             self.pauses[-1] = (self.pauses[-1][0], time.monotonic())
 
     async def watch(self) -> None:
-        """Until the session ends; a gateway that refuses to show it is asked again, as people would."""
+        """Watch until the session ends. If a gateway refuses the stream, try again, as users do."""
         while self.viewer.ended is None:
             try:
                 await self.viewer.watch()
@@ -109,7 +109,7 @@ class SimulatedClient:
                 await asyncio.sleep(RETRY_S)
 
     def wait_after(self, at_s: float) -> float | None:
-        """Seconds from `at_s` until its next chunk came; None if it was paused meanwhile, or none came."""
+        """Return the seconds from `at_s` to the next chunk; None if it was paused meanwhile, or none came."""
         later = next((arrival for arrival in self.arrivals if arrival > at_s), None)
         if later is None or any(begin < later and end > at_s for begin, end in self.pauses):
             return None
@@ -121,7 +121,7 @@ class SimulatedClient:
 
 
 async def with_retry(work: Callable[[], Awaitable[Any]], limit_s: float = RETRY_TIMEOUT_S) -> Any:
-    """Try again until it works; raises what it failed with last."""
+    """Retry until it works. After `limit_s`, raises the last error."""
     deadline_s = time.monotonic() + limit_s
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A disk of a few hundred MiB that can be filled and freed: a tmpfs, and never the machine's own disk."""
+"""A disk of a few hundred MiB that can be filled and freed: a tmpfs, never the machine's own disk."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LARGEST_STEP_BYTES = 8 * 2**20
 
 
 class SmallDiskError(Exception):
-    """No tmpfs could be mounted; the message says why."""
+    """No tmpfs could be mounted; the message states the reason."""
 
 
 def why_not() -> str | None:
-    """Why no tmpfs can be mounted here; None if it can."""
+    """Return why no tmpfs can be mounted here; None if it can."""
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "CapEff" and not int(value, 16) >> CAP_SYS_ADMIN & 1:
@@ -49,7 +49,7 @@ class SmallDisk:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Also while a process that ends has a file open there.
+        # A lazy unmount works even while an ending process has a file open there.
         if ctypes.CDLL(None, use_errno=True).umount2(os.fsencode(self.path), MNT_DETACH):
             raise SmallDiskError(f"{self.path} is still mounted: {os.strerror(ctypes.get_errno())}")
 
@@ -59,9 +59,10 @@ class SmallDisk:
         return found.f_bavail * found.f_frsize
 
     def fill(self, leave_bytes: int = 0) -> None:
-        """Take every block but `leave_bytes`; when called again, also those that were freed meanwhile."""
+        """Take every block but `leave_bytes`. Called again, also takes blocks that were freed meanwhile."""
         with (self.path / FILLER).open("ab") as file:
-            # What does not fit is taken back: in large steps the disk would be full and then have room again.
+            # A failed step is undone by the system. With large steps alone, the disk would have room again
+            # afterwards.
             step = LARGEST_STEP_BYTES
             while step >= STEP_BYTES:
                 if self.free_bytes - step < leave_bytes:

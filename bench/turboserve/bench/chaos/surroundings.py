@@ -1,4 +1,4 @@
-"""What a stack stands on while faults happen: its disk, its services' clock, its gateway's descriptors."""
+"""The environment of a stack under faults: its disk, its services' clock, its gateway's descriptors."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from turboserve.cli.stack.options import MODULES
 
 DISK_BYTES = 768 * 2**20
 MEMORY_BYTES = 3 * DISK_BYTES
-"""Free memory that the disk needs, which is one of memory."""
+"""Free memory that the disk needs, because it is a tmpfs."""
 GATEWAY_DESCRIPTORS = 256
 FAKETIME_LIBRARIES = ("*/faketime/libfaketime.so.1", "faketime/libfaketime.so.1")
 
 
 class FakeClock:
-    """The wall clock of every process started with `command`; their monotonic clock is the machine's."""
+    """The wall clock of every process started with `command`; the monotonic clock is the machine's."""
 
     def __init__(self, library: Path, file: Path) -> None:
         self._library, self._file = library, file
         self.step(0.0)
 
     def step(self, seconds: float) -> None:
-        """From now on it is `seconds` ahead of the machine's; processes see that within a second."""
+        """Set the clock `seconds` ahead of the machine's. Processes see the change within a second."""
         new = self._file.with_name(f"{self._file.name}.new")
         new.write_text(f"{seconds:+.0f}\n")
         new.replace(self._file)
 
     def command(self) -> list[str]:
-        """Words before a command."""
+        """Return the words to put before a command."""
         return [
             *("env", f"LD_PRELOAD={self._library}", f"FAKETIME_TIMESTAMP_FILE={self._file}"),
             *("FAKETIME_CACHE_DURATION=1", "FAKETIME_DONT_FAKE_MONOTONIC=1", "DONT_FAKE_MONOTONIC=1"),
@@ -48,24 +48,24 @@ class FakeClock:
 
 @dataclass
 class Surroundings:
-    """Of one run. `data` is where the stack keeps its data."""
+    """The environment of one run. The stack keeps its data in `data`."""
 
     data: Path
     disk: SmallDisk | None = None
     clock: FakeClock | None = None
     gateway_descriptors: int | None = None
     environment: dict[str, str] = field(default_factory=dict)
-    """What the stack is told."""
+    """Environment variables of the stack."""
 
 
 def faketime_library() -> Path | None:
-    """libfaketime as Debian's package of that name installs it."""
+    """Find libfaketime as Debian's package of that name installs it."""
     found = (path for pattern in FAKETIME_LIBRARIES for path in sorted(Path("/usr/lib").glob(pattern)))
     return next(found, None)
 
 
 def left_out(groups: Iterable[FaultGroup]) -> dict[FaultGroup, str]:
-    """Which of `groups` are not possible on this machine, and why."""
+    """Return which of `groups` are not possible on this machine, and why."""
     reasons: dict[FaultGroup, str] = {}
     for group in groups:
         reason = None
@@ -84,9 +84,10 @@ def left_out(groups: Iterable[FaultGroup]) -> dict[FaultGroup, str]:
 
 @contextmanager
 def prepared(groups: Iterable[FaultGroup], folder: Path, data: Path) -> Iterator[Surroundings]:
-    """For a run with faults of `groups`; `folder` is for its own files, `data` for the stack's.
+    """Prepare a run with faults of `groups`; `folder` is for its own files, `data` for the stack's.
 
-    With a disk of its own the stack keeps its data there, and its logs are copied to `data` at the end.
+    With a full-disk fault, the stack keeps its data on a disk of its own, and its logs are copied to `data`
+    at the end.
     """
     wanted = set(groups)
     prefixes: dict[str, list[str]] = {}

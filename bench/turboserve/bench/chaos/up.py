@@ -1,4 +1,4 @@
-"""`turboserve up` with words before the commands of its services: `python -m turboserve.bench.chaos.up …`."""
+"""`turboserve up` with words before its services' commands: `python -m turboserve.bench.chaos.up …`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import typer
 
 PREFIXES = "TURBOSERVE_CHAOS_PREFIXES"
-"""Names the variable: a JSON object, service → words before its command."""
+"""Name of the variable: a JSON object, service → words before its command."""
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""Attacks on a server before anybody has logged in, and what its limits cost."""
+"""Attacks on a server before any login, and the cost of the server's limits."""

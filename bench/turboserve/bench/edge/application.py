@@ -1,7 +1,10 @@
-"""The smallest ASGI application that does what the gateway does with a connection: it delivers chunks.
+"""The smallest ASGI application that uses a connection as the gateway does: it delivers chunks.
 
-`/stream` is a WebSocket (a text message, then a binary one per chunk), `/stream.mp4` a chunked answer,
-`POST /body` answers with the length of what it read, `/client` with who the client is, anything else shortly.
+- `/stream`: a WebSocket with a text message and then a binary message per chunk.
+- `/stream.mp4`: a chunked answer.
+- `POST /body`: answers with the length of the body.
+- `/client`: answers with the client's address and the scheme.
+- Any other path: a short answer.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ FRAGMENT_BYTES = 100_000
 
 
 async def application(scope: Message, receive: Receive, send: Send) -> None:
-    """`?interval_s=` is the time between two chunks of a stream; 0: as fast as the client reads."""
+    """Serve one request. `?interval_s=` is the time between two chunks; 0: as fast as the client reads."""
     if scope["type"] == "lifespan":
         while (message := await receive())["type"] != "lifespan.shutdown":
             await send({"type": f"{message['type']}.complete"})
@@ -69,7 +72,7 @@ async def _video(send: Send, interval_s: float) -> None:
 
 
 async def _until_gone(receive: Receive, work: Any) -> None:
-    """Do `work` until the client is gone."""
+    """Run `work` until the client disconnects."""
 
     async def gone() -> None:
         while not (await receive())["type"].endswith("disconnect"):

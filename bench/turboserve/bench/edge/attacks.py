@@ -1,6 +1,6 @@
-"""The attacks, over plain sockets. Each says what it achieved; none needs an account.
+"""Attacks over plain sockets. Each returns what it achieved; none needs an account.
 
-All are bounded in count, bytes and time, and only ever given an address of this machine by their callers.
+All are bounded in count, bytes and time. Callers only pass an address of this machine.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pathlib import Path
 
 BLOCK = b"x" * 65_536
 PING = b"\x89\xfd\x00\x00\x00\x00" + bytes(125)
-"""The largest ping there is, masked with zeros."""
+"""The largest possible ping, masked with zeros."""
 Address = tuple[str, int]
 
 
 def connect(address: Address, timeout_s: float = 5.0, source: str | None = None) -> socket.socket:
-    """A connection. `source` is the local address that it comes from."""
+    """Open a connection; `source` is its local address."""
     return socket.create_connection(address, timeout_s, None if source is None else (source, 0))
 
 
 def handshake(address: Address, path: str = "/stream", timeout_s: float = 5.0) -> socket.socket:
-    """A WebSocket whose handshake is done and from which nothing else was read. Raises OSError."""
+    """Open a WebSocket and read nothing after its handshake. Raises OSError."""
     opened = connect(address, timeout_s)
     opened.sendall(
         f"GET {path} HTTP/1.1\r\nHost: {address[0]}:{address[1]}\r\nUpgrade: websocket\r\n"
@@ -33,7 +33,7 @@ def handshake(address: Address, path: str = "/stream", timeout_s: float = 5.0) -
     )
     head = b""
     while b"\r\n\r\n" not in head:
-        # One byte at a time: what follows the head belongs to the stream.
+        # Read one byte at a time: bytes after the head belong to the stream.
         more = opened.recv(1)
         if not more:
             raise ConnectionError(f"the handshake was refused: {head!r}")
@@ -45,7 +45,10 @@ def handshake(address: Address, path: str = "/stream", timeout_s: float = 5.0) -
 
 @contextmanager
 def endless_headers(address: Address, total_bytes: int) -> Iterator[int]:
-    """One request whose headers do not end, left open; how many bytes the server took before it closed."""
+    """Send one request whose headers do not end, and leave it open.
+
+    Yields the bytes that the server accepted.
+    """
     taken = 0
     with closing(connect(address)) as opened:
         with suppress(OSError):
@@ -60,9 +63,9 @@ def endless_headers(address: Address, total_bytes: int) -> Iterator[int]:
 def half_open(
     address: Address, count: int, beginning: bytes, timeout_s: float = 1.0
 ) -> Iterator[list[socket.socket]]:
-    """`count` connections that each send `beginning` (empty: nothing) and then wait.
+    """Open `count` connections that each send `beginning` (empty: nothing) and then wait.
 
-    Those that cannot be made within `timeout_s` are missing.
+    Connections that fail within `timeout_s` are missing.
     """
     opened: list[socket.socket] = []
     try:
@@ -78,7 +81,7 @@ def half_open(
 
 
 def still_open(connections: list[socket.socket]) -> list[socket.socket]:
-    """Those that the server has not closed. What it sent is read and thrown away."""
+    """Return the connections that the server has not closed. Received data is discarded."""
     left = []
     for one in connections:
         one.setblocking(False)
@@ -93,7 +96,10 @@ def still_open(connections: list[socket.socket]) -> list[socket.socket]:
 
 
 def ping_flood(opened: socket.socket, seconds: float) -> int:
-    """Pings without a pause, reading nothing; how many the server took. Ends where the server closes."""
+    """Send pings without a pause and read nothing.
+
+    Returns how many the server accepted; ends if it closes.
+    """
     sent, deadline = 0, time.monotonic() + seconds
     opened.settimeout(0.2)
     block = PING * 1_000
@@ -112,7 +118,7 @@ def ping_flood(opened: socket.socket, seconds: float) -> int:
 
 
 def answers(address: Address, path: str = "/healthz", timeout_s: float = 5.0) -> bool:
-    """Whether a stranger is answered 200 within `timeout_s`."""
+    """Return whether a new client is answered 200 within `timeout_s`."""
     try:
         with closing(connect(address, timeout_s)) as opened:
             opened.sendall(f"GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n".encode())
@@ -122,7 +128,7 @@ def answers(address: Address, path: str = "/healthz", timeout_s: float = 5.0) ->
 
 
 def rss_bytes(pid: int) -> int:
-    """Resident memory of the process and its children."""
+    """Return the resident memory of the process and its children."""
     status = Path(f"/proc/{pid}/status").read_text()
     own = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -130,12 +136,12 @@ def rss_bytes(pid: int) -> int:
 
 
 def descriptors(pid: int) -> int:
-    """Open files of the process."""
+    """Return the number of open files of the process."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time that the process and its children have used."""
+    """Return the processor time that the process and its children have used."""
     times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own = sum(map(int, times[11:13])) / os.sysconf("SC_CLK_TCK")
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

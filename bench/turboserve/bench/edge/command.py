@@ -1,10 +1,10 @@
-"""`turboserve bench edge`: what attacks before a login do to HTTP servers, and what limits cost viewers.
+"""`turboserve bench edge`: effect of attacks before a login on HTTP servers, and the cost of limits.
 
-One small application, which delivers chunks as the gateway does, runs on each server in turn, several rounds,
-so that what else the machine does falls on all alike. `paced` is 20 viewers with a chunk of 100 kB every
-0.1 s, `unpaced` 4 viewers who are sent chunks as fast as they read. `against_uvicorn` compares the medians
-with uvicorn as the gateway ran it before it had limits. On a busy machine processor time says more than the
-clock.
+One small application, which delivers chunks as the gateway does, runs on each server in turn, for several
+rounds, so that other load on the machine affects all alike. `paced` is 20 viewers with a chunk of 100 kB
+every 0.1 s. `unpaced` is 4 viewers that receive chunks as fast as they read. `against_uvicorn` compares the
+medians with uvicorn as the gateway ran it before it had limits. On a busy machine, processor time is more
+reliable than the clock.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run(
     seconds: Annotated[float, typer.Option(min=1.0, help="Length of one measurement.")] = 4.0,
     patience_s: Annotated[float, typer.Option(min=1.0, help="When half-open connections are counted.")] = 40,
 ) -> dict[str, Any]:
-    """Attack HTTP servers on loopback, and measure how they deliver chunks when nobody does.
+    """Attack HTTP servers on loopback, and measure how they deliver chunks without an attack.
 
     `hypercorn` and `granian` are measured too if they are installed.
     """
@@ -78,7 +78,7 @@ def run(
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """What `run` found, for people."""
+    """Format the result of `run`."""
     servers: Mapping[str, Any] = result["servers"]
     shown = Table("", *servers, box=box.SIMPLE)
     for part in ("delivery", "against_uvicorn", "attacks"):
@@ -93,7 +93,7 @@ def table(result: Mapping[str, Any]) -> Table:
 
 @contextmanager
 def _running(kind: str, descriptors: int | None = None) -> Iterator[tuple[int, attacks.Address]]:
-    """The server in a process of its own; yields its pid and address."""
+    """Run the server in a process of its own; yields its pid and address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address: attacks.Address = free.getsockname()
@@ -138,7 +138,7 @@ async def _deliver(pid: int, address: attacks.Address, seconds: float) -> dict[s
 
 
 async def _watch(address: attacks.Address, interval_s: float, seconds: float) -> list[tuple[float, int]]:
-    """Seconds from publication to arrival, and bytes, of each chunk."""
+    """Return the seconds from publication to arrival, and the bytes, of each chunk."""
     taken = []
     url = f"ws://{address[0]}:{address[1]}/stream?interval_s={interval_s}"
     async with websockets.connect(url, max_size=None, compression=None) as opened:
@@ -151,11 +151,11 @@ async def _watch(address: attacks.Address, interval_s: float, seconds: float) ->
 
 
 async def _requests(address: attacks.Address, seconds: float) -> float:
-    """Answers per second, one after the other, over one connection for as long as the server keeps it."""
+    """Return the sequential answers per second, over one connection for as long as the server keeps it."""
     begun, count = time.monotonic(), 0
     while time.monotonic() - begun < seconds:
         reader, writer = await asyncio.open_connection(*address)
-        # Some servers close after so many requests.
+        # Some servers close a connection after a number of requests.
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while time.monotonic() - begun < seconds:
                 writer.write(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")

@@ -10,14 +10,17 @@ from typing import Any
 from turboserve.bench.edge.application import application
 
 KINDS = ("gateway", "uvicorn", "uvicorn-h11", "hypercorn", "granian")
-"""The gateway's own server; uvicorn as the gateway ran it before it had limits, with both of its parsers; two
-others with the time-outs that they have."""
+"""The gateway's own server, and others.
+
+uvicorn runs as the gateway ran it before it had limits, with both of its parsers. The other two have their
+own timeouts.
+"""
 MESSAGE_BYTES = 1 << 20
 HEADER_S = 10
 
 
 def serve(kind: str, port: int) -> None:
-    """Until the process is ended. Raises ImportError if the server is not installed."""
+    """Serve until the process ends. Raises ImportError if the server is not installed."""
     if kind == "gateway":
         asyncio.run(_gateway(port))
     elif kind.startswith("uvicorn"):

@@ -44,8 +44,8 @@ def run(
 ) -> dict[str, Any]:
     """Play a ramp of toyworld sessions up and down on a pool of 1 to `most` local workers.
 
-    Times of a scale-out from the decision to ready and to the first chunk from there; sessions harmed, chunks
-    lost; what it cost, beside a pool of `most` workers for the same time.
+    Measures the time of a scale-out from the decision to ready and to the first chunk there, the harmed
+    sessions, the lost chunks, and the cost beside a pool of `most` workers for the same time.
     """
     scale_in = ScaleIn.of(windows, cooldown_s)
     environment = {
@@ -78,7 +78,7 @@ async def _measure(
                 await ramp.come()
                 await asyncio.sleep(step_s)
             await asyncio.sleep(hold_s)
-            # The oldest leave first: those that stay are on the workers that came later.
+            # The oldest sessions leave first: those that stay are on the workers that were added later.
             for viewer in ramp.open[:-1]:
                 await ramp.leave(viewer)
                 await asyncio.sleep(step_s)
@@ -148,7 +148,7 @@ def _figures(values: list[float | None]) -> dict[str, float | None]:
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """What `run` found, for people."""
+    """Format the result of `run`."""
     shown = Table("", "p50", "max", box=box.SIMPLE, title=f"{result['sessions']} sessions up and down")
     for name, what in (
         ("launch", "decision → launch, s"),

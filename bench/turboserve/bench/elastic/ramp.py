@@ -1,4 +1,4 @@
-"""Sessions that come one after another, stay, and leave: each with a viewer of its own."""
+"""Sessions that are created one after another, stay, and end. Each has its own viewer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from turboserve.bench.streaming.viewer import ProblemError, Received, Viewer
 from turboserve.tasks import stop
 
 RECOVERED = "recover"
-"""Kind of a placement after a worker's death: what a scale-in must never cause."""
+"""Kind of a placement after a worker's death, which a scale-in must never cause."""
 
 
 @dataclass
 class Ramp:
-    """Viewers of all sessions so far; `open` ones play."""
+    """Viewers of all sessions so far; those in `open` play."""
 
     api: httpx.AsyncClient
     viewers: list[Viewer] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Ramp:
         return [viewer for viewer in self.viewers if viewer.session in self._watching]
 
     async def come(self) -> None:
-        """One more session, watched until `leave`."""
+        """Create one more session, watched until `leave`."""
         prompt, _ = prompts(len(self.viewers))
         try:
             viewer = await Viewer.create(self.api, prompt, seed=len(self.viewers))
@@ -43,7 +43,7 @@ class Ramp:
         self._watching[viewer.session] = asyncio.create_task(viewer.watch())
 
     async def leave(self, viewer: Viewer) -> None:
-        """Its user ends it."""
+        """End the session, as its user."""
         viewer.player.tick(time.monotonic())
         task = self._watching.pop(viewer.session)
         await stop(task)
@@ -60,7 +60,7 @@ class Ramp:
         return [chunk for viewer in self.viewers for chunk in viewer.chunks]
 
     def harmed(self) -> list[dict[str, Any]]:
-        """Sessions that failed, lost or repeated a chunk, or had to be rebuilt after a worker's end."""
+        """Return the sessions that failed, lost or repeated a chunk, or were rebuilt after a worker's end."""
         found = []
         for viewer in self.viewers:
             kinds = [event.get("kind") for event in viewer.events if event["type"] == "session.placed"]
@@ -82,7 +82,7 @@ class Ramp:
         return found
 
     def moves(self) -> int:
-        """How often a playing session changed its worker."""
+        """Count the changes of worker of playing sessions."""
         return sum(
             before.worker != after.worker
             for viewer in self.viewers

@@ -1,4 +1,4 @@
-"""What a pool did while it was watched: decisions and actions, each once, and how long scaling out took."""
+"""Observes a pool: decisions and actions, each once, and the durations of scale-outs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ LOOK_S = 0.4
 
 @dataclass
 class PoolWatch:
-    """Looks at `/v1/pool` again and again; the pool itself keeps only the last few."""
+    """Polls `/v1/pool`; the pool itself keeps only the last few decisions and actions."""
 
     api: httpx.AsyncClient
     decisions: dict[tuple[float, str], dict[str, Any]] = field(default_factory=dict)
     actions: dict[tuple[float, str, str], dict[str, Any]] = field(default_factory=dict)
     sizes: list[tuple[float, int, int]] = field(default_factory=list)
-    """(wall time, target, ready) whenever one of them changed."""
+    """(wall time, target, ready) whenever target or ready changed."""
     last: dict[str, Any] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Until cancelled. A look that fails is made again."""
+        """Poll until cancelled. A poll that fails is repeated."""
         while True:
             with suppress(httpx.HTTPError, ProblemError):
                 self._note(await request(self.api, "GET", "/v1/pool"))
@@ -34,7 +34,7 @@ class PoolWatch:
 
     def _note(self, pool: dict[str, Any]) -> None:
         self.last = pool
-        # Times are worked out anew for every status and differ in the last digits.
+        # The pool computes times for every status, so they differ in the last digits.
         for decision in (pool["scaling"] or {}).get("decisions", ()):
             self.decisions.setdefault((round(decision["at"], 1), decision["reason"]), decision)
         for action in pool["actions"]:
@@ -45,9 +45,9 @@ class PoolWatch:
             self.sizes.append((pool["at"], *size))
 
     def scale_outs(self, chunks: list[Received]) -> list[dict[str, Any]]:
-        """Every worker that a scale-out brought: seconds from the decision to ready, and to its first chunk.
+        """Return every worker of a scale-out, with the seconds from the decision to ready and to first chunk.
 
-        `chunks` are those of all viewers. Workers that were there before the first decision are left out.
+        `chunks` are those of all viewers. Workers from before the first decision are left out.
         """
         outs = sorted(d["at"] for d in self.decisions.values() if d["action"] in ("out", "wake"))
         launched = {a["worker"]: a["at"] for a in self.actions.values() if a["action"] == "launch"}
@@ -70,10 +70,10 @@ class PoolWatch:
         return found
 
     def count(self, action: str) -> int:
-        """Decisions of this kind that changed the target."""
+        """Count the decisions of this kind that changed the target."""
         return sum(d["action"] == action and d["target"] != d["previous"] for d in self.decisions.values())
 
     def drains(self) -> dict[str, int]:
-        """Workers that were told to drain, those that were released, and deadlines that were extended."""
+        """Count drained, released, lost and failed workers, and extended deadlines."""
         kinds = [action["action"] for action in self.actions.values()]
         return {kind: kinds.count(kind) for kind in ("drain", "release", "extend", "gone", "fail")}

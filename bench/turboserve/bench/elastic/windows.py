@@ -1,4 +1,4 @@
-"""How long the pool of the benchmark waits with a scale-in."""
+"""Windows of a scale-in in the benchmark."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from turboserve.autoscaler.settings import AutoscalerSettings
 
 
 class Windows(StrEnum):
-    """Which of them are in force."""
+    """Which windows are in force."""
 
     SHORT = "short"
-    """All the same, short enough for a ramp of three minutes to show both ways."""
+    """All windows have the same length, short enough for a ramp of three minutes to show both directions."""
     SHIPPED = "shipped"
-    """As the autoscaler's settings are here: its defaults, or what the environment says."""
+    """The autoscaler's settings on this machine: its defaults, or the environment's values."""
 
 
 @dataclass(frozen=True)
 class ScaleIn:
-    """In seconds."""
+    """Windows of a scale-in, in seconds."""
 
     name: str
     in_cooldown_s: float
@@ -42,7 +42,7 @@ class ScaleIn:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What makes an autoscaler have them: said in full, so that the report cannot be wrong."""
+        """Environment variables that set all windows explicitly, so that the report cannot be wrong."""
         return {
             "TURBOSERVE_SCALE_IN_COOLDOWN_S": str(self.in_cooldown_s),
             "TURBOSERVE_SCALE_IN_WINDOW_S": str(self.in_window_s),
@@ -50,7 +50,7 @@ class ScaleIn:
         }
 
     def figures(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the windows for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:

@@ -1,1 +1,1 @@
-"""Measuring the engine. Everything but `command` needs torch, numpy and safetensors alone."""
+"""Measurements of the engine. Every module but `command` needs only torch, numpy and safetensors."""

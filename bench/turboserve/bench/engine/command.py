@@ -21,7 +21,7 @@ MEMORY_CHUNKS = 5
 """Enough to fill the window, wrap around and change prompts."""
 OVERLAP_SESSIONS = 2
 LONG_WINDOW: dict[str, Any] = {"frames_per_chunk": 1, "local_attn_size": 240}
-"""The shipped model's sizes where copies weigh: one frame a chunk, and many that are kept."""
+"""The shipped model's sizes with costly copies: one frame per chunk, and a long window."""
 
 
 def run(
@@ -31,8 +31,11 @@ def run(
     chunks: Annotated[int, typer.Option(min=1, help="Chunks of each session, after two that warm up.")] = 8,
     repeats: Annotated[int, typer.Option(min=3, help="Runs of what is timed alone.")] = 9,
 ) -> dict[str, Any]:
-    """Chunk latency, stalls and throughput by policy and number of viewers; the ring against copies; decoding
-    beside denoising; memory."""
+    """Measure the engine with the shipped model on this machine.
+
+    Reports chunk latency, stalls and throughput by policy and number of viewers; the ring against copies;
+    decoding beside denoising; memory.
+    """
     import torch
 
     from turboserve.bench.engine.measure import batches
@@ -93,7 +96,7 @@ def run(
 def ring_vs_copy(
     shipped: CausalWanTransformer, text: Tensor, rounds: int
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """The ring against caches that shift (Self-Forcing) and clone (LongLive 1), by model."""
+    """Compare the ring with caches that shift (Self-Forcing) and clone (LongLive 1), by model."""
     import torch
 
     from turboserve.bench.engine.measure import ring_against_copies

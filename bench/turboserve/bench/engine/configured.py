@@ -1,4 +1,4 @@
-"""Stages of the model that a worker with these settings runs, or of one with its sizes and random weights."""
+"""Profiles the stages of the configured model, or of a model of its sizes with random weights."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ from turboserve.worker.settings import Settings
 
 
 class ModelUnavailableError(Exception):
-    """The model to be measured cannot be had: says why."""
+    """The model to be measured is not available; the message states the reason."""
 
 
 def profile_configured(
     settings: Settings, config_file: Path | None, random: bool, decoder: str, largest: int, repeats: int
 ) -> ProfileFile:
-    """L(b) of every stage. `config_file`: a `ModelConfig` as JSON, measured with random weights like a preset
-    with `random`; `decoder`: which public one such a model gets. Raises `ModelUnavailableError`."""
+    """Measure L(b) of every stage. Raises `ModelUnavailableError`.
+
+    Args:
+        config_file: A `ModelConfig` as JSON, measured with random weights, as a preset with `random`.
+        decoder: The public decoder for a model with random weights.
+    """
     try:
         models = _models(settings, config_file, random, decoder)
         compiler = COMPILER if settings.compile else None

@@ -1,4 +1,4 @@
-"""What a device does by itself, and what a session takes of it: to hold the engine's times against."""
+"""Limits of a device and the memory of a session, to compare the engine's times with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turboserve.worker.model.transformer import CausalWanTransformer
 
 
 def chunk_flop(config: ModelConfig) -> float:
-    """Arithmetic of a chunk's forwards over a full window: linear layers and both attentions."""
+    """Return the arithmetic of a chunk's forwards over a full window: linear layers and both attentions."""
     tokens = config.frames_per_chunk * config.tokens_per_frame
     width = config.dim
     # Keys and values of the prompt are computed once per prompt, not per forward.
@@ -25,7 +25,7 @@ def chunk_flop(config: ModelConfig) -> float:
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, side: int) -> float:
-    """Operations a second of a square product: what the arithmetic floor is computed with."""
+    """Measure the operations per second of a square matrix product, for the arithmetic floor."""
     left = torch.randn(side, side, device=device, dtype=dtype)
     right = torch.randn(side, side, device=device, dtype=dtype)
     rounds = 10
@@ -38,7 +38,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, side: int) -> float:
 
 
 def slab_memory(model: CausalWanTransformer, text: torch.Tensor, device: torch.device) -> dict[str, int]:
-    """Bytes that one session takes on the device, against the formula."""
+    """Return the bytes that one session takes on the device, and those of the formula."""
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     sessions = Sessions(model, 1, text)
     taken = sessions.pool.allocated_bytes
@@ -49,7 +49,7 @@ def slab_memory(model: CausalWanTransformer, text: torch.Tensor, device: torch.d
 def suspend(
     model: CausalWanTransformer, text: torch.Tensor, device: torch.device, repeats: int
 ) -> dict[str, Any]:
-    """Bandwidth between a slab and pinned host memory, on a stream of its own."""
+    """Measure the bandwidth between a slab and pinned host memory, on a stream of its own."""
     slab = Sessions(model, 1, text).states[0].slab
     on_device = [slab.keys, slab.values, slab.text_keys, slab.text_values]
     pinned = device.type == "cuda"
@@ -86,7 +86,7 @@ def suspend(
 
 
 def wall(work: Callable[[], None], repeats: int) -> float:
-    """Median seconds of the wall clock."""
+    """Return the median seconds of the wall clock."""
     work()
     seconds = []
     for _ in range(repeats):

@@ -1,4 +1,4 @@
-"""One layer's self-attention by every kernel there is, on memory that lies as a slab's does."""
+"""One layer's self-attention with every available kernel, on memory with the layout of a slab."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turboserve.worker.engine.varlen import Runs, require_varlen, varlen
 from turboserve.worker.model.config import ModelConfig
 
 CHECKED = 64
-"""Queries whose result is compared."""
+"""Number of queries whose result is compared."""
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k, v [1, tokens, heads, head_dim] → q's shape."""
 
@@ -23,8 +23,11 @@ Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 def attention_kernels(
     config: ModelConfig, device: torch.device, dtype: torch.dtype, repeats: int
 ) -> dict[str, dict[str, Any]]:
-    """Seconds, operations a second and largest error against float32 of a chunk's queries over a full window;
-    or why a kernel is not to be had."""
+    """Measure a chunk's queries over a full window with each kernel.
+
+    Returns seconds, operations per second and the largest error against float32, or why a kernel is not
+    available.
+    """
     shape = (config.num_heads, config.head_dim)
     tokens = config.frames_per_chunk * config.tokens_per_frame
     keys = config.window_frames * config.tokens_per_frame
@@ -39,7 +42,7 @@ def attention_kernels(
                 error = (kernel(q, k, v)[:, :CHECKED].float() - exact).abs().max()
                 seconds = Timer(device).median(lambda run=kernel: run(q, k, v), repeats)  # type: ignore[misc]
             except Exception as refusal:
-                # A kernel's compiler may raise anything; what it says is the finding.
+                # A kernel's compiler may raise any exception; its message is the result.
                 reason = (str(refusal).splitlines() or [""])[0]
                 found[name] = {"unavailable": f"{type(refusal).__name__}: {reason}"}
                 continue

@@ -1,4 +1,4 @@
-"""How long the engine's forwards and chunks take, and what a session's memory is."""
+"""Times of the engine's forwards and chunks, and the memory of a session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WARM_UP = 2
 
 
 class Timer:
-    """Seconds of work on a device: of the processor on a CPU, so that a busy machine does not count."""
+    """Seconds of work on a device: processor time on a CPU, so that other load does not count."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -37,7 +37,7 @@ class Timer:
         return time.process_time()
 
     def median(self, work: Callable[[], object], repeats: int) -> float:
-        """Median seconds of `repeats` runs of `work`, after warm-up runs."""
+        """Return the median seconds of `repeats` runs of `work`, after warm-up runs."""
         for _ in range(WARM_UP):
             work()
         seconds = []
@@ -53,16 +53,18 @@ class Batch:
     """Latency at one batch size. Seconds, medians."""
 
     forward_s: float
-    """One forward with a full window."""
+    """Time of one forward with a full window."""
     chunk_s: float
-    """A whole chunk of every session: all denoising forwards and the clean pass, no decoding."""
+    """Time of a whole chunk of every session: all denoising forwards and the clean pass, without decoding."""
     enqueue_s: float
-    """Until a forward's work is handed to the device, by the wall. Where that is far below `forward_s`, the
-    device never waits for the host, and recording forwards as CUDA graphs would gain nothing."""
+    """Wall time until a forward's work is handed to the device.
+
+    If it is far below `forward_s`, the device never waits for the host, and CUDA graphs would gain nothing.
+    """
 
 
 class Sessions:
-    """Sessions in lockstep with full windows, for measuring. Their slabs are one pool."""
+    """Sessions in lockstep with full windows, for measurements. Their slabs are one pool."""
 
     def __init__(
         self,
@@ -73,8 +75,13 @@ class Sessions:
         attention: str = "rows",
         compiler: str | None = None,
     ) -> None:
-        """`text`: prompt embeddings [1, L, text_dim]; `attention`: one of `attention.KINDS`; `compiler`: see
-        `RowsForward`. Raises `AttentionUnavailableError`."""
+        """Create the sessions. Raises `AttentionUnavailableError`.
+
+        Args:
+            text: Prompt embeddings [1, L, text_dim].
+            attention: One of `attention.KINDS`.
+            compiler: See `RowsForward`.
+        """
         self._config = model.config
         self._schedule = Schedule(model.config)
         weight = model.patch_embedding.weight
@@ -86,7 +93,7 @@ class Sessions:
                 return forward(rows)
 
         self.forward = run
-        """One forward over any rows."""
+        """Runs one forward over any rows."""
         self.layout = SlabLayout.of(model.config, weight.dtype)
         self.pool = SlabPool(self.layout, count * self.layout.total_bytes, weight.device)
         self.states = []
@@ -102,8 +109,11 @@ class Sessions:
 
     @property
     def expected_bytes(self) -> int:
-        """The formula for all sessions' keys and values: self-attention over the window, cross-attention over
-        the prompt, and the sink's keys a second time under window rotation."""
+        """Bytes of all sessions' keys and values, by the formula.
+
+        The formula counts self-attention over the window, cross-attention over the prompt and, under window
+        rotation, the sink's keys a second time.
+        """
         config = self._config
         width = config.num_layers * config.num_heads * config.head_dim * self.layout.dtype.itemsize
         frames = 2 * config.window_frames
@@ -113,7 +123,10 @@ class Sessions:
 
     @torch.inference_mode()
     def chunk(self, noise: Tensor | None = None) -> list[Tensor]:
-        """One chunk of every session, begun anew where the model's frames end; returns clean latents."""
+        """Make one chunk of every session, and restart them where the model's frames end.
+
+        Returns clean latents.
+        """
         limit = self._config.session_frames
         last = self.states[0].first_frame(self._config) + self._config.frames_per_chunk
         if limit is not None and last > limit:
@@ -134,7 +147,7 @@ class Sessions:
 
     @torch.inference_mode()
     def fill(self) -> None:
-        """Mark every window full, with values that cost as much as any: time does not depend on them."""
+        """Mark every window full. The values are arbitrary, because the time does not depend on them."""
         for state in self.states:
             for tensor in (state.slab.keys, state.slab.values):
                 tensor.normal_()
@@ -145,7 +158,7 @@ class Sessions:
 
     @torch.inference_mode()
     def measure(self, timer: Timer, repeats: int) -> Batch:
-        """Median times at this batch size."""
+        """Measure the median times at this batch size."""
         self.fill()
         chunk_s = timer.median(self.chunk, repeats)
         limit = self._config.session_frames
@@ -176,7 +189,7 @@ def batches(
     attention: str = "rows",
     compiler: str | None = None,
 ) -> dict[int, Batch]:
-    """Latencies by batch size. `attention`, `compiler`: see `Sessions`."""
+    """Measure the latencies by batch size. For `attention` and `compiler`, see `Sessions`."""
     timer = Timer(model.patch_embedding.weight.device)
     return {
         size: Sessions(model, size, text, attention=attention, compiler=compiler).measure(timer, repeats)
@@ -186,18 +199,21 @@ def batches(
 
 @dataclass(frozen=True)
 class AgainstCopies:
-    """One session's chunk in the engine's ring, and in the naive loop's shifted cache. Seconds, medians."""
+    """One session's chunk in the engine's ring, and in the naive loop's cache. Seconds, medians."""
 
     ring_s: float
     copies_s: float
     speedup: float
-    """Median of the rounds' quotients: a round's two follow each other, so the machine is most alike."""
+    """Median of the rounds' quotients.
+
+    The two runs of a round follow each other, under the most similar load.
+    """
 
 
 def ring_against_copies(
     model: CausalWanTransformer, text: Tensor, rounds: int, cache: type[ShiftedCache] = ShiftedCache
 ) -> AgainstCopies:
-    """Both with a full window, taking turns. The model has no last frame, or one that is further off."""
+    """Measure both in turns, with full windows. The model has no last frame, or one far enough away."""
     config, weight = model.config, model.patch_embedding.weight
     sessions, loop = Sessions(model, 1, text), NaiveLoop(model, text.to(weight), cache)
     noise = torch.randn(len(config.denoising_steps), *config.latent_shape, device=weight.device)
@@ -226,7 +242,7 @@ def ring_against_copies(
 def naive_chunk_s(
     model: CausalWanTransformer, text: Tensor, repeats: int, cache: type[ShiftedCache] = ShiftedCache
 ) -> float:
-    """Median seconds of a chunk in the naive loop, with a full window."""
+    """Measure the median seconds of a chunk in the naive loop, with a full window."""
     config, weight = model.config, model.patch_embedding.weight
     noise = torch.randn(len(config.denoising_steps), *config.latent_shape, device=weight.device)
     loop = NaiveLoop(model, text.to(weight), cache)

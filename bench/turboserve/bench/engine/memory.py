@@ -1,4 +1,4 @@
-"""What an engine takes at most while it runs, tensor by tensor, against what its budget expects."""
+"""Peak memory of a running engine, tensor by tensor, against its budget's expectation."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PROMPTS = ("a red circle moving left on black", "a blue square on white")
 
 
 class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all tensors that are made under it and alive, on this thread.
+    """Counts the bytes of all live tensors that are created under it, on this thread.
 
-    A CPU has no counter of its own, and what a process takes says nothing of megabytes. What an operation
-    takes inside itself is not seen.
+    A CPU has no such counter, and the size of a process is too coarse for megabytes. Memory inside an
+    operation is not seen.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: set[int] = set()
 
     def overlook(self, tensors: Iterator[Tensor]) -> None:
-        """Tensors that were there before, and their views."""
+        """Ignore tensors that existed before, and their views."""
         self._known |= {tensor.untyped_storage()._cdata for tensor in tensors}
 
     def __torch_dispatch__(
@@ -63,11 +63,11 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def peak_and_expected(
     models: Models, sessions: int, chunks: int, decode_batch: int = 1
 ) -> tuple[int, int, MemoryBudget]:
-    """Bytes at the peak, bytes that the budget expects, and the budget, of an engine on a CPU.
+    """Measure an engine on a CPU. Returns the peak bytes, the bytes that the budget expects, and the budget.
 
-    All sessions run at once for `chunks` chunks and change their prompts in between; so many are decoded at
-    once where they wait together. As many as may be are being sent to another worker meanwhile, each round
-    for two chunks. Suspended sessions are not in it: the host pool has a size of its own.
+    All sessions run at once for `chunks` chunks and change their prompts in between. Up to `decode_batch`
+    sessions are decoded at once. As many sessions as permitted are sent to another worker meanwhile, each
+    round for two chunks. Suspended sessions are excluded: the host pool has a size of its own.
     """
     budget = plan(models, 1 << 62, decode_batch)
     peak = PeakMemory()
@@ -96,7 +96,7 @@ def peak_and_expected(
             for number in range(sessions):
                 engine.control(str(number), Control(turn, prompt=prompt))
             if turn % 2 == 0:
-                # A round of a migration keeps what it has read until it is sent.
+                # A round of a migration keeps the pages that it has read until they are sent.
                 sent = [session_import.read(engine, str(n)) for n in range(min(sessions, SOURCES_AT_ONCE))]
         del sent
     return models.weight_bytes + peak.peak_bytes, budget.expected_bytes(sessions), budget

@@ -24,13 +24,13 @@ PUBLIC_DECODERS: dict[str, DecoderSizes] = {"wan": WanVaeConfig(), "taehv": Taeh
 
 
 class FixedText:
-    """Stands in for a text encoder, which has no part in what is measured."""
+    """Stands in for a text encoder, which is not part of the measurement."""
 
     weight_bytes = 0
     workspace_bytes = 0
 
     def __init__(self, embedding: Tensor) -> None:
-        """`embedding`: of every prompt, [L, text_dim]."""
+        """`embedding` is the embedding of every prompt, [L, text_dim]."""
         self._embedding = embedding
 
     def encode(self, prompts: Sequence[str]) -> Tensor:
@@ -39,13 +39,13 @@ class FixedText:
 
 
 def toyworld() -> Models:
-    """The shipped model on one thread of the CPU, as a worker runs it."""
+    """Load the shipped model on one thread of the CPU, as a worker runs it."""
     torch.set_num_threads(1)
     return load_toyworld()
 
 
 def random_transformer(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> CausalWanTransformer:
-    """A transformer of these sizes with random weights, the same ones each time: time depends on none."""
+    """Build a transformer of these sizes with fixed random weights; time does not depend on weights."""
     torch.manual_seed(0)
     with torch.device(device):
         model = CausalWanTransformer(config).to(dtype).requires_grad_(False).eval()
@@ -56,7 +56,7 @@ def random_transformer(config: ModelConfig, device: torch.device, dtype: torch.d
 def random_decoder(
     sizes: DecoderSizes, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Decoder:
-    """A public decoder's network with random weights, for the latents of `config`."""
+    """Build a public decoder's network with random weights, for the latents of `config`."""
     height, width = config.latent_height, config.latent_width
     with torch.device(device):
         if isinstance(sizes, TaehvConfig):
@@ -67,14 +67,14 @@ def random_decoder(
 def random_models(
     config: ModelConfig, sizes: DecoderSizes, device: torch.device, dtype: torch.dtype
 ) -> Models:
-    """Everything that computes but a text encoder, with random weights."""
+    """Build a transformer and a decoder with random weights, and a fixed text embedding."""
     transformer = random_transformer(config, device, dtype)
     text = torch.randn(config.text_len, config.text_dim, device=device)
     return Models(transformer, FixedText(text), random_decoder(sizes, config, device, dtype))
 
 
 def toyworld_forward_profile(repeats: int = 7) -> dict[int, float]:
-    """Seconds of processor time of a forward by batch size, made to rise, as a profile must."""
+    """Measure the processor seconds of a forward by batch size, made to rise, as a profile must."""
     models = toyworld()
     with torch.inference_mode():
         text = models.text.encode([PROMPT])

@@ -1,4 +1,4 @@
-"""The baseline: one session, its cache as the public runtimes keep it (Self-Forcing 33593df, LongLive 1)."""
+"""The baseline: one session with the cache of a public runtime (Self-Forcing 33593df, LongLive 1)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from turboserve.worker.model.transformer import CausalWanTransformer
 
 
 class ShiftedCache:
-    """Keys and values in order of time, as Self-Forcing has them: an overflow shifts all of them left, in
-    every layer, and the ends are tensors that the host reads in every layer."""
+    """Keys and values in order of time, as in Self-Forcing.
+
+    An overflow shifts all of them left, in every layer. The ends are tensors that the host reads in every
+    layer.
+    """
 
     def __init__(self, model: CausalWanTransformer, text: Tensor) -> None:
-        """`text`: prompt embeddings [1, L, text_dim]."""
+        """`text` is the prompt embeddings [1, L, text_dim]."""
         config, weight = model.config, model.patch_embedding.weight
         self._sink = config.sink_size * config.tokens_per_frame
         self._size = config.window_frames * config.tokens_per_frame
@@ -42,7 +45,7 @@ class ShiftedCache:
         return _attention(q, keys[:, :after], values[:, :after])
 
     def _insert(self, layer: int, keys: Tensor, values: Tensor, k: Tensor, v: Tensor) -> int:
-        """Write this forward's keys and values, shifting if they do not fit; returns where they end."""
+        """Write this forward's keys and values, and shift if they do not fit. Returns their end."""
         seen, held = self._ends[layer]
         count = k.shape[1]
         end = self.start + count
@@ -71,8 +74,11 @@ class ShiftedCache:
 
 
 class ClonedCache(ShiftedCache):
-    """As LongLive 1 has it: every forward of every layer clones the whole cache, works on the clone, joins
-    sink and window for attention, and then does the same to the cache itself."""
+    """The cache of LongLive 1.
+
+    Every forward of every layer clones the whole cache, works on the clone, joins sink and window for
+    attention, and then repeats the work on the cache itself.
+    """
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `Memory.attend`."""
@@ -87,13 +93,13 @@ class ClonedCache(ShiftedCache):
 
 
 class NaiveLoop:
-    """Chunk after chunk of one session."""
+    """Makes chunk after chunk of one session."""
 
     def __init__(
         self, model: CausalWanTransformer, text: Tensor, cache: type[ShiftedCache] = ShiftedCache
     ) -> None:
-        """`text`: prompt embeddings [1, L, text_dim]; `cache`: which public runtime's."""
-        # As the references run it.
+        """`text` is the prompt embeddings [1, L, text_dim]; `cache` selects the public runtime."""
+        # The references run without a compiler.
         model.compile_blocks(None)
         self._model = model
         self._schedule = Schedule(model.config)
@@ -103,7 +109,7 @@ class NaiveLoop:
 
     @torch.inference_mode()
     def chunk(self, noise: Tensor) -> Tensor:
-        """noise [steps, F, C, H, W] → clean latents [F, C, H, W]."""
+        """Make a chunk: noise [steps, F, C, H, W] → clean latents [F, C, H, W]."""
         schedule = self._schedule
         noisy, clean = noise[0], noise[0]
         for step, (timestep, sigma) in enumerate(zip(schedule.steps, schedule.step_sigmas, strict=True)):

@@ -1,4 +1,4 @@
-"""Decoding beside denoising against one after the other, on the wall's clock and in the same run."""
+"""Decoding beside denoising against one after the other, by the wall clock and in the same run."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ class Compared:
     """Medians over the rounds."""
 
     apart_s: float
-    """Seconds of the wall for one chunk of every session, decoded in the engine's thread."""
+    """Wall seconds for one chunk of every session, decoded in the engine's thread."""
     beside_s: float
-    """The same, decoded in a lane of its own."""
+    """Wall seconds for one chunk of every session, decoded in a stream executor of its own."""
     speedup: float
-    """Median of the rounds' quotients: a round's two runs follow each other, so the machine is most alike."""
+    """Median of the rounds' quotients.
+
+    The two runs of a round follow each other, under the most similar load.
+    """
 
 
 def compare(models: Models, sessions: int, chunks: int, rounds: int) -> Compared:
-    """Alternate between the two, `rounds` times, `chunks` chunks of every session each."""
+    """Alternate between the two, `rounds` times, with `chunks` chunks of every session each."""
     found = []
     for number in range(rounds):
-        # Which goes first changes, so that a machine that gets busier favours neither.
+        # The order alternates, so that rising load on the machine favors neither.
         order = (False, True) if number % 2 == 0 else (True, False)
         seconds = {overlap: seconds_per_chunk(models, sessions, chunks, overlap) for overlap in order}
         found.append((seconds[False], seconds[True]))
@@ -52,9 +55,10 @@ def compare(models: Models, sessions: int, chunks: int, rounds: int) -> Compared
 def seconds_per_chunk(
     models: Models, sessions: int, chunks: int, overlap: bool, decode_s: Mapping[int, float] | None = None
 ) -> float:
-    """Seconds of the wall for a chunk of every session, after two that warm up. Raises `OverlapError`.
+    """Return the wall seconds for a chunk of every session, after two that warm up. Raises `OverlapError`.
 
-    `decode_s`: what decoding takes by number of sessions, which says how many are decoded at once; None: one.
+    `decode_s` is the decoding time by number of sessions, which determines how many are decoded at once;
+    None: one.
     """
     weight = models.transformer.patch_embedding.weight
     slab = SlabLayout.of(models.transformer.config, weight.dtype).total_bytes
@@ -80,7 +84,7 @@ def seconds_per_chunk(
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Only one core for this thread and for those that it starts meanwhile."""
+    """Restrict this thread, and the threads that it starts meanwhile, to one core."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:

@@ -21,11 +21,11 @@ from turboserve.worker.model.schedule import Schedule
 def profile_stages(
     models: Models, largest: int, repeats: int, attention: str = "rows", compiler: str | None = None
 ) -> ProfileFile:
-    """Median seconds by batch size: 1, 2, 4 … `largest`, as far as memory reaches.
+    """Measure the median seconds by batch size: 1, 2, 4 … `largest`, as far as memory reaches.
 
-    Of processor time on a CPU. Packaging goes one session at a time, so 1 is its only size; recaches are
-    gathered to no more tokens than a batch of chunks has. A stand-in for a text encoder is not measured: the
-    worker learns that stage. `attention`, `compiler`: see `Sessions`.
+    Seconds are processor time on a CPU. Packaging handles one session at a time, so 1 is its only size.
+    Recaches are gathered to no more tokens than a batch of chunks has. A stand-in for a text encoder is not
+    measured: the worker learns that stage. For `attention` and `compiler`, see `Sessions`.
     """
     model = models.transformer
     config, device = model.config, model.patch_embedding.weight.device
@@ -78,8 +78,10 @@ def _recache(sessions: Sessions, models: Models, latents: Tensor, timer: Timer, 
 def decoding(
     decoder: Decoder, latents: Tensor, sizes: Sequence[int], timer: Timer, repeats: int
 ) -> dict[int, float]:
-    """Median seconds in which a chunk of so many sessions, [F, C, h, w] each, is decoded, by their number: as
-    far as memory reaches."""
+    """Measure the median seconds to decode one chunk of several sessions, by their number.
+
+    Latents are [F, C, h, w] per session. The sizes end where memory ends.
+    """
     seconds: dict[int, float] = {}
     for size in sizes:
         try:

@@ -1,7 +1,8 @@
 """The whole engine under several viewers, on a clock that is the processor's time.
 
-Every step of the engine takes as long as it took the device; where nothing is due, the clock moves on to
-when something is. So the numbers are those of a machine that does nothing else; a busy one spoils them less.
+Every step of the engine takes as long as it took the device. If nothing is due, the clock advances until
+something is. The numbers are therefore those of a machine without other load, and other load distorts them
+less.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.engine.spec import EngineOptions, SessionSpec
 
 TICK_S = 0.005
-"""The clock moves by this where nothing is due."""
+"""Step of the clock while nothing is due."""
 
 
 class EngineSessionError(RuntimeError):
@@ -25,7 +26,7 @@ class EngineSessionError(RuntimeError):
 
 @dataclass
 class EngineViewer:
-    """Plays a session from its first chunk on, and stalls where no chunk is ready."""
+    """Plays a session from its first chunk on, and stalls when no chunk is ready."""
 
     begun: bool = False
     position_s: float = 0.0
@@ -35,7 +36,7 @@ class EngineViewer:
     stalls: int = 0
 
     def move(self, now: float) -> None:
-        """Play until `now`, or until what is generated ends."""
+        """Play until `now`, or until the generated video ends."""
         if self.begun:
             wanted = self.position_s + now - self.at_s
             starved = wanted > self.generated_s
@@ -47,10 +48,10 @@ class EngineViewer:
 
 @dataclass
 class Traffic:
-    """What one policy made of one number of viewers. Seconds."""
+    """Results of one policy with one number of viewers, in seconds."""
 
     latencies_s: list[float] = field(default_factory=list)
-    """Of each chunk, from becoming due to being decoded."""
+    """Latency of each chunk, from becoming due to being decoded."""
     stalls: int = 0
     elapsed_s: float = 0.0
     busy_s: float = 0.0
@@ -73,12 +74,12 @@ class WatchedEngine:
             self._viewers[str(number)] = EngineViewer()
 
     def now(self) -> float:
-        """The engine's clock: it goes on within a step."""
+        """The engine's clock, which also advances within a step."""
         running = 0.0 if self._step_began is None else self._timer() - self._step_began
         return self._now + running
 
     def run(self, chunks: int) -> Traffic:
-        """Until every session has made `chunks` more chunks. Raises `EngineSessionError`."""
+        """Run until every session has made `chunks` more chunks. Raises `EngineSessionError`."""
         traffic, made = Traffic(), dict.fromkeys(self._viewers, 0)
         before = sum(viewer.stalls for viewer in self._viewers.values())
         begun = self._now

@@ -1,4 +1,4 @@
-"""The whole engine with a decoder, on the wall's clock: how many sessions play, and what suspending takes."""
+"""The whole engine with a decoder, by the wall clock: how many sessions play, and the time of suspensions."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ class PipelineError(RuntimeError):
 def playing(
     models: Models, sizes: Sequence[int], chunks: int, decode_s: Mapping[int, float] | None = None
 ) -> dict[str, Any]:
-    """Seconds in which so many sessions get one chunk each, decoded, by number of sessions; and the most
-    that get theirs in the time it plays. `decode_s`: see `seconds_per_chunk`; compared with one at a time."""
+    """Measure the seconds in which all sessions get one decoded chunk, by number of sessions.
+
+    Also returns the largest number of sessions that get theirs within its playing time. For `decode_s`, see
+    `seconds_per_chunk`; the result is compared with decoding one session at a time.
+    """
     config = models.transformer.config
     limit_s = config.frames_per_chunk * config.frames_per_latent / config.fps
     seconds: dict[int, float] = {}
@@ -53,11 +56,11 @@ def playing(
 
 
 def moving(models: Models, chunks: int) -> dict[str, Any]:
-    """Two sessions; one of them to the host and back while the other computes.
+    """Suspend one of two sessions to the host and resume it while the other computes.
 
-    Seconds are of the wall, from the call to the event, with the wait for a boundary. Both results are
-    compared bit for bit: the state before and after, and each session's video with that of an engine that
-    never moved it and decodes in its own thread.
+    Seconds are wall time from the call to the event, including the wait for a boundary. Two results are
+    compared bit for bit: the state before and after, and the suspended session's video with that of an engine
+    that decodes in its own thread.
     """
     moved, video = _story(models, chunks, overlap=True)
     _, plain = _story(models, chunks, overlap=False)
@@ -107,7 +110,7 @@ def _story(models: Models, chunks: int, overlap: bool) -> tuple[dict[str, Any], 
     there_and_back_s = time.monotonic() - began
     equal = engine.snapshot("moved").digest() == before
     engine.resume("moved", time.monotonic())
-    # How many chunks there are by now depends on the moment; the first of them are compared.
+    # The number of chunks by now depends on the moment; the first of them are compared.
     until(ChunkReady, "moved", 2)
     for name in ("moved", "other"):
         engine.evict(name)

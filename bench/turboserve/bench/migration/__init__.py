@@ -1,1 +1,1 @@
-"""`turboserve bench migration`: what moving a live session costs its viewer."""
+"""`turboserve bench migration`: the cost of a live migration for the viewer."""

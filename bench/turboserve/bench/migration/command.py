@@ -1,13 +1,17 @@
-"""`turboserve bench migration`: what moving a live session costs its viewer, on real worker processes.
+"""`turboserve bench migration`: the cost of a live migration for the viewer, on real worker processes.
 
-A session plays in real time and is moved to and fro between two workers. **Stall** of a move: how much later
-than usual the first chunk made at the target came. A chunk is due when the viewer's playhead comes within
-`max_lead` of its start; usual is the median time from due to arrival over the chunks that no move touched, of
-the same session under the same viewer. So it is the delay against when the chunk would have been there
-without the move; the viewer, who is seconds behind, sees none of it until it is as long as that. What he sees
-is `viewer_stall_s`: how long after its playback was due any chunk came. `first_chunk_s`: what computing the
-first chunk at the target took, of which `chunk_s` is usual: the rest of a stall is waiting. Where the machine
-is too busy to keep up with the viewer at all (`kept_up`) a stall means nothing.
+A session plays in real time and is migrated to and fro between two workers.
+
+- **Stall** of a migration: how much later than usual the first chunk made at the target arrives. A chunk is
+  due when the viewer's playhead comes within `max_lead` of its start. Usual is the median time from due to
+  arrival over the chunks that no migration touched, of the same session under the same viewer. The stall is
+  thus the delay against the arrival without the migration. The viewer, who is seconds behind, notices only a
+  stall longer than that.
+- `viewer_stall_s`: how long after the due time of its playback any chunk arrived, which the viewer does
+  notice.
+- `first_chunk_s`: the time to compute the first chunk at the target, of which `chunk_s` is usual. The rest of
+  a stall is waiting.
+- `kept_up`: whether the machine keeps up with the viewer. If not, a stall means nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from turboserve.bench.report import BenchError, percentile
 
 MAX_LEAD_S = 3.0
 PAUSE_CHUNKS = 4
-"""Between two moves."""
+"""Number of chunks between two migrations."""
 BYTES = "turboserve_worker_transfer_bytes_total"
 SECONDS = "turboserve_worker_transfer_seconds_total"
 SEED = 7
@@ -44,7 +48,7 @@ def run(
         int, typer.Option(min=0, help="Size of the large state; 0: only toyworld's own.")
     ] = 1 << 30,
 ) -> dict[str, Any]:
-    """Move a playing session between two workers: stall, bytes, throughput, and if the video is the same.
+    """Migrate a playing session between two workers: stall, bytes, throughput, and if the video is the same.
 
     Starts servers, a state store and workers of its own.
     """
@@ -62,7 +66,7 @@ def run(
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """What `run` found, for people."""
+    """Format the result of `run`."""
     shown = Table(
         "state",
         "backend",

@@ -1,4 +1,4 @@
-"""A worker whose sessions are as large as wanted: toyworld, with bytes beside its state that never change.
+"""A worker with sessions of any size: toyworld, with additional bytes in its state that never change.
 
 They stand for a large model's KV window, of which a chunk rewrites a small part only.
 """
@@ -45,7 +45,7 @@ class PaddedDecoder:
 
 
 def padded_models(settings: Settings) -> Models:
-    """The configured model, with padding where the environment asks for it."""
+    """Load the configured model, with padding if the environment requests it."""
     models = load_models(settings)
     pad_bytes = int(os.environ.get(PAD_VARIABLE, "0"))
     if not pad_bytes:

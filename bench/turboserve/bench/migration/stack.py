@@ -32,14 +32,14 @@ WORKERS = ("wrk_one", "wrk_two")
 
 @dataclass(eq=False)
 class MigrationStack:
-    """What runs."""
+    """The running stack: its bus, its workers' load reports and health ports."""
 
     bus: Bus
     loads: dict[str, LoadReport] = field(default_factory=dict)
     health: dict[str, int] = field(default_factory=dict)
 
     def metric(self, worker: str, name: str) -> float:
-        """Sum of a worker's samples whose names begin so."""
+        """Return the sum of a worker's samples whose names begin with `name`."""
         url = f"http://127.0.0.1:{self.health[worker]}/metrics"
         with urllib.request.urlopen(url, timeout=10) as answer:
             lines = answer.read().decode().splitlines()
@@ -48,7 +48,7 @@ class MigrationStack:
 
 @dataclass(frozen=True)
 class Processes:
-    """Where they are to be reached."""
+    """Addresses of the running processes."""
 
     nats_url: str
     health: dict[str, int]
@@ -57,8 +57,10 @@ class Processes:
 
 @contextmanager
 def processes(folder: Path, worker_environment: Mapping[str, str]) -> Iterator[Processes]:
-    """Start everything in an empty folder, and stop it again, also when this process is killed. Outside any
-    event loop."""
+    """Start everything in an empty folder, and stop it again, also if this process is killed.
+
+    Must be called outside any event loop.
+    """
     layout = Layout(folder)
     layout.create()
     ports = Ports(layout.ports)
@@ -102,7 +104,7 @@ def processes(folder: Path, worker_environment: Mapping[str, str]) -> Iterator[P
 
 @asynccontextmanager
 async def connected(to: Processes) -> AsyncIterator[MigrationStack]:
-    """Both workers serve. Raises `BenchError`."""
+    """Connect to the stack and wait until both workers serve. Raises `BenchError`."""
     bus = await Bus.connect("bench", Settings(nats_url=to.nats_url))
     try:
         found = MigrationStack(bus, health=to.health)

@@ -1,4 +1,4 @@
-"""One session with a viewer, moved to and fro: when each chunk came, and when it would have come."""
+"""One session with a viewer, migrated to and fro, and the delay of each chunk."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WAIT_TIMEOUT_S = 60.0
 PLAYHEAD_S = 0.1
 PROMPT = "a red circle moves right"
 SETTLED = 6
-"""The first chunks come as fast as they can, until the lead is reached: nothing is due yet."""
+"""The first chunks are made at full speed until the lead is reached, so they are never due."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class WatchedSession:
     began_at: float = 0.0
 
     async def begin(self, worker: str, seed: int) -> None:
-        """Create and place it, and watch from its first chunk on."""
+        """Create and place the session, and watch from its first chunk on."""
         bus = self.stage.bus
         self._subscription = await bus.client.subscribe(CHUNK.live(self.session), cb=self._arrived)
         await self._ask(
@@ -87,7 +87,7 @@ class WatchedSession:
         self._watching = asyncio.create_task(self._watch())
 
     async def end(self) -> None:
-        """End it, and forget the viewer."""
+        """End the session and its viewer."""
         await stop(self._watching)
         with suppress(asyncio.CancelledError):
             self._watching.result()
@@ -98,7 +98,7 @@ class WatchedSession:
         return await self._ask(GET_SESSION, SessionRef(session=self.session))
 
     async def until(self, count: int) -> None:
-        """Wait for so many chunks."""
+        """Wait until the session has `count` chunks."""
         end = time.monotonic() + LIMIT_S
         while len(self.chunks) < count:
             if time.monotonic() > end:
@@ -106,7 +106,7 @@ class WatchedSession:
             await asyncio.sleep(0.02)
 
     async def move(self) -> MoveReport:
-        """To the other worker, as the scheduler would."""
+        """Migrate to the other worker, as the scheduler would."""
         record = await self.record()
         target = WORKERS[1] if record.worker == WORKERS[0] else WORKERS[0]
         decision = Decision(
@@ -118,7 +118,7 @@ class WatchedSession:
         try:
             row = await self._ask(BEGIN_MOVE, begin)
         except ConflictError:
-            # An attempt without an answer may have been carried out: the row knows.
+            # An attempt without an answer may have taken effect: the row decides.
             row = await self.record()
         assert row.move is not None
         report = await self._verified(target, row.move)
@@ -135,7 +135,7 @@ class WatchedSession:
         return report
 
     def lateness(self, max_lead_s: float) -> dict[int, float]:
-        """Seconds from when each settled chunk became due to its arrival."""
+        """Return the seconds from when each settled chunk became due to its arrival."""
         return {
             index: chunk.at - (self.began_at + chunk.header.start_s - max_lead_s)
             for index, chunk in self.chunks.items()
@@ -143,7 +143,7 @@ class WatchedSession:
         }
 
     async def _ask(self, endpoint: Endpoint[Req, Resp], request: Req) -> Resp:
-        """Asked again while a busy machine does not answer: requests are not what is measured."""
+        """Send a request, and repeat it while a busy machine does not answer: requests are not measured."""
         end = time.monotonic() + WAIT_TIMEOUT_S
         while True:
             try:
@@ -179,14 +179,17 @@ class WatchedSession:
 
 
 def keeps_up(lateness: dict[int, float], chunk_s: float) -> bool:
-    """Whether chunks came as fast as they were played, `chunk_s` seconds of video each: nine of ten were late
-    by less than one. Where they did not, the machine is too slow or too busy, and a stall means nothing."""
+    """Return whether chunks came as fast as they were played, `chunk_s` seconds of video each.
+
+    The criterion is that nine of ten chunks were late by less than one chunk. Otherwise the machine is too
+    slow or too busy, and a stall means nothing.
+    """
     late = sorted(lateness.values())
     return late[int(0.9 * (len(late) - 1))] < chunk_s
 
 
 def stalls(lateness: dict[int, float], moved: list[int]) -> list[float]:
-    """Extra delay of the first chunk after each move, against the median of those that no move touched."""
+    """Return the delay of the first chunk after each migration beyond the median of untouched chunks."""
     touched = {index + after for index in moved for after in (0, 1)}
     usual = statistics.median(late for index, late in lateness.items() if index not in touched)
     return [max(0.0, lateness[index] - usual) for index in moved if index in lateness]

@@ -1,1 +1,1 @@
-"""Placement decisions: how long they take, and how far they are from the best there is."""
+"""Placement decisions: how long they take, and how far they are from the optimum."""

@@ -32,8 +32,10 @@ def run(
     instances: Annotated[int, typer.Option(min=1, help="Random clusters for the oracle.")] = 400,
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
 ) -> dict[str, Any]:
-    """Decision time by event and number of workers, over the index that the scheduler keeps; and how far the
-    result is from an exhaustive oracle's, with the baselines' in the same run."""
+    """Measure decision time by event and number of workers, and the distance from an exhaustive oracle.
+
+    Decisions use the index that the scheduler keeps. The baselines are measured in the same run.
+    """
     rebalancer = MinMaxRebalancer()
     samples = {n: measure(n, events, seed, MinMax(rebalancer), rebalancer) for n in WORKERS if n <= most}
     eta = rebalancer.weights.eta
@@ -69,7 +71,7 @@ def run(
 
 
 def by_workers(samples: Mapping[int, Samples], event: str, clock: str) -> dict[str, dict[str, float | None]]:
-    """WORKERS.{p50,p99} in seconds, and how many decisions that is of."""
+    """Return p50, p99 and max in seconds by number of workers, and the number of decisions."""
     found: dict[str, dict[str, float | None]] = {}
     for workers, of in samples.items():
         seconds = getattr(of, clock)[event]
@@ -83,7 +85,7 @@ def by_workers(samples: Mapping[int, Samples], event: str, clock: str) -> dict[s
 
 
 def gap(seeds: range, assigner: Assigner, rebalancer: Rebalancer, eta: float) -> dict[str, float]:
-    """Mean and worst over the instances, and how often it is the optimum; moves per instance."""
+    """Return the mean and worst gap over the instances, the share of optima, and the moves per instance."""
     percent, moves = gaps_percent(seeds, assigner, rebalancer, eta)
     return {
         "mean": sum(percent) / len(percent),
@@ -94,7 +96,7 @@ def gap(seeds: range, assigner: Assigner, rebalancer: Rebalancer, eta: float) ->
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """Times in milliseconds by number of workers, then the gaps."""
+    """Format the times in milliseconds by number of workers, then the gaps."""
     shown = Table("workers", *(f"{event}: p50, p99 (ms)" for event in EVENTS), box=box.SIMPLE)
     for workers in result["decision_s"][EVENTS[0]]:
         cells = (result["decision_s"][event][workers] for event in EVENTS)

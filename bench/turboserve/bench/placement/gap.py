@@ -1,4 +1,4 @@
-"""How far placements are from the best there is, on small random clusters."""
+"""Distance of placements from the optimum, on small random clusters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GB = 1_000_000_000
 
 @dataclass(frozen=True)
 class Instance:
-    """Workers with sessions on them, as departures left them, and sessions that come."""
+    """Workers with sessions as departures left them, and sessions that arrive."""
 
     workers: tuple[WorkerState, ...]
     sessions: tuple[SessionState, ...]
@@ -33,7 +33,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class PlacementOutcome:
-    """What a controller made of an instance."""
+    """Result of a controller on an instance."""
 
     latency_s: float
     """L at the end."""
@@ -43,8 +43,11 @@ class PlacementOutcome:
 
 
 def instance(seed: int) -> Instance:
-    """3 to 5 workers on one to three hosts, up to twice as fast as each other, with 2 to 5 slots; 40 to 95 %
-    of the slots in use, anywhere; up to four arrivals; states of 1 to 8 GB."""
+    """Draw an instance.
+
+    It has 3 to 5 workers on one to four hosts, with 2 to 5 slots and different speeds; 40 to 95 % of the
+    slots in use, anywhere; up to four arrivals; states of 1 to 8 GB.
+    """
     rng = random.Random(seed)
     workers = []
     for index in range(rng.randint(3, 5)):
@@ -65,7 +68,7 @@ def instance(seed: int) -> Instance:
 def decide(
     given: Instance, assigner: Assigner, rebalancer: Rebalancer, links: Links
 ) -> tuple[PlacementOutcome, Cluster]:
-    """Assign who came, then move until nothing is proposed. Raises RuntimeError if it never ends."""
+    """Assign the arrivals, then migrate until nothing is proposed. Raises RuntimeError if that never ends."""
     cluster = Cluster(given.workers, given.sessions)
     demands = [Demand(s.id, s.model, "place") for s in given.arriving]
     choices = assigner.assign(cluster, demands)
@@ -89,7 +92,7 @@ def decide(
 def gaps_percent(
     seeds: Sequence[int], assigner: Assigner, rebalancer: Rebalancer, eta: float
 ) -> tuple[list[float], int]:
-    """(L + η Σ κ) over the oracle's, less one, in percent, per seed; and the moves made."""
+    """Return, per seed, (L + η Σ κ) over the oracle's, minus one, in percent; and the moves made."""
     links = Links()
     found, moves = [], 0
     for seed in seeds:

@@ -1,4 +1,4 @@
-"""The best placement there is, by trying all: for small clusters (TurboServe, 7.4, Figure 9)."""
+"""The best placement, by exhaustive search, for small clusters (TurboServe, 7.4, Figure 9)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turboserve.scheduler.placement.links import kind_between
 
 @dataclass(frozen=True)
 class Optimum:
-    """The least L + η Σ κ, and a placement that has it."""
+    """The least L + η Σ κ, and a placement that attains it."""
 
     objective_s: float
     worker: dict[str, str]
@@ -26,13 +26,15 @@ def optimum(
     eta: float,
     target_chunk_s: float | None = None,
 ) -> Optimum:
-    """Over every assignment of `sessions` of one model to `workers` that exceeds nobody's slots.
+    """Search every assignment of `sessions` of one model to `workers` that respects their slots.
 
-    L is the worst chunk latency over the workers; a session that has a worker pays η κ elsewhere, a new one
-    nothing anywhere; workers that are to be emptied take none. Shares no code with the rebalancer but L(n)
-    and κ. A branch is cut where it cannot get below the best that was found: L is no less than what is
-    placed already needs, nor than what as many sessions need if moves are free. Sessions that are alike in
-    everything are only placed in one order.
+    L is the worst chunk latency over the workers. A session that has a worker pays η κ on any other; a new
+    session pays nothing. Workers that are to be emptied take none. The search shares no code with the
+    rebalancer but L(n) and κ.
+
+    A branch is cut if it cannot get below the best assignment so far: L is no less than the already placed
+    sessions need, nor than the same number of sessions needs if moves are free. Sessions that are alike in
+    everything are placed in one order only.
     """
     taking = [w for w in workers if w.ready and not w.draining]
     curves = [LatencyCurve(w.chunk_latency_s, w.capacity) for w in taking]
@@ -63,7 +65,8 @@ def optimum(
         if i == len(ordered):
             best_s, best = latency_s + moved_s, list(chosen)
             return
-        # The order of workers must be the same for sessions that are alike, for their order to mean anything.
+        # Sessions that are alike must try the workers in the same order, or skipping permutations is not
+        # valid.
         ranks = sorted(range(len(taking)), key=lambda j: (costs[i][j], j))
         if alike[i]:
             ranks = ranks[ranks.index(chosen[i - 1]) :]
@@ -79,7 +82,7 @@ def optimum(
 
 
 def _least_s(curves: Sequence[LatencyCurve], limits: Sequence[int], sessions: int) -> float:
-    """The least L of so many sessions if moves are free: of all slots, the fastest ones."""
+    """Return the least L of so many sessions if moves are free: the fastest of all slots are used."""
     levels = sorted(
         curve(n) for curve, limit in zip(curves, limits, strict=True) for n in range(1, limit + 1)
     )

@@ -1,4 +1,4 @@
-"""How long one decision takes in a running cluster, by its number of workers."""
+"""Duration of one decision in a running cluster, by its number of workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOSTS_PER_NODE = 4
 
 @dataclass
 class Samples:
-    """Seconds that decisions took, by event: of the thread's processor time, and by the clock."""
+    """Seconds of decisions by event: the thread's processor time, and the wall clock's."""
 
     cpu_s: dict[str, list[float]] = field(default_factory=dict)
     wall_s: dict[str, list[float]] = field(default_factory=dict)
@@ -48,8 +48,11 @@ class Samples:
 
 
 class Running:
-    """A cluster that goes on as in the scheduler: each event is put into the index and decided on; what was
-    decided is in the index before the next, and its end is put there later, outside of the measured time."""
+    """A cluster that runs on as in the scheduler.
+
+    Each event enters the index and is decided on. The decision is in the index before the next event. Its end
+    enters the index later, outside of the measured time.
+    """
 
     def __init__(self, workers: int, seed: int, assigner: Assigner, rebalancer: Rebalancer) -> None:
         self.rng = random.Random(seed)
@@ -69,7 +72,7 @@ class Running:
             self._settle([], demand.session)
 
     def arrival(self) -> None:
-        """A session comes: it is placed, its slot is reserved, and the moves that now pay are decided."""
+        """Add a session: place it, reserve its slot, and decide the migrations that now pay."""
         demand = self._demand()
 
         def decide() -> list[Move]:
@@ -79,7 +82,7 @@ class Running:
         self._settle(self.samples.time("arrival", decide), demand.session)
 
     def departure(self) -> None:
-        """A session ends, and the moves that now pay are decided."""
+        """End a session, and decide the migrations that now pay."""
         place = self.rng.randrange(len(self._sessions))
         self._sessions[place], self._sessions[-1] = self._sessions[-1], self._sessions[place]
         gone = self._sessions.pop()
@@ -91,8 +94,10 @@ class Running:
         self._settle(self.samples.time("departure", decide))
 
     def rebalance(self) -> None:
-        """A worker is to be emptied, or another is ready: all moves that follow are decided. In turns, and
-        until nothing moves any more; only the first decision is measured."""
+        """Add a ready worker, then drain one, and decide all migrations that follow.
+
+        Each is repeated until no session migrates; only the first decision is measured.
+        """
         place = self.rng.randrange(len(self._workers))
         old, new = self._workers[place], self._worker()
         self.cluster.put_worker(new)
@@ -128,7 +133,7 @@ class Running:
         self.cluster.put_session(session)
 
     def _settle(self, moves: list[Move], placed: str | None = None) -> None:
-        """Rows say what was decided."""
+        """Apply the decisions, as the rows would."""
         for move in moves:
             session = self.cluster.sessions[move.session]
             self.cluster.put_session(replace(session, worker=move.target, target=None))
@@ -151,8 +156,10 @@ class Running:
 
 
 def measure(workers: int, events: int, seed: int, assigner: Assigner, rebalancer: Rebalancer) -> Samples:
-    """`events` departures and arrivals each, and a tenth as many changes of the pool, in a cluster with 80 %
-    of its slots in use."""
+    """Measure `events` departures and arrivals each, and a tenth as many changes of the pool.
+
+    The cluster has 80 % of its slots in use.
+    """
     running = Running(workers, seed, assigner, rebalancer)
     for event in range(events):
         running.departure()

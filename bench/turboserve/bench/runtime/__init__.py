@@ -1,1 +1,1 @@
-"""A deterministic runtime: several processes' asyncio code on one virtual clock, reproducible from a seed."""
+"""A deterministic runtime: several processes' asyncio code on one virtual clock, reproducible by seed."""

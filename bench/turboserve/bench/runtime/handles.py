@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class VirtualHandle(asyncio.Handle):
-    """A callback and its process."""
+    """A callback with its process."""
 
     __slots__ = ("process",)
 
@@ -26,7 +26,7 @@ class VirtualHandle(asyncio.Handle):
         context: Context,
         process: Process,
     ) -> None:
-        # As asyncio's, without what it looks up for debugging.
+        # The same as asyncio's constructor, without the lookups for debugging.
         self._callback, self._args, self._loop, self._context = callback, args, loop, context
         self._cancelled = False
         self._repr = self._source_traceback = None
@@ -34,7 +34,7 @@ class VirtualHandle(asyncio.Handle):
 
 
 class VirtualTimer(asyncio.TimerHandle):
-    """A callback, its time and its process."""
+    """A callback with its time and its process."""
 
     __slots__ = ("process",)
 
@@ -55,10 +55,10 @@ class VirtualTimer(asyncio.TimerHandle):
 
 
 class VirtualTask(asyncio.Task[Any]):
-    """Hashed by its number, so that sets of tasks have the same order in every run."""
+    """A task whose hash is its number, so that sets of tasks have the same order in every run."""
 
     def __init__(self, number: int, work: Coroutine[Any, Any, Any], **options: Any) -> None:
-        # First: asyncio keeps a set of all tasks.
+        # Set before `super().__init__`: asyncio adds the task to a set of all tasks there.
         self.number = number
         super().__init__(work, **options)
 
@@ -67,7 +67,7 @@ class VirtualTask(asyncio.Task[Any]):
 
 
 class VirtualFuture(asyncio.Future[Any]):
-    """As `VirtualTask`; its number is drawn when somebody asks for it, which is rare."""
+    """A future with the hash rule of `VirtualTask`. Its number is drawn at the first hash, which is rare."""
 
     __slots__ = ("_number",)
 

@@ -1,4 +1,4 @@
-"""The hot store in memory: keys with a time to live, a file that is synced now and then, faults."""
+"""The hot store in memory: keys with a time to live, a file synced once a second, faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turboserve.state_store.ports.hot import DEADLINE_S, RETRIES, HotRefusedErro
 T = TypeVar("T")
 
 SYNC_S = 1.0
-"""Redis syncs its append-only file once a second: a crash of its machine takes back what came later."""
+"""Interval at which Redis syncs its append-only file. A power loss discards later writes."""
 PROBE_KEY = "write-probe"
 PROBE_TTL_S = 60
 
@@ -31,7 +31,7 @@ class RedisBehavior:
     varied: bool = True
 
     def delay_s(self) -> float:
-        """Of one round trip."""
+        """Return the time of one round trip."""
         if self.command_s <= 0.0 or not self.varied:
             return self.command_s
         return self.random.expovariate(1.0 / self.command_s)
@@ -39,20 +39,20 @@ class RedisBehavior:
 
 @dataclass(frozen=True)
 class _Value:
-    """What a key has: hash fields, chunks, or one number."""
+    """The value of a key: hash fields, chunks, or one number."""
 
     fields: Mapping[str, float] = field(default_factory=dict)
     chunks: Mapping[int, bytes] = field(default_factory=dict)
     epoch: int = -1
-    """Of the chunks' newest owner, and..."""
+    """Epoch of the newest owner that wrote chunks."""
     begins: int = 0
-    """...the index of its first."""
+    """Index of that owner's first chunk."""
     number: float | None = None
     expires_at: float = float("inf")
 
 
 class _LateError(Exception):
-    """The client has waited for an answer for `DEADLINE_S`. The command may be carried out all the same."""
+    """The client waited `DEADLINE_S` without an answer. The server may still execute the command."""
 
 
 class MemoryRedis:
@@ -66,18 +66,21 @@ class MemoryRedis:
         self.values: dict[str, _Value] = {}
         self.down = False
         self.refuses_writes = False
-        """As with a full disk or memory: what is only read is still answered."""
+        """Whether writes fail, as with a full disk or memory. Reads are still answered."""
         self.run = 1
         self._frozen_until = 0.0
         self._slow_until, self._slow_s = 0.0, 0.0
         self._unsynced: list[tuple[float, str, _Value | None]] = []
-        """When a key was written, and what it had before."""
+        """Time of each recent write, its key, and the value before it."""
         self._context = Context()
 
     # Faults
 
     def crash(self, *, power_loss: bool = False) -> None:
-        """As `kill -9`, which loses nothing; `power_loss` takes back the last second."""
+        """Crash as with `kill -9`, which loses nothing.
+
+        With `power_loss`, discard the writes of the last second.
+        """
         self.down = True
         if power_loss:
             horizon = self.loop.time() - SYNC_S
@@ -87,14 +90,17 @@ class MemoryRedis:
         self._unsynced.clear()
 
     def start(self, *, empty: bool = False) -> None:
-        """Accept connections again, as another run; `empty`: with nothing of before."""
+        """Accept connections again, as another run of the server.
+
+        With `empty`, start without the earlier data.
+        """
         self.down = False
         self.run += 1
         if empty:
             self.values.clear()
 
     def freeze(self, seconds: float) -> None:
-        """As SIGSTOP: nothing is answered until then, and what was sent is done afterwards."""
+        """Freeze as with SIGSTOP: answer nothing for `seconds`, then execute what was sent."""
         self._frozen_until = max(self._frozen_until, self.loop.time() + seconds)
 
     def slow_down(self, seconds: float, command_s: float) -> None:
@@ -104,7 +110,7 @@ class MemoryRedis:
     # Commands
 
     def send(self, command: Callable[[], T], future: asyncio.Future[T]) -> None:
-        """A client sends a command; `future` gets its answer."""
+        """Send a client's command; `future` receives its answer."""
         delay_s = self.behavior.delay_s()
         if self._slow_until > self.loop.time():
             delay_s += self._slow_s
@@ -115,7 +121,7 @@ class MemoryRedis:
             self.loop.call_soon(self._arrive, command, future, context=self._context)
 
     def _limit(self, future: asyncio.Future[T]) -> None:
-        """Of a command that may take long: the client's deadline."""
+        """Set the client's deadline for a command that may take long."""
         self.loop.call_later(DEADLINE_S, _give_up, future, context=self._context)
 
     def _arrive(self, command: Callable[[], T], future: asyncio.Future[T]) -> None:
@@ -135,12 +141,12 @@ class MemoryRedis:
                 future.set_result(result)
 
     def get(self, key: str) -> _Value | None:
-        """The value, unless its time is over."""
+        """Return the value, or None if it is absent or expired."""
         value = self.values.get(key)
         return value if value is not None and value.expires_at > self.loop.time() else None
 
     def put(self, key: str, value: _Value | None) -> None:
-        """Set or (None) delete. Raises HotRefusedError."""
+        """Set the value, or delete it if `value` is None. Raises HotRefusedError."""
         if self.refuses_writes:
             raise HotRefusedError("MISCONF writes are refused: the disk is full")
         now = self.loop.time()
@@ -227,7 +233,7 @@ class MemoryHotStore:
         await self._execute(lambda: self._server.put(PROBE_KEY, value))
 
     async def close(self) -> None:
-        """It has no connections to give up."""
+        """Do nothing: there are no connections to close."""
 
     def _expires_at(self, ttl_s: int) -> float:
         return self._server.loop.time() + ttl_s

@@ -2,10 +2,12 @@
 
 Unmodified service code (`asyncio.sleep`, `asyncio.timeout`, task groups, queues) runs on it. Each callback
 belongs to the process in whose context it was scheduled. Callbacks of one process run in the order in which
-they were scheduled, as on an event loop of its own; which process runs next is drawn from the seed. Time does
-not pass while any process has something to do, and jumps to the next timer otherwise: no run waits for real
-time. There is no I/O and there are no threads. What would use them raises `RuntimeError`, except
-`run_in_executor`, which calls its function on the loop.
+they were scheduled, as on an event loop of its own. The seed determines which process runs next. Time does
+not pass while any process has a callback to run; otherwise it jumps to the next timer, so no run waits for
+real time.
+
+There is no I/O and there are no threads. Calls that need them raise `RuntimeError`, except `run_in_executor`,
+which calls its function on the loop.
 """
 
 from __future__ import annotations
@@ -27,26 +29,29 @@ T = TypeVar("T")
 
 
 TASKS_KEPT = 32
-"""Ended tasks are forgotten when there may be twice as many tasks as live ones, and this many more."""
+"""Ended tasks are discarded above twice the number of tasks left by the last discard, plus this many."""
 
 
 class DeadlockError(RuntimeError):
-    """The awaited future cannot be done any more: no callback is ready and no timer is set."""
+    """The awaited future can no longer be resolved: no callback is ready and no timer is set."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """One world's event loop. The same seed and the same code give the same run, callback by callback."""
+    """The event loop of one world.
+
+    The same seed and the same code give the same run, callback by callback.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.random = random.Random(seed)
-        """Every choice of the world comes from here, or from generators that are seeded from here."""
+        """Source of every random choice, directly or through generators seeded from it."""
         self.world = Process("world")
-        """Owns what no process owns: the in-memory servers, the faults, the clients."""
+        """Owner of everything outside the processes: the in-memory servers, the faults, the clients."""
         self.callbacks = 0
-        """Callbacks that have run."""
+        """Number of callbacks that have run."""
         self.before_callback: Callable[[Process], None] | None = None
-        """Called before each callback of a living process: faults may freeze or kill it."""
+        """Called before each callback of a living process; faults may freeze or kill the process here."""
         self._now = 0.0
         self._timers: list[tuple[float, int, VirtualTimer]] = []
         self._frozen: list[tuple[float, int, Process]] = []
@@ -61,7 +66,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # Time
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Return the virtual seconds since the loop was created."""
         return self._now
 
     def advance(self, seconds: float) -> None:
@@ -131,7 +136,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def spawn(
         self, process: Process, work: Coroutine[Any, Any, T], name: str | None = None
     ) -> asyncio.Task[T]:
-        """Run `work` as a task of `process`. Raises `ProcessDeadError` if that was killed."""
+        """Run `work` as a task of `process`. Raises `ProcessDeadError` if the process was killed."""
         if not process.alive:
             work.close()
             raise ProcessDeadError(process.name)
@@ -140,11 +145,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return context.run(self.create_task, work, name=name)
 
     def freeze(self, process: Process, seconds: float) -> None:
-        """As SIGSTOP, and SIGCONT after `seconds`: callbacks wait, timers fire late, time passes."""
+        """Freeze as with SIGSTOP, and SIGCONT after `seconds`.
+
+        Callbacks wait, timers fire late, time passes.
+        """
         process.frozen_until = max(process.frozen_until, self._now + seconds)
 
     def kill(self, process: Process) -> None:
-        """As `kill -9`: nothing of the process runs any more. Its ports must call `Process.check_alive`."""
+        """Kill as with `kill -9`: no code of the process runs after this call.
+
+        The ports of the process must call `Process.check_alive`.
+        """
         if not process.alive:
             return
         process.alive = False
@@ -154,7 +165,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._discard_process()
 
     def close(self) -> None:
-        """End the world: every process is killed."""
+        """Kill every process and close the loop."""
         for process in list(self._processes):
             self.kill(process)
         self._processes.clear()
@@ -171,7 +182,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         process.ready.append(handle)
 
     def _run_once(self) -> None:
-        """Run callbacks, and jump to the time of the next, until the loop is stopped."""
+        """Run callbacks until the loop is stopped; when none is ready, jump to the time of the next timer."""
         while not self._stopping:  # type: ignore[attr-defined]
             process = self._next_process()
             if process is None:
@@ -202,7 +213,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     self._discard_process()
 
     def _next_process(self) -> Process | None:
-        """Drawn from those with a ready callback; one that is frozen waits for its time."""
+        """Draw a process with a ready callback. A frozen process waits for the end of its freeze."""
         runnable = self._runnable
         while runnable:
             count = len(runnable)
@@ -240,7 +251,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self._enqueue(timer)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers leave the queue when their time comes."""
+        """Do nothing: a cancelled timer leaves the queue when its time comes."""
 
     def _new_task(
         self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
@@ -249,7 +260,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         process = process_of(context) or self.world
         task = VirtualTask(next(self._order), work, loop=self, context=context, **options)
         if not process.alive:
-            # Made while a killed process unwinds: it never runs.
+            # The task was created while a killed process unwinds. It never runs.
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             work.close()
             return task
@@ -266,13 +277,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return VirtualFuture(loop=self)
 
     def number(self) -> int:
-        """One more than the one before."""
+        """Return the next number of the loop's sequence."""
         return next(self._order)
 
     def _discard_process(self) -> None:
         """Unwind the coroutines of killed processes, with their ports closed.
 
-        Python would unwind them whenever it collects them, and print what they raise then.
+        Otherwise Python unwinds them when it collects them, and prints the exceptions that they raise then.
         """
         while self._doomed:
             process = self._doomed.pop()
@@ -286,15 +297,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._generators[id(agen)] = current() or self.world
 
     def _asyncgen_finalizer_hook(self, agen: Any) -> None:
-        """An async generator that was dropped is closed by its own process, if that still lives."""
+        """Close a dropped async generator in its own process, if the process still lives."""
         process = self._generators.pop(id(agen), self.world)
         if process.alive and not self.is_closed():
             self.spawn(process, agen.aclose())
 
-    # What there is not
+    # Not available on a virtual loop
 
     def _process_events(self, event_list: object) -> None:
         raise RuntimeError("a virtual loop has no I/O")
 
     def _write_to_self(self) -> None:
-        """Nothing to wake: there are no threads."""
+        """Do nothing: there are no threads to wake."""

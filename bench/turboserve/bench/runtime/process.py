@@ -1,4 +1,4 @@
-"""A simulated operating-system process: what runs in it can be frozen, thawed and killed."""
+"""A simulated operating-system process: its code can be frozen, resumed and killed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from contextvars import Context, ContextVar
 from typing import Any
 
 UNWOUND_AWAITS = 100
-"""A coroutine may await so often in its `finally` blocks while it is unwound."""
+"""Limit of awaits in the `finally` blocks of one coroutine while it is unwound."""
 
 
 class ProcessDeadError(BaseException):
-    """A killed process called a port, or awaits. Raised while its coroutines are unwound, so that no
-    `finally` block of a dead process has an effect on others. Not an `Exception`: nothing may handle it."""
+    """A killed process called a port or awaits.
+
+    Raised while the coroutines of the process are unwound, so that no `finally` block of a dead process
+    affects other processes. Not an `Exception`: no code may handle it.
+    """
 
 
 class Process:
-    """One life of a process. A process that starts again is another object.
+    """One incarnation of a process. A process that starts again is another object.
 
     `VirtualLoop` owns the fields; faults use `VirtualLoop.freeze` and `VirtualLoop.kill`.
     """
@@ -28,16 +31,19 @@ class Process:
         self.name = name
         self.alive = True
         self.frozen_until = 0.0
-        """Virtual seconds. Before this time none of its callbacks runs."""
+        """Virtual time, in seconds, before which none of the process's callbacks runs."""
         self.ready: deque[asyncio.Handle] = deque()
         """Callbacks that may run now, in the order of `call_soon`, as in a process of its own."""
         self.tasks: dict[asyncio.Task[object], Context] = {}
-        """All tasks that have not ended, and some that have; each with the context that it runs in."""
+        """All tasks that have not ended and some that have, each with the context in which it runs."""
         self.tasks_limit = 32
-        """With more than these, ended ones are forgotten."""
+        """Number of tasks above which ended tasks are discarded."""
 
     def check_alive(self) -> None:
-        """For ports, at the beginning of each call. Raises `ProcessDeadError` once the process was killed."""
+        """Raise `ProcessDeadError` if the process was killed.
+
+        Ports call this at the beginning of each call.
+        """
         if not self.alive:
             raise ProcessDeadError(self.name)
 
@@ -49,12 +55,12 @@ _current: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 def current() -> Process | None:
-    """The process whose code runs now; None: the simulation's own."""
+    """Return the process whose code runs now; None for the simulation's own code."""
     return _current.get()
 
 
 def process_of(context: Context) -> Process | None:
-    """The process that the context belongs to; None: the simulation's own."""
+    """Return the process that the context belongs to; None for the simulation's own contexts."""
     return context.get(_current)
 
 
@@ -64,12 +70,12 @@ def enter(process: Process | None) -> None:
 
 
 def unwind(coroutine: Coroutine[Any, Any, object] | Generator[Any, Any, object], process: Process) -> None:
-    """Have each await of the coroutine raise ProcessDeadError until the coroutine ends.
+    """Make each await of the coroutine raise ProcessDeadError until the coroutine ends.
 
-    `close` does not reach what an async generator awaits, and stops at the first `finally` that awaits.
+    `close` does not reach the awaits of an async generator, and stops at the first `finally` that awaits.
     """
     with warnings.catch_warnings():
-        # A coroutine that a `finally` block made and did not await.
+        # Python warns about a coroutine that a `finally` block created and did not await.
         warnings.simplefilter("ignore", RuntimeWarning)
         for _ in range(UNWOUND_AWAITS):
             try:

@@ -1,4 +1,4 @@
-"""A calm world: no faults, declared latencies, any number of workers and sessions."""
+"""A simulation without faults: declared latencies, any number of workers and sessions."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from turboserve.state_store.settings import Settings as StoreSettings
 from turboserve.worker.settings import Settings as WorkerSettings
 
 LATENCY_S = 0.0
-"""Of each message between a process and the broker: three orders of magnitude below a chunk's."""
+"""Latency of each message between a process and the broker: negligible against a chunk's time."""
 STATEMENT_S = 0.002
-"""Of each statement of the state store."""
+"""Latency of each statement of the state store."""
 PLAYHEAD_S = 1.25
-"""Between two reports of one session's playhead: the longest that the gateway's settings take."""
+"""Time between two reports of one session's playhead: the longest that the gateway's settings accept."""
 REPORT_S = 1.0
-"""Between two reports of one viewer."""
+"""Time between two reports of one viewer."""
 HEARTBEAT_S = 2.0
-"""A quarter of the lease."""
+"""Time between two heartbeats of a worker: a quarter of the lease."""
 TICK_S = 0.5
-"""Between two looks of a worker whether something is to be tried again: without faults, nothing is."""
+"""Time between two ticks in which a worker retries failed actions. Without faults there are none."""
 ARRIVE_WITHIN_S = 60.0
-"""Without a file of arrivals: all sessions come in the first minute."""
+"""Time within which all sessions arrive if no file of arrivals is given."""
 PROMPT_EVERY_S = 30.0
 """Mean time between two prompts of one session."""
 
 
 @dataclass(frozen=True)
 class SessionArrival:
-    """One session."""
+    """Time at which one session is created, and how long it plays."""
 
     arrives_s: float
     plays_s: float
@@ -59,13 +59,16 @@ class SessionArrival:
 
 @dataclass(frozen=True)
 class CalmScale(Scale):
-    """Shipped settings, but for four gateways, no limits of tenants and streams, and how often playheads,
-    viewers and workers report."""
+    """Shipped settings, with these exceptions.
+
+    There are four gateways and no limits of tenants and streams. Playheads, viewers and workers report at the
+    intervals above.
+    """
 
     gateways: int = 4
     report_s: float = REPORT_S
     every_forward: bool = False
-    """Whether the engine takes a step for each forward, or one for each chunk."""
+    """Whether the engine takes one step per forward pass; otherwise it takes one per chunk."""
 
     def gateway(self) -> GatewaySettings:
         return self._of(GatewaySettings, playhead_interval_s=PLAYHEAD_S, stream_limit=100_000)
@@ -74,7 +77,7 @@ class CalmScale(Scale):
         return self._of(SchedulerSettings, placement=self.placement)
 
     def store(self) -> StoreSettings:
-        # One tenant has them all.
+        # One tenant owns all sessions.
         return self._of(
             StoreSettings,
             max_sessions=100_000,
@@ -90,7 +93,7 @@ class CalmScale(Scale):
         return super().worker(name, slot).model_copy(update={"worker_tick_s": TICK_S})
 
     def profile(self, load_s: float) -> DeviceProfile:
-        """Of each worker's device: in real time with all its slots taken."""
+        """Return the profile of a worker's device: real time with all slots taken."""
         most = self.slots
         return DeviceProfile(
             forward_s={1: 0.03, most + 1: 0.1},
@@ -102,12 +105,12 @@ class CalmScale(Scale):
 
 
 class CalmUsers(Clients):
-    """Each session is created at its time, watched and prompted, and ended when it has played."""
+    """Clients that create each session at its time, watch and prompt it, and end it when it has played."""
 
     def __init__(self, world: World, arrivals: list[SessionArrival]) -> None:
         super().__init__(world)
         self.first_chunk_s: list[float] = []
-        """From the request for a session to its first chunk."""
+        """Time from the request for a session to its first chunk."""
         self.refused = 0
         for number, arrival in enumerate(arrivals, 1):
             self._spawn(self._plays(number, arrival))
@@ -136,7 +139,7 @@ class CalmUsers(Clients):
 
 
 def read_arrivals(path: Path) -> list[SessionArrival]:
-    """Rows of `arrives_s,plays_s`. Raises ValueError for what is no number."""
+    """Read rows of `arrives_s,plays_s`. Raises ValueError if a value is not a number."""
     with path.open(newline="") as file:
         return [
             SessionArrival(float(row["arrives_s"]), float(row["plays_s"])) for row in csv.DictReader(file)
@@ -155,7 +158,7 @@ def run_calm(
     placement: str = "min-max",
     gather: str = "step",
 ) -> dict[str, Any]:
-    """Let `seconds` of virtual time pass; what took place, and what it cost."""
+    """Simulate `seconds` of virtual time. Returns the counts, the violations and the cost."""
     scale = CalmScale(
         workers=workers,
         most_workers=workers,
@@ -211,7 +214,7 @@ def run_calm(
 
 
 def calm_table(result: Mapping[str, Any]) -> RenderableType:
-    """What took place, and what it cost."""
+    """Format the counts, the cost and the violations."""
     shown = Table("", "", box=box.SIMPLE, show_header=False)
     for name in ("virtual_s", "workers", "sessions", "refused", "events", "wall_s", "cpu_s"):
         shown.add_row(name, f"{result[name]:g}")

@@ -1,4 +1,4 @@
-"""`turboserve bench simulate`: many seeds, and what they found; one seed with its trace; or a calm world."""
+"""`turboserve bench simulate`: many seeds and a summary, one seed with its trace, or a calm deployment."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from turboserve.scheduler.placement import PLACEMENTS
 from turboserve.worker.engine.gather import GATHER_POLICIES
 
 TWICE_EVERY = 20
-"""Every so many seeds one is played twice: the two traces must be equal."""
+"""Every seed divisible by this number runs twice; the two traces must be equal."""
 SHOWN = 20
-"""Failing seeds that are listed."""
+"""Maximum number of failing seeds in the result."""
 
 
 class SimulationMode(StrEnum):
     """What is simulated."""
 
     FAULTS = "faults"
-    """Many seeds, each with a climate of faults."""
+    """Many seeds, each with its own selection of faults."""
     CALM = "calm"
     """One deployment of any size without faults."""
 
@@ -62,8 +62,11 @@ def run(
     placement: Annotated[str, typer.Option(help="The schedulers' placement policy.")] = "min-max",
     gather: Annotated[str, typer.Option(help="The workers' gather policy.")] = "step",
 ) -> dict[str, Any]:
-    """The services' own processes on virtual time, against servers in memory. With faults: crashes at every
-    step and a bad network, and the design's invariants are checked after each event."""
+    """Run the services' own processes on virtual time, against servers in memory.
+
+    With faults, processes crash at every step and the network is bad; the design's invariants are checked
+    after each event.
+    """
     try:
         PLACEMENTS.check(placement)
         GATHER_POLICIES.check(gather)
@@ -115,7 +118,7 @@ def summary(
     cpu_s: float,
     options: str = "",
 ) -> dict[str, Any]:
-    """Counts over all seeds.
+    """Sum up the outcomes of all seeds.
 
     Args:
         unequal: Seeds whose second run gave another trace.
@@ -168,7 +171,7 @@ def _failing(outcomes: Iterable[ScenarioOutcome], unequal: list[int], options: s
 
 
 def table(result: Mapping[str, Any]) -> RenderableType:
-    """Violations by invariant, then how to replay what failed."""
+    """Format the violations by invariant, then the commands that replay the failing seeds."""
     if result["mode"] == SimulationMode.CALM.value:
         return calm_table(result)
     shown = Table("invariant", "violations", "what it says", box=box.SIMPLE)

@@ -1,4 +1,4 @@
-"""What goes wrong in one run: drawn from its seed, so that every run has a climate of its own."""
+"""The faults of one run, drawn from its seed."""
 
 from __future__ import annotations
 
@@ -9,60 +9,60 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Faults:
-    """Probabilities per message, or rates per second and target."""
+    """Faults as probabilities per message, or as rates per second and target."""
 
     delay_s: float = 0.004
-    """Mean of every message's delay; each has its own, so messages overtake each other."""
+    """Mean delay of a message. Delays are independent, so messages overtake each other."""
     lag_s: float = 0.004
-    """Mean delay of an entry of a log to its readers; entries of one subject keep their order."""
+    """Mean delay of a log entry to its readers. Entries of one subject keep their order."""
     lost_hint: float = 0.0
     doubled_hint: float = 0.0
     lost_request: float = 0.0
     lost_answer: float = 0.0
     late_request: float = 0.0
-    """A request that takes effect after its sender has given it up."""
+    """Probability that a request takes effect after its sender has given it up."""
     crash_step: Mapping[str, float] = field(default_factory=dict)
-    """By service, for each of its callbacks: killed just before it."""
+    """By service: probability, for each of its callbacks, that the process is killed just before it."""
     crash: Mapping[str, float] = field(default_factory=dict)
-    """By service, per second."""
+    """By service: kills per second."""
     freeze: Mapping[str, float] = field(default_factory=dict)
-    """By service, per second: stopped for a while, and going on as if nothing had been."""
+    """By service: freezes per second. A frozen process later continues without noticing."""
     cut: Mapping[str, float] = field(default_factory=dict)
-    """By service, per second: cut off from the broker for a while."""
+    """By service, per second: disconnections from the broker, for a while."""
     mute: float = 0.0
-    """Per second and worker: its appends arrive and their acknowledgements do not, for a while."""
+    """Per second and worker: periods in which its appends arrive and the acknowledgements do not."""
     broker_down: float = 0.0
-    """Per second, as the rates below it."""
+    """Stops of the broker per second. The unit also applies to the rates below."""
     broker_freeze: float = 0.0
     broker_slow: float = 0.0
     fresh_streams: float = 0.0
-    """The broker comes back on another disk, without its streams."""
+    """The broker restarts on another disk, without its streams."""
     disk_full: float = 0.0
-    """The broker's disk takes no appends for a while."""
+    """The broker's disk accepts no appends for a while."""
     postgres_down: float = 0.0
     postgres_freeze: float = 0.0
     postgres_slow: float = 0.0
     postgres_full: float = 0.0
     """The disk of Postgres is full for a while."""
     commit_in_doubt: float = 0.0
-    """A commit whose connection breaks: it is done or not, and its sender cannot know."""
+    """Probability that the connection breaks during a commit, so that its sender cannot know the outcome."""
     hot_lost: float = 0.0
-    """The hot store comes back empty."""
+    """The hot store restarts empty."""
     hot_freeze: float = 0.0
     hot_slow: float = 0.0
     skew_s: float = 0.0
-    """Wall clocks of hosts are off by up to this much, either way."""
+    """Maximum error of the hosts' wall clocks, in seconds, in either direction."""
     provider_fails: float = 0.0
     crash_at_start: float = 0.0
     never_ready: float = 0.0
     device_lost: float = 0.0
-    """Per second and worker: its device fails, and the worker ends with a goodbye."""
+    """Per second and worker: its device fails, and the worker leaves with a message."""
     new_weights: float = 0.0
-    """Per second: workers have another checkpoint from now on, and those that live are replaced."""
+    """Per second: new workers load another checkpoint from then on, and living workers are replaced."""
     host_full: float = 0.0
-    """A suspension finds no room on the host."""
+    """Probability that a suspension finds no room on the host."""
     transfer_fails: float = 0.0
-    """Each step of a transfer between workers: it fails, or (half the time) says nothing any more."""
+    """Probability that a step of a transfer between workers fails, or (half the time) hangs."""
 
 
 CALM = Faults()
@@ -71,7 +71,7 @@ PROCESSES = (*SERVICES, "worker")
 
 
 def draw(random: random.Random) -> Faults:
-    """A climate: each kind of fault is there or not, and often or rarely."""
+    """Draw the faults of one run: each kind is absent or present, frequent or rare."""
 
     def maybe(*values: float, share: float = 0.45) -> float:
         chosen, there = random.choice(values), random.random() < share

@@ -1,4 +1,4 @@
-"""What a simulated process gets instead of its machine: clocks and randomness."""
+"""Clocks and randomness that a simulated process uses instead of its machine's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from turboserve.bench.runtime.loop import VirtualLoop
 
 EPOCH_S = 1_700_000_000.0
-"""Wall-clock time at which every run begins, where the host's clock is right."""
+"""Wall-clock time at which every run begins, on a host whose clock is right."""
 
 
 class HostClock:

@@ -1,4 +1,4 @@
-"""Breaks things at the rates of a run's climate, and mends servers, connections and frozen processes."""
+"""Injects faults at the rates of a run, and repairs servers, connections and frozen processes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ LONGEST_FREEZE_S = 12.0
 LONGEST_CUT_S = 14.0
 LONGEST_MUTE_S = 40.0
 LONGEST_SERVER_S = 6.0
-"""Of a frozen, slow or full server."""
+"""Maximum time for which a server is frozen, slow or full."""
 REPLACED_S = (0.5, 12.0)
-"""After a change of the weights, a worker is stopped at some time in these bounds."""
+"""Bounds of the time between a change of the weights and the stop of a worker, in seconds."""
 
 Action = Callable[[], None]
 
 
 class FaultInjector:
-    """Twice a second it draws for everything that can go wrong until it draws again, and when in that time it
-    does."""
+    """Draws, every `BEAT_S`, which faults occur before the next draw, and when."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -40,13 +39,16 @@ class FaultInjector:
         self._later(BEAT_S, self._beat)
 
     def began(self, service: ServiceProcess) -> None:
-        """A process was started."""
+        """Register a process that was started."""
         rate = self._steps.get(service.kind)
         if rate is not None and not self._stopped:
             self._crashing[service.process] = (service, rate)
 
     def stop(self) -> None:
-        """Nothing breaks any more; servers and connections are mended, what is frozen goes on in its time."""
+        """End all faults.
+
+        Servers and connections are repaired; frozen processes continue when their freeze ends.
+        """
         self._stopped = True
         self._world.loop.before_callback = None
         self._world.repair()
@@ -68,7 +70,7 @@ class FaultInjector:
         self._servers()
 
     def _perhaps(self, rate: float, action: Action) -> None:
-        """Do it at any moment before the next draw, at so much per second."""
+        """Schedule the action at a random moment before the next draw, with `rate` per second."""
         chance = self._world.fault_random
         if rate > 0.0 and chance.random() < rate * BEAT_S:
             self._later(chance.uniform(0.0, BEAT_S), lambda: None if self._stopped else action())
@@ -164,7 +166,7 @@ class FaultInjector:
         self._perhaps(faults.new_weights, self._update)
 
     def _update(self) -> None:
-        """A rolling update: the workers are replaced one after another."""
+        """Start a rolling update: the workers are replaced one after another."""
         world = self._world
         world.change_weights()
         for machine in world.machines.living():

@@ -1,4 +1,4 @@
-"""The design's invariants, each with a name, checked at the events that could break one."""
+"""The design's invariants, each with a name, checked at the events that can violate them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from turboserve.bench.simulate.world import World
 
 MESSAGES = 20
-"""Violations that are put into words."""
+"""Maximum number of violations that get a message."""
 
 
 class Checker:
-    """Watches one world; a violation is counted and noted, and the run goes on."""
+    """Watches one world. A violation is counted and noted, and the run continues."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.violations: Counter[str] = Counter()
         self.messages: list[str] = []
         self.gone: set[str] = set()
-        """Workers of which that is committed."""
+        """Workers whose phase `gone` is committed."""
         self.device_deaths: Counter[str] = Counter()
-        """Session → workers that it was on when their devices failed."""
+        """Session → number of devices that failed with it."""
         self.log = LogChecks(self)
         self.drains = self.moves = self.resizes = self.placements = 0
         self._committed: dict[str, deque[str]] = {}
@@ -61,7 +61,7 @@ class Checker:
     # Rows
 
     def committed(self, table: Table[Any, Any], key: Any, before: Any, after: Any) -> None:
-        """A row was committed."""
+        """Check a committed row."""
         if table.name == "sessions" and after is not None:
             self._session(None if before is None else before.record, after.record)
         elif table.name == "workers" and after is not None:
@@ -72,7 +72,7 @@ class Checker:
             self.fail("events_complete", f"{before.event_id} of {before.subject} was never logged")
 
     def lost(self, table: Table[Any, Any], key: Any, after: Any, before: Any) -> None:
-        """A crash of the database took a commit back."""
+        """Check a commit that a crash of the database reverted."""
         if table.name == "sessions" and after is not None:
             if before is None or before.record.epoch != after.record.epoch:
                 self.fail("epochs_increase", f"{key}: a crash took epoch {after.record.epoch} back")
@@ -98,13 +98,13 @@ class Checker:
             self.fail("converges_after_faults", f"{after.id} failed: {after.reason}")
 
     def _is_poisoned(self, before: SessionRecord | None, after: SessionRecord) -> bool:
-        """Whether so many devices failed with the session that it may be given up."""
+        """Return whether enough devices failed with the session that the store may give it up."""
         owner = None if before is None else self._world.workers.get(str(before.worker))
         deaths = self.device_deaths[after.id] + (owner is not None and owner.device_lost)
         return str(after.reason).startswith("poisoned") and deaths >= self._world.scale.store().poison_workers
 
     def _admitted(self, record: SessionRecord) -> None:
-        """A session was created: the pool, at its largest, must have a slot for each that wants to run."""
+        """Check an admission: the pool at its largest must have a slot for each session that wants to run."""
         wanted = sum(
             row.phase.holds_slot
             or row.phase is Phase.REQUESTED
@@ -131,7 +131,7 @@ class Checker:
                 self._flipped(before, after)
 
     def _flipped(self, before: SessionRecord, after: SessionRecord) -> None:
-        """A move was committed: the target must have the state that the log's end was made from."""
+        """Check a committed migration: the target must have the state that ends the log."""
         self.moves += 1
         worker = self._world.worker(after.worker)
         if worker is None:
@@ -145,7 +145,7 @@ class Checker:
             self.fail("verified_before_flip", f"{after.id} moves to {after.worker}, which does not hold it")
             return
         log.moved = (after.epoch, state.number)
-        # A source that took over itself and made nothing yet may have begun without its context.
+        # A source that took over from itself and has made no chunk yet may have begun without its context.
         other = (
             log.last is not None
             and log.last.header.epoch == before.epoch
@@ -164,7 +164,7 @@ class Checker:
     def _worker(self, before: WorkerRecord | None, after: WorkerRecord) -> None:
         if after.phase is not WorkerPhase.GONE or (before is not None and before.phase is WorkerPhase.GONE):
             return
-        # From now on its sessions may be others'.
+        # From now on its sessions may be assigned to other workers.
         self.note("gone", after.id)
         self.gone.add(after.id)
         worker = self._world.worker(after.id)
@@ -174,13 +174,13 @@ class Checker:
             self.device_deaths.update(row.id for row in self._world.records() if row.worker == after.id)
 
     def event_logged(self, event: Event) -> None:
-        """The event log has accepted an event."""
+        """Check an event that the event log has accepted."""
         subject = _subject(event)
         self.note("event", subject, type(event).__name__)
         self._logged.add(event.id)
         waiting = self._committed.get(subject)
         if not waiting:
-            # Of before a crash of the database, or of a log that was lost: a repeat.
+            # A repeat of an event from before a crash of the database, or from before a log was lost.
             return
         if waiting[0] == event.id:
             waiting.popleft()
@@ -192,7 +192,7 @@ class Checker:
     # Workers
 
     def begins_chunk(self, worker: str, session: str) -> None:
-        """A worker's engine begins a chunk."""
+        """Check that the worker whose engine begins a chunk is not declared gone."""
         if worker in self.gone:
             self.fail("one_executor", f"{worker} generates {session} after it was taken for dead")
 
@@ -224,7 +224,7 @@ class Checker:
                 self._shrinks(pool, command.worker)
 
     def resized(self, pool: Pool, size: int, reason: str, heard_at: float | None, stale_s: float) -> None:
-        """The controller has decided that the pool shall have `size` workers."""
+        """Check a decision of the controller that the pool shall have `size` workers."""
         now = self._world.loop.time()
         self.note("autoscaler resizes", pool.target, size, reason)
         self.resizes += 1
@@ -241,18 +241,18 @@ class Checker:
             self.fail("scale_in_harmless", f"{name} is released ({reason}) and holds {held}")
 
     def _shrinks(self, pool: Pool, name: str) -> None:
-        """A drain is right only as far as the pool has more workers than it is asked to have."""
+        """Check a drain: the pool may drain only the workers beyond its target."""
         wanted = sum(slot.wanted for slot in pool.members.values())
         draining = next((slot for slot in pool.members.values() if slot.worker == name), None)
         if wanted < pool.target or (draining is not None and draining.wanted):
             self.fail("stale_metrics_never_shrink", f"{name} is drained, {wanted} of {pool.target} stay")
 
     def delivered(self, viewer: SimulatedViewer, index: int, fragment: bytes) -> None:
-        """A viewer got a chunk."""
+        """Check a chunk that a viewer received."""
         self.log.delivered(viewer, index, fragment)
 
     def unlogged(self) -> str | None:
-        """An event that was committed and that the log does not have; None: there is none."""
+        """Describe committed events that the log does not have; None if there are none."""
         for subject, waiting in self._committed.items():
             if waiting:
                 return f"{len(waiting)} events of {subject} are not in the log"
@@ -260,7 +260,7 @@ class Checker:
 
 
 def _slots(record: SessionRecord) -> tuple[bool, str | None, str | None]:
-    """Whose slots the session takes."""
+    """Return what determines whose slots the session takes."""
     return record.phase.holds_slot, record.worker, record.target
 
 

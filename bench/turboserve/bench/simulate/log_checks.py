@@ -1,4 +1,4 @@
-"""Invariants of the chunk log and of what viewers see of it."""
+"""Invariants of the chunk log and of what viewers receive from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 CHUNKS_KEPT = 1_000
-"""Of each session's newest, as many are compared with what viewers get: more than the log keeps."""
+"""Newest chunks per session that are compared with what viewers receive: more than the log keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Accepted:
 
 @dataclass
 class SessionLog:
-    """What the log has accepted of one session."""
+    """Entries of one session that the log has accepted."""
 
     chunks: dict[int, Accepted] = field(default_factory=dict)
     indices: dict[bytes, int] = field(default_factory=dict)
@@ -38,13 +38,13 @@ class SessionLog:
     last: Accepted | None = None
     owner: Ownership | None = None
     fresh: bool = False
-    """The stream was lost since the last chunk."""
+    """Whether the stream was lost since the last chunk."""
     moved: tuple[int, int] | None = None
-    """Epoch under which the session was moved, and the number of the state that was moved."""
+    """Epoch under which the session was migrated, and the number of the migrated state."""
 
 
 class LogChecks:
-    """Checks each entry that the broker accepts, and each chunk that a viewer gets."""
+    """Checks each entry that the broker accepts, and each chunk that a viewer receives."""
 
     def __init__(self, checker: Checker) -> None:
         self._checker = checker
@@ -58,12 +58,12 @@ class LogChecks:
         return found
 
     def streams_lost(self) -> None:
-        """The broker came back without its streams."""
+        """Note that the broker restarted without its streams."""
         for log in self.sessions.values():
             log.fresh, log.owner = True, None
 
     def appended(self, stream: Stream, stored: Stored) -> None:
-        """The broker has accepted an entry."""
+        """Check an entry that the broker has accepted."""
         if CHUNK.takes(stored.subject):
             self._chunk(CHUNK.token(stored.subject), stored)
         elif OWN.takes(stored.subject):
@@ -128,17 +128,20 @@ class LogChecks:
 
     @staticmethod
     def _parents(header: ChunkHeader, last: Accepted) -> set[int]:
-        """Numbers of the states that the chunk may be made from: that of the chunk before it, or, under a new
-        owner that found no latents, one without any context."""
+        """Return the numbers of the states from which the chunk may be made.
+
+        These are the state of the chunk before it and, under a new owner that found no latents, a state
+        without context.
+        """
         rebuilt = {link(LOST, header.index)} if header.epoch != last.header.epoch else set()
         return {last.contents.number} | rebuilt
 
     def index_of(self, session: str, fragment: bytes) -> int:
-        """Of the chunk whose fragment it is; -1: the log never accepted it."""
+        """Return the index of the chunk with this fragment; -1 if the log never accepted it."""
         return self.of(session).indices.get(fragment, -1)
 
     def delivered(self, viewer: SimulatedViewer, index: int, fragment: bytes) -> None:
-        """A viewer got a chunk."""
+        """Check a chunk that a viewer received."""
         accepted = self.of(viewer.session).chunks.get(index)
         stands = accepted is not None and accepted.contents.to_bytes() == fragment
         if not stands or viewer.next not in (None, index):

@@ -1,4 +1,4 @@
-"""The invariants by name, and how a trace names what takes place."""
+"""The invariants by name, and the short form of commands in a trace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INVARIANTS = {
 
 
 def brief(command: object) -> str:
-    """A command in a few words."""
+    """Return a command in a few words."""
     names = ("session", "worker", "move", "reason")
     told = (f"{name}={getattr(command, name)}" for name in names if getattr(command, name, None) is not None)
     return " ".join((type(command).__name__, *told))

@@ -1,4 +1,7 @@
-"""What simulated services log, of which only what no service expects is kept; and their memory."""
+"""Log lines of simulated services: unexpected errors are violations, other lines are dropped.
+
+Also sets the GC.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,13 @@ RARELY = (70_000, 10, 20)
 
 @contextmanager
 def quiet(world: World) -> Iterator[None]:
-    """Services' log lines are for operators, and thousands of runs have too many of them.
+    """Drop the services' log lines, and count unexpected errors as violations.
 
-    Cyclic garbage is rare here, so it is looked for a hundred times less often than Python does.
+    Log lines are for operators, and thousands of runs have too many of them. A log line with a traceback is
+    an error that the service's code did not expect, thus a violation. Device errors are excepted: the run
+    injects them.
 
-    What a service logs with a traceback is an error that its code did not expect: a violation. A device error
-    is one that the run has ordered.
+    Cyclic garbage is rare here, so the collector runs a hundred times less often than Python's default.
     """
 
     def unexpected(event: str, exc_info: Any) -> None:
@@ -45,7 +49,7 @@ def quiet(world: World) -> Iterator[None]:
             unexpected(event, fields.get("exc_info", True))
 
     before = structlog.get_config()
-    # A logger is made for each line: nothing of it may be dear.
+    # Structlog creates a logger for each line, so creation must be cheap.
     structlog.configure(
         processors=[],
         wrapper_class=Quiet,  # type: ignore[arg-type]
@@ -65,10 +69,10 @@ def quiet(world: World) -> Iterator[None]:
 
 
 class _BaseLogger:
-    """Takes what is below an error, and does nothing with it."""
+    """Drops log lines below the level error."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """As structlog makes one."""
+        """Accept the arguments with which structlog creates a logger."""
 
     def debug(self, event: str, **fields: Any) -> None: ...
 

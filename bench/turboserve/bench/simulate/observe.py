@@ -1,4 +1,4 @@
-"""Cores whose commands are looked at: instances of the product's own, with a look behind each decision."""
+"""Observed cores: the product's own instances, whose decisions are also shown to the checker."""
 
 from __future__ import annotations
 

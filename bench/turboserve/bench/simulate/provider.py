@@ -1,4 +1,4 @@
-"""A pool provider whose workers are simulated processes. What it has started outlives the autoscaler."""
+"""A pool provider whose workers are simulated processes. They outlive the autoscaler that started them."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ POLL_S = 0.1
 
 @dataclass
 class Machine:
-    """A worker's process in its slot."""
+    """A worker's process in its pool member."""
 
     member: str
     worker: ServiceProcess
 
 
 class Machines:
-    """Everything that providers have launched."""
+    """All machines that providers have launched."""
 
     def __init__(self, launch: Callable[[str, str], ServiceProcess]) -> None:
-        """`launch(member, worker)` makes the process and starts it."""
+        """`launch(member, worker)` creates the process and starts it."""
         self.by_worker: dict[str, Machine] = {}
         self._launch = launch
         self._watchers: list[tuple[OnExit, Context, float]] = []
 
     def launch(self, member: str, worker: str) -> None:
-        """Start a worker. Raises `LaunchError` where one lives in the slot."""
+        """Start a worker. Raises `LaunchError` if a worker lives in the pool member."""
         if any(machine.member == member for machine in self.living()):
             raise LaunchError(f"{member} is occupied")
         self.by_worker[worker] = Machine(member, self._launch(member, worker))
@@ -51,17 +51,17 @@ class Machines:
         return [machine for machine in self.by_worker.values() if machine.worker.alive]
 
     def watch(self, on_exit: OnExit, delay_s: float) -> None:
-        """Tell exits to `on_exit`, in the process that calls this."""
+        """Report exits to `on_exit`, in the process that calls this."""
         self._watchers.append((on_exit, copy_context(), delay_s))
 
     def exited(self, worker: str, why: str, loop: asyncio.AbstractEventLoop) -> None:
-        """A worker's process has ended."""
+        """Report the end of a worker's process to the watchers."""
         for on_exit, context, delay_s in self._watchers:
             loop.call_later(delay_s, on_exit, worker, why, context=context)
 
 
 class SimulatedProvider(PoolProvider):
-    """See `PoolProvider`. One per process of the autoscaler, over the same machines."""
+    """See `PoolProvider`. Each process of the autoscaler has its own provider over the same machines."""
 
     name = "simulated"
 
@@ -107,7 +107,7 @@ class SimulatedProvider(PoolProvider):
         return Health(ok=True)
 
     async def close(self) -> None:
-        """Nothing to give up."""
+        """Do nothing: there is nothing to close."""
 
     async def _work(self) -> None:
         world = self._world

@@ -1,4 +1,4 @@
-"""One seed from beginning to end: faults, calm, an end to everything; what was found."""
+"""One seed from beginning to end: faults, calm, the end of every session, the violations found."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from turboserve.bench.simulate.users import Users
 from turboserve.bench.simulate.world import World
 
 SETTLE_S = 60.0
-"""Bound of invariant 5, in a world whose time-outs are half of the shipped ones."""
+"""Bound of invariant 5, in a world whose timeouts are half of the shipped ones."""
 STEADY_S = 3.0
 WATCHED_S = 30.0
-"""Of one seed in `WATCH_EVERY`: how long the pool is watched under constant load."""
+"""Time for which the pool is watched under constant load, for one seed in `WATCH_EVERY`."""
 WATCH_EVERY = 8
 RESIZES = 3
-"""Changes of the pool's size in that time, at most: what idle sessions let go of, and no more."""
+"""Maximum number of changes of the pool's size in that time: what idle sessions release, and no more."""
 END_S = 30.0
 LOOK_S = 0.5
 WORKERS = (1, 2, 3)
-"""At least."""
+"""Choices for the minimum number of workers."""
 GROWTH = (0, 1, 2)
-"""Workers more at most."""
+"""Choices for the number of workers that the maximum adds to the minimum."""
 SLOTS = (1, 2, 3)
 GATEWAYS = (1, 2, 2, 3)
 STORES = (1, 1, 2)
@@ -33,23 +33,23 @@ STORES = (1, 1, 2)
 
 @dataclass(frozen=True)
 class ScenarioOutcome:
-    """What one seed showed."""
+    """Result of one seed."""
 
     seed: int
     violations: dict[str, int]
     messages: tuple[str, ...]
     digest: str
     events: int
-    """Callbacks that ran."""
+    """Number of callbacks that ran."""
     settled_s: float | None
-    """Virtual time from the last fault until everything ran again; None: it did not."""
+    """Virtual time from the last fault until everything ran again; None if it did not."""
     counts: dict[str, int] = field(default_factory=dict)
-    """What took place: moves committed, chunks accepted, workers launched, and so on."""
+    """Counts of what took place: migrations committed, chunks accepted, workers launched, and so on."""
     lines: tuple[str, ...] = ()
 
 
 def scale_of(seed: int) -> Scale:
-    """How large the deployment of this seed is."""
+    """Draw the size of this seed's deployment."""
     chance = random.Random(f"scale {seed}")
     workers = chance.choice(WORKERS)
     return Scale(
@@ -69,7 +69,7 @@ def run_scenario(
     scale: Scale | None = None,
     keep_lines: bool = False,
 ) -> ScenarioOutcome:
-    """Run `seconds` of virtual time under faults, then wait until all is well, then end every session."""
+    """Run `seconds` of virtual time under faults, wait for the world to settle, then end every session."""
     climate = draw(random.Random(f"climate {seed}")) if faults is None else faults
     world = World(seed, climate, scale or scale_of(seed), keep_lines)
     with quiet(world):
@@ -115,7 +115,7 @@ def settle(world: World, users: Users) -> float | None:
 
 
 def _watch(world: World) -> None:
-    """No session begins or ends: the pool comes to rest."""
+    """Check that the pool's size settles while no session begins or ends."""
     before = world.checker.resizes
     world.loop.advance(WATCHED_S)
     resizes = world.checker.resizes - before

@@ -20,7 +20,7 @@ class Servers:
     """Broker, Postgres, Redis and the transfers' network, on one virtual loop."""
 
     def __init__(self, seed: int, faults: Faults, network: Network | None) -> None:
-        """`network`: None for one that has the delays and losses of `faults`."""
+        """Without `network`, messages have the delays and losses of `faults`."""
         self.loop = VirtualLoop(seed)
         network_random = random.Random(f"network {seed}")
         rates = Rates(
@@ -56,7 +56,7 @@ class Servers:
         self.hot.start(empty=True)
 
     def repair(self) -> None:
-        """All of them, and the network, are as they should be."""
+        """Repair all servers and the network."""
         self.fabric.faults = FabricFaults()
         if isinstance(self.network, FaultyNetwork):
             self.network.repair()
@@ -72,18 +72,18 @@ class Servers:
     # Looking
 
     def records(self) -> Iterator[SessionRecord]:
-        """Rows of all sessions, as committed."""
+        """Return the rows of all sessions, as committed."""
         return (entry.record for entry in self.postgres.tables.sessions.rows.values())
 
     def decision_of(self, record: SessionRecord) -> str | None:
-        """Kind of the decision that made this version of the row."""
+        """Return the kind of the decision that made this version of the row."""
         decisions = self.postgres.tables.decisions
         for number in decisions.keys("version", (record.id, record.version)):
             return decisions.rows[number].decision.kind
         return None
 
     def slots_used(self, worker: str) -> int:
-        """Sessions that hold a slot of the worker, or reserve one by moving there."""
+        """Count the sessions that hold a slot of the worker or reserve one by migrating to it."""
         return sum(
             record.phase.holds_slot and worker in (record.worker, record.target) for record in self.records()
         )

@@ -1,4 +1,4 @@
-"""A service's processes: each runs the service's own life, and is started again some time after its end."""
+"""A service's processes. Each runs the service's own code, and restarts some time after its end."""
 
 from __future__ import annotations
 
@@ -37,16 +37,20 @@ class ServiceProcess:
         skew_s: float = 0.0,
         life: int = 1,
     ) -> None:
-        """`kind`: the service's name, by which it connects to the broker. `start`: as `service.run` takes it.
-        `life`: the number of this process among those of its name.
+        """Create the process; `begin` starts it.
 
-        Each call may come at any time: the process runs until it ends by itself or is killed.
+        Each method may be called at any time: the process runs until it ends by itself or is killed.
+
+        Args:
+            kind: The service's name, by which it connects to the broker.
+            start: As `service.run` takes it.
+            life: The number of this process among those of its name.
         """
         self.world, self.name, self.kind, self.settings = world, name, kind, settings
         self.process = Process(f"{name}#{life}")
         self.clock = HostClock(world.loop, skew_s)
         self.runtime: Runtime | None = None
-        """None: it is not connected yet."""
+        """None until the process is connected."""
         self._start = start
         self._waiting: dict[asyncio.Future[Any], None] = {}
         self._seed = world.random.getrandbits(64)
@@ -64,14 +68,14 @@ class ServiceProcess:
         self.world.loop.spawn(self.process, self._live(), "main")
 
     def stop(self) -> None:
-        """As SIGTERM."""
+        """Stop the process as with SIGTERM."""
         if self.runtime is None:
             self.kill("terminated while it connected")
         elif self.alive:
             self.runtime.stopping.set()
 
     def kill(self, why: str) -> None:
-        """As SIGKILL, or the end of the process by itself."""
+        """End the process, as with SIGKILL or by its own exit."""
         if not self.alive:
             return
         self.world.trace.note("end", self.name, why)
@@ -87,7 +91,7 @@ class ServiceProcess:
         self.world.loop.freeze(self.process, seconds)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """Have the process do `work`; its outcome, or ConnectionLostError if the process ends before."""
+        """Run `work` in the process. Returns its outcome; ConnectionLostError if the process ends first."""
         answer: asyncio.Future[T] = self.world.loop.create_future()
         task = self.world.loop.spawn(self.process, work)
         self._waiting[answer] = None
@@ -108,7 +112,7 @@ class ServiceProcess:
         return answer
 
     async def _live(self) -> None:
-        """The body of the process's `__main__`."""
+        """Run what the process's `__main__` runs."""
         ids.use_source(SeededRandomness(self.clock, self._seed))
         status = 1
         try:
@@ -125,7 +129,7 @@ class ServiceProcess:
         await self._start(self, runtime)
 
     def _failed(self, error: BaseException) -> None:
-        # A process without its broker, database or device ends and is started again. No other error is
-        # expected. What a killed process raises while it is unwound does not count.
+        # A process without its broker, database or device ends and is started again. Any other error is a
+        # violation. Errors of a killed process that is being unwound do not count.
         if self.alive and not (isinstance(error, UnavailableError) or is_device_error(error)):
             self.world.checker.fail("no_core_fails", f"{self.name}: {error!r}")

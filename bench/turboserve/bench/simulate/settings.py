@@ -1,4 +1,4 @@
-"""Settings of the services in a run under faults: time-outs of about half of the shipped ones."""
+"""Settings of the services in a run under faults: timeouts of about half of the shipped ones."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from turboserve.worker.settings import Settings as WorkerSettings
 S = TypeVar("S", bound=Settings)
 
 NO_VARIABLES = "TURBOSERVE_SIMULATED_"
-"""Prefix of the variables that are read: there are none. A run depends on its parameters alone."""
+"""Prefix of the environment variables that are read. None exist, so a run depends on its parameters alone."""
 PASSWORD = "simulated"
-"""Of workers' identities: the broker in memory asks for none."""
+"""Password of workers' identities. The in-memory broker does not check it."""
 TIMES = {
     "request_deadline_s": 3.0,
     "canary_timeout_s": 5.0,
@@ -33,10 +33,10 @@ TIMES = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a deployment is."""
+    """Size of a deployment."""
 
     workers: int = 2
-    """At least, and to begin with."""
+    """Number of workers at the start, and the minimum."""
     most_workers: int = 3
     slots: int = 2
     """Sessions on one worker."""
@@ -48,7 +48,7 @@ class Scale:
     gather: str = "step"
     """The workers' gather policy."""
     report_s: float = 0.5
-    """Between two reports of one viewer's playhead."""
+    """Time between two reports of one viewer's playhead."""
     times: dict[str, float] = field(default_factory=lambda: dict(TIMES))
     """Settings that all services share."""
 
@@ -88,7 +88,7 @@ class Scale:
         )
 
     def profile(self, load_s: float) -> DeviceProfile:
-        """Of each worker's device."""
+        """Return the profile of each worker's device."""
         return DeviceProfile(load_s=load_s, slots=self.slots, host_states=2 * self.slots, chunk_at_once=True)
 
     def _pool(self, **more: Any) -> AutoscalerSettings:

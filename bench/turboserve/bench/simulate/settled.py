@@ -1,4 +1,4 @@
-"""Whether a world is at rest: every session runs, is suspended or has ended, and nothing is left over."""
+"""Tells whether a world has settled: every session runs, is suspended or has ended, no rest is left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def unsettled(world: World, users: Users) -> str | None:
-    """Why the world is not at rest: some session that should run and does not; None if it is."""
+    """Return why the world has not settled; None if it has."""
     for record in world.records():
         trouble = None if record.phase.ended else _unsettled(world, users, record)
         if trouble is not None:
@@ -55,7 +55,7 @@ def _unsettled(world: World, users: Users, record: SessionRecord) -> str | None:
 
 
 def _waits(world: World, record: SessionRecord) -> str | None:
-    """It needs a worker: only while every slot is taken and the pool may not grow."""
+    """Check a session without a worker: it may wait only while all slots are taken and the pool is full."""
     if world.free_slots() > 0:
         return f"it waits ({record.worker} had it), and there is room"
     if world.autoscaler is None or world.autoscaler.pool.target < world.scale.most_workers:
@@ -76,7 +76,7 @@ def _unwatched(world: World, users: Users, record: SessionRecord) -> str | None:
 
 
 def held_memory(world: World) -> str | None:
-    """What is still held although every session has ended."""
+    """Describe what is still held although every session has ended; None if nothing is."""
     for worker in world.workers.values():
         if not worker.alive:
             continue

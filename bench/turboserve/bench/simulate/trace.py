@@ -17,7 +17,7 @@ class EventTrace:
 
     @property
     def digest(self) -> str:
-        """Of everything noted so far, and of how many callbacks have run."""
+        """Digest of all lines so far and of the number of callbacks that have run."""
         digest = self._digest.copy()
         digest.update(str(self._loop.callbacks).encode())
         return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""People: they create, prompt, pause, resume, migrate, end, leave and come back, at seeded moments."""
+"""Simulated users: create, prompt, pause, resume, migrate, end, leave and return, at seeded moments."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 RECONNECT_S = 0.5
 ANSWER_S = 8.0
-"""A client gives up a request after this long."""
+"""Time after which a client gives up a request."""
 NOT_FOUND = (4404, 404)
 
 Call = Callable[[Gateway], Awaitable[Any]]
 
 
 class Clients:
-    """What any client can do: requests to some gateway, and viewers that stay connected."""
+    """Requests to any gateway, and viewers that stay connected."""
 
     def __init__(self, world: World) -> None:
         self.viewers: list[SimulatedViewer] = []
         self.seeds: dict[str, int] = {}
-        """Session → the seed of its video, of those whose creation was answered."""
+        """Session → the seed of its video, for each session whose creation was answered."""
         self._world = world
         self._connections: dict[str, ViewerConnection] = {}
         self._numbers = self._viewed = 0
@@ -39,11 +39,11 @@ class Clients:
 
     @property
     def viewed(self) -> int:
-        """Chunks that viewers got."""
+        """Number of chunks that viewers received."""
         return self._viewed + sum(viewer.seen for viewer in self.viewers)
 
     def forget(self, viewer: SimulatedViewer) -> None:
-        """The viewer never comes back."""
+        """Remove a viewer that never returns."""
         self._viewed += viewer.seen
         self.viewers.remove(viewer)
 
@@ -51,7 +51,7 @@ class Clients:
         return viewer.name in self._connections
 
     def watch(self, session: str, *, socket: bool = True, from_start: bool = False) -> SimulatedViewer:
-        """A new viewer of the session, from its playhead on or `from_start`."""
+        """Add a viewer of the session, from its playhead on or `from_start`."""
         viewer = SimulatedViewer(f"view_{self.number()}", session, socket, 0 if from_start else None)
         self.viewers.append(viewer)
         self._join(viewer)
@@ -66,7 +66,7 @@ class Clients:
     async def create(
         self, seed: int, prompt: str = "a red circle", attempts: int = 3
     ) -> SessionRecord | None:
-        """A new session; None if it was refused, or no answer came."""
+        """Create a session. Returns None if it was refused or no answer came."""
         request = NewSession(prompt=prompt, seed=seed, model=None, metadata={})
         key = f"key-{self._world.seed}-{seed}-{self.number()}"
         record: SessionRecord | None = await self.ask(
@@ -75,7 +75,7 @@ class Clients:
         return record
 
     async def ask(self, call: Call, attempts: int = 3) -> Any:
-        """The outcome of a request, repeated while it is not known; None if it was refused or given up."""
+        """Repeat a request until its outcome is known. Returns None if it was refused or given up."""
         for _ in range(attempts):
             found = self._some_gateway()
             if found is None:
@@ -101,7 +101,7 @@ class Clients:
         self._world.loop.spawn(self._world.loop.world, work)
 
     def _some_gateway(self) -> tuple[ServiceProcess, Gateway] | None:
-        """As a load balancer chooses; None: there is none."""
+        """Choose a gateway as a load balancer does; None if there is none."""
         serving = self._world.gateways()
         return self._world.random.choice(serving) if serving else None
 
@@ -132,7 +132,7 @@ class Clients:
         elif connection.code in NOT_FOUND:
             viewer.over = True
         elif connection.code == ENDED:
-            # A player of plain HTTP is not told why its video ends: it asks.
+            # Plain HTTP does not report why a video ends, so the player asks for the session's phase.
             self._spawn(self._look(viewer))
 
     async def _look(self, viewer: SimulatedViewer) -> None:
@@ -145,10 +145,10 @@ async def _called(call: Call, gateway: Gateway) -> Any:
 
 
 class Users(Clients):
-    """They act until told to stop; viewers reconnect for as long as they watch."""
+    """Users that act until `stop` is called. Viewers reconnect for as long as they watch."""
 
     def __init__(self, world: World, most: int = 14) -> None:
-        """`most`: sessions that are created."""
+        """`most` limits the number of sessions that are created."""
         super().__init__(world)
         self._most, self._created = most, 0
         self._stopped = False
@@ -159,7 +159,7 @@ class Users(Clients):
         self._stopped = True
 
     def end_all(self) -> None:
-        """Everybody ends their session, again and again: a gateway that was frozen may still create some."""
+        """End all sessions, repeatedly: a gateway that was frozen may still create some."""
         self._spawn(self._end_all())
 
     async def _end_all(self) -> None:

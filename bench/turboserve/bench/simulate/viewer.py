@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from turboserve.bench.simulate.world import World
 
 ENDED = 1000
-"""A WebSocket that closes with this code has sent all there is."""
+"""Close code of a WebSocket that has sent the whole video."""
 GONE = 4410
-"""The next chunk is no longer kept: a viewer begins again at the playhead."""
+"""Close code when the next chunk is no longer kept; the viewer begins again at the playhead."""
 
 
 @dataclass
 class SimulatedViewer:
-    """Someone who watches one session, now or again later."""
+    """A viewer of one session, who may leave and return."""
 
     name: str
     session: str
     socket: bool = True
-    """Over a WebSocket, with reports of the playhead; else as one endless MP4."""
+    """Whether the viewer uses a WebSocket, with reports of the playhead; otherwise one endless MP4."""
     next: int | None = None
-    """Index of the next chunk; None: the viewer takes any as the first."""
+    """Index of the next chunk; None if the viewer accepts any chunk as the first."""
     watching: bool = True
     over: bool = False
-    """The session has ended and all of it was seen."""
+    """Whether the session has ended and all of it was seen."""
     seen: int = 0
-    """Chunks."""
+    """Number of chunks received."""
     end_s: float = 0.0
     """Media time up to which the viewer has video."""
     playhead_s: float = 0.0
@@ -52,7 +52,7 @@ class SimulatedViewer:
 
 
 class ViewerConnection:
-    """One connection; `closed` is called once, when it is over for whatever reason."""
+    """One connection. `closed` is called once, when the connection has ended for any reason."""
 
     def __init__(
         self,
@@ -70,14 +70,14 @@ class ViewerConnection:
         self._reporting: asyncio.Task[None] | None = None
 
     def open(self, gateway: Gateway) -> None:
-        """Have the gateway serve it."""
+        """Start the gateway's endpoint for this connection."""
         if self.viewer.socket:
             self._incoming.put_nowait({"type": "websocket.connect"})
         work = self._serve_socket(gateway) if self.viewer.socket else self._serve_video(gateway)
         self.service.submit(work).add_done_callback(self._over)
 
     def leave(self) -> None:
-        """The viewer closes the connection."""
+        """Close the connection on the viewer's side."""
         self._incoming.put_nowait(
             {"type": "websocket.disconnect" if self.viewer.socket else "http.disconnect", "code": 1001}
         )
@@ -129,7 +129,7 @@ class ViewerConnection:
             if message["type"] == "http.response.body":
                 self.code = ENDED
         elif not self._begun:
-            # The init segment.
+            # This body is the init segment.
             self._begun = True
         else:
             index = self._world.checker.log.index_of(self.viewer.session, body)
@@ -147,7 +147,7 @@ class ViewerConnection:
         viewer.end_s = end_s
 
     async def _report(self) -> None:
-        """Plays what has come, in real time, and says how far it is."""
+        """Play what has arrived, in real time, and report the playhead."""
         viewer, loop = self.viewer, self._world.loop
         viewer.played_at = loop.time()
         while True:

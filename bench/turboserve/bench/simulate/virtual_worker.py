@@ -1,4 +1,4 @@
-"""A worker on a virtual device, and what the checks look at in it."""
+"""A worker on a virtual device, with the accessors that the checks use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HeldState:
 
     next_chunk: int
     number: int
-    """See `device.contents`."""
+    """Number of the state; see `device.contents`."""
     on_host: bool
 
 
@@ -40,12 +40,12 @@ class VirtualWorker:
         self.name, self.profile = name, profile
         self.service: ServiceProcess | None = None
         self.worker: Worker | None = None
-        """None: it still loads its model."""
+        """None while the worker loads its model."""
         self._world = world
         self._platform: VirtualPlatform | None = None
 
     async def start(self, service: ServiceProcess, runtime: Runtime) -> None:
-        """The body of the worker's process."""
+        """Run what the worker's process runs."""
         settings = service.settings
         assert isinstance(settings, Settings)
         platform = VirtualPlatform(
@@ -71,7 +71,7 @@ class VirtualWorker:
         engine.backend.forward = observed  # type: ignore[method-assign]
 
     def state(self, session: str) -> HeldState | None:
-        """What it holds of the session."""
+        """Return the session's state on this worker; None if the worker does not hold it."""
         if self.worker is None:
             return None
         table = self.worker.engine.table
@@ -85,11 +85,11 @@ class VirtualWorker:
 
     @property
     def copies(self) -> tuple[str, ...]:
-        """Sessions whose states it sends to others."""
+        """Sessions whose states it sends to other workers."""
         return () if self.worker is None else tuple(self.worker._moves._source._open)
 
     def held(self) -> dict[str, int]:
-        """Memory and entries in use, by kind."""
+        """Count the memory and entries in use, by kind."""
         if self.worker is None:
             return {}
         engine, table = self.worker.engine, self.worker.table
@@ -102,12 +102,12 @@ class VirtualWorker:
         }
 
     def lose_device(self) -> None:
-        """The device fails whatever it is given."""
+        """Make every use of the device fail."""
         if self._platform is not None:
             self._platform.faults.lost = True
 
     def repair_device(self) -> None:
-        """One that has been given nothing since it was lost works again."""
+        """Repair the device, unless its loss has already ended the worker."""
         if self._platform is not None and (self.worker is None or self.worker.alive):
             self._platform.faults.lost = False
 
@@ -117,7 +117,7 @@ class VirtualWorker:
 
     @property
     def weights(self) -> str:
-        """Of its model."""
+        """Weights of its model."""
         return self.profile.weights
 
     def _leave(self, reason: str) -> None:
@@ -133,12 +133,12 @@ class VirtualWorker:
 
     @property
     def generating(self) -> bool:
-        """Whether its engine would begin a step now, as it sees it."""
+        """Whether the worker's engine would begin a step now, by the worker's own view."""
         if self._platform is None or self.worker is None or not self.alive:
             return False
         return self._platform.runner.generating
 
 
 def _number(page: Tensor) -> int:
-    """See `device.pages`: the first of the packed numbers."""
+    """Return the first of the packed numbers; see `device.pages`."""
     return int.from_bytes(bytes(page[:8].tolist()), "little", signed=True)

@@ -37,13 +37,13 @@ from turboserve.service import Runtime
 from turboserve.state_store.composition import compose
 
 RESTART_S = (0.1, 2.0)
-"""Between the end of a service's process and the next."""
+"""Bounds of the time between the end of a service's process and the next start, in seconds."""
 START_S = (0.5, 2.0)
-"""A worker loads its model for so long."""
+"""Bounds of the time for which a worker loads its model, in seconds."""
 
 
 class World(Servers):
-    """Everything of one run. `FaultInjector` breaks it, `Users` use it, `Checker` watches."""
+    """The parts of one run. `FaultInjector` injects faults, `Users` use the services, `Checker` checks."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class World(Servers):
         keep_lines: bool = False,
         network: Network | None = None,
     ) -> None:
-        """`network`: None for one that has the delays and losses of `faults`."""
+        """Without `network`, messages have the delays and losses of `faults`."""
         self.seed, self.faults, self.scale = seed, faults, scale
         super().__init__(seed, faults, network)
         self._context = Context()
         self.random = random.Random(f"world {seed}")
-        """Of users, processes and the provider."""
+        """Random choices of users, processes and the provider."""
         self.fault_random = random.Random(f"faults {seed}")
         self.trace = EventTrace(self.loop, keep_lines)
         self.checker = Checker(self)
@@ -73,22 +73,26 @@ class World(Servers):
         """Number of the checkpoint that workers load from now on."""
         self.machines = Machines(self._launch)
         self._services: dict[str, ServiceProcess] = {}
-        """By name, the newest process of each service."""
+        """The newest process of each service, by name."""
         self._gateways: dict[ServiceProcess, Gateway] = {}
         self._leads: dict[ServiceProcess, Lead] = {}
         self.autoscaler: AutoscalerShell | None = None
-        """Of the autoscaler's newest process."""
+        """Shell of the autoscaler's newest process."""
         self.restarts = True
-        """Whether services are started again."""
+        """Whether ended services are started again."""
         self.made_when_calm: dict[str, int] = {}
         """Session → chunks in the log when the faults stopped."""
         self._clients: dict[ServiceProcess, MemoryClient] = {}
         self._incarnations: dict[str, int] = {}
-        """Processes that each service has had."""
+        """Number of processes that each service has had."""
         self.injector = FaultInjector(self)
 
     def _callback_failed(self, _loop: object, context: dict[str, Any]) -> None:
-        """A callback raised. When Python notices an unretrieved exception, no seed decides."""
+        """Report a callback that raised.
+
+        Reports of unretrieved exceptions are ignored: their time depends on Python's collector, not on the
+        seed.
+        """
         if "handle" in context:
             process = current()
             name = "the world" if process is None else process.name
@@ -107,7 +111,7 @@ class World(Servers):
                 self._start(f"{kind}-{number}", kind)
 
     def later(self, seconds: float, action: Callable[..., object], *args: Any) -> None:
-        """Call it after `seconds`, in no process."""
+        """Call `action` after `seconds`, in no process."""
         self.loop.call_later(seconds, action, *args, context=self._context)
 
     # Services
@@ -154,7 +158,7 @@ class World(Servers):
         self._gateways[service] = gateway
 
     async def connect(self, service: ServiceProcess) -> Bus:
-        """In the process: its bus."""
+        """Connect the service's bus. Runs in the service's process."""
 
         async def connect(servers: object = None, **options: Any) -> MemoryClient:
             client = self._clients[service] = await self.broker.connect(servers, **options)
@@ -163,7 +167,7 @@ class World(Servers):
         return await Bus.connect(service.kind, service.settings, connect)
 
     def ended(self, service: ServiceProcess, why: str) -> None:
-        """A process is over; a service is started again, a worker only by the autoscaler."""
+        """Handle the end of a process. A service is started again; only the autoscaler replaces a worker."""
         self._gateways.pop(service, None)
         self._leads.pop(service, None)
         self._clients.pop(service, None)
@@ -196,36 +200,36 @@ class World(Servers):
         return service
 
     def worker(self, name: str | None) -> VirtualWorker | None:
-        """The worker of this id, if its process lives."""
+        """Return the worker of this id, if its process lives."""
         worker = self.workers.get(str(name))
         return worker if worker is not None and worker.alive else None
 
     # Faults
 
     def mute(self, service: ServiceProcess, seconds: float) -> None:
-        """The service's appends arrive, and their acknowledgements do not."""
+        """Drop the acknowledgements of the service's appends, which still arrive."""
         client = self._clients.get(service)
         if client is not None and isinstance(self.network, FaultyNetwork):
             self.network.mute(client, self.loop.time() + seconds)
 
     def lose_device(self, service: ServiceProcess) -> None:
-        """The worker's device fails whatever it is given from now on."""
+        """Make every use of the worker's device fail from now on."""
         self.trace.note("device lost", service.name)
         self.workers[service.name].lose_device()
 
     def change_weights(self) -> None:
-        """Workers that start from now on have another checkpoint than those before."""
+        """Make workers that start from now on load another checkpoint."""
         self.weights += 1
         self.trace.note("checkpoint", self.weights)
 
     def restart_broker(self) -> None:
-        """The broker comes back on another disk: its streams are gone."""
+        """Restart the broker on another disk, without its streams."""
         self.trace.note("streams are lost")
         self.checker.log.streams_lost()
         self.broker.start(lost_streams=True)
 
     def repair(self) -> None:
-        """Servers and network are as they should be; processes that are frozen wake up in their time."""
+        """Repair servers and network. Frozen processes resume when their freeze ends."""
         self.trace.note("faults stop")
         self.faults = CALM
         for worker in self.workers.values():
@@ -235,30 +239,30 @@ class World(Servers):
     # Looking
 
     def service(self, name: str) -> ServiceProcess:
-        """The newest process of a service."""
+        """Return the newest process of a service."""
         return self._services[name]
 
     def gateways(self) -> list[tuple[ServiceProcess, Gateway]]:
-        """Those that serve, each with its process."""
+        """Return the gateways that serve, each with its process."""
         return list(self._gateways.items())
 
     def running(self) -> list[ServiceProcess]:
-        """Processes that live."""
+        """Return the processes that live."""
         machines = [machine.worker for machine in self.machines.living()]
         return [service for service in (*self._services.values(), *machines) if service.alive]
 
     def leaders(self) -> list[str]:
-        """Schedulers that may decide now."""
+        """Return the names of the schedulers that may decide now."""
         return [service.name for service, lead in self._leads.items() if lead.role == "leader"]
 
     def most_slots(self) -> int:
-        """Slots of the pool at its largest, or of all workers that are not known as dead."""
+        """Return the slots of the pool at its largest, or of all workers not known to be gone, if more."""
         workers = self.postgres.tables.workers.rows.values()
         known = sum(entry.record.phase is not WorkerPhase.GONE for entry in workers)
         return max(known, self.scale.most_workers) * self.scale.slots
 
     def free_slots(self) -> int:
-        """Slots of living workers that take sessions and that no session holds."""
+        """Count the free slots of living workers that accept sessions."""
         return sum(
             max(0, entry.record.capacity - self.slots_used(name))
             for name, entry in self.postgres.tables.workers.rows.items()
@@ -266,7 +270,7 @@ class World(Servers):
         )
 
     def mark_calm(self) -> None:
-        """Note how far each session has come."""
+        """Record how many chunks each session has when the faults stop."""
         self.restarts = True
         self.made_when_calm = {
             session: 0 if log.last is None else log.last.header.index + 1
@@ -274,7 +278,7 @@ class World(Servers):
         }
 
     def counts(self) -> dict[str, int]:
-        """What took place in this run."""
+        """Count what took place in this run."""
         return {
             "sessions": len(self.postgres.tables.sessions.rows),
             "chunks": self.checker.log.chunks,

@@ -1,1 +1,1 @@
-"""Viewers of a running stack: a virtual player, the client that feeds it, and what they measured."""
+"""Viewers of a running stack: a virtual player, the client that feeds it, and their measurements."""

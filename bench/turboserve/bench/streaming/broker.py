@@ -1,4 +1,4 @@
-"""The baseline: the same chunks, read straight from the broker by the same process that plays them."""
+"""The baseline: the same chunks, read straight from the broker by the process that plays them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turboserve.subjects import CHUNK
 
 
 class BrokerTap:
-    """Notes when each accepted chunk reached this process, without any gateway in between."""
+    """Records when each accepted chunk reached this process, without a gateway in between."""
 
     def __init__(self, url: str) -> None:
         self._url = url

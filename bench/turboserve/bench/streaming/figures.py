@@ -8,7 +8,7 @@ from turboserve.bench.report import percentile
 
 
 def summary(values: Iterable[float], *, largest: bool = False) -> dict[str, float | None]:
-    """`{p50, p95}`, with `max` on request, rounded to a hundredth of a millisecond."""
+    """Return `{p50, p95}`, and `max` on request, rounded to a hundredth of a millisecond."""
     kept = list(values)
     figures = {"p50": percentile(kept, 0.50), "p95": percentile(kept, 0.95)}
     if largest:

@@ -1,4 +1,4 @@
-"""What one run of `turboserve bench stream` noted, and the figures made of it."""
+"""Records of one run of `turboserve bench stream`, and the figures computed from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turboserve.bench.streaming.viewer import Received, Switch, Viewer
 
 @dataclass
 class SessionMeasurement:
-    """One session of the run and what was noted about it. Times are monotonic seconds."""
+    """One session of the run and its records. Times are monotonic seconds."""
 
     viewer: Viewer
     asked_s: float
@@ -20,12 +20,12 @@ class SessionMeasurement:
     applied_s: float | None = None
     applied_chunk: int | None = None
     visible_s: float | None = None
-    """When the playhead reached the first chunk made under the new prompt."""
+    """Time at which the playhead reached the first chunk made under the new prompt."""
 
 
 @dataclass
 class Measurement:
-    """Everything that one run noted."""
+    """All records of one run."""
 
     seconds: float
     watched: list[SessionMeasurement] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Measurement:
     """(session, chunk index) → wall time at which it came from the broker itself."""
 
     def report(self) -> dict[str, Any]:
-        """The JSON object: seconds unless a key says otherwise; null where nothing was measured."""
+        """Return the JSON object: seconds unless a key says otherwise; null if nothing was measured."""
         players = [one.viewer.player for one in self.watched]
         chunks = sum(player.chunks for player in players)
         return {
@@ -80,7 +80,7 @@ class Measurement:
         }
 
     def _live(self) -> list[tuple[SessionMeasurement, Received]]:
-        """Chunks that were made while their viewer was connected: what came before waited for the viewer."""
+        """Return the chunks made while their viewer was connected: earlier chunks waited for the viewer."""
         return [
             (one, chunk)
             for one in self.watched
@@ -89,7 +89,7 @@ class Measurement:
         ]
 
     def _delays(self) -> list[tuple[float, float | None]]:
-        """For each live chunk: worker to viewer, and worker to a plain reader of the broker."""
+        """Return each live chunk's delays from worker to viewer, and from worker to a broker's reader."""
         known = self.broker_at or {}
         delays = []
         for one, chunk in self._live():
@@ -103,7 +103,7 @@ class Measurement:
         return delays
 
     def _baseline(self) -> dict[str, Any] | None:
-        """What the gateway adds to the broker's own delay; a ratio, so that it holds on a busy machine."""
+        """Return what the gateway adds to the broker's own delay; the ratio also holds on a busy machine."""
         pairs = [(viewer_s, broker_s) for viewer_s, broker_s in self._delays() if broker_s is not None]
         if not pairs:
             return None

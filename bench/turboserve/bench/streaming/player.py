@@ -1,6 +1,7 @@
 """A virtual player: what a viewer with a screen would have seen, from when each chunk arrived.
 
-A core: it is told the time and decodes nothing. Times are monotonic seconds; positions are seconds of media.
+A core: it receives the time as an argument and decodes nothing. Times are monotonic seconds; positions are
+seconds of media.
 """
 
 from __future__ import annotations
@@ -8,35 +9,35 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 START_BUFFER_S = 1.0
-"""Playback starts once this much video is there, as in the player page."""
+"""Video in the buffer at which playback starts, as in the player page."""
 RESUME_BUFFER_S = 0.25
-"""After a stall, playback goes on once this much is there."""
+"""Video in the buffer at which playback continues after a stall."""
 
 
 @dataclass
 class Player:
-    """Plays one session from its first chunk on; call `tick` before reading what depends on the time."""
+    """Plays one session from its first chunk on. Call `tick` before reading time-dependent fields."""
 
     start_buffer_s: float = START_BUFFER_S
     resume_buffer_s: float = RESUME_BUFFER_S
     position_s: float = 0.0
     """The playhead."""
     end_s: float = 0.0
-    """How far the video reaches that has arrived without a gap."""
+    """End of the video that has arrived without a gap."""
     next_chunk: int = 0
-    """The index that has to arrive next."""
+    """Index of the chunk that must arrive next."""
     chunks: int = 0
     lost: int = 0
-    """Chunks that were skipped: a later one arrived first."""
+    """Chunks skipped because a later chunk arrived first."""
     repeated: int = 0
-    """Chunks that arrived once more."""
+    """Chunks that arrived more than once."""
     stalls: int = 0
-    """How often playback stopped because the next chunk was not there."""
+    """How often playback stopped because the next chunk was missing."""
     stall_s: float = 0.0
-    """How long that lasted, seconds; a stall that goes on counts up to the last `tick`."""
+    """Total duration of stalls, in seconds. A current stall counts up to the last `tick`."""
     started: bool = False
     arrivals_s: list[float] = field(default_factory=list)
-    """When each new chunk arrived."""
+    """Times at which new chunks arrived."""
     _stalled: bool = False
     _paused: bool = False
     _now_s: float | None = None
@@ -50,7 +51,10 @@ class Player:
         return self._stalled
 
     def arrived(self, index: int, start_s: float, end_s: float, now_s: float) -> bool:
-        """Chunk `index` is here; returns whether it is new. The first one may have any index."""
+        """Record the arrival of chunk `index`.
+
+        Returns whether it is new; the first chunk may have any index.
+        """
         self.tick(now_s)
         if self.chunks == 0:
             self.next_chunk = index
@@ -70,14 +74,14 @@ class Player:
         return True
 
     def pause(self, paused: bool, now_s: float) -> None:
-        """The viewer's own pause: the playhead stands and nothing counts as a stall."""
+        """Set the viewer's own pause: the playhead does not move and nothing counts as a stall."""
         self.tick(now_s)
         self._paused = paused
         if paused:
             self._stalled = False
 
     def tick(self, now_s: float) -> None:
-        """Let time pass: move the playhead up to the end of what is there, and account for stalls."""
+        """Advance the playhead to `now_s`, at most to the end of the buffer, and account for stalls."""
         elapsed_s = 0.0 if self._now_s is None else max(now_s - self._now_s, 0.0)
         self._now_s = now_s
         if not self.started or self._paused:

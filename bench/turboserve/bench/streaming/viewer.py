@@ -1,7 +1,7 @@
-"""One viewer of one session, as a client outside would write it: REST to control, WebSocket to watch.
+"""One viewer of one session, as an external client: REST to control, WebSocket to watch.
 
-It reconnects with `?after=` for as long as it watches: whatever fails, the gateway included, shows only as a
-later chunk.
+The viewer reconnects with `?after=` for as long as it watches. Any failure, also of the gateway, shows only
+as a later chunk.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ REPORT_INTERVAL_S = 0.25
 RECONNECT_S = 0.2
 REQUEST_S = 10.0
 CLOSED_FOR_GOOD = 4000
-"""From here on a close code is this and the HTTP status of a problem that trying again does not solve."""
+"""From here on, a close code is this plus the HTTP status of a problem that a retry does not solve."""
 
 
 class ProblemError(Exception):
-    """The gateway refused a request; `problem` is its RFC 9457 body, which says what to change."""
+    """The gateway refused a request; `problem` is its RFC 9457 body, which states what to change."""
 
     def __init__(self, status: int, problem: dict[str, Any]) -> None:
         super().__init__(f"{status}: {problem.get('detail') or problem.get('title') or problem}")
@@ -52,28 +52,28 @@ class Received:
     published_at: float
     """Wall time at which the worker handed it to the broker."""
     received_at: float
-    """Wall time at which its last byte was here."""
+    """Wall time at which its last byte arrived."""
     size_bytes: int
     init: bytes
     fragment: bytes
-    """Both empty unless the viewer keeps video."""
+    """The fragment. As `init`, it is empty unless the viewer keeps video."""
 
 
 @dataclass(frozen=True)
 class Switch:
-    """A prompt on its way from being submitted to being seen. Times are monotonic seconds."""
+    """A prompt from its submission until it is seen. Times are monotonic seconds."""
 
     event_id: str
     control_seq: int
     submitted_s: float
     accepted_s: float
     next_chunk: int
-    """What would have arrived next when it was submitted."""
+    """Index of the chunk that would have arrived next at the submission."""
 
 
 @dataclass
 class Viewer:
-    """Watches `session`. `keep_video`: keep every init segment and fragment, for decoding."""
+    """Watches `session`. With `keep_video`, keeps every init segment and fragment, for decoding."""
 
     api: httpx.AsyncClient
     session: str
@@ -83,10 +83,10 @@ class Viewer:
     chunks: list[Received] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     errors: list[dict[str, Any]] = field(default_factory=list)
-    """What the gateway complained about on the WebSocket."""
+    """Errors that the gateway reported on the WebSocket."""
     connections: int = 0
     greeted_at: float = math.inf
-    """Wall time of the first connection's greeting: chunks made since then arrive as they are made."""
+    """Wall time of the first connection's greeting. Later chunks arrive as they are made."""
     ended: dict[str, Any] | None = None
     """The stream's last message, once the session is over."""
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -107,7 +107,7 @@ class Viewer:
         return self.chunks[-1].index if self.chunks else -1
 
     def video(self) -> bytes:
-        """Everything that arrived as one MP4; empty unless video is kept."""
+        """Return all received video as one MP4; empty unless video is kept."""
         return (
             b"".join([self.chunks[0].init, *(chunk.fragment for chunk in self.chunks)])
             if self.chunks
@@ -126,10 +126,10 @@ class Viewer:
                 task.result()
 
     async def watch(self) -> None:
-        """Watch until the session ends, whatever happens to connections. Raises ProblemError if refused."""
+        """Watch until the session ends, across broken connections. Raises ProblemError if refused."""
         while self.ended is None:
             try:
-                # The API key, if the client has one.
+                # Forward the API key, if the client has one.
                 key = {
                     name: self.api.headers[name] for name in ("Authorization",) if name in self.api.headers
                 }
@@ -162,7 +162,10 @@ class Viewer:
             await self._socket.send(text)
 
     async def until(self, condition: Callable[[], bool], limit_s: float, what: str = "the condition") -> None:
-        """Wait for what arriving messages make true; raises TimeoutError that says what was missing."""
+        """Wait until arriving messages make `condition` true.
+
+        Raises TimeoutError that names what was missing.
+        """
         async with self._changed:
             try:
                 await asyncio.wait_for(self._changed.wait_for(condition), limit_s)
@@ -197,7 +200,7 @@ class Viewer:
         return await request(self.api, "GET", f"/v1/sessions/{self.session}")
 
     async def submit(self, prompt: str) -> Switch:
-        """Ask for another prompt; `prompt.applied` follows as an event with the same event id."""
+        """Submit another prompt; `prompt.applied` follows as an event with the same event id."""
         submitted_s, next_chunk = time.monotonic(), self.player.next_chunk
         receipt = await request(
             self.api, "POST", f"/v1/sessions/{self.session}/prompts", json={"prompt": prompt}
@@ -245,7 +248,7 @@ class Viewer:
                 self._changed.notify_all()
 
     def _text(self, message: dict[str, Any]) -> dict[str, Any] | None:
-        """Takes in one JSON message; returns it if it announces a binary one."""
+        """Handle one JSON message. Returns it if it announces a binary message."""
         match message["type"]:
             case "chunk" | "init":
                 return message
@@ -299,7 +302,7 @@ class Viewer:
 
 
 async def request(api: httpx.AsyncClient, method: str, path: str, **more: Any) -> dict[str, Any]:
-    """One call of the REST API; returns its JSON. Raises ProblemError."""
+    """Make one call of the REST API and return its JSON. Raises ProblemError."""
     answer = await api.request(method, path, timeout=REQUEST_S, **more)
     if answer.is_error:
         raise ProblemError(answer.status_code, _json(answer.content))

@@ -15,7 +15,7 @@ def run(
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the noise and of the choice of prompts.")] = 0,
 ) -> dict[str, Any]:
-    """How often the shipped model draws what its prompt says, before and after a switch of prompts."""
+    """Measure how often the shipped model draws what its prompt says, before and after a prompt switch."""
     from turboserve.bench.toyworld import quality
     from turboserve.worker.model.load import UnreadableCheckpointError
 
@@ -26,7 +26,7 @@ def run(
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result for people."""
+    """Format the result."""
     from turboserve.bench.toyworld import quality
 
     return quality.table(result)

@@ -1,4 +1,4 @@
-"""Random scenes and clips of the toy world: what the training scripts and the benchmark draw from."""
+"""Random scenes and clips of the toy world, for the training scripts and the benchmark."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ HELD_OUT_IN = 5
 
 
 def held_out(scene: Scene) -> bool:
-    """True for the scenes kept for the benchmark: decided by a checksum of the words, so it never changes."""
+    """Return True for scenes kept for the benchmark. A checksum of the words decides, so it never changes."""
     words = "|".join(f"{f.shape} {f.colour} {f.motion}" for f in scene.figures) + "|" + scene.background
     return scene not in PROMISED and zlib.crc32(words.encode()) % HELD_OUT_IN == 0
 
 
 def single_scenes() -> Iterator[Scene]:
-    """All 576 scenes with one figure."""
+    """Yield all 576 scenes with one figure."""
     for shape in SHAPES:
         for colour in COLOURS:
             for motion in MOTIONS:
@@ -28,9 +28,9 @@ def single_scenes() -> Iterator[Scene]:
 
 
 def random_scene(rng: random.Random, pair: float = 0.5, want_held_out: bool | None = False) -> Scene:
-    """A scene with two figures of different colours (with probability `pair`) or with one.
+    """Draw a scene with two figures of different colors (with probability `pair`) or with one.
 
-    want_held_out: True for the benchmark's scenes only, False for the others, None for any.
+    `want_held_out`: True for the benchmark's scenes only, False for the others, None for any.
     """
     while True:
         colours = rng.sample(list(COLOURS), 2)

@@ -1,10 +1,11 @@
-"""Says what a clip of the toy world shows, from pixels alone; the benchmark's ground truth is tested against
-it.
+"""Recognizes what a clip of the toy world shows, from pixels alone.
 
-Analytic, no learning: the background is the palette colour most pixels are near; each other pixel is
-explained as a mix of the background and one figure colour; colours that cover enough pixels in enough frames
-are figures; their outline is compared with the three shapes, and their path over the torus with the six
-motions.
+The benchmark's ground truth is tested against it. The method is analytic, without learning:
+
+- The background is the palette color that most pixels are near.
+- Each other pixel is explained as a mix of the background and one figure color.
+- Colors that cover enough pixels in enough frames are figures.
+- A figure's outline is compared with the three shapes, and its path over the torus with the six motions.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from .world import BACKGROUNDS, COLOURS, PERIOD, PIXELS, RADIUS, SHAPES, SPEED, 
 Floats = NDArray[np.floating]
 
 MIN_AREA = 45.0
-"""Pixels of one colour, on average over the frames, that make a figure (a triangle has 130)."""
+"""Pixels of one color, on average over the frames, that make a figure (a triangle has 130)."""
 MAX_MIX_ERROR = 60.0
-"""Distance in RGB to the nearest mix of background and colour beyond which a pixel is not explained."""
+"""Distance in RGB to the nearest mix of background and color beyond which a pixel is not explained."""
 MAX_SOLID_ERROR = 45.0
-"""The same for the pixels by which a colour is found at all."""
+"""Maximum distance in RGB for the pixels by which a color is detected."""
 MIN_OVERLAP = 0.62
 """Intersection over union below which an outline is no shape."""
 MAX_MOTION_ERROR = 0.85
 """Pixels per frame between the path and the nearest motion, beyond which it is none."""
 LAG = 3
-"""Frames between two places that are compared: evens out the noise of a centroid."""
+"""Frames between two compared places; evens out the noise of a centroid."""
 
 _CLOCKWISE = 2 * math.pi / PERIOD
 _NAMES = list(COLOURS)
@@ -41,7 +42,7 @@ _PAINT = np.array([COLOURS[name] for name in _NAMES], dtype=np.float32)
 
 @dataclass(frozen=True)
 class Seen:
-    """One figure of a clip. Shape or motion is None where nothing fits; area in pixels per frame."""
+    """One figure of a clip. Shape or motion is None if nothing fits; area is in pixels per frame."""
 
     shape: str | None
     colour: str
@@ -51,21 +52,21 @@ class Seen:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a clip shows: figures by falling area, and a background."""
+    """Contents of a clip: figures by falling area, and a background."""
 
     figures: tuple[Seen, ...]
     background: str
 
     def colours_match(self, scene: Scene) -> bool:
-        """The figures have exactly the colours of the scene."""
+        """Return whether the figures have exactly the colors of the scene."""
         return sorted(f.colour for f in self.figures) == sorted(f.colour for f in scene.figures)
 
     def shapes_match(self, scene: Scene) -> bool:
-        """Each colour of the scene has its shape, and there is no other figure."""
+        """Return whether each color of the scene has its shape, and there is no other figure."""
         return self.colours_match(scene) and all(self._of(f).shape == f.shape for f in scene.figures)
 
     def motions_match(self, scene: Scene) -> bool:
-        """Each colour of the scene has its motion, and there is no other figure."""
+        """Return whether each color of the scene has its motion, and there is no other figure."""
         return self.colours_match(scene) and all(self._of(f).motion == f.motion for f in scene.figures)
 
     def _of(self, figure: Figure) -> Seen:
@@ -73,32 +74,32 @@ class Verdict:
 
 
 def judge(frames: NDArray[np.uint8]) -> Verdict:
-    """frames [F, 64, 64, 3], F ≥ 8, of one prompt (no switch inside) → what they show."""
+    """Judge frames [F, 64, 64, 3], F ≥ 8, of one prompt (no switch inside)."""
     pixels = frames.astype(np.float32)
     background = _background(pixels)
     behind = np.array(BACKGROUNDS[background], dtype=np.float32)
-    # A few frames say which colours there are; only those are looked for in all.
+    # A few frames show which colors occur; only those are searched for in all frames.
     alpha, error = _unmix(pixels[:: max(1, len(pixels) // 4)], behind, _PAINT)
     solid = (alpha > 0.7) & (error < MAX_SOLID_ERROR)
     nearest = error.argmin(-1)
     counts = np.array([(solid[..., i] & (nearest == i)).sum((1, 2)).mean() for i in range(len(_NAMES))])
     chosen = [int(i) for i in np.argsort(-counts) if counts[i] >= MIN_AREA][:3]
     alpha, error = _unmix(pixels, behind, _PAINT[chosen])
-    # Faint mixes are noise of the background, of which there is far more than figure.
+    # Faint mixes are noise of the background, which covers far more pixels than the figures.
     weight = np.where(error < MAX_MIX_ERROR, ((alpha - 0.25) * 2).clip(0.0, 1.0), 0.0)
     figures = []
     for place, colour in enumerate(chosen):
         mine = weight[..., place].copy()
         for rival in range(len(chosen)):
             if rival != place:
-                # An edge pixel fits several colours: it goes to the one that it fits best.
+                # An edge pixel fits several colors; the color that fits best gets it.
                 mine[error[..., rival] < error[..., place]] = 0.0
         figures.append(Seen(_shape(mine), _NAMES[colour], _motion(mine), float(counts[colour])))
     return Verdict(tuple(figures), background)
 
 
 def has_colours(frames: NDArray[np.uint8], colours: Sequence[str]) -> bool:
-    """True if the clip's figures have exactly these colours, whatever their shape and motion."""
+    """Return whether the clip's figures have exactly these colors, whatever their shape and motion."""
     return sorted(seen.colour for seen in judge(frames).figures) == sorted(colours)
 
 
@@ -108,19 +109,19 @@ def _background(pixels: Floats) -> str:
 
 
 def _unmix(pixels: Floats, behind: Floats, paint: Floats) -> tuple[Floats, Floats]:
-    """How much of each colour [n, 3] a pixel has, and how far that mix is from it: [F, H, W, n] each."""
+    """Return the share of each color [n, 3] in a pixel, and the error of that mix: [F, H, W, n] each."""
     direction = paint - behind
     offset = pixels - behind
     along = offset @ direction.T
     length = (direction**2).sum(-1)
     alpha = (along / length).clip(0.0, 1.0)
-    # |offset − α·direction|², expanded: nothing of shape [F, H, W, n, 3] is made.
+    # |offset − α·direction|², expanded: no array of shape [F, H, W, n, 3] is created.
     square = (offset**2).sum(-1)[..., None] - 2 * alpha * along + alpha**2 * length
     return alpha, np.sqrt(square.clip(0.0))
 
 
 def _centres(weight: Floats) -> tuple[Floats, NDArray[np.bool_]]:
-    """Centroid per frame on the torus [F, 2] (x, y), and in which frames there is enough to see."""
+    """Return the centroid per frame on the torus [F, 2] (x, y), and the frames with enough pixels."""
     angles = 2 * math.pi * (np.arange(PIXELS) + 0.5) / PIXELS
     wave = np.exp(1j * angles)
     along_x = weight.sum(1) @ wave
@@ -149,7 +150,7 @@ def _motion(weight: Floats) -> str | None:
 
 
 def _shape(weight: Floats) -> str | None:
-    """The shape whose outline overlaps best, placed by least squares around the centroid."""
+    """Return the shape whose outline overlaps best, placed by least squares around the centroid."""
     centres, seen = _centres(weight)
     rows = np.flatnonzero(seen)[:: max(1, int(seen.sum()) // 4)]
     if not len(rows):

@@ -1,6 +1,6 @@
 """Sentences for scenes of the toy world, in many phrasings.
 
-Left out means a default: no background is black, no motion is still, no shape is a circle.
+An omitted part has a default: the background is black, the motion is still, the shape is a circle.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ HELD_OUT_IN = 5
 
 
 def describe(scene: Scene) -> str:
-    """The plain sentence: "a red circle moving left", "… and a blue square moving up on white"."""
+    """Return the plain sentence: "a red circle moving left", "… and a blue square moving up on white"."""
     motions = {"circling": "moving in circles", "still": "standing still"}
     parts = [
         f"{_article(f.colour)} {f.colour} {f.shape} {motions.get(f.motion, 'moving ' + f.motion)}"
@@ -100,7 +100,7 @@ def describe(scene: Scene) -> str:
 
 
 def phrase(scene: Scene, rng: random.Random, want_held_out: bool | None = False, fillers: bool = True) -> str:
-    """A random sentence for a scene. want_held_out: as in `draw.random_scene`, of ways to phrase."""
+    """Return a random sentence for a scene. `want_held_out`: as in `draw.random_scene`, for phrasings."""
     while True:
         core, choices = _core(scene, rng)
         out = zlib.crc32("|".join(choices).encode()) % HELD_OUT_IN == 0
@@ -177,7 +177,7 @@ def _article(word: str) -> str:
 
 
 def vocabulary() -> tuple[str, ...]:
-    """Every word that `phrase` and `describe` can use, sorted."""
+    """Return every word that `phrase` and `describe` can use, sorted."""
     from turboserve.worker.model.toy_text import split_words
 
     texts: list[str] = ["a an the one both that which is and in moving move circle"]

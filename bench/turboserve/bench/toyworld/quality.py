@@ -1,8 +1,8 @@
-"""Measures how well toyworld does what it is asked, through the worker's engine, on prompts it never saw.
+"""Measures how well toyworld follows prompts that it never saw, through the worker's engine.
 
 Every prompt is a session: three chunks, then a switch to another held-out prompt, then three more. The judge
-looks at the pixels that the decoder gave. As a baseline the same clips are judged against other sessions'
-prompts: that is what a model deaf to its prompt would get.
+examines the decoder's pixels. As a baseline, the same clips are judged against other sessions' prompts: a
+model that ignores its prompt would get that score.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SAMPLE_PROMPTS = 30
 CHUNKS_BEFORE = 3
 CHUNKS_AFTER = 3
 SWITCH_CHUNKS = 2
-"""A switch counts if the new colours are there in one of this many chunks from the applied one on."""
+"""A switch counts if the new colors appear in one of this many chunks from the applied chunk on."""
 LONG_CHUNKS = 120
 LONG_SESSIONS = 8
 CONCURRENT = 8
@@ -49,8 +49,7 @@ class GenerationError(RuntimeError):
 
 @dataclass(frozen=True)
 class Job:
-    """One session: a scene and how it is said, and optionally what it switches to after CHUNKS_BEFORE
-    chunks."""
+    """One session: a scene and its prompt, and optionally the scene after CHUNKS_BEFORE chunks."""
 
     scene: Scene
     prompt: str
@@ -68,7 +67,7 @@ class Played:
 
 
 def held_out_jobs(count: int, seed: int) -> list[Job]:
-    """Sessions over scenes, and for half of them phrasings, that training never saw."""
+    """Draw sessions over scenes, and for half of them phrasings, that training never saw."""
     rng = random.Random(seed)
     jobs: list[Job] = []
     while len(jobs) < count:
@@ -81,7 +80,7 @@ def held_out_jobs(count: int, seed: int) -> list[Job]:
 
 
 def generate(models: Models, jobs: Sequence[Job], chunks: int, concurrent: int = CONCURRENT) -> list[Played]:
-    """Runs the jobs through one engine, `concurrent` sessions at a time, `chunks` chunks each."""
+    """Run the jobs through one engine, `concurrent` sessions at a time, `chunks` chunks each."""
     config = models.transformer.config
     slab = SlabLayout.of(config, models.transformer.patch_embedding.weight.dtype).total_bytes
     engine = Engine(models, EngineOptions(slab_bytes=concurrent * slab, max_lead_s=float("inf")))
@@ -111,7 +110,7 @@ def generate(models: Models, jobs: Sequence[Job], chunks: int, concurrent: int =
 
 
 def seconds_per_chunk(models: Models, clock: Callable[[], float]) -> list[float]:
-    """Seconds of each chunk of one session alone, all its forwards and the decoder, on one CPU thread."""
+    """Return the seconds of each chunk of a lone session, with all its stages, on one CPU thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -130,7 +129,7 @@ def seconds_per_chunk(models: Models, clock: Callable[[], float]) -> list[float]
 
 
 def run(full: bool, seed: int = 0, world: ToyWorld | None = None) -> dict[str, Any]:
-    """The benchmark's result: accuracies in 0..1, seconds, counts. Takes under a minute unless `full`."""
+    """Run the benchmark: accuracies in 0..1, seconds, counts. Takes under a minute unless `full`."""
     world = world or read_toyworld()
     models = Models(world.transformer, world.text, ToyDecoder(world.vae, world.config))
     begun = time.monotonic()
@@ -168,7 +167,10 @@ def run(full: bool, seed: int = 0, world: ToyWorld | None = None) -> dict[str, A
 
 
 def long_sessions(models: Models, seed: int) -> dict[str, Any]:
-    """Does a session still show its prompt after LONG_CHUNKS chunks? Accuracies over its last two chunks."""
+    """Check whether sessions still show their prompts after LONG_CHUNKS chunks.
+
+    Accuracies are over the last two chunks.
+    """
     jobs = [Job(job.scene, job.prompt, job.seed) for job in held_out_jobs(LONG_SESSIONS, seed + 1)]
     played = generate(models, jobs, LONG_CHUNKS)
     verdicts = [judge(np.concatenate(p.chunks[-2:])) for p in played]
@@ -180,7 +182,7 @@ def long_sessions(models: Models, seed: int) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result for people."""
+    """Format the result."""
     rows: list[tuple[str, ...]] = [
         ("", "all", "one figure", "two figures", "after switch", "other prompts (baseline)")
     ]
@@ -239,7 +241,7 @@ def _only(
 def _failures(
     jobs: Sequence[Job], before: Sequence[Verdict], after: Sequence[Verdict], switched: Sequence[bool]
 ) -> list[dict[str, Any]]:
-    """The first prompts that went wrong, with what was seen: for whoever wants to make the model better."""
+    """Return the first prompts that failed, with what was seen, for work on the model."""
     found: list[dict[str, Any]] = []
     for job, was, now, turned in zip(jobs, before, after, switched, strict=True):
         if not (was.motions_match(job.scene) and was.shapes_match(job.scene)):

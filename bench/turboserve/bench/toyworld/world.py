@@ -1,10 +1,10 @@
 """The toy world: one or two flat shapes that move over a plain background on a torus.
 
 The world has no chance in it, on purpose: a small model that takes four steps cannot choose well between
-equally likely videos. Speed, size, radius and start are fixed, so the prompts say all. A shape that moves
-straight covers 8 pixels, one latent cell, in 4 frames, which is one latent frame. A circle takes 24 frames,
-two chunks. So every shape stands on the 8-pixel lattice at every chunk boundary, whatever prompts came
-before.
+equally likely videos. Speed, size, radius and start are fixed, so the prompt determines the video. A shape
+that moves straight covers 8 pixels, one latent cell, in 4 frames, which is one latent frame. A circle takes
+24 frames, two chunks. Every shape is therefore on the 8-pixel lattice at every chunk boundary, for any
+earlier prompts.
 
 A `Body` is the state of one shape at a boundary: after the last frame of a chunk. The first chunk has 9
 frames, each later one 12, and 4 · i is the last frame of latent frame i.
@@ -24,14 +24,16 @@ CHUNK_FRAMES = 12
 SPEED = 2.0
 """Pixels per frame of a straight motion."""
 RADIUS = 8.0
-"""Pixels, of the path of a circling shape."""
+"""Radius of the path of a circling shape, in pixels."""
 PERIOD = 24
 """Frames per turn of a circling shape."""
 START = (24.0, 24.0)
-"""Pixels, across and down: where the first figure is after the first chunk, the middle of a patch of the
-transformer."""
+"""Place of the first figure after the first chunk, in pixels across and down.
+
+It is the middle of a patch of the transformer.
+"""
 SECOND_OFFSET = (32.0, 16.0)
-"""Pixels from the first shape to the second at the start: straight paths from here pass each other."""
+"""Pixels from the first shape to the second at the start: straight paths from there pass each other."""
 
 SHAPES = ("circle", "square", "triangle")
 MOTIONS = ("left", "right", "up", "down", "circling", "still")
@@ -66,7 +68,7 @@ _TRIANGLE_INRADIUS = 5.0
 
 @dataclass(frozen=True)
 class Figure:
-    """One shape with its colour and motion; each a word of SHAPES, COLOURS and MOTIONS."""
+    """One shape with its color and motion; each a word of SHAPES, COLOURS and MOTIONS."""
 
     shape: str
     colour: str
@@ -75,7 +77,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a prompt asks for: one or two figures on a background. The second is drawn on top."""
+    """The content of a prompt: one or two figures on a background. The second is drawn on top."""
 
     figures: tuple[Figure, ...]
     background: str = "black"
@@ -83,8 +85,10 @@ class Scene:
 
 @dataclass(frozen=True)
 class Body:
-    """Where one figure is after the last frame of a chunk. Pixels; the phase is in turns, of circling
-    only."""
+    """Place of one figure after the last frame of a chunk, in pixels.
+
+    The phase, in turns, is of circling figures only.
+    """
 
     x: float
     y: float
@@ -92,22 +96,22 @@ class Body:
 
 
 def start(scene: Scene) -> tuple[Body, ...]:
-    """Bodies after the first chunk of a new session."""
+    """Return the bodies after the first chunk of a new session."""
     first = Body(*START)
     return (first,) if len(scene.figures) == 1 else (first, _beside(first))
 
 
 def advance(scene: Scene, bodies: Sequence[Body], frames: int) -> tuple[Body, ...]:
-    """The bodies `frames` frames later (or earlier, if negative)."""
+    """Return the bodies `frames` frames later (or earlier, if negative)."""
     return tuple(_move(figure, body, frames) for figure, body in zip(scene.figures, bodies, strict=True))
 
 
 def switch(old: Scene, new: Scene, bodies: Sequence[Body]) -> tuple[Body, ...]:
-    """The bodies with which `new` goes on where `old` stopped.
+    """Return the bodies with which `new` continues where `old` stopped.
 
-    A single figure that follows a single one keeps its place, and so do two whose colours stay. Everything
-    else is a new scene, which begins at the start: a video does not say which of two figures was first. One
-    that begins to circle starts at phase 0, one that goes on circling keeps its phase.
+    A single figure that follows a single one keeps its place, and so do two figures whose colors stay. Every
+    other change is a new scene, which begins at the start: a video does not show which of two figures was
+    first. A figure that begins to circle starts at phase 0; one that continues to circle keeps its phase.
     """
     if restarts(old, new):
         return start(new)
@@ -120,7 +124,7 @@ def switch(old: Scene, new: Scene, bodies: Sequence[Body]) -> tuple[Body, ...]:
 
 
 def restarts(old: Scene, new: Scene) -> bool:
-    """True if `new` does not go on where `old` stopped but starts, as a new session does."""
+    """Return True if `new` does not continue where `old` stopped but starts as a new session does."""
     alone = len(old.figures) == len(new.figures) == 1
     return not alone and sorted(_colours(old)) != sorted(_colours(new))
 
@@ -130,22 +134,24 @@ def _colours(scene: Scene) -> list[str]:
 
 
 def centres(scene: Scene, bodies: Sequence[Body], frames: Sequence[int]) -> Tensor:
-    """Centres of the figures at frames counted from the bodies' boundary (1 is the next): [figures, n, 2], x
-    then y."""
+    """Return the figures' centers at frames counted from the boundary (1 is the next).
+
+    The result is [figures, n, 2], x then y.
+    """
     moved = [advance(scene, bodies, frame) for frame in frames]
     return torch.tensor([[(m[i].x, m[i].y) for m in moved] for i in range(len(scene.figures))])
 
 
 def render(scene: Scene, places: Tensor) -> Tensor:
-    """Draws a scene. places: [figures, n, 2] pixels. Returns uint8 [n, 64, 64, 3]."""
+    """Draw a scene. `places`: [figures, n, 2] pixels. Returns uint8 [n, 64, 64, 3]."""
     return to_uint8(render_batch([scene], places[None]))[0]
 
 
 def render_batch(scenes: Sequence[Scene], places: Tensor) -> Tensor:
-    """Draws many scenes with anti-aliased edges.
+    """Draw many scenes with anti-aliased edges.
 
-    places: [scenes, 2 or 1, n, 2] pixels; the second entry of a one-figure scene is ignored.
-    Returns float [scenes, n, 3, 64, 64] in -1..1.
+    `places`: [scenes, 2 or 1, n, 2] pixels; the second entry of a one-figure scene is ignored. Returns float
+    [scenes, n, 3, 64, 64] in -1..1.
     """
     count, _, n, _ = places.shape
     colour_of = torch.tensor([BACKGROUNDS[scene.background] for scene in scenes]) / 127.5 - 1.0
@@ -166,7 +172,7 @@ def render_batch(scenes: Sequence[Scene], places: Tensor) -> Tensor:
 
 
 def coverage(shape: str, places: Tensor) -> Tensor:
-    """How much of each pixel a shape covers: places [n, 2] → [n, 64, 64] in 0..1, y before x."""
+    """Return how much of each pixel a shape covers: places [n, 2] → [n, 64, 64] in 0..1, y before x."""
     axis = torch.arange(PIXELS, dtype=torch.float32) + 0.5
     half = PIXELS / 2
     dx = ((axis[None, :] - places[:, :1] + half) % PIXELS - half)[:, None, :]
@@ -182,7 +188,7 @@ def coverage(shape: str, places: Tensor) -> Tensor:
 
 
 def to_uint8(frames: Tensor) -> Tensor:
-    """float [..., 3, H, W] in -1..1 → uint8 [..., H, W, 3]."""
+    """Convert float [..., 3, H, W] in -1..1 to uint8 [..., H, W, 3]."""
     return ((frames.movedim(-3, -1) + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 

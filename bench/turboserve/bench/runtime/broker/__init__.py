@@ -3,20 +3,25 @@
     broker = MemoryBroker(random.Random(seed), FaultyNetwork(random.Random(seed), Rates(...)), loop=loop)
     bus = await Bus.connect("gateway", settings, broker.connect)    # in the process that the bus is for
 
-`broker.connect` takes what `nats.connect` takes and returns a `MemoryClient`: nats-py's client, with a `Link`
-in place of its socket. It belongs to the process (`runtime.process.current()`) that connects. What arrives is
-read in that process's context, so a frozen process reads it later and a killed one never. The broker itself
-belongs to no process.
+`broker.connect` accepts the arguments of `nats.connect` and returns a `MemoryClient`: nats-py's client, with
+a `Link` in place of its socket. The client belongs to the process (`runtime.process.current()`) that
+connects. Messages are read in that process's context, so a frozen process reads them later and a killed
+process never. The broker itself belongs to no process.
 
-`Network` says what each message takes and what happens to it: `Network(latency_s)` has no faults,
-`FaultyNetwork(generator, rates)` delays, loses, doubles and holds back, and can mute a client. Messages of
-one connection and direction keep their order, as in TCP.
+`Network` determines the delay and the faults of each message. `Network(latency_s)` has no faults.
+`FaultyNetwork(generator, rates)` delays, loses, doubles and holds back messages, and can mute a client.
+Messages of one connection and direction keep their order, as in TCP.
 
-Faults of the broker are methods of `MemoryBroker`: `stop` and `start` (also on an empty disk), `freeze`,
-`slow_s`, `cut_off` (a client or all clients of a process), `disconnect_client`, `set_storage` (`Storage.FULL`
-refuses appends, `SILENT` does not answer them, `OFF` is a broker without JetStream) and `repair`, which ends
-all of them. `broker.jetstream.on_append` is called with each accepted message, `broker.jetstream.streams` has
-what is stored.
+Faults of the broker are methods and fields of `MemoryBroker`:
+
+- `stop` and `start` (also on an empty disk), `freeze`, `slow_s`
+- `cut_off` (a client or all clients of a process), `disconnect_client`
+- `set_storage` (`Storage.FULL` refuses appends, `SILENT` does not answer them, `OFF` is a broker without
+  JetStream)
+- `repair`, which ends all of them
+
+`broker.jetstream.on_append` is called with each accepted message. `broker.jetstream.streams` holds the stored
+messages.
 
 Not modelled: accounts and permissions, limits on connections, push consumers and consumers with
 acknowledgements, mirrors and sources, key-value and object stores.

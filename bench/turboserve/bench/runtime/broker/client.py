@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from turboserve.bench.runtime.broker.server import MemoryBroker
 
 SERVER_VERSION = "2.15.1"
-"""Whose semantics the broker has: the version that the tests compare it with."""
+"""Version of nats-server that the broker imitates and that the tests compare it with."""
 KNOWN_SUBJECTS = 4_096
 
 Callback = Callable[[], Awaitable[None]]
@@ -38,9 +38,10 @@ ErrorCallback = Callable[[Exception], Awaitable[None]]
 class MemoryClient(Receiver):
     """`nats.aio.client.Client` whose socket is a `Link`.
 
-    nats-py's own code does what is not about the socket: subscriptions and their tasks, pings, draining,
-    closing, JetStream. `publish`, `request`, `flush` and reconnecting are restated here without bytes, with
-    nats-py's limits and errors. Every call raises `ProcessDeadError` once the client's process was killed.
+    nats-py's own code handles everything but the socket: subscriptions and their tasks, pings, draining,
+    closing, JetStream. `publish`, `request`, `flush` and reconnecting are reimplemented here without bytes,
+    with nats-py's limits and errors. Every call raises `ProcessDeadError` once the client's process was
+    killed.
     """
 
     def __init__(self, broker: MemoryBroker, process: Process | None) -> None:
@@ -49,7 +50,7 @@ class MemoryClient(Receiver):
         self._broker = broker
         self._link: Link | None = None
         self._buffer: list[Message] = []
-        """Published while there was no connection."""
+        """Messages published while there was no connection."""
         self._known_subjects: set[str] = set()
 
     def __repr__(self) -> str:
@@ -76,9 +77,9 @@ class MemoryClient(Receiver):
         pending_size: int = DEFAULT_PENDING_SIZE,
         **_: Any,
     ) -> None:
-        """Connect, as often as it takes unless `allow_reconnect` is false. Options as nats-py's.
+        """Connect, with retries unless `allow_reconnect` is false. The options are nats-py's.
 
-        Users, passwords and the number of attempts have no meaning here.
+        Users, passwords and the number of attempts have no effect here.
         """
         for callback in (error_cb, disconnected_cb, closed_cb, reconnected_cb):
             if callback is not None and not inspect.iscoroutinefunction(callback):
@@ -111,7 +112,7 @@ class MemoryClient(Receiver):
                 await asyncio.sleep(reconnect_time_wait)
 
     async def _open_link(self) -> None:
-        """Raises ConnectionRefusedError, or TimeoutError after `connect_timeout`."""
+        """Open a link. Raises ConnectionRefusedError, or TimeoutError after `connect_timeout`."""
         self._check_alive()
         self._status = Client.CONNECTING if self._status != Client.RECONNECTING else self._status
         self._link = await self._broker.accept(self, self.options["connect_timeout"])
@@ -210,7 +211,7 @@ class MemoryClient(Receiver):
         self._pending_data_size = 0
 
     async def _flush_pending(self, force_flush: bool = False) -> None:
-        """What is sent is on the link at once."""
+        """Do nothing: messages are on the link as soon as they are sent."""
 
     async def subscribe(self, subject: str, *args: Any, **options: Any) -> Subscription:
         self._check_alive()
@@ -226,7 +227,10 @@ class MemoryClient(Receiver):
             self._link.unsubscribe(sid, limit)
 
     async def flush(self, timeout: float = 10) -> None:
-        """As nats-py's: returns at once while there is no connection."""
+        """Wait until the broker has received everything sent.
+
+        Returns at once without a connection, as nats-py's.
+        """
         self._check_alive()
         if timeout <= 0:
             raise nats.errors.BadTimeoutError
@@ -263,7 +267,7 @@ class MemoryClient(Receiver):
             self.process.check_alive()
 
     def loop_time(self) -> float:
-        """Seconds of the loop that the broker runs on."""
+        """Return the time of the loop that the broker runs on, in seconds."""
         return self._broker.loop.time()
 
     # Receiving
@@ -282,7 +286,7 @@ class MemoryClient(Receiver):
         self._pings_outstanding = 0
 
     def on_end(self, link: Link) -> None:
-        """The broker closed the connection."""
+        """Handle the end of the connection by the broker."""
         if link is self._link:
             asyncio.get_running_loop().create_task(self._ended())
 

@@ -1,4 +1,4 @@
-"""Pull consumers without acknowledgements: what the state store counts chunks with."""
+"""Pull consumers without acknowledgements, with which the state store counts chunks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from turboserve.bench.runtime.broker.server import MemoryBroker
 
 INACTIVE_S = 5.0
-"""After this long without a request a consumer is deleted, unless it says otherwise."""
+"""Time without a request after which a consumer is deleted, unless its configuration sets another."""
 
 
 class _Pull:
@@ -33,7 +33,7 @@ class _Pull:
 
 
 class Consumer:
-    """Delivers each message that it filters once, in order, to the clients that ask for it."""
+    """Delivers each message that matches its filters once, in order, to the clients that request messages."""
 
     def __init__(self, broker: MemoryBroker, stream: Stream, name: str, config: dict[str, Any]) -> None:
         self.name, self.config = name, config
@@ -68,12 +68,12 @@ class Consumer:
         }
 
     def inactive(self, now: float) -> bool:
-        """Whether no client has asked for so long that the server would have deleted it."""
+        """Return whether the server would have deleted the consumer for inactivity."""
         self._end_expired(now)
         return not self._pulls and now - self._used_at > self._inactive_s
 
     def pull(self, message: Message, request: dict[str, Any]) -> None:
-        """A request for messages has arrived."""
+        """Handle a request for messages."""
         now = self._broker.loop.time()
         self._used_at = now
         expires_s = (request.get("expires") or 0) / NS
@@ -91,7 +91,7 @@ class Consumer:
         self.deliver()
 
     def deliver(self) -> None:
-        """Give those who wait what there is."""
+        """Deliver the available messages to the waiting requests."""
         if not self._pulls:
             return
         self._end_expired(self._broker.loop.time())
@@ -112,7 +112,7 @@ class Consumer:
                 self._pulls.popleft()
 
     def removed(self, stored: Stored) -> None:
-        """The stream has removed a message."""
+        """Note that the stream has removed a message."""
         if stored.sequence >= self._next and self._takes(stored.subject):
             self._pending -= 1
 
@@ -122,7 +122,7 @@ class Consumer:
             self.deliver()
 
     def end(self) -> None:
-        """It was deleted."""
+        """End the waiting requests, because the consumer was deleted."""
         while self._pulls:
             self._status(self._pulls.popleft(), "409", "Consumer Deleted")
 
@@ -171,7 +171,7 @@ class Consumer:
 
 
 def _first(stream: Stream, config: dict[str, Any]) -> int:
-    """The sequence that the consumer begins with."""
+    """Return the sequence at which the consumer begins."""
     policy = config.get("deliver_policy") or "all"
     starts: dict[str, Callable[[], int]] = {
         "all": lambda: 1,

@@ -1,4 +1,4 @@
-"""Direct gets: one stored message, or several in one go."""
+"""Direct gets: one stored message, or several in one request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Request = dict[str, Any]
 
 
 def answers(stream: Stream, subject: str, message: Message) -> Iterator[Message]:
-    """What the server answers to a request on `$JS.API.DIRECT.GET.STREAM`, or `….SUBJECT` for its newest."""
+    """Answer a request on `$JS.API.DIRECT.GET.STREAM`, or `….SUBJECT` for the subject's newest message."""
     if subject:
         request: Request = {"last_by_subj": subject}
     elif not message.data:
@@ -44,7 +44,7 @@ def answers(stream: Stream, subject: str, message: Message) -> Iterator[Message]
 
 
 def find(stream: Stream, request: Request) -> Stored | None:
-    """The one message that a request without a batch names."""
+    """Find the one message that a request without a batch names."""
     if pattern := request.get("last_by_subj"):
         return stream.get(stream.newest_sequence(pattern))
     sequence = request.get("seq") or 1
@@ -55,7 +55,7 @@ def find(stream: Stream, request: Request) -> Stored | None:
 
 
 def stored_headers(stream: Stream, stored: Stored) -> dict[str, str]:
-    """The message's own, and what the server adds."""
+    """Return the message's own headers and those that the server adds."""
     return {
         **stored.headers,
         "Nats-Stream": stream.name,

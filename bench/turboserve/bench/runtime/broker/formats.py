@@ -27,7 +27,10 @@ class ApiError(Exception):
 
 
 def ttl_seconds(text: str) -> float | None:
-    """A message's time to live: seconds, or a duration such as `1h30m`; `never` is 0. None: not valid."""
+    """Return a message's time to live in seconds; None if `text` is not valid.
+
+    `text` is a number of seconds, a duration such as `1h30m`, or `never`, which gives 0.
+    """
     if text == "never":
         return 0.0
     if text.isdigit():
@@ -43,7 +46,7 @@ _second = (-1, "")
 
 
 def rfc3339(seconds: float) -> str:
-    """Wall-clock seconds in UTC, with nanoseconds as Go writes them."""
+    """Format wall-clock seconds in UTC, with nanoseconds as Go writes them."""
     global _second
     nanoseconds = round(seconds * 1e9)
     whole, fraction = divmod(nanoseconds, 10**9)
@@ -59,7 +62,7 @@ def to_json(body: Mapping[str, Any]) -> bytes:
 
 
 def as_received(headers: dict[str, str]) -> dict[str, str]:
-    """Headers as they arrive: nats-py strips keys and values, and keeps a value on its line."""
+    """Return headers as they arrive: nats-py strips keys and values, and replaces line breaks in values."""
     text = "|".join((*headers, *headers.values()))
     if text.isprintable() and " |" not in text and "| " not in text and text.strip() == text:
         return dict(headers)

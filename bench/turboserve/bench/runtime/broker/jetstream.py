@@ -22,7 +22,7 @@ TYPES = "io.nats.jetstream.api.v1."
 
 
 class Storage(enum.Enum):
-    """What the broker's disk does."""
+    """State of the broker's disk."""
 
     STORES = "stores"
     FULL = "full"
@@ -39,7 +39,7 @@ class JetStream:
     def __init__(self, broker: MemoryBroker, max_store_bytes: int | None) -> None:
         self.storage = Storage.STORES
         self.on_append: Callable[[Stream, Stored], None] = lambda _stream, _stored: None
-        """Called with each accepted message, before anyone hears of it."""
+        """Called with each accepted message, before it is republished, acknowledged or delivered."""
         self._broker = broker
         self._table = StreamTable(broker)
         self._handlers: dict[str, Handler] = {
@@ -49,26 +49,26 @@ class JetStream:
 
     @property
     def streams(self) -> Mapping[str, Stream]:
-        """By name."""
+        """Streams by name."""
         return self._table.streams
 
     def capturing(self, subject: str) -> str | None:
-        """The stream that stores messages on `subject`."""
+        """Return the name of the stream that stores messages on `subject`."""
         return self._table.capturing(subject)
 
     def lose_streams(self) -> None:
-        """The disk is gone."""
+        """Delete all streams, as with a lost disk."""
         for name in list(self.streams):
             self._table.forget(name)
 
     def restarted(self) -> None:
-        """The broker ended: consumers were in memory."""
+        """Delete all consumers, which are in memory, after the broker ended."""
         self._table.consumers = {name: {} for name in self.streams}
 
     # Appends
 
     def append(self, name: str, message: Message) -> bool:
-        """Store a message and answer it; returns whether there is a JetStream to do so."""
+        """Store a message and answer it. Returns False if JetStream is off."""
         if self.storage is Storage.OFF:
             return False
         if self.storage is Storage.SILENT:
@@ -112,7 +112,7 @@ class JetStream:
     # Requests
 
     def request(self, message: Message) -> bool:
-        """Answer a request to the API; returns whether there is something that hears it."""
+        """Answer a request to the API. Returns False if the request has no responder."""
         if self.storage is Storage.OFF:
             return False
         tokens = message.subject[len(API) :].split(".")
@@ -136,7 +136,7 @@ class JetStream:
                 kind = "_".join(tokens[:length]).lower()
                 self._answer(message, self._handle(kind, handler, tokens[length:], message), Kind.API_ANSWER)
                 break
-        # What the server does not know it hears and does not answer.
+        # The server receives unknown requests and does not answer them.
         return True
 
     def _handle(self, kind: str, handler: Handler, names: list[str], message: Message) -> bytes:

@@ -1,4 +1,4 @@
-"""One connection between a client and the broker: a pair of ordered byte streams, as TCP has them."""
+"""One connection between a client and the broker: a pair of ordered streams, as TCP has them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ class Interest:
         self.pattern = pattern
         self.queue = queue
         self.left: int | None = None
-        """Messages until it ends by itself; None: never."""
+        """Number of messages until the subscription ends by itself; None if it never does."""
 
 
 class _Pipe:
-    """One direction. What is sent first arrives first; nothing arrives while the link is held.
+    """One direction of a link. Messages keep their order; none arrives while the link is held.
 
-    What arrives at the client is read in its process's context: later if that is frozen, never if it is dead.
+    Messages to the client are read in its process's context: late if the process is frozen, never if it is
+    dead.
     """
 
     __slots__ = ("_broker", "_context", "_last_at", "_link", "_queue", "_timer_set", "_to_broker")
@@ -60,7 +61,7 @@ class _Pipe:
             self._wait(now, at)
 
     def resume(self) -> None:
-        """What was held may arrive earlier than it seemed."""
+        """Deliver what is due after a hold has ended early."""
         if self._queue:
             self._broker.loop.call_soon(self._arrive, context=self._context)
 
@@ -89,7 +90,7 @@ class _Pipe:
 
 
 class Link:
-    """A connection. Each side may close its end; the other learns of it behind what was sent before."""
+    """A connection. Each side may close its end; the other side learns of it after all earlier messages."""
 
     def __init__(self, broker: MemoryBroker, client: MemoryClient) -> None:
         self.client = client
@@ -97,7 +98,7 @@ class Link:
         self.open_at_client = True
         self.open_at_broker = True
         self.interests: dict[int, Interest] = {}
-        """By the client's number of the subscription."""
+        """Subscriptions by the client's number."""
         self._broker = broker
         self._context: Context = copy_context()
         self._context.run(enter, self.process)
@@ -136,7 +137,7 @@ class Link:
         self._send_control(self._pinged, None)
 
     def close(self) -> None:
-        """By the client: what was sent before still arrives, as after `close` of a socket."""
+        """Close the client's end. What was sent before still arrives, as after `close` of a socket."""
         if self.open_at_client:
             self.open_at_client = False
             self._send_control(self._closed, None)
@@ -201,18 +202,18 @@ class Link:
                 self._send_late(fate.late_s, False, receive, argument)
 
     def resume(self) -> None:
-        """A fault that held the link has ended early."""
+        """Resume after a fault that held the link has ended early."""
         for pipe in (self._up, self._down, self._entries):
             pipe.resume()
 
     def end(self) -> None:
-        """By the broker: the client reads to the end of what was sent before."""
+        """Close the broker's end. The client still reads what was sent before."""
         self.open_at_broker = False
         delay_s = self._broker.network.delay(self.client, Kind.HINT, False)
         self._down.send(delay_s, self.client.on_end, self)
 
     def _send_late(self, late_s: float, to_broker: bool, action: Action, argument: Any) -> None:
-        """Outside the order of the connection."""
+        """Send outside the order of the connection."""
         loop, broker = self._broker.loop, self._broker
         context = broker.context if to_broker else self._context
 

@@ -1,4 +1,4 @@
-"""What travels between clients and the broker."""
+"""Messages between clients and the broker."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Mapping
 
 
 class Kind(enum.Enum):
-    """What a message is to the faults that may hit it."""
+    """Role of a message, by which faults apply to it."""
 
     HINT = "hint"
     """Published by a client to every subscriber."""
     REQUEST = "request"
-    """Published by a client, which waits for an answer of another client or of JetStream."""
+    """Published by a client that waits for an answer of another client or of JetStream."""
     ANSWER = "answer"
-    """Published by a client to another's inbox."""
+    """Published by a client to another client's inbox."""
     APPEND = "append"
     """A request on a subject of a stream."""
     ACK = "ack"
     """The broker's answer to an append."""
     API_ANSWER = "api answer"
-    """The broker's answer to a request to JetStream, or that a request has no responders."""
+    """The broker's answer to a request to JetStream, or its report that a request has no responders."""
     ENTRY = "entry"
-    """A stored message on its way to those who follow the stream: republished, or of a consumer."""
+    """A stored message on its way to a follower of the stream: republished, or of a consumer."""
 
 
 class Message:
-    """One published message. Treated as immutable, its headers too: all receivers share it."""
+    """One published message. All receivers share it, so neither it nor its headers may be changed."""
 
     __slots__ = ("data", "headers", "reply", "subject")
 
@@ -43,4 +43,4 @@ class Message:
 
 
 INBOX_PREFIX = "_INBOX"
-"""Every client's inbox begins so."""
+"""Prefix of every client's inbox."""

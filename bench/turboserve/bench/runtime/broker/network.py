@@ -1,4 +1,4 @@
-"""What happens to messages between the clients and the broker."""
+"""Delays and faults of messages between the clients and the broker."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class MessageOutcome:
     """What happens to one message in one direction."""
 
     copies: int = 1
-    """How often it arrives; 0: it is lost."""
+    """How often the message arrives; 0 if it is lost."""
     late_s: float | None = None
-    """It arrives this much later, behind messages that were sent after it; None: in its turn."""
+    """Extra delay, with which the message arrives behind later ones; None if it arrives in its turn."""
 
 
 LOST = MessageOutcome(copies=0)
@@ -27,25 +27,27 @@ DOUBLED = MessageOutcome(copies=2)
 
 
 class Network:
-    """No faults: every message takes `latency_s` from a client to the broker, and as long back."""
+    """A network without faults: each direction between a client and the broker takes `latency_s`."""
 
     faulty = False
-    """Whether the methods have to be asked for each message."""
+    """Whether the methods must be called for each message."""
     entries_apart = False
-    """Whether stored messages on their way to followers keep an order of their own, so that others overtake
-    them, or the order of all messages of a connection."""
+    """Whether stored messages on their way to followers have an order of their own.
+
+    If so, other messages of the connection may overtake them.
+    """
 
     def __init__(self, latency_s: float = 0.0) -> None:
         self.latency_s = latency_s
 
     def delay(self, client: MemoryClient, kind: Kind, to_broker: bool) -> float:
-        """Seconds for one direction. Messages of one connection and direction arrive in their order."""
+        """Return the seconds for one direction. Messages of one connection and direction keep their order."""
         return self.latency_s
 
     def fate(
         self, client: MemoryClient, kind: Kind, message: Message, to_broker: bool
     ) -> MessageOutcome | None:
-        """What happens to the message in one direction; None: nothing. Connections' pings have no fate."""
+        """Return the fault of the message in one direction; None if there is none. Pings have no faults."""
         return None
 
 
@@ -58,23 +60,23 @@ class Rates:
     lag_s: float = 0.002
     """Mean delay of a stored message to its followers."""
     lost_hint: float = 0.0
-    """Per receiver; also of stored messages on their way to followers."""
+    """Loss per receiver, also of stored messages on their way to followers."""
     doubled_hint: float = 0.0
-    """As `lost_hint`."""
+    """Duplication per receiver, of the same messages as `lost_hint`."""
     late_hint: float = 0.0
-    """As `lost_hint`: hints that others overtake."""
+    """Late arrival behind later messages, of the same messages as `lost_hint`."""
     lost_request: float = 0.0
-    """A request or an append that does not reach the broker."""
+    """Loss of a request or an append on its way to the broker."""
     lost_answer: float = 0.0
-    """An answer or an acknowledgement that does not reach who asked."""
+    """Loss of an answer or an acknowledgement on its way to the requester."""
     late_request: float = 0.0
-    """A request or an append that arrives after its sender may have given it up."""
+    """Arrival of a request or an append after its sender may have given it up."""
     late_s: float = 2.0
-    """How late: half to two and a half times this."""
+    """Delay of a late request: 0.5 to 2.5 times this."""
 
 
 class FaultyNetwork(Network):
-    """Delays, losses and doubles at the given rates, drawn from one generator."""
+    """Delays, losses and duplicates at the given rates, drawn from one generator."""
 
     faulty = True
     entries_apart = True
@@ -87,11 +89,14 @@ class FaultyNetwork(Network):
         self._muted: dict[MemoryClient, float] = {}
 
     def mute(self, client: MemoryClient, until: float) -> None:
-        """The client's appends arrive and their acknowledgements do not, until this time of the loop."""
+        """Drop the acknowledgements of the client's appends until this time of the loop.
+
+        The appends arrive.
+        """
         self._muted[client] = until
 
     def repair(self) -> None:
-        """No fault but delay from now on."""
+        """End all faults but the delays."""
         self._muted.clear()
         self.rates = Rates(delay_s=self.rates.delay_s, lag_s=self.rates.lag_s)
 
@@ -102,7 +107,7 @@ class FaultyNetwork(Network):
     def fate(
         self, client: MemoryClient, kind: Kind, message: Message, to_broker: bool
     ) -> MessageOutcome | None:
-        # Each message is drawn for in one of its directions.
+        # Each message is drawn for in only one of its directions.
         rates = self.rates
         if to_broker:
             if kind in (Kind.REQUEST, Kind.APPEND):

@@ -1,4 +1,4 @@
-"""Which of many subject patterns match a subject."""
+"""Finds the subject patterns that match a subject."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ ANSWERS_KEPT = 20_000
 class PatternIndex(Generic[T]):
     """Values by subject pattern, in the order in which they were added.
 
-    Patterns whose only wildcard is their last token, which are nearly all, are found by dictionary.
+    A dictionary finds patterns whose only wildcard is their last token, which are nearly all.
     """
 
     def __init__(self) -> None:
         self._exact: dict[str, dict[T, None]] = {}
         self._star: dict[str, dict[T, None]] = {}
-        """By the part before `.*`."""
+        """Patterns that end in `.*`, by the part before it."""
         self._tail: dict[str, dict[T, None]] = {}
-        """By the part before `.>`."""
+        """Patterns that end in `.>`, by the part before it."""
         self._rest: dict[str, dict[T, list[str]]] = {}
-        """With wildcards elsewhere: by first token, by value, the pattern's tokens."""
+        """Patterns with other wildcards, by first token and value: the pattern's tokens."""
         self._found: dict[str, list[T]] = {}
-        """Answers that were given since the last change."""
+        """Results since the last change, by subject."""
 
     def add(self, pattern: str, value: T) -> None:
         self._found.clear()
@@ -52,11 +52,11 @@ class PatternIndex(Generic[T]):
                 del place[0][place[1]]
 
     def match(self, subject: str) -> list[T]:
-        """Must not be changed."""
+        """Return the values whose patterns match. The caller must not change the list."""
         if (known := self._found.get(subject)) is not None:
             return known
         found = self._match(subject)
-        # Inboxes are of one answer each.
+        # Each inbox subject is used for one answer only.
         if len(self._found) < ANSWERS_KEPT and not subject.startswith(INBOX_PREFIX):
             self._found[subject] = found
         return found
@@ -93,12 +93,12 @@ def has_wildcard(pattern: str) -> bool:
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether `subject` is one that `pattern` names."""
+    """Return whether `pattern` matches `subject`."""
     return pattern == subject or _matches(pattern.split("."), subject.split("."))
 
 
 def overlap(first: str, second: str) -> bool:
-    """Whether a subject can match both patterns."""
+    """Return whether a subject can match both patterns."""
     a, b = first.split("."), second.split(".")
     for left, right in zip(a, b, strict=False):
         if ">" in (left, right):
@@ -109,7 +109,7 @@ def overlap(first: str, second: str) -> bool:
 
 
 def wildcards(pattern: str, subject: str) -> list[str]:
-    """What the pattern's `*` stand for in a subject that matches it."""
+    """Return the tokens of a matching subject at the places of the pattern's `*`."""
     pairs: Iterator[tuple[str, str]] = zip(pattern.split("."), subject.split("."), strict=False)
     return [token for name, token in pairs if name == "*"]
 

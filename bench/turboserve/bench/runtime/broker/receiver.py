@@ -1,4 +1,4 @@
-"""What a client receives: messages of its subscriptions, and answers to its requests."""
+"""The receiving side of a client: messages of its subscriptions, and answers to its requests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from turboserve.bench.runtime.broker.messages import Message
 
 
 class Receiver(Client):
-    """nats-py's requests without its copies of subjects and its task for each time-out, and what it does with
-    each message that it has read."""
+    """nats-py's client with cheaper requests.
+
+    Requests do without nats-py's copies of subjects and its task for each timeout. `_take` does what nats-py
+    does with each message that it has read.
+    """
 
     def __init__(self, generator: random.Random) -> None:
         super().__init__()
@@ -57,7 +60,7 @@ class Receiver(Client):
             del self._responses[token]
 
     def _take(self, sid: int, message: Message) -> None:
-        """A message for a subscription has arrived."""
+        """Handle a message for a subscription."""
         subscription = self._subs.get(sid)
         if subscription is None:
             return
@@ -99,7 +102,7 @@ class Receiver(Client):
 
 
 class _Nuid:
-    """As nats-py's, from the broker's generator: 22 characters, none of them twice."""
+    """Unique ids of 22 characters, as nats-py's, from the broker's generator."""
 
     def __init__(self, generator: random.Random) -> None:
         self._prefix = f"{generator.randrange(10**12):012d}"

@@ -1,4 +1,7 @@
-"""JetStream's requests about streams and consumers: handlers of names and a body, which return an answer."""
+"""JetStream's requests about streams and consumers.
+
+A handler takes the names in the subject and the request's body, and returns the answer.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +158,7 @@ class StreamRequests:
 
 
 class ConsumerRequests:
-    """Requests about consumers, but for messages."""
+    """Requests about consumers, except requests for messages."""
 
     def __init__(self, broker: MemoryBroker, table: StreamTable) -> None:
         self.handlers: dict[str, Handler] = {

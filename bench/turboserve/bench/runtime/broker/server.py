@@ -1,4 +1,4 @@
-"""The broker: who is connected, who listens to what, and what is wrong with it."""
+"""The broker: its connections, its subscriptions, and its faults."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from turboserve.bench.runtime.broker.patterns import PatternIndex
 from turboserve.bench.runtime.process import Process, current, enter
 
 MAX_PAYLOAD_BYTES = 8 * 2**20
-"""As the embedded broker is configured."""
+"""The limit in the configuration of the embedded broker."""
 WALL_OFFSET_S = 1_700_000_000.0
 NO_RESPONDERS = {"Status": "503"}
 
 
 class MemoryBroker:
-    """One nats-server with JetStream. Must be used on one event loop only."""
+    """One nats-server with JetStream. It must be used on one event loop only."""
 
     def __init__(
         self,
@@ -35,19 +35,22 @@ class MemoryBroker:
         max_store_bytes: int | None = None,
         wall_offset_s: float = WALL_OFFSET_S,
     ) -> None:
-        """`loop`: the running one if None. `max_store_bytes`: what streams may reserve, None: no limit.
+        """Create a broker.
 
-        Wall-clock times of messages and streams are the loop's time plus `wall_offset_s`.
+        Args:
+            loop: The running loop if None.
+            max_store_bytes: Bytes that streams may reserve; None for no limit.
+            wall_offset_s: Added to the loop's time, it gives the wall-clock times of messages and streams.
         """
         self.random = generator or random.Random(0)
         self.network = network or Network()
         self.loop = loop or asyncio.get_running_loop()
         self.max_payload = max_payload
         self.context: Context = copy_context()
-        """In which the broker's own callbacks run: no process's."""
+        """Context of the broker's own callbacks, which belong to no process."""
         self.context.run(enter, None)
         self.slow_s = 0.0
-        """Further delay of everything on its way to the broker."""
+        """Additional delay of all messages on their way to the broker."""
         self.up = True
         self.jetstream = JetStream(self, max_store_bytes)
         self._wall_offset_s = wall_offset_s
@@ -57,7 +60,7 @@ class MemoryBroker:
         self._interests: PatternIndex[Interest] = PatternIndex()
 
     def wall(self) -> float:
-        """Seconds since the epoch."""
+        """Return the seconds since the epoch."""
         return self.loop.time() + self._wall_offset_s
 
     # Clients
@@ -65,18 +68,19 @@ class MemoryBroker:
     async def connect(
         self, servers: object = None, *, process: Process | None = None, **options: Any
     ) -> MemoryClient:
-        """As `nats.connect`, for the running process or the given one; `servers` is not used."""
+        """Connect as `nats.connect`, for the running process or the given one; `servers` is not used."""
         client = MemoryClient(self, process or current())
         await client.connect(servers, **options)
         return client
 
     async def accept(self, client: MemoryClient, timeout_s: float) -> Link:
-        """A new connection. Raises ConnectionRefusedError, or TimeoutError if the broker does not answer."""
+        """Open a connection. Raises ConnectionRefusedError, or TimeoutError if the broker does not answer."""
         await asyncio.sleep(2 * self._round_trip_s(client))
         now = self.loop.time()
         ready_at = max(self._frozen_until, self._cut_for(client))
         if ready_at > now:
-            # The system accepts connections for a frozen process, and drops packets of one that is cut off.
+            # The system accepts connections for a frozen process, and drops the packets of one that is cut
+            # off.
             await asyncio.sleep(min(ready_at - now, timeout_s))
             if max(self._frozen_until, self._cut_for(client)) > self.loop.time():
                 raise TimeoutError("the broker does not answer")
@@ -92,7 +96,7 @@ class MemoryBroker:
         return sum(delays) + self.slow_s
 
     def disconnect(self, link: Link) -> None:
-        """The client closed the connection."""
+        """Remove a connection, with its subscriptions."""
         link.open_at_broker = False
         self._links.pop(link, None)
         for interest in link.interests.values():
@@ -113,7 +117,7 @@ class MemoryBroker:
         self._interests.remove(interest.pattern, interest)
 
     def publish(self, link: Link, message: Message) -> None:
-        """What a client published has arrived."""
+        """Handle a message that a client published."""
         subject, reply = message.subject, message.reply
         kind = Kind.ANSWER if subject.startswith(INBOX_PREFIX) else Kind.HINT
         if reply:
@@ -127,17 +131,17 @@ class MemoryBroker:
             self.route(reply, Message(reply, headers=NO_RESPONDERS), Kind.API_ANSWER)
 
     def captures(self, subject: str) -> bool:
-        """Whether a stream takes messages on `subject`."""
+        """Return whether a stream stores messages on `subject`."""
         return self.jetstream.capturing(subject) is not None
 
     def listens(self, subject: str) -> bool:
-        """Whether a client listens to `subject`."""
+        """Return whether a client subscribes to `subject`."""
         return any(self._connected(interest.link) for interest in self._interests.match(subject))
 
     def route(self, subject: str, message: Message, kind: Kind) -> bool:
-        """Deliver to every subscriber of `subject`, of each queue group to one. Returns whether there is one.
+        """Deliver to every subscriber of `subject`, and to one member of each queue group.
 
-        The message names its own subject, which need not be `subject`.
+        Returns whether there is a subscriber. The message names its own subject, which need not be `subject`.
         """
         found = self._interests.match(subject)
         if not found:
@@ -169,7 +173,10 @@ class MemoryBroker:
         interest.link.deliver(interest.sid, kind, message)
 
     def _connected(self, link: Link) -> bool:
-        """Whether the broker has this connection. It hears of a killed process at once unless cut off."""
+        """Return whether the broker has this connection.
+
+        A killed process's connection ends, unless it is cut off.
+        """
         process = link.process
         if process is None or process.alive or (self._cut_until and self._is_cut(link.client)):
             return True
@@ -183,14 +190,14 @@ class MemoryBroker:
     # Faults
 
     def held_until(self, link: Link, to_broker: bool) -> float:
-        """Time before which nothing arrives in this direction of the link."""
+        """Return the time before which nothing arrives in this direction of the link."""
         until = self._frozen_until if to_broker else 0.0
         if self._cut_until:
             until = max(until, self._cut_for(link.client))
         return until
 
     def stop(self) -> None:
-        """The broker is killed: connections break, what was on its way to it is lost; streams are kept."""
+        """Kill the broker. Connections break and messages on their way to it are lost; streams are kept."""
         self.up = False
         self._frozen_until = 0.0
         for link in list(self._links):
@@ -199,13 +206,13 @@ class MemoryBroker:
         self.jetstream.restarted()
 
     def start(self, *, lost_streams: bool = False) -> None:
-        """The broker runs again; with `lost_streams` on another disk."""
+        """Start the broker again; with `lost_streams`, on another disk."""
         if lost_streams:
             self.jetstream.lose_streams()
         self.up = True
 
     def freeze(self, seconds: float) -> None:
-        """As SIGSTOP, and SIGCONT after `seconds`: what arrives meanwhile is processed then, all at once."""
+        """Freeze as with SIGSTOP, and SIGCONT after `seconds`: messages are then processed all at once."""
         self._frozen_until = max(self._frozen_until, self.loop.time() + seconds)
 
     @property
@@ -213,7 +220,7 @@ class MemoryBroker:
         return self._frozen_until
 
     def cut_off(self, who: MemoryClient | Process, seconds: float) -> None:
-        """Nothing passes between the broker and a client, or all clients of a process, for `seconds`.
+        """Cut the broker off from a client, or from all clients of a process, for `seconds`.
 
         Connections stay until the client's pings time out. What a side has sent by then arrives afterwards.
         """
@@ -221,18 +228,18 @@ class MemoryBroker:
         self._cut_until[who] = max(self._cut_until.get(who, 0.0), until)
 
     def disconnect_client(self, client: MemoryClient) -> None:
-        """Break the client's connection; it connects again."""
+        """Break the client's connection; the client connects again."""
         for link in list(self._links):
             if link.client is client:
                 self.disconnect(link)
                 link.end()
 
     def set_storage(self, storage: Storage) -> None:
-        """What happens to appends; core messages go on."""
+        """Set what happens to appends. Core messages are not affected."""
         self.jetstream.storage = storage
 
     def repair(self) -> None:
-        """No fault of the broker from now on: it runs, it reaches everyone, and it stores."""
+        """End all faults of the broker: it runs, reaches every client, and stores."""
         self._frozen_until = min(self._frozen_until, self.loop.time())
         self._cut_until.clear()
         self.slow_s = 0.0

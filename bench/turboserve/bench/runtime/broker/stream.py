@@ -26,9 +26,9 @@ class Stored:
         self.data = data
         self.headers = headers
         self.size = size
-        """Bytes that count for the stream's limit."""
+        """Size that counts toward the stream's limit, in bytes."""
         self.time = time
-        """Wall-clock seconds."""
+        """Wall-clock time, in seconds."""
 
 
 class Appended:
@@ -39,12 +39,15 @@ class Appended:
     def __init__(self, sequence: int, before: int = 0, stored: Stored | None = None) -> None:
         self.sequence = sequence
         self.before = before
-        """Sequence of the one before it on its subject; 0: there is none."""
+        """Sequence of the previous message on its subject; 0 if there is none."""
         self.stored = stored
 
 
 class Stream:
-    """`now` tells wall-clock seconds. Expired messages are removed whenever the stream is used."""
+    """The messages of one stream. Expired messages are removed whenever the stream is used.
+
+    `now` returns wall-clock seconds.
+    """
 
     def __init__(self, config: dict[str, Any], now: Callable[[], float]) -> None:
         self.created = now()
@@ -68,7 +71,7 @@ class Stream:
     # Configuration
 
     def configure(self, config: dict[str, Any]) -> None:
-        """Raises ApiError for limits that the server does not take."""
+        """Apply a configuration. Raises ApiError for limits that the server does not accept."""
         self.config = complete(config)
         self.name: str = self.config["name"]
         self.subjects: list[str] = self.config["subjects"]
@@ -93,7 +96,7 @@ class Stream:
         return self._republish is not None and bool(self._republish.get("headers_only"))
 
     def live_subject(self, subject: str) -> str | None:
-        """Where a message that was stored on `subject` is republished; None: nowhere."""
+        """Return the subject on which a message stored on `subject` is republished; None if it is not."""
         if self._republish is None:
             return None
         if subject not in self._live:
@@ -107,7 +110,10 @@ class Stream:
     # Appending
 
     def append(self, subject: str, data: bytes, headers: Mapping[str, str]) -> Appended:
-        """Raises ApiError if a condition of the headers does not hold, or a limit refuses the message."""
+        """Store a message.
+
+        Raises ApiError if a condition of the headers does not hold, or a limit refuses the message.
+        """
         self.expire()
         now = self._now()
         ttl_s = 0.0
@@ -145,7 +151,10 @@ class Stream:
         return Appended(sequence, before, stored)
 
     def _check(self, subject: str, headers: Mapping[str, str]) -> float:
-        """Conditions in the headers, in the server's order; returns the time to live, 0: for ever."""
+        """Check the conditions in the headers, in the server's order.
+
+        Returns the time to live; 0 for no end.
+        """
         expected = headers.get("Nats-Expected-Stream")
         if expected and expected != self.name:
             raise ApiError(400, 10060, "expected stream does not match")
@@ -168,7 +177,7 @@ class Stream:
         return ttl_s
 
     def _check_room(self, size: int, replaced: int | None) -> None:
-        """`replaced`: sequence of the message that this one removes by the limit of its subject."""
+        """Check the limits; `replaced` is the message that this one removes by the limit of its subject."""
         if not self._discards_new:
             return
         if replaced is not None and self._new_per_subject:
@@ -201,7 +210,7 @@ class Stream:
 
     @property
     def first_sequence(self) -> int:
-        """Of the oldest message; one more than the last if there is none, and 0 in a new stream."""
+        """Sequence of the oldest message; one more than the last if there is none, and 0 in a new stream."""
         if not self._messages:
             return self.last_sequence + 1 if self.last_sequence else 0
         while self._first not in self._messages:
@@ -220,24 +229,24 @@ class Stream:
         return self._messages.get(sequence)
 
     def sequences(self, subject: str) -> Sequence[int]:
-        """Of the messages on one subject, oldest first."""
+        """Return the sequences of the messages on one subject, oldest first."""
         return self._subjects.get(subject, ())
 
     def count_from(self, sequence: int) -> int:
-        """How many messages there are from `sequence` on."""
+        """Count the messages from `sequence` on."""
         if sequence <= self.first_sequence:
             return len(self._messages)
         return sum(1 for _ in self.from_sequence(sequence))
 
     def newest_sequence(self, pattern: str) -> int:
-        """Of the newest message on the subjects that `pattern` names; 0: there is none."""
+        """Return the newest sequence on the subjects that `pattern` names; 0 if there is none."""
         if not has_wildcard(pattern):
             sequences = self._subjects.get(pattern)
             return sequences[-1] if sequences else 0
         return max((known[-1] for _, known in self._matching(pattern)), default=0)
 
     def next_sequence(self, pattern: str, at_least: int) -> int | None:
-        """Of the first message on the subjects that `pattern` names, from `at_least` on."""
+        """Return the first sequence from `at_least` on among `pattern`'s subjects; None if there is none."""
         found: list[int] = []
         for _, sequences in self._matching(pattern):
             index = bisect_left(sequences, at_least)
@@ -246,14 +255,14 @@ class Stream:
         return min(found, default=None)
 
     def from_sequence(self, sequence: int) -> Iterator[Stored]:
-        """All messages from `sequence` on. The stream must not change meanwhile."""
+        """Yield all messages from `sequence` on. The stream must not change meanwhile."""
         messages = self._messages
         for number in range(max(sequence, self.first_sequence), self.last_sequence + 1):
             if (stored := messages.get(number)) is not None:
                 yield stored
 
     def counts(self, pattern: str) -> dict[str, int]:
-        """Messages by subject."""
+        """Count the messages by subject."""
         return {subject: len(known) for subject, known in sorted(self._matching(pattern))}
 
     def _matching(self, pattern: str) -> Iterable[tuple[str, list[int]]]:
@@ -286,12 +295,15 @@ class Stream:
         return True
 
     def keep_newest(self, pattern: str, keep: int) -> int:
-        """Remove all but the newest `keep` messages on the subjects of `pattern`; returns how many."""
+        """Remove all but the newest `keep` messages on the subjects of `pattern`.
+
+        Returns the number removed.
+        """
         sequences = sorted(number for _, known in self._matching(pattern) for number in known)
         return self._remove_all(sequences[: max(0, len(sequences) - keep)])
 
     def remove_before(self, pattern: str, sequence: int) -> int:
-        """Remove the messages on the subjects of `pattern` that are older than `sequence`."""
+        """Remove messages older than `sequence` on the subjects of `pattern`. Returns the number removed."""
         chosen = [known[: bisect_left(known, sequence)] for _, known in self._matching(pattern)]
         return self._remove_all(sorted(number for known in chosen for number in known))
 
@@ -299,7 +311,7 @@ class Stream:
         return sum(self.remove(sequence) for sequence in sequences)
 
     def expire(self) -> None:
-        """Remove what is older than it may become."""
+        """Remove the messages whose age or time to live is exceeded."""
         if not self._expiring and self._max_age_s <= 0.0:
             return
         now = self._now()

@@ -9,7 +9,7 @@ from turboserve.bench.runtime.broker.patterns import overlap, wildcards
 
 NS = 10**9
 RECORD_BYTES, HEADER_RECORD_BYTES = 30, 34
-"""What the server's file store adds to a message's subject and body; and to one with headers."""
+"""Bytes that the server's file store adds to subject and body, without and with headers."""
 HEADER_LINE_BYTES = len("NATS/1.0\r\n\r\n")
 UNLIMITED = ("max_consumers", "max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size")
 DEFAULTS: dict[str, Any] = {
@@ -26,7 +26,7 @@ LONGEST_DUPLICATE_WINDOW = 120 * NS
 
 
 def complete(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with the server's defaults in what it leaves open."""
+    """Return the configuration with the server's defaults for absent values."""
     full = {**DEFAULTS, **{key: value for key, value in config.items() if value is not None}}
     for key in UNLIMITED:
         full[key] = full.get(key) or -1
@@ -42,7 +42,7 @@ def subjects_overlap(first: list[str], second: list[str]) -> bool:
 
 
 def size_of(subject: str, data: bytes, headers: Mapping[str, str]) -> int:
-    """Bytes of a message in the server's file store."""
+    """Return the bytes of a message in the server's file store."""
     if not headers:
         return RECORD_BYTES + len(subject) + len(data)
     lines = len("".join(headers).encode()) + len("".join(headers.values()).encode()) + 4 * len(headers)
@@ -50,7 +50,10 @@ def size_of(subject: str, data: bytes, headers: Mapping[str, str]) -> int:
 
 
 def transform(source: str, destination: str, subject: str) -> str:
-    """The subject that a mapping of patterns gives, as `live.>` or `live.chunk.{{wildcard(1)}}`."""
+    """Map a subject by a pair of patterns.
+
+    A destination is, for example, `live.>` or `live.chunk.{{wildcard(1)}}`.
+    """
     tokens: list[str] = []
     found = wildcards(source, subject)
     tail = subject.split(".")[len(source.split(".")) - 1 :] if source.endswith(">") else []

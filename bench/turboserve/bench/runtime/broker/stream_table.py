@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 class StreamTable:
-    """By name."""
+    """Streams and consumers by name."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.streams: dict[str, Stream] = {}
         self.consumers: dict[str, dict[str, Consumer]] = {}
-        """By stream and name."""
+        """Consumers by stream and name."""
         self._broker = broker
         self._captures: PatternIndex[str] = PatternIndex()
 
     def capturing(self, subject: str) -> str | None:
-        """The stream that stores messages on `subject`."""
+        """Return the name of the stream that stores messages on `subject`."""
         found = self._captures.match(subject)
         return found[0] if found else None
 
     def find(self, names: list[str]) -> Stream:
-        """The stream of the first name. Raises ApiError if there is none."""
+        """Return the stream of the first name. Raises ApiError if there is none."""
         stream = self.streams.get(names[0]) if names else None
         if stream is None:
             raise ApiError(404, 10059, "stream not found")
@@ -37,7 +37,7 @@ class StreamTable:
         return stream
 
     def consumer(self, stream: str, name: str) -> Consumer | None:
-        """The consumer, unless it is deleted because its client has not asked for so long."""
+        """Return the consumer; None if it does not exist or was deleted for inactivity."""
         consumer = self.consumers.get(stream, {}).get(name)
         if consumer is not None and consumer.inactive(self._broker.loop.time()):
             del self.consumers[stream][name]
@@ -45,7 +45,7 @@ class StreamTable:
         return consumer
 
     def create(self, config: dict[str, Any]) -> Stream:
-        """Raises ApiError for limits that the server does not take."""
+        """Create a stream. Raises ApiError for limits that the server does not accept."""
         stream = Stream(config, self._broker.wall)
         self.streams[stream.name] = stream
         self.consumers[stream.name] = {}
@@ -54,7 +54,7 @@ class StreamTable:
         return stream
 
     def configure(self, stream: Stream, config: dict[str, Any]) -> None:
-        """Raises ApiError for limits that the server does not take."""
+        """Reconfigure a stream. Raises ApiError for limits that the server does not accept."""
         for pattern in stream.subjects:
             self._captures.remove(pattern, stream.name)
         stream.configure(config)

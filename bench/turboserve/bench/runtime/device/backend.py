@@ -1,4 +1,4 @@
-"""A backend without tensors: states are numbers, and whatever is computed takes its declared time."""
+"""A backend without tensors: states are numbers, and each computation takes its declared time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from turboserve.worker.engine.work import ChunkWork, Work
 DTYPE = torch.float32
 _fingerprint = cache(state_fingerprint)
 _COMPUTED = cast(Tensor, Embedding())
-"""What a forward gives: nothing looks inside."""
+"""Result of a forward. Its contents are never read."""
 _NOTHING: Any = None
 
 
@@ -64,7 +64,7 @@ class VirtualReplica:
 
 
 class VirtualChunk(ChunkWork):
-    """A chunk's forwards, which only count. Each of them stands for `forwards`."""
+    """A chunk's forwards, which are only counted."""
 
     def __init__(self, state: VirtualState, profile: DeviceProfile, frames: int) -> None:
         self.session = state.session
@@ -74,7 +74,7 @@ class VirtualChunk(ChunkWork):
             (1, 1) if profile.chunk_at_once else (profile.denoising, profile.denoising + 1)
         )
         self.forwards = profile.denoising + 1 if profile.chunk_at_once else 1
-        """Forwards that each of these stands for."""
+        """Number of real forwards that each of these stands for."""
         self.clean: Tensor | None = None
         self._frames = frames
         self._parent = state.number
@@ -87,7 +87,7 @@ class VirtualChunk(ChunkWork):
 
 
 class VirtualPass:
-    """Forwards over what is known: a recache or a replay (`work.Work`)."""
+    """Forwards over known latents: a recache or a replay (`work.Work`)."""
 
     forwards = 1
 
@@ -101,7 +101,7 @@ class VirtualPass:
         return self._frames
 
     def row(self) -> Any:
-        """Raises: a virtual device computes no rows, so nothing may ask for them."""
+        """Raise NotImplementedError: a virtual device computes no rows."""
         raise NotImplementedError("a virtual device computes no rows")
 
     def advance(self, flow: Tensor) -> None:
@@ -110,7 +110,7 @@ class VirtualPass:
 
 
 class VirtualTransfer(Transfer):
-    """A state on its way between device and host: takes its time."""
+    """A state on its way between device and host, which takes its declared time."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class VirtualBackend:
         loop: asyncio.AbstractEventLoop,
         faults: DeviceFaults,
     ) -> None:
-        """Raises `BudgetTooSmallError`."""
+        """Create a backend. Raises `BudgetTooSmallError`."""
         self.config, self.fingerprint = profile.config, _fingerprint(profile.config, profile.weights)
         self.device = torch.device("cpu")
         self.text = _Text(self, LatencyProfile(profile.text_s))
@@ -169,7 +169,7 @@ class VirtualBackend:
         self._copy_s = self.state_host_bytes / profile.host_bytes_per_s
 
     def compute(self, seconds: float) -> None:
-        """Time passes on the device. Raises `DEVICE_LOST` if that is gone."""
+        """Let the time of a computation pass. Raises `DEVICE_LOST` if the device is lost."""
         if self._faults.lost:
             raise DEVICE_LOST[0]("the virtual device is lost")
         self._clock.advance(seconds * self._faults.slowdown)
@@ -197,7 +197,10 @@ class VirtualBackend:
         check_rebuild(rebuild, self.config)
 
     def rebuild(self, session: Session, rebuild: Rebuild) -> None:
-        """See `Backend.rebuild`. A session whose newest chunk's latents are lost goes on as another."""
+        """See `Backend.rebuild`.
+
+        Without the newest chunk's latents, the session continues from another state.
+        """
         state = _virtual(session.state)
         kept = _latents(rebuild.latents, self.config.frames_per_chunk)
         follows = kept[-1].index == rebuild.next_chunk - 1
@@ -306,7 +309,10 @@ def _virtual(state: SessionState) -> VirtualState:
 
 
 def _latents(kept: Tensor, frames: int) -> list[Latents]:
-    """Of each chunk: as the engine has them, or as they came from the hot store, int64 [3·n, 1, 1, 1]."""
+    """Return the latents of each chunk.
+
+    `kept` is either the engine's `Latents`, or int64 [3·n, 1, 1, 1] from the hot store.
+    """
     ours: object = kept
     if isinstance(ours, Latents):
         return [ours]

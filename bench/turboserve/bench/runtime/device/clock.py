@@ -1,4 +1,4 @@
-"""Time on a virtual device, and what is done beside its own work."""
+"""Time on a virtual device, and the jobs beside the engine's own work."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ J = TypeVar("J", bound=Job)
 
 
 class DeviceClock:
-    """The engine's clock. While a step computes it runs ahead of the event loop's by what that takes.
+    """The engine's clock. While a step computes, it is ahead of the event loop's clock by the computed time.
 
-    What the step has done is delivered, and the next begun, once the loop's time is there.
+    The results of the step are delivered, and the next step begins, once the loop reaches that time.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -34,16 +34,16 @@ class DeviceClock:
         return self._clock.wall() + self.now - self._clock.monotonic()
 
     def advance(self, seconds: float) -> None:
-        """Something takes so long."""
+        """Let `seconds` of computation pass."""
         self.now += seconds
 
     def catch_up(self) -> None:
-        """Nothing is being computed: time is what it is for all."""
+        """Set the time to the loop's. Called when no computation is under way."""
         self.now = max(self.now, self._clock.monotonic())
 
 
 class VirtualStreamExecutor(Generic[J]):
-    """A lane (`backend.JobExecutor`) whose jobs say by the clock how long they take."""
+    """A stream executor (`backend.JobExecutor`) whose jobs advance the clock by their duration."""
 
     threaded = True
 
@@ -51,7 +51,7 @@ class VirtualStreamExecutor(Generic[J]):
         self._clock, self._loop, self._wakeup = clock, loop, wakeup
         self._free_at = 0.0
         self._jobs: deque[tuple[float, J]] = deque()
-        """When each is done."""
+        """Submitted jobs, each with the time at which it is done."""
         self._failure: BaseException | None = None
 
     @property
@@ -65,7 +65,7 @@ class VirtualStreamExecutor(Generic[J]):
         return self._failure is not None or bool(self._jobs and self._jobs[0][0] <= self._clock.now)
 
     def submit(self, job: J) -> None:
-        """See `JobExecutor.submit`. What the job has done is its own until it is collected."""
+        """See `JobExecutor.submit`. The job's results stay in the job until it is collected."""
         began = self._clock.now
         self._clock.now = max(began, self._free_at)
         try:

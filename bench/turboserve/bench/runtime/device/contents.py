@@ -1,8 +1,8 @@
-"""What a simulated state contains: a number that every chunk changes.
+"""Contents of a simulated state: a number that every chunk changes.
 
-Two states that make the same next chunk have the same number. A chunk carries the number it was made from and
-the one it leads to, so that a copy, a resumption or a migration that loses or repeats a chunk shows in the
-chunks that follow.
+Two states that make the same next chunk have the same number. A chunk carries the number from which it was
+made and the number after it. A copy, a resumption or a migration that loses or repeats a chunk therefore
+shows in the chunks that follow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from turboserve.worker.engine.session import Session
 from turboserve.worker.engine.state import SessionState
 
 LOST = 1
-"""Number of a state that was begun without its context."""
+"""Number of a state that began without its context."""
 _BODY = struct.Struct(">QQ")
 _LATENTS = struct.Struct("<3q")
 INIT = b"virtual-init"
@@ -25,31 +25,31 @@ INIT = b"virtual-init"
 
 
 def link(number: int, index: int) -> int:
-    """The number after chunk `index`."""
+    """Return the number after chunk `index`."""
     return (number * 6364136223846793005 + index * 1442695040888963407 + 12345) % (1 << 61)
 
 
 def begin(seed: int) -> int:
-    """The number of a session that has made nothing."""
+    """Return the number of a session that has made no chunk."""
     return link(seed + 2, -1)
 
 
 @dataclass(frozen=True)
 class ChunkContents:
-    """What the payload of a published chunk says."""
+    """Contents of the payload of a published chunk."""
 
     parent: int
-    """Number of the state that it was made from."""
+    """Number of the state from which the chunk was made."""
     number: int
-    """Number of the state after it."""
+    """Number of the state after the chunk."""
 
     def to_bytes(self) -> bytes:
-        """The fragment: what follows the init segment."""
+        """Return the fragment: the part after the init segment."""
         return _BODY.pack(self.parent, self.number)
 
     @classmethod
     def of_payload(cls, payload: bytes) -> ChunkContents:
-        """Read a payload of the chunk log. Raises `ValueError` for one that no simulated device made."""
+        """Read a payload of the chunk log. Raises `ValueError` if no simulated device made it."""
         if not payload.startswith(INIT) or len(payload) != len(INIT) + _BODY.size:
             raise ValueError(f"payload: {payload[:40]!r}… is not a simulated chunk")
         return cls(*_BODY.unpack_from(payload, len(INIT)))
@@ -66,16 +66,16 @@ class Latents:
     dtype: ClassVar[str] = "int64"
 
     def to(self, _: Any) -> Latents:
-        """They have no other type or device."""
+        """Return the latents: they have no other type or device."""
         return self
 
     def to_bytes(self) -> bytes:
-        """As the hot store keeps them."""
+        """Return the latents as the hot store keeps them."""
         return _LATENTS.pack(self.parent, self.number, self.index)
 
     @property
     def tensor(self) -> Tensor:
-        """The same, for where the engine's types say tensor and nothing looks inside."""
+        """The latents, typed as the tensor that the engine expects and does not read."""
         return cast(Tensor, self)
 
 
@@ -88,12 +88,12 @@ class Embedding:
 
 @dataclass(eq=False)
 class VirtualState(SessionState):
-    """A session's state without tensors. `recent` has `Latents`; slab, ring and generator are of no use."""
+    """A session's state without tensors. `recent` holds `Latents`; slab, ring and generator are unused."""
 
     number: int = LOST
 
 
 def number_of(session: Session) -> int:
-    """The number of a session's state."""
+    """Return the number of a session's state."""
     assert isinstance(session.state, VirtualState)
     return session.state.number

@@ -1,4 +1,4 @@
-"""What may go wrong with a virtual device. The fields may be set at any time."""
+"""Faults of a virtual device. The fields may be set at any time."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class DeviceFaults:
     """Faults of one worker's device."""
 
     slowdown: float = 1.0
-    """Everything that is computed takes so many times as long."""
+    """Factor on the time of every computation."""
     failing: set[str] = field(default_factory=set)
-    """Sessions for which computing raises an error."""
+    """Sessions for which every computation raises an error."""
     lost: bool = False
-    """The device fails whatever it is given: the process has to end."""
+    """Whether every use of the device fails, so that the process must end."""
     stalled_until: float = -math.inf
-    """The engine begins no step before this time of the event loop, and takes no commands."""
+    """Time of the event loop before which the engine begins no step and accepts no commands."""
     on_forward: Callable[[str], None] = lambda _session: None
     """Called for each session of a forward that begins."""
     host_full: Callable[[], bool] = lambda: False
-    """Asked for each state that is to move to host memory: whether there is no room."""
+    """Called for each state that is to leave for host memory; True if there is no room."""
 
 
 def is_device_error(error: BaseException | None) -> bool:
-    """Whether the error, or what caused it, says that the device has failed."""
+    """Return whether the error, or one of its causes, is a device error."""
     while error is not None:
         if isinstance(error, DEVICE_LOST):
             return True

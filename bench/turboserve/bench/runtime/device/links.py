@@ -1,4 +1,4 @@
-"""Links of memory between simulated workers: what is sent is there after the time that it takes."""
+"""Memory links between simulated workers: data arrives after the time that its transfer takes."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Wire:
 
     source: Process
     rounds: list[tuple[float, list[bytes]]] = field(default_factory=list)
-    """What was sent and not taken: when it is there, and its pages."""
+    """Rounds that were sent and not yet taken: the time of arrival, and the pages."""
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class MemoryLink(Link):
-    """See `link.Link`. Its calls take no time themselves: `MemoryLinks.blocking` waits for them."""
+    """See `link.Link`. Its calls take no time; `MemoryLinks.blocking` waits for them."""
 
     kind = BACKEND
 
@@ -66,7 +66,7 @@ class MemoryLink(Link):
         return self._take(target, page_range)
 
     async def before(self, deadline: Deadline) -> None:
-        """At the target: until a round is there. Raises `TransferError`."""
+        """At the target: wait until a round has arrived. Raises `TransferError`."""
         if self._giving:
             return
         wire, loop = self._wire, self._fabric.loop
@@ -88,7 +88,7 @@ class MemoryLink(Link):
         deadline.left()
 
     async def after(self, deadline: Deadline) -> None:
-        """At the source: until what was sent is there. Raises `TransferError`."""
+        """At the source: wait until the sent round has arrived. Raises `TransferError`."""
         if self._giving and self._sent_at > self._fabric.loop.time():
             if self._sent_at == math.inf:
                 await asyncio.sleep(deadline.left(PROGRESS_S))
@@ -129,7 +129,7 @@ class MemoryLink(Link):
 
 
 class MemoryLinks:
-    """See `network.LinkTable`. Each session has a link of its own."""
+    """See `network.LinkTable`. Each session has its own link."""
 
     backends = (BACKEND,)
 
@@ -163,7 +163,8 @@ class MemoryLinks:
         if welcome.backend != BACKEND:
             raise TransferProtocolError(f"backend: {welcome.backend} was not on offer")
         fabric, name = self._fabric, welcome.link
-        # Where the source has given up meanwhile nothing comes over the link, and the channel says why.
+        # If the source has given up meanwhile, nothing comes over the link, and the channel reports the
+        # reason.
         wire = fabric.wires.get(name) or Wire(fabric.loop.world)
         return MemoryLink(fabric, name, wire, giving=False)
 
@@ -190,4 +191,4 @@ class MemoryLinks:
             raise
 
     def close(self) -> None:
-        """See `LinkTable.close`. What is in use closes with its transfer."""
+        """See `LinkTable.close`. A link in use closes with its transfer."""

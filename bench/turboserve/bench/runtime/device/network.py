@@ -1,7 +1,7 @@
-"""The network between simulated workers: connections whose bytes take their time, and links that move memory.
+"""The network between simulated workers: connections with delays, and links that move memory.
 
-Both roles of a migration run on it unmodified. What it models is TCP and the data plane's libraries: a
-process that dies hangs up, one that is frozen says nothing, and either may break at any message.
+Both roles of a migration run on it unmodified. It models TCP and the data plane's libraries: a process that
+dies hangs up, a frozen process sends nothing, and either may break at any message.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from turboserve.worker.transfer.network import Serve
 
 @dataclass
 class FabricFaults:
-    """Chances of what may go wrong. May be changed at any time."""
+    """Probabilities of faults. May be changed at any time."""
 
     breaks: float = 0.0
-    """Of each message between two workers: that its connection breaks there."""
+    """For each message between two workers: its connection breaks."""
     silent: float = 0.5
-    """Of a connection that breaks: that neither side notices."""
+    """For each connection that breaks: neither side notices."""
     corrupts: float = 0.0
-    """Of each round of a copy: that a byte arrives wrong."""
+    """For each round of a copy: a byte arrives wrong."""
     stalls: float = 0.0
-    """Of each round of a copy: that memory stops moving."""
+    """For each round of a copy: the memory transfer stalls."""
 
 
 @dataclass(eq=False)
@@ -40,35 +40,35 @@ class _Listener:
 
 
 class TransferFabric:
-    """All workers' data plane."""
+    """The data plane of all workers."""
 
     def __init__(
         self, loop: VirtualLoop, random: Random, delay_s: float = 0.001, bytes_per_s: float = 50_000.0
     ) -> None:
-        """`delay_s`: mean of a message's way. `bytes_per_s`: pace of a copy, in bytes that exist."""
+        """`delay_s` is a message's mean delay; `bytes_per_s` is the pace of a copy, in bytes that exist."""
         self.loop, self.random = loop, random
         self.delay_s, self.bytes_per_s = delay_s, bytes_per_s
         self.faults = FabricFaults()
         self.listeners: dict[str, _Listener] = {}
         self.wires: dict[str, Wire] = {}
-        """By the name of their link, as long as both ends are open."""
+        """Wires by the name of their link, while both ends are open."""
         self._links = 0
 
     def chance(self, of: float) -> bool:
-        """Whether it happens this time."""
+        """Draw whether a fault of this probability occurs."""
         return of > 0 and self.random.random() < of
 
     def new_link(self) -> str:
-        """A name given once."""
+        """Return a new unique name."""
         self._links += 1
         return f"lnk_{self._links}"
 
 
 class MemoryNetwork:
-    """One worker's end. See `network.TransferNetwork`."""
+    """One worker's end of the network. See `network.TransferNetwork`."""
 
     def __init__(self, fabric: TransferFabric, host: str, model: str) -> None:
-        """`host`: its name in the fabric. `model`: see `LinkTable.model`."""
+        """`host` is the worker's name in the fabric; for `model`, see `LinkTable.model`."""
         self._fabric, self._host = fabric, host
         self.machine = host
         self.links = MemoryLinks(fabric, model)

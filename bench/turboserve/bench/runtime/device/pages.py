@@ -1,4 +1,4 @@
-"""A virtual state as pages: one with what each chunk changes, one with bytes that never change."""
+"""A virtual state as two pages: one that each chunk changes, and one whose bytes never change."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _NOTHING: Any = None
 
 
 def state_size(profile: DeviceProfile) -> int:
-    """Bytes of a state in host memory."""
+    """Return the bytes of a state in host memory."""
     return aligned(_NUMBERS.size) + aligned(profile.state_bytes)
 
 
 def tensors_of(state: VirtualState, profile: DeviceProfile) -> dict[str, Tensor]:
-    """Both pages, uint8 [n]. The first is a copy."""
+    """Return both pages, uint8 [n]. The first is a copy."""
     kept = [cast(Latents, latents) for latents in state.recent]
     numbers = [number for each in kept for number in (each.parent, each.number, each.index)]
     packed = _NUMBERS.pack(state.number, len(kept), *numbers, *[0] * (3 * _KEPT - len(numbers)))
@@ -42,13 +42,13 @@ def tensors_of(state: VirtualState, profile: DeviceProfile) -> dict[str, Tensor]
 
 
 def pages_of_tensors(tensors: Mapping[str, Tensor], stamp: object) -> list[Page]:
-    """`stamp`: equal for equal numbers."""
+    """Return the pages; `stamp` is equal for equal numbers."""
     numbers, window = tensors["numbers"], tensors["window"]
     return [Page("numbers", (numbers,), stamp), Page("window", (window,), IdentityStamp(window))]
 
 
 def restore(header: Mapping[str, Any], numbers: Tensor, slab: Slab) -> VirtualState:
-    """The state that a header and its first page describe."""
+    """Return the state that a header and its first page describe."""
     number, count, *rest = _NUMBERS.unpack(numbers.numpy().tobytes())
     recent = [Latents(*rest[3 * place : 3 * place + 3]) for place in range(count)]
     return VirtualState(
@@ -71,7 +71,7 @@ class VirtualBuffer:
     """See `backend.ReceiveBuffer`."""
 
     def __init__(self, slab: Slab | None, extent: Extent | None, model: str, profile: DeviceProfile) -> None:
-        """`slab`: of one that arrives on the device; `extent`: of one that arrives suspended."""
+        """Pass `slab` for a session that arrives on the device, `extent` for one that arrives suspended."""
         self._slab, self.extent = slab, extent
         self._model = model
         self._sizes = {"numbers": _NUMBERS.size, "window": profile.state_bytes}

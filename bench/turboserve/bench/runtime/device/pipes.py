@@ -37,19 +37,19 @@ class Pipe:
             self._later(lambda: self.reader.feed_data(data))
 
     def finish(self) -> None:
-        """No more follows."""
+        """Send the end of the stream."""
         if not self._closed and not self.silent:
             self._closed = True
             self._later(self.reader.feed_eof)
 
     def reset(self) -> None:
-        """The connection is lost, as its reader sees."""
+        """Break the connection, as its reader sees it."""
         if not self._closed:
             self._closed = True
             self.reader.set_exception(ConnectionResetError("the connection was reset"))
 
     def read_no_more(self) -> None:
-        """The reading side has closed its socket: what is still on its way arrives nowhere."""
+        """Drop what is still on its way, because the reading side has closed its socket."""
         self._unread = True
         if not self.reader.at_eof() and self.reader.exception() is None:
             self.reader.feed_eof()
@@ -66,7 +66,10 @@ class Pipe:
 
 
 class PipeWriter:
-    """See `channel.ByteWriter`. Closing is the kernel's, which closes a dead process's sockets."""
+    """See `channel.ByteWriter`.
+
+    Closing needs no living process: the kernel closes a dead process's sockets.
+    """
 
     def __init__(self, pipe: Pipe, back: Pipe, process: Process, peer: str) -> None:
         self._pipe, self._back, self._process, self._peer = pipe, back, process, peer

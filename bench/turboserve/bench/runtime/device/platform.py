@@ -33,7 +33,7 @@ class VirtualPlatform:
     clock: Clock
     fabric: TransferFabric
     host: str
-    """Where others reach it: its own in the fabric, lower-case letters, digits and hyphens."""
+    """The worker's own host name in the fabric: lower-case letters, digits and hyphens."""
     on_leave: Callable[[str], None]
     """Ends the process; it should not return."""
     pid: int = 1

@@ -1,4 +1,4 @@
-"""What a virtual device is declared to do: latencies by batch size, memory, and how finely time passes."""
+"""Declared behavior of a virtual device: latencies by batch size, memory, and granularity of time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turboserve.worker.model.config import ModelConfig
 
 @dataclass(frozen=True)
 class _ChunkAtOnce(ModelConfig):
-    """A chunk is one forward that takes as long as all of its forwards."""
+    """A model whose chunk is one forward that takes as long as all of the chunk's forwards."""
 
     @property
     def chunk_forwards(self) -> int:
@@ -20,35 +20,35 @@ class _ChunkAtOnce(ModelConfig):
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """Latencies in seconds by batch size: linear between the given sizes, and beyond them."""
+    """Latencies in seconds by batch size, interpolated linearly between the given sizes and beyond them."""
 
     forward_s: Mapping[int, float] = field(default_factory=lambda: {1: 0.03, 4: 0.06})
-    """One forward of that many sessions."""
+    """Time of one forward of that many sessions."""
     decode_s: Mapping[int, float] = field(default_factory=lambda: {1: 0.02})
-    """That many sessions' chunks, beside the forwards."""
+    """Time to decode that many sessions' chunks, beside the forwards."""
     text_s: Mapping[int, float] = field(default_factory=lambda: {1: 0.01})
-    """That many prompts."""
+    """Time to encode that many prompts."""
     recache_s: Mapping[int, float] = field(default_factory=lambda: {1: 0.05})
-    """A prompt switch of that many sessions."""
+    """Time of a prompt switch of that many sessions."""
     package_s: float = 0.01
-    """Encoding of one chunk, beside all else."""
+    """Time to encode one chunk, beside all other work."""
     weights: str = "virtual"
-    """Digest of the weights: states go on only where it is equal."""
+    """Digest of the weights. A state continues only on a worker with the same digest."""
     load_s: float = 2.0
-    """Until the worker can serve; infinite: it never can."""
+    """Time until the worker can serve; infinite if it never can."""
     slots: int = 4
     """Sessions that fit on the device."""
     host_states: int = 8
     """Suspended sessions that fit in host memory."""
     host_bytes_per_s: float = 1e6
-    """Between device and host."""
+    """Pace of copies between device and host."""
     state_bytes: int = 4_096
-    """Of each state, beside what changes with every chunk. These bytes exist while a state is moved."""
+    """Bytes of each state that chunks do not change. They exist while a state is transferred."""
     decode_batch: int = 1
     denoising: int = 4
     """Forwards of a chunk before its latents are clean; one more follows."""
     chunk_at_once: bool = False
-    """Have a chunk's forwards be one event that takes as long, rather than an event each."""
+    """Whether a chunk's forwards are one event of the same total time, rather than an event each."""
 
     @property
     def config(self) -> ModelConfig:
@@ -73,7 +73,7 @@ class DeviceProfile:
         )
 
     def stages(self) -> dict[str, dict[int, float]]:
-        """For the engine, as a measured profile file has them."""
+        """Return the latencies for the engine, in the form of a measured profile file."""
         scale = self.denoising + 1 if self.chunk_at_once else 1
         return {
             "text": dict(self.text_s),
@@ -84,7 +84,7 @@ class DeviceProfile:
         }
 
     def chunk_s(self) -> dict[int, float]:
-        """L(b): seconds in which b sessions together get one chunk each, as a worker's warm-up measures."""
+        """Return L(b): seconds in which b sessions get one chunk each, as a worker's warm-up measures."""
         forward, decode = LatencyProfile(self.forward_s), LatencyProfile(self.decode_s)
         sizes = sorted({1, *self.forward_s})
         return {

@@ -1,4 +1,4 @@
-"""What steps the engine and packages its chunks on a virtual loop: timers where production has threads."""
+"""Steps the engine and packages its chunks on a virtual loop, with timers where production has threads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class VirtualEncoder:
-    """See `packager.ChunkEncoder`: a chunk's contents, after the time that encoding takes."""
+    """See `packager.ChunkEncoder`. Returns a chunk's contents after the time that encoding takes."""
 
     latents_dtype = Latents.dtype
 
@@ -65,12 +65,17 @@ class VirtualPackager:
         seconds: float,
         limit: int,
     ) -> None:
-        """`clock`: which the packager's encoder moves on. `seconds`: of one chunk. `limit`: what waits at
-        most, before the engine does."""
+        """Create a packager.
+
+        Args:
+            clock: The clock that the packager's encoder advances.
+            seconds: Time of one chunk.
+            limit: Number of waiting items above which the engine waits.
+        """
         self._packager, self._deliver, self._loop, self._clock = packager, deliver, loop, clock
         self._seconds, self._limit = seconds, limit
         self._queue: deque[tuple[float, FromEngine]] = deque()
-        """When the packager has done with each."""
+        """Waiting items, each with the time at which the packager has done it."""
         self._free_at = 0.0
         self._timer: asyncio.Handle | None = None
         self._empty = asyncio.Event()
@@ -82,7 +87,7 @@ class VirtualPackager:
         self.alive = True
 
     def put(self, item: FromEngine) -> None:
-        """Take over what the engine says, in its order."""
+        """Queue an item from the engine, in the engine's order."""
         self._free_at = max(self._free_at, self._loop.time())
         if isinstance(item, GeneratedChunk):
             self._free_at += self._seconds
@@ -93,7 +98,7 @@ class VirtualPackager:
 
     @property
     def room_at(self) -> float:
-        """When the engine may go on: at once, or when no more than the limit waits."""
+        """Time at which the engine may continue: at once, or when no more than the limit waits."""
         return self._queue[-self._limit][0] if len(self._queue) > self._limit else 0.0
 
     async def end(self, timeout_s: float) -> None:
@@ -110,7 +115,7 @@ class VirtualPackager:
         now = self._loop.time()
         while self._queue and self._queue[0][0] <= now:
             done_at, item = self._queue.popleft()
-            # The encoder moves the clock on to `done_at`.
+            # The encoder advances the clock to `done_at`.
             self._clock.now = done_at - self._seconds
             self._deliver(self._packager.convert(item))
         if not self._queue:
@@ -132,15 +137,15 @@ class VirtualEngineRunner:
         quiet_s: float,
         patience_s: float,
     ) -> None:
-        """`clock`: the engine's. `quiet_s`, `patience_s`: see `EngineDriver`."""
+        """`clock` is the engine's; for `quiet_s` and `patience_s`, see `EngineDriver`."""
         self.engine = engine
         self._driver = EngineDriver(engine, packager.put, clock, quiet_s, patience_s)
         self._packager, self._loop, self._clock, self._faults = packager, loop, clock, faults
         self._commands: deque[EngineCommand] = deque()
         self._next: asyncio.Handle | None = None
-        """The next turn, while no step is in work."""
+        """The next turn; None while a step is under way."""
         self._rested_until = 0.0
-        """While it waits for the time of the next turn: when that is."""
+        """Time of the next turn while the runner waits for it."""
         self._stopping = False
         self._ended = asyncio.Event()
         self.turns = 0
@@ -151,7 +156,7 @@ class VirtualEngineRunner:
 
     @property
     def generating(self) -> bool:
-        """Whether a step may begin by the lease, as the engine itself sees it."""
+        """Whether the lease permits a step now, by the engine's own view."""
         return self.alive and not self._stopping and self._loop.time() < self._driver.generate_until
 
     def start(self) -> None:
@@ -194,7 +199,7 @@ class VirtualEngineRunner:
                 return
 
     def _wake(self) -> None:
-        """Something is to be done, if no step is in work; else it is done after that."""
+        """Start a turn soon. If a step is under way, the turn follows the step."""
         next_turn = self._next
         if next_turn is not None and isinstance(next_turn, asyncio.TimerHandle):
             next_turn.cancel()
@@ -202,13 +207,13 @@ class VirtualEngineRunner:
             self._next = self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Rounds of the engine's loop, up to one that takes time or finds nothing to do."""
+        """Run rounds of the engine's loop, up to one that takes time or has no work."""
         self._next, self._rested_until = None, 0.0
         if not self.alive:
             return
         now = self._loop.time()
         if now < self._faults.stalled_until:
-            # Looked at again and again: the fault may be taken back.
+            # The time is checked repeatedly, because the fault may be withdrawn.
             self._next = self._loop.call_at(min(now + IDLE_S, self._faults.stalled_until), self._turn)
             return
         self._clock.catch_up()
@@ -233,7 +238,7 @@ class VirtualEngineRunner:
                 return
             events = self._driver.step()
             if self._clock.now > now:
-                # The step is in work: nothing interrupts it.
+                # The step is under way, and nothing interrupts it.
                 self._loop.call_at(self._clock.now, self._stepped, events)
                 return
             for event in events:
@@ -247,16 +252,19 @@ class VirtualEngineRunner:
 
     @property
     def _rests(self) -> bool:
-        """Whether it waits for a command or for the time at which a session is due."""
+        """Whether the runner waits for a command or for the time at which a session is due."""
         return self._rested_until > self._loop.time() >= self._faults.stalled_until and self.alive
 
     def _rest_until(self, when: float) -> None:
         self._rested_until = when
-        # What is due at a time is due just after it.
+        # Work that is due at a time is done just after it.
         self._next = self._loop.call_at(when + JUST_AFTER_S, self._turn)
 
     def _move_playhead(self, command: commands.SetPlayhead) -> None:
-        """What comes most often, and concerns one session: a whole round for it would find nothing else."""
+        """Carry out a change of a playhead without a whole round.
+
+        It is the most frequent command and concerns one session; a round would find no other work.
+        """
         self._clock.catch_up()
         self.turns += 1
         self._driver.carry_out(command)

@@ -1,1 +1,1 @@
-"""The state store's database in memory: what Postgres does, and no rule of the product."""
+"""The state store's database in memory: the behavior of Postgres, without any rule of the product."""

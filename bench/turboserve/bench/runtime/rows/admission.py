@@ -1,4 +1,4 @@
-"""Counting what there is room for."""
+"""Counts for admission: capacity and demand."""
 
 from __future__ import annotations
 

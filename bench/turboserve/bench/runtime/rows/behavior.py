@@ -1,4 +1,4 @@
-"""How long the servers take, and what goes wrong in them. Every choice is drawn from one seeded generator."""
+"""Latencies and faults of the servers. One seeded generator draws every choice."""
 
 from __future__ import annotations
 
@@ -26,29 +26,31 @@ class PostgresBehavior:
     """Time of one round trip: the mean of an exponential distribution if `varied`."""
     varied: bool = True
     in_doubt: float = 0.0
-    """Probability that a commit's connection breaks. Half of these are committed."""
+    """Probability that a commit's connection breaks. Half of these commits take effect."""
     refused_updates: float = 0.5
-    """Probability that an update fails on a full disk. Inserts always do."""
+    """Probability that an update fails on a full disk. Inserts always fail."""
     unflushed_s: float = 0.6
-    """A crash takes back commits that did not wait for the disk and are at most this old: three times
-    `wal_writer_delay`."""
+    """Maximum age of the commits that a crash reverts: three times `wal_writer_delay`.
+
+    Only commits that did not wait for the disk can be reverted.
+    """
 
     def delay_s(self) -> float:
-        """Of one round trip."""
+        """Return the time of one round trip."""
         if self.statement_s <= 0.0 or not self.varied:
             return self.statement_s
         return self.random.expovariate(1.0 / self.statement_s)
 
     def commit(self) -> CommitOutcome:
-        """Of the next commit."""
+        """Draw the outcome of the next commit."""
         if self.in_doubt <= 0.0 or self.random.random() >= self.in_doubt:
             return CommitOutcome.DONE
         return self.random.choice((CommitOutcome.ANSWER_LOST, CommitOutcome.REQUEST_LOST))
 
     def refuses_update(self) -> bool:
-        """Whether the next update fails on a full disk."""
+        """Draw whether the next update fails on a full disk."""
         return self.random.random() < self.refused_updates
 
     def lost(self, unflushed: int) -> int:
-        """How many of the newest `unflushed` commits a crash takes back."""
+        """Draw how many of the newest `unflushed` commits a crash reverts."""
         return self.random.randint(0, unflushed)

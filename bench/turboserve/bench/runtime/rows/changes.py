@@ -1,4 +1,4 @@
-"""Rows of sessions, written: changes, and the columns of the fence."""
+"""Writes to the rows of sessions: changes, and the columns of the fence."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _STAYING = tuple(SESSION_FIXED | SESSION_COUNTED)
 
 
 def stored(record: SessionRecord) -> SessionRecord:
-    """The record without what no column keeps."""
+    """Return the record without the values that no column keeps."""
     return record if record.unwatched_s is None else record.model_copy(update={"unwatched_s": None})
 
 
 def written(before: SessionRecord, after: SessionRecord) -> SessionRecord:
-    """`before` with the columns that a change writes."""
+    """Return `before` with the columns that a change writes."""
     if all(getattr(before, name) == getattr(after, name) for name in _STAYING):
         return stored(after)
     return before.model_copy(update={name: getattr(after, name) for name in SESSION_CHANGING})
 
 
 def insert_decision(db: Session, decision: Decision, version: int | None) -> None:
-    """Raises ConflictError if there is no such session, or the version has one."""
+    """Insert a decision. Raises ConflictError if the session does not exist or the version has a decision."""
     db.refer(db.tables.sessions, decision.session)
     table: Table[int, DecisionEntry] = db.tables.decisions
     db.insert(table, db.tables.number(table), DecisionEntry(decision, version))
@@ -139,7 +139,7 @@ class MemoryFence:
         return await self._db.execute(run)
 
     def _at(self, session: str, epoch: int) -> SessionEntry | None:
-        """The row, locked, if it is at this epoch before and after the wait for its lock."""
+        """Return the locked row, if it is at this epoch before and after the wait for its lock."""
         entry = self._db.get(self._rows, session)
         if entry is None or entry.record.epoch != epoch:
             return None
@@ -148,12 +148,12 @@ class MemoryFence:
 
 
 def _check(record: SessionRecord) -> None:
-    """The constraint `target_with_move`."""
+    """Check the constraint `target_with_move`."""
     if (record.target is None) != (record.move is None):
         raise ConflictError("another request did this first: target without move")
 
 
 def lock_all(db: Session, ids: Iterable[str]) -> list[tuple[str, SessionEntry]]:
-    """The rows that are there, locked one after the other before any is written."""
+    """Return the existing rows, locked one after the other before any is written."""
     rows = ((session, db.lock(db.tables.sessions, session, LockMode.NO_KEY_UPDATE)) for session in ids)
     return [(session, entry) for session, entry in rows if entry is not None]

@@ -1,4 +1,4 @@
-"""What was asked of a session and what was decided about it."""
+"""Prompts of a session, and decisions about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rentals, the shares that sessions have of them, and corrections."""
+"""Rentals, the sessions' shares of them, and corrections."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from turboserve.state_store.ports.database import LOCK_ANSWER_S, LOCK_SILENCE_S,
 
 
 class MemoryDatabase:
-    """`ports.database.Database`. It belongs to the process in which it was made."""
+    """`ports.database.Database`. It belongs to the process in which it was created."""
 
     def __init__(self, server: MemoryPostgres, *, deadline_s: float = 2.5, connections: int = 12) -> None:
         self._server, self._deadline_s = server, deadline_s
@@ -28,7 +28,7 @@ class MemoryDatabase:
         self.reachable = False
 
     def cut_off(self, seconds: float) -> None:
-        """For this long, no new transaction of this process reaches the server."""
+        """Keep new transactions of this process from reaching the server for `seconds`."""
         self._cut_off_until = self._server.loop.time() + seconds
 
     def transaction(self, *, durable: bool = True) -> _Transaction:
@@ -76,12 +76,15 @@ class MemoryDatabase:
         return self.reachable
 
     async def close(self) -> None:
-        """Its connections end with their transactions."""
+        """Do nothing: connections end with their transactions."""
 
     async def _connect(
         self, *, durable: bool, autocommit: bool, deadline: float, idle_limit_s: float
     ) -> Session:
-        """Raises UnavailableError if no connection is free in time, or the server cannot be reached."""
+        """Open a session.
+
+        Raises UnavailableError if no connection is free in time, or the server cannot be reached.
+        """
         if self._process is not None:
             self._process.check_alive()
         if self._free.locked():
@@ -111,7 +114,7 @@ class MemoryDatabase:
 
 
 class _Transaction:
-    """One block. A class, since a generator costs more than the rest of it."""
+    """One block. It is a class, because a generator costs more than the rest of the block."""
 
     __slots__ = ("_autocommit", "_database", "_durable", "_session")
 

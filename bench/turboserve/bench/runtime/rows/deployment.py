@@ -17,7 +17,7 @@ from turboserve.state_store.ports.records import PendingEvent, outbox_values, po
 
 
 def insert_events(db: Session, events: Iterable[Event]) -> None:
-    """Raises ConflictError if the outbox has an event's id."""
+    """Insert events into the outbox. Raises ConflictError if it has an event's id."""
     table = db.tables.outbox
     for event in events:
         number = db.tables.number(table)

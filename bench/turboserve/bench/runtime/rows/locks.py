@@ -1,4 +1,4 @@
-"""Row locks and advisory locks, held until their owner gives them up, with first-come waiting."""
+"""Row locks and advisory locks, held until their owner releases them; waiters are served in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class LockMode(IntEnum):
-    """Strength of a lock, as Postgres's row locks. A stronger one includes the weaker ones."""
+    """Strength of a lock, as Postgres's row locks. A stronger lock includes the weaker ones."""
 
     KEY_SHARE = 1
     """`for key share`, and the row that a foreign key names."""
@@ -25,14 +25,14 @@ def _conflict(one: LockMode, other: LockMode) -> bool:
 
 
 class Owner(Protocol):
-    """Who holds locks: one session of the server."""
+    """A holder of locks: one session of the server."""
 
     @property
     def locks(self) -> dict[Hashable, LockMode]: ...
 
 
 class Waiter:
-    """A lock that an owner waits for."""
+    """A lock for which an owner waits."""
 
     __slots__ = ("granted", "key", "mode", "owner")
 
@@ -50,7 +50,10 @@ class LockTable:
         self._waiting: dict[Owner, Waiter] = {}
 
     def take(self, owner: Owner, key: Hashable, mode: LockMode) -> bool:
-        """Take the lock if no other owner holds it in a mode that conflicts; whether `owner` has it now."""
+        """Take the lock if no other owner holds it in a conflicting mode.
+
+        Returns whether `owner` has it now.
+        """
         held = owner.locks.get(key)
         if held is not None and held >= mode:
             return True
@@ -72,7 +75,7 @@ class LockTable:
 
     @property
     def waiting(self) -> int:
-        """How many owners wait."""
+        """Number of owners that wait."""
         return len(self._waiting)
 
     def stop_waiting(self, owner: Owner) -> None:
@@ -83,12 +86,12 @@ class LockTable:
             self._grant(waiter.key)
 
     def release(self, owner: Owner, keep: Callable[[Hashable], bool] = lambda _key: False) -> None:
-        """Give up the owner's locks, except those that `keep` names."""
+        """Release the owner's locks, except those for which `keep` is true."""
         for key in [key for key in owner.locks if not keep(key)]:
             self.release_one(owner, key)
 
     def release_one(self, owner: Owner, key: Hashable) -> None:
-        """Give up one lock that the owner holds."""
+        """Release one lock that the owner holds."""
         del owner.locks[key]
         holders = self._holders[key]
         holders.remove(owner)
@@ -98,7 +101,7 @@ class LockTable:
             self._grant(key)
 
     def deadlocked(self, owner: Owner) -> bool:
-        """Whether the owner waits for itself, by way of others."""
+        """Return whether the owner waits for itself through other owners."""
         seen: list[Owner] = []
         pending = list(self._blockers(owner))
         while pending:
@@ -119,7 +122,7 @@ class LockTable:
                 yield other
 
     def _grant(self, key: Hashable) -> None:
-        """In the order of waiting, up to the first whose lock conflicts."""
+        """Grant the lock in the order of waiting, up to the first waiter whose mode conflicts."""
         queue = self._queues[key]
         while queue and self.take(queue[0].owner, key, queue[0].mode):
             waiter = queue.pop(0)

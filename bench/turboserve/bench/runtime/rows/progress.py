@@ -1,4 +1,4 @@
-"""How far the log has come, and what of it is past its time."""
+"""Progress of the log, and the deletion of expired rows."""
 
 from __future__ import annotations
 

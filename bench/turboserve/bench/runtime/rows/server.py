@@ -1,4 +1,4 @@
-"""Postgres in memory: statements, commits, crashes and time-outs. It belongs to no process."""
+"""Postgres in memory: statements, commits, crashes and timeouts. It belongs to no process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turboserve.state_store.ports.database import unavailable
 T = TypeVar("T")
 
 DEADLOCK_S = 1.0
-"""Postgres looks for a deadlock after a statement has waited for this long (`deadlock_timeout`)."""
+"""Time for which a statement waits before Postgres looks for a deadlock (`deadlock_timeout`)."""
 
 _Undo = list[tuple[Table[Any, Any], Any, Any]]
 
@@ -36,11 +36,11 @@ class MemoryPostgres:
         self.down = False
         self.disk_full = False
         self.on_commit: Callable[[Table[Any, Any], Any, Any, Any], None] | None = None
-        """Called at each commit for each row: the table, the key, the row before and after."""
+        """Called at each commit for each row, with the table, the key, and the row before and after."""
         self.on_lost: Callable[[Table[Any, Any], Any, Any, Any], None] | None = None
-        """As `on_commit`, for each row that a crash takes back."""
+        """As `on_commit`, for each row that a crash reverts."""
         self.transactions = 0
-        """Transactions that were committed."""
+        """Number of committed transactions."""
         self._context = Context()
         self._sessions: dict[Session, None] = {}
         self._frozen_until = 0.0
@@ -50,13 +50,13 @@ class MemoryPostgres:
 
     @property
     def idle_transactions(self) -> int:
-        """Transactions that wait for their client's next statement."""
+        """Number of transactions that wait for their client's next statement."""
         return sum(not session.autocommit and session.idle_since is not None for session in self._sessions)
 
     # Faults
 
     def crash(self) -> None:
-        """As `kill -9`. Commits that did not wait for the disk may be gone, the newest first."""
+        """Crash as with `kill -9`. Commits that did not wait for the disk may be lost, the newest first."""
         self.down = True
         for session in list(self._sessions):
             self._end(session)
@@ -70,7 +70,7 @@ class MemoryPostgres:
         self._unflushed.clear()
 
     def stop(self) -> None:
-        """An orderly stop: down, and everything that was committed stays."""
+        """Stop in an orderly way: the server is down, and no commit is lost."""
         self._unflushed.clear()
         self.crash()
 
@@ -79,17 +79,17 @@ class MemoryPostgres:
         self.down = False
 
     def freeze(self, seconds: float) -> None:
-        """As SIGSTOP: nothing is answered until then, and what was sent is done afterwards."""
+        """Freeze as with SIGSTOP: answer nothing for `seconds`, then execute what was sent."""
         self._frozen_until = max(self._frozen_until, self.loop.time() + seconds)
 
     def slow_down(self, seconds: float, statement_s: float) -> None:
-        """For `seconds`, each round trip takes `statement_s` longer."""
+        """Make each round trip take `statement_s` longer, for `seconds`."""
         self._slow_until, self._slow_s = self.loop.time() + seconds, statement_s
 
     # Statements
 
     def send(self, session: Session, run: Callable[[], T], future: asyncio.Future[T]) -> None:
-        """The client sends a statement; `future` gets its answer."""
+        """Send a client's statement; `future` receives its answer."""
         delay_s = self.behavior.delay_s()
         if self._slow_until > self.loop.time():
             delay_s += self._slow_s
@@ -142,7 +142,7 @@ class MemoryPostgres:
             future.set_result(result)
 
     def _reaches(self, session: Session, future: asyncio.Future[Any]) -> bool:
-        """Whether a commit goes on as if nothing happened to its connection."""
+        """Return whether the commit's connection holds. If it breaks, the commit takes effect or not."""
         outcome = self.behavior.commit()
         if outcome is CommitOutcome.DONE:
             return True
@@ -167,7 +167,7 @@ class MemoryPostgres:
         self._apply(session)
         self.locks.release(session, session.kept.__contains__)
         if session.closed:
-            # Its client is gone: it was sent before.
+            # Its client is gone, and had sent the statement before.
             self._end(session)
 
     # Waiting for locks
@@ -201,12 +201,12 @@ class MemoryPostgres:
         self.locks.wait(Waiter(session, blocked.key, blocked.mode, again))
 
     def _limit(self, session: Session, future: asyncio.Future[Any]) -> None:
-        """Of a statement that may take long: the client's deadline."""
+        """Set the client's deadline for a statement that may take long."""
         if math.isfinite(session.deadline) and not session.closed:
             self.loop.call_at(session.deadline, self._give_up, session, future, context=self._context)
 
     def _give_up(self, session: Session, future: asyncio.Future[Any]) -> None:
-        """The client's deadline passes while the server is frozen or slow."""
+        """Fail the statement, because the client's deadline passed while the server was frozen or slow."""
         if not future.done():
             _fail(session, future, unavailable())
             session.abandon()
@@ -219,14 +219,14 @@ class MemoryPostgres:
         self.roll_back(session)
 
     def roll_back(self, session: Session) -> None:
-        """Forget the session's writes, and give up its locks."""
+        """Discard the session's writes, and release its locks."""
         session.writes.clear()
         self._sessions.pop(session, None)
         self.locks.stop_waiting(session)
         self.locks.release(session)
 
     def _end(self, session: Session) -> None:
-        """The server closes the connection."""
+        """Close the session's connection at the server."""
         session.closed = session.ended = True
         self.roll_back(session)
         if session.pending is not None:
@@ -257,7 +257,7 @@ class MemoryPostgres:
             self._unflushed.popleft()
 
     def check_disk(self, *, inserts: bool) -> None:
-        """Raises UnavailableError if the disk is full and the write needs room."""
+        """Raise UnavailableError if the disk is full and the write needs room."""
         if self.disk_full and (inserts or self.behavior.refuses_update()):
             raise unavailable()
 
@@ -295,7 +295,7 @@ def _fail(session: Session, future: asyncio.Future[Any], error: BaseException) -
     if future.done():
         return
     if session.abandoned:
-        # Its client has gone.
+        # The client of the session is gone.
         future.cancel()
     else:
         future.set_exception(error)

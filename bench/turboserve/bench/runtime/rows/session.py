@@ -21,7 +21,7 @@ V = TypeVar("V")
 
 
 class BlockedError(Exception):
-    """The statement has to wait for a lock. It runs again from its beginning once it has the lock."""
+    """The statement must wait for a lock. It runs again from its beginning once it has the lock."""
 
     def __init__(self, key: Hashable, mode: LockMode) -> None:
         super().__init__(key, mode)
@@ -29,8 +29,10 @@ class BlockedError(Exception):
 
 
 class Session:
-    """Statements are functions that run at the server. They read what is committed and what their transaction
-    has written. One that has to wait for a lock runs again from its beginning once it has the lock.
+    """A client's session. Its statements are functions that run at the server.
+
+    Statements read what is committed and what their transaction has written. A statement that must wait for a
+    lock runs again from its beginning once it has the lock.
     """
 
     def __init__(
@@ -44,8 +46,12 @@ class Session:
         autocommit: bool,
         durable: bool,
     ) -> None:
-        """`deadline`: loop time at which the client gives the session up. `autocommit`: each statement is a
-        transaction."""
+        """Create a session.
+
+        Args:
+            deadline: Loop time at which the client gives the session up.
+            autocommit: Whether each statement is a transaction.
+        """
         self.server, self.process = server, process
         self.tables: Tables = server.tables
         self.deadline, self.idle_limit_s, self.lock_limit_s = deadline, idle_limit_s, lock_limit_s
@@ -54,28 +60,31 @@ class Session:
         self.writes: dict[Table[Any, Any], dict[Any, Any]] = {}
         """By table and key: the row after this transaction, None if deleted."""
         self.journal: list[tuple[dict[Any, Any], Any, bool, Any]] = []
-        """What the statement has replaced in `writes`."""
+        """Values in `writes` that the statement has replaced."""
         self.opened = False
-        """Whether the server has seen a statement."""
+        """Whether the server has received a statement."""
         self.closed = False
-        """The client uses it no more, or cannot."""
+        """Whether the client no longer uses the session, or cannot."""
         self.abandoned = False
-        """Its client has closed it, or has died."""
+        """Whether the client closed the session or died."""
         self.ended = False
-        """The server has ended it: nothing that was sent is done."""
+        """Whether the server has ended the session. Statements already sent are not executed."""
         self.kept: set[Hashable] = set()
         """Advisory locks that outlast their transaction."""
         self.failed = False
-        """A statement failed: the transaction can only be rolled back."""
+        """Whether a statement failed, so that the transaction can only be rolled back."""
         self.idle_since: float | None = None
-        """Since when the server waits for the next statement; None: one is under way."""
+        """Time since which the server waits for the next statement; None while one is under way."""
         self.pending: asyncio.Future[Any] | None = None
         self.committing = False
 
     # At the client
 
     async def execute(self, run: Callable[[], T]) -> T:
-        """One round trip. Raises UnavailableError, and what `run` raises."""
+        """Execute `run` at the server, in one round trip.
+
+        Raises UnavailableError, and the errors of `run`.
+        """
         if self.process is not None:
             self.process.check_alive()
         if self.closed or self.failed:
@@ -87,7 +96,7 @@ class Session:
         return await future
 
     async def commit(self) -> None:
-        """Raises UnavailableError: then the outcome is unknown."""
+        """Commit the transaction. After UnavailableError, the outcome is unknown."""
         if not self.opened and not self.closed:
             return
         if self.failed:
@@ -98,7 +107,7 @@ class Session:
         self.closed = True
 
     def abandon(self) -> None:
-        """Close the connection. A commit, or a statement that commits itself, still runs if it was sent."""
+        """Close the connection. A commit or an autocommit statement still runs if it was sent."""
         if self.closed:
             return
         self.closed = self.abandoned = True
@@ -112,7 +121,7 @@ class Session:
     # At the server: called by statements
 
     def get(self, table: Table[K, V], key: K) -> V | None:
-        """The row as this statement sees it."""
+        """Return the row as this statement sees it."""
         if self.writes:
             written = self.writes.get(table)
             if written is not None and key in written:
@@ -121,7 +130,7 @@ class Session:
         return table.rows.get(key)
 
     def find(self, table: Table[K, V], index: str, value: Hashable) -> list[tuple[K, V]]:
-        """Keys and rows that have `value`, in no particular order."""
+        """Return keys and rows that have `value`, in no particular order."""
         keys = table.keys(index, value)
         written = self.writes.get(table) if self.writes else None
         if not written:
@@ -132,7 +141,7 @@ class Session:
         return found
 
     def all(self, table: Table[K, V]) -> list[tuple[K, V]]:
-        """All keys and rows, in no particular order."""
+        """Return all keys and rows, in no particular order."""
         written = self.writes.get(table) if self.writes else None
         if not written:
             return list(table.rows.items())
@@ -140,7 +149,7 @@ class Session:
         return found + [(key, row) for key, row in written.items() if row is not None]
 
     def lock(self, table: Table[K, V], key: K, mode: LockMode = LockMode.UPDATE) -> V | None:
-        """Lock the row and read it again; None, and no lock, if it is not there."""
+        """Lock the row and read it again. Returns None, and takes no lock, if the row does not exist."""
         row = self.get(table, key)
         if row is None:
             return None
@@ -153,18 +162,21 @@ class Session:
             raise BlockedError(key, mode)
 
     def update(self, table: Table[K, V], key: K, row: V) -> None:
-        """Replace a row that is there."""
+        """Replace an existing row."""
         self.take((table.name, key), LockMode.NO_KEY_UPDATE)
         self.server.check_disk(inserts=False)
         self._write(table, key, row)
 
     def insert(self, table: Table[K, V], key: K, row: V) -> None:
-        """Raises ConflictError if the key, or a value that has to be unique, is there already."""
+        """Insert a row. Raises ConflictError if the key, or a value that must be unique, already exists."""
         if not self.insert_if_absent(table, key, row):
             raise ConflictError(f"another request did this first: {table.name} has {key}")
 
     def insert_if_absent(self, table: Table[K, V], key: K, row: V) -> bool:
-        """As `on conflict do nothing` on the key: False if it is there. Waits for who inserts it just now."""
+        """Insert as `on conflict do nothing` on the key. Returns False if the key exists.
+
+        Waits for another transaction that has inserted the key and not ended.
+        """
         if self.get(table, key) is not None:
             return False
         self.take((table.name, key))
@@ -181,7 +193,7 @@ class Session:
         return True
 
     def delete(self, table: Table[K, V], key: K) -> bool:
-        """Whether the row was there."""
+        """Delete the row. Returns whether it existed."""
         if self.lock(table, key) is None:
             return False
         self._write(table, key, None)
@@ -193,7 +205,7 @@ class Session:
         written[key] = row
 
     def undo_statement(self) -> None:
-        """Take back what the statement has written so far; its locks stay."""
+        """Revert what the statement has written so far; its locks stay."""
         for written, key, known, before in reversed(self.journal):
             if known:
                 written[key] = before
@@ -202,6 +214,6 @@ class Session:
         self.journal.clear()
 
     def refer(self, table: Table[K, V], key: K) -> None:
-        """A foreign key to a row. Raises ConflictError if it is not there."""
+        """Check a foreign key to a row. Raises ConflictError if the row does not exist."""
         if self.lock(table, key, LockMode.KEY_SHARE) is None:
             raise ConflictError(f"another request did this first: {table.name} has no {key}")

@@ -1,4 +1,4 @@
-"""Rows of sessions, read."""
+"""Reads of the rows of sessions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turboserve.state_store.ports.records import SessionRow
 
 
 def by_number(found: list[tuple[str, SessionEntry]]) -> list[SessionEntry]:
-    """In the order of creation."""
+    """Sort entries in the order of creation."""
     return sorted((entry for _, entry in found), key=lambda entry: entry.number)
 
 

@@ -18,11 +18,11 @@ from turboserve.state_store.ports.records import PendingEvent
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 Index = Callable[[Any], Hashable | None]
-"""The value that a row is found by; None: the index does not have the row."""
+"""Returns the value by which a row is found; None if the index does not contain the row."""
 
 
 class Table(Generic[K, V]):
-    """Rows that are committed. `unique`: indexes of which no two rows may have one value."""
+    """Committed rows. No two rows may have the same value in an index of `unique`."""
 
     def __init__(
         self, name: str, indexes: Mapping[str, Index] | None = None, unique: tuple[str, ...] = ()
@@ -33,15 +33,15 @@ class Table(Generic[K, V]):
         self._found: dict[str, dict[Hashable, dict[K, None]]] = {index: {} for index in self.indexes}
 
     def keys(self, index: str, value: Hashable) -> Mapping[K, None]:
-        """Keys of the rows that have `value`."""
+        """Return the keys of the rows that have `value`."""
         return self._found[index].get(value, {})
 
     def values(self, index: str) -> Mapping[Hashable, Mapping[K, None]]:
-        """Keys of all rows that `index` has, by value."""
+        """Return the keys of all rows in `index`, by value."""
         return self._found[index]
 
     def set(self, key: K, row: V | None) -> V | None:
-        """Insert, replace or (None) delete; the row before."""
+        """Insert or replace a row, or delete it if `row` is None. Returns the row before."""
         before = self.rows.get(key)
         for index, value_of in self.indexes.items():
             old = None if before is None else value_of(before)
@@ -135,7 +135,7 @@ def _suspended(entry: SessionEntry) -> bool | None:
 
 
 def _ended(entry: SessionEntry) -> bool | None:
-    """Whether the chunks of an ended session were purged."""
+    """Return whether the chunks of an ended session were purged; None if the session has not ended."""
     return None if entry.ended_at is None else entry.purged_at is not None
 
 
@@ -193,6 +193,6 @@ class Tables:
         return (value for value in vars(self).values() if isinstance(value, Table))
 
     def number(self, table: Table[Any, Any]) -> int:
-        """The next of the table's identity column. A transaction that is rolled back leaves a gap."""
+        """Return the next number of the table's identity column. A rolled-back transaction leaves a gap."""
         self._numbers[table.name] = self._numbers.get(table.name, 0) + 1
         return self._numbers[table.name]

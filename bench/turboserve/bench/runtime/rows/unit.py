@@ -17,7 +17,7 @@ from turboserve.bench.runtime.rows.workers import MemoryWorkers
 
 
 class MemoryUnitOfWork:
-    """`UnitOfWork` in memory. A repository is made when it is first asked for."""
+    """`UnitOfWork` in memory. Each repository is created at its first use."""
 
     def __init__(self, session: Session) -> None:
         self.session = session

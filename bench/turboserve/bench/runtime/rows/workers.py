@@ -16,7 +16,7 @@ _NOTHING = dict.fromkeys(WORKER_COUNTED, 0)
 
 
 def _stored(record: WorkerRecord) -> WorkerRecord:
-    """The record without what no column keeps."""
+    """Return the record without the values that no column keeps."""
     if record.sessions or record.suspended or record.incoming:
         return record.model_copy(update=_NOTHING)
     return record
@@ -92,5 +92,5 @@ class MemoryWorkers:
 
 
 def _gone_at(entry: WorkerEntry) -> float:
-    # As `order by gone_at desc`, which has nulls first.
+    # The order of `order by gone_at desc`, which puts nulls first.
     return math.inf if entry.gone_at is None else entry.gone_at
