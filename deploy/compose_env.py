@@ -1,6 +1,6 @@
 """Write `.env` for compose.yaml from `.env.example`, once, with random passwords and an API key.
 
-`make compose-env` runs it. A `.env` that is there is left alone, but for a look at what it lacks.
+`make compose-env` runs it. An existing `.env` is not changed; it is only checked for missing secrets.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _LINE = re.compile(r"^([A-Z][A-Z0-9_]*)=(.*)$", re.MULTILINE)
 
 
 class EnvironmentFileError(Exception):
-    """`.env` cannot be used; the message says what it lacks."""
+    """`.env` cannot be used; the message states what it lacks."""
 
 
 def generate(example: str) -> str:
-    """The text of `.env`: `example` with a fresh secret in place of each GENERATED."""
+    """Return the text of `.env`: `example` with a new secret in place of each GENERATED."""
 
     def secret(match: re.Match[str]) -> str:
         name, value = match.groups()
@@ -32,42 +32,42 @@ def generate(example: str) -> str:
             return match[0]
         if name == KEYS:
             return f"{name}={new_key()}={TENANT}"
-        # A letter first: see .env.example.
+        # The secret starts with a letter; see .env.example.
         return f"{name}=p{secrets.token_hex(24)}"
 
     return _LINE.sub(secret, example)
 
 
 def new_key() -> str:
-    """An API key as `turboserve keys` makes them; this script runs without TurboServe's packages."""
+    """Create an API key in the form of `turboserve keys`; this script runs without TurboServe's packages."""
     return f"ts_{secrets.token_hex(4)}_{secrets.token_hex(24)}"
 
 
 def variables(text: str) -> dict[str, str]:
-    """The variables of a `.env`; a `#` begins a comment only at the beginning of a line."""
+    """Return the variables of a `.env`; a `#` begins a comment only at the beginning of a line."""
     return dict(_LINE.findall(text))
 
 
 def first_key(found: dict[str, str]) -> str | None:
-    """The first API key in `.env`, if it has any."""
+    """Return the first API key in `.env`, if it has any."""
     return found.get(KEYS, "").partition(",")[0].rpartition("=")[0] or None
 
 
 def write(path: Path, example: str) -> bool:
-    """Make `path`, readable by its owner alone. Returns False, and changes nothing, if it is there."""
+    """Create `path`, readable by its owner alone. If it exists, returns False and changes nothing."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
         return False
     with os.fdopen(descriptor, "w") as file:
-        # Whatever the umask is.
+        # The umask does not change the mode.
         os.fchmod(descriptor, 0o600)
         file.write(generate(example))
     return True
 
 
 def check(path: Path, example: str) -> dict[str, str]:
-    """The variables of the `.env` at `path`. Raises EnvironmentFileError for one that lacks a secret."""
+    """Return the variables of the `.env` at `path`. Raises EnvironmentFileError if a secret is missing."""
     found = variables(path.read_text())
     wanted = [name for name, value in variables(example).items() if value == GENERATED]
     keyless = found.get(KEYLESS) == "1"

@@ -1,8 +1,8 @@
 """Build the images, bring the stack up in containers, stream a session through it, take it down.
 
-`make compose-test` runs it. BUILD and COMPOSE name the commands; without them docker or podman is found.
-The stack has a name, a port, a tag, passwords, a key and volumes of its own, so one that runs for other
-reasons is left alone, and so is the `.env` of this folder.
+`make compose-test` runs it. BUILD and COMPOSE name the commands; without them docker or podman is found. The
+stack has its own name, port, tag, passwords, key and volumes, so another running stack and the `.env` of this
+folder are not affected.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROJECT = "turboserve-test"
 READY_LIMIT_S = 300.0
 CHUNK_LIMIT_S = 120.0
 BACK_LIMIT_S = 120.0
-"""From freezing a server until video goes on: its watchdog takes 20 to 30 s, the rest is the machine."""
+"""Time from freezing a server until video continues: its watchdog takes 20 to 30 s, the machine the rest."""
 STARTED = "echo started $(cut -d' ' -f22 /proc/1/stat)"
 FREEZE = """
 for each in /proc/[0-9]*; do
@@ -50,7 +50,7 @@ def say(text: str) -> None:
 
 
 def build(engine: Engine, tag: str) -> None:
-    """One image per service and one of the broker, `turboserve-<name>:<tag>`."""
+    """Build one image per service and one of the broker, `turboserve-<name>:<tag>`."""
     torch_index = os.environ.get("TORCH_INDEX")
     _build(engine, f"turboserve-nats:{tag}", "deploy/nats/Dockerfile")
     for service in SERVICES:
@@ -70,7 +70,7 @@ class Stack:
     """The containers of one test."""
 
     def __init__(self, engine: Engine, tag: str, folder: Path) -> None:
-        """`folder` gets what compose reads: some composes prefer the `.env` beside the file to all else."""
+        """Copy the files that compose reads to `folder`: some composes prefer the `.env` beside the file."""
         shutil.copy(ROOT / "compose.yaml", folder)
         shutil.copytree(ROOT / "deploy", folder / "deploy")
         self.port = _free_port()
@@ -79,7 +79,7 @@ class Stack:
             **variables(text),
             "TURBOSERVE_TAG": tag,
             "TURBOSERVE_PORT": str(self.port),
-            # For composes that take the project's name from here.
+            # Some composes take the project's name from here.
             "COMPOSE_PROJECT_NAME": PROJECT,
         }
         lines = [f"{name}={value}\n" for name, value in self._environment.items()]
@@ -95,7 +95,7 @@ class Stack:
         run([*self._compose, "up", "-d", "--no-build"], self._environment, quiet=True)
 
     def down(self) -> None:
-        """Containers, network and volumes; never raises, since it also cleans up what went half-way."""
+        """Remove containers, network and volumes. Never raises, because it also cleans up after failures."""
         run([*self._compose, "down", "-v"], self._environment, quiet=True, check=False)
 
     def logs(self) -> str:
@@ -106,36 +106,39 @@ class Stack:
         return "\n".join(parts)
 
     def check_services(self) -> None:
-        """Every service passes its image's health check, and none runs as root. Raises EngineError."""
+        """Check that every service passes its image's health check and none runs as root.
+
+        Raises EngineError.
+        """
         for service in SERVICES:
             self._expect(service, "ready", "probe")
             self._expect(service, "unprivileged", "python", "-c", UNPRIVILEGED)
 
     def freeze(self, server: str, program: str) -> None:
-        """SIGSTOP to every process of `program` in the container of `server`, which its watchdog is not."""
-        # Without pkill, which not every image has.
+        """Send SIGSTOP to all processes of `program` in the container of `server`, not to its watchdog."""
+        # Not every image has pkill.
         self._expect(server, "frozen", "sh", "-c", FREEZE, "-", program)
 
     def started(self, server: str) -> str:
-        """When the first process in the container of `server` began; empty while there is none."""
+        """Return when the first process in the container of `server` began; empty while there is none."""
         command = [*self._compose, "exec", "-T", server, "sh", "-c", STARTED]
         done = run(command, self._environment, quiet=True, check=False)
         return next((line for line in done.stdout.splitlines() if line.startswith("started ")), "")
 
     def _expect(self, service: str, word: str, *command: str) -> None:
-        # By what is printed: not every compose passes on the exit status.
+        # The output is checked: not every compose passes on the exit status.
         done = run([*self._compose, "exec", "-T", service, *command], self._environment, quiet=True)
         if word not in done.stdout.splitlines():
             raise EngineError(f"{service}: {' '.join(command)} did not say {word!r}:\n{done.stdout}")
 
 
 def authorization(key: str | None) -> dict[str, str]:
-    """The headers of a client that has `key`."""
+    """Return the headers of a client that has `key`."""
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 async def wait_ready(url: str, key: str | None) -> None:
-    """Until the gateway is ready and a worker has joined. Raises TimeoutError with what was missing."""
+    """Wait until the gateway is ready and a worker has joined. Raises TimeoutError with what was missing."""
     deadline_s = time.monotonic() + READY_LIMIT_S
     missing = "no answer"
     async with httpx.AsyncClient(base_url=url, timeout=5.0, headers=authorization(key)) as api:
@@ -153,7 +156,10 @@ async def wait_ready(url: str, key: str | None) -> None:
 
 
 async def check_closed(url: str) -> None:
-    """Nothing is told without a key, nor under a name that is not the gateway's. Raises AssertionError."""
+    """Check that the API refuses requests without a key or with a foreign host name.
+
+    Raises AssertionError.
+    """
     async with httpx.AsyncClient(base_url=url) as api:
         found = [
             (await api.get("/v1/sessions")).status_code,
@@ -165,14 +171,14 @@ async def check_closed(url: str) -> None:
 
 
 async def stream_a_session(url: str, key: str | None) -> str:
-    """Create, watch, decode, switch the prompt, decode again, delete; returns what was seen."""
+    """Create, watch, decode, switch the prompt, decode again, delete; returns a summary."""
     async with httpx.AsyncClient(base_url=url, headers=authorization(key)) as api:
         viewer = await Viewer.create(api, FIRST_PROMPT, seed=1, keep_video=True)
         async with viewer.watching():
             await viewer.more_chunks(4, CHUNK_LIMIT_S)
             switch = await viewer.submit(SECOND_PROMPT)
             applied = await viewer.event("prompt.applied", CHUNK_LIMIT_S, event_id=switch.event_id)
-            # A new prompt may take two chunks until nothing of the old one is left.
+            # A new prompt may take two chunks until no part of the old one is visible.
             settled = applied["chunk_index"] + 2
             await viewer.until(lambda: viewer.last >= settled + 1, CHUNK_LIMIT_S, "video of the new prompt")
             await viewer.delete()
@@ -195,7 +201,7 @@ async def stream_a_session(url: str, key: str | None) -> str:
 
 
 async def survive_frozen_servers(stack: Stack) -> str:
-    """Each server stands still and is never woken; video has to go on, and all that needs the server."""
+    """Freeze each server without resuming it; video and everything that needs the server must continue."""
     took: list[str] = []
     async with httpx.AsyncClient(base_url=stack.url, headers=authorization(stack.key)) as api:
         viewer = await Viewer.create(api, FIRST_PROMPT, seed=2)
@@ -224,7 +230,7 @@ async def survive_frozen_servers(stack: Stack) -> str:
 
 
 def test(engine: Engine, tag: str) -> None:
-    """One stack from up to down. What fails is raised after its logs were shown and all was taken down."""
+    """Test one stack from up to down. Shows its logs and takes it down before an error is raised."""
     with tempfile.TemporaryDirectory() as folder:
         _test(Stack(engine, tag, Path(folder)))
 

@@ -1,4 +1,4 @@
-"""Build the images, bring the stack up in containers, wait until it serves, and say how to use it.
+"""Build the images, bring the stack up in containers, wait until it serves, and print how to use it.
 
 `make compose-up` runs it, after compose_env.py has written `.env`. `make compose-down` takes it down.
 """

@@ -13,7 +13,7 @@ SYSTEM_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin")
 
 
 class EngineError(Exception):
-    """No engine can be used; the message says what was looked for and what to do."""
+    """No engine can be used; the message states what was searched for and what to do."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,10 @@ class Engine:
 
     @classmethod
     def find(cls, environment: Mapping[str, str] = os.environ) -> Engine:
-        """`BUILD` and `COMPOSE` where set, else docker if its daemon answers, else podman; or EngineError."""
+        """Return `BUILD` and `COMPOSE` if set, else docker if its daemon answers, else podman.
+
+        Raises EngineError if there is none.
+        """
         build = tuple(shlex.split(environment.get("BUILD", "")))
         compose = tuple(shlex.split(environment.get("COMPOSE", "")))
         if not build or not compose:
@@ -61,9 +64,9 @@ def _podman() -> Engine | None:
 
 
 def prepare_network() -> str | None:
-    """Podman's network (netavark) calls iptables, which Debian does not install with it.
+    """Prepare podman's network: netavark calls iptables, which Debian does not install with podman.
 
-    Installs it where that is possible; returns what was done or is missing, None when nothing is to be said.
+    Installs iptables if possible. Returns what was done or is missing; None if there is nothing to report.
     """
     if _works("docker", "info") or shutil.which("podman") is None:
         return None
@@ -92,8 +95,8 @@ def _works(*command: str) -> bool:
 def run(
     command: Sequence[str], environment: Mapping[str, str], *, quiet: bool = False, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Run and wait. `quiet`: output is kept, and shown only if the command fails."""
-    # Podman's own image format has no health checks; docker does not look at this.
+    """Run a command and wait. With `quiet`, output is kept, and shown only if the command fails."""
+    # Podman's own image format has no health checks; docker ignores this variable.
     everything = {**os.environ, "BUILDAH_FORMAT": "docker", **environment}
     done = subprocess.run(
         command,

@@ -1,8 +1,8 @@
-"""Print what distributions need from others, so that images install it in a layer of its own.
+"""Print the requirements of distributions, so that images install them in a layer of their own.
 
     requirements.py [--without NAME]… FOLDER…
 
-TurboServe's own distributions are left out: they change with every edit, what they need seldom does.
+TurboServe's own distributions are left out: they change with every edit, their requirements seldom.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OWN = "turboserve-"
 
 
 def third_party(folders: Iterable[Path], without: Iterable[str] = ()) -> list[str]:
-    """The requirements in the `pyproject.toml` of each folder, sorted, each once."""
+    """Return the requirements in the `pyproject.toml` of each folder, sorted, each once."""
     left_out = set(without)
     found: set[str] = set()
     for folder in folders:

@@ -1,7 +1,7 @@
 """Write the broker's configuration for containers: an account and a user per service.
 
     python deploy/nats/generate.py          write nats.conf beside this file
-    python deploy/nats/generate.py --check  fail if it is not what would be written
+    python deploy/nats/generate.py --check  fail if the file is out of date
     python deploy/nats/generate.py --workers wk0 wk1
                                             print one with an identity for each of these workers
 
@@ -48,8 +48,8 @@ accounts {
     ]
   }
 """
-# The watchdog appends to a stream of its own, which it may make and not read. It has an account of its own as
-# well: whoever may make a stream can have the broker publish anything on any subject of the account.
+# The watchdog appends to a stream of its own, which it may create and not read. It also has its own account:
+# a user that may create a stream can make the broker publish any message on any subject of the account.
 WATCHDOG = """\
   WATCHDOG {
     jetstream: enabled
@@ -68,14 +68,15 @@ WATCHDOG = """\
 
 
 def password_variable(user: str) -> str:
-    """The environment variable that holds the password of this broker user."""
+    """Return the environment variable that holds the password of this broker user."""
     return f"NATS_{account_of(user)}_PASSWORD"
 
 
 def config(workers: Sequence[str] = ()) -> str:
-    """The configuration file's text. Strings are quoted as JSON, which NATS reads as well.
+    """Return the configuration file's text. Strings are quoted as JSON, which NATS also reads.
 
-    `workers`: identities; with any, there is no user for all workers. Raises ValueError for what is none.
+    `workers` are identities; if there are any, there is no common user for all workers. Raises ValueError for
+    an invalid identity.
     """
     services = [name for name in SERVICES if not workers or name != WORKER]
     users = {user: f"${password_variable(user)}" for user in (*services, *map(worker_user, workers))}

@@ -1,8 +1,8 @@
-"""Asks the broker in this container for its health and has it append a message; the watchdog runs it.
+"""Request the health of the broker in this container, and append a message. The watchdog runs it.
 
 Exits with 0 if the message is stored, 1 if the broker answers that it cannot store, 2 if it does not answer,
-3 if it is full by its own limits. It speaks the client protocol itself, with nothing but the core of the
-standard library: it starts every two seconds, and importing a client would cost ten times as much.
+3 if it is full by its own limits. It implements the client protocol with the core of the standard library
+only: it starts every two seconds, and the import of a client would cost ten times as much.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ class Connection:
         self._send(f"CONNECT {json.dumps(options)}\r\nSUB {self._inbox} 1\r\n")
 
     def request(self, subject: str, body: object = None) -> dict | None:
-        """The answer; None if nobody listens. Raises OSError if there is none, or the broker complains."""
+        """Return the answer; None if there is no responder.
+
+        Raises OSError without an answer or on an error.
+        """
         data = "" if body is None else json.dumps(body)
         self._send(f"PUB {subject} {self._inbox} {len(data)}\r\n{data}\r\n")
         while True:
