@@ -1,4 +1,4 @@
-"""What the training scripts share: pictures, moving averages, learning rates by the clock, provenance."""
+"""Shared parts of the training scripts: pictures, moving averages, learning rates by time, provenance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 def write_png(path: Path, image: Tensor) -> None:
-    """image: uint8 [H, W, 3]."""
+    """Write image: uint8 [H, W, 3]."""
     height, width, _ = image.shape
     rows = image.contiguous().numpy()
     raw = b"".join(b"\0" + rows[y].tobytes() for y in range(height))
@@ -30,7 +30,7 @@ def write_png(path: Path, image: Tensor) -> None:
 
 
 def contact_sheet(clips: Tensor, scale: int = 2) -> Tensor:
-    """clips: uint8 [rows, columns, H, W, 3] → one picture uint8 [.., .., 3] with a thin grid."""
+    """Arrange clips: uint8 [rows, columns, H, W, 3] → one picture uint8 [.., .., 3] with a thin grid."""
     rows, columns, height, width, _ = clips.shape
     sheet = torch.full((rows, columns, height + 2, width + 2, 3), 60, dtype=torch.uint8)
     sheet[:, :, 1:-1, 1:-1] = clips
@@ -39,7 +39,7 @@ def contact_sheet(clips: Tensor, scale: int = 2) -> Tensor:
 
 
 def warmup_cosine(progress: float, warmup: float = 0.02, floor: float = 0.02) -> float:
-    """Factor of the learning rate. progress: 0..1 of the run."""
+    """Return the factor of the learning rate. `progress`: 0..1 of the run."""
     if progress < warmup:
         return progress / warmup
     done = min(1.0, (progress - warmup) / (1.0 - warmup))
@@ -47,7 +47,10 @@ def warmup_cosine(progress: float, warmup: float = 0.02, floor: float = 0.02) ->
 
 
 def warmup_hold_fall(progress: float, warmup: float = 0.02, fall: float = 0.25, floor: float = 0.02) -> float:
-    """Factor of the learning rate: up, level, and down in the last part. progress: 0..1 of the run."""
+    """Return the factor of the learning rate: up, level, and down in the last part.
+
+    `progress`: 0..1 of the run.
+    """
     left = max(0.0, 1.0 - progress)
     return min(1.0, progress / warmup, max(floor, left / fall))
 
@@ -72,8 +75,11 @@ class MovingAverage:
 
 
 def keep_memory() -> None:
-    """Makes glibc reuse freed memory. By default each large tensor is mapped anew, and page faults then cost
-    more than the arithmetic (rendering ran 10 times slower)."""
+    """Make glibc reuse freed memory.
+
+    By default each large tensor is mapped again, and page faults then cost more than the arithmetic
+    (rendering ran 10 times slower).
+    """
     mmap_max, trim_threshold, top_pad = -4, -1, -2
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
@@ -83,7 +89,7 @@ def keep_memory() -> None:
 
 
 def commit() -> str:
-    """The commit these scripts are at."""
+    """Return the commit of these scripts."""
     here = Path(__file__).parent
     found = subprocess.run(
         ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True

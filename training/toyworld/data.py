@@ -1,4 +1,4 @@
-"""Encoded clips for the transformer: a pool that is refreshed while training goes on."""
+"""Encoded clips for the transformer: a pool that is refreshed during training."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _GROUP_FRAMES = range(1, 1 + MAIN_CHUNKS * world.CHUNK_FRAMES)
 class Clip:
     """The sink chunk [3, 16, 8, 8] under its prompt, and four chunks [12, 16, 8, 8] from chunk m on.
 
-    Where `starts`, m is 0 and the first of the four is the sink. Chunk m shows what went before `scene` if
-    the prompt `switched` there; the others show `scene`. Where `fixed`, its places mean something: the video
-    begins there, or anew.
+    If `starts`, m is 0 and the first of the four is the sink. If the prompt `switched` at chunk m, that chunk
+    shows the scene before `scene`; the others show `scene`. If `fixed`, the positions have a meaning, because
+    the video starts or restarts there, and the clip is not rolled.
     """
 
     sink_scene: Scene
@@ -37,7 +37,7 @@ class Clip:
 
 
 def other_scene(old: Scene, rng: random.Random, pair: float) -> Scene:
-    """A scene to switch to: unrelated, or with one thing changed."""
+    """Draw a scene to switch to: unrelated, or with one attribute changed."""
     if rng.random() < 0.65:
         return random_scene(rng, pair)
     while True:
@@ -56,12 +56,12 @@ def other_scene(old: Scene, rng: random.Random, pair: float) -> Scene:
 
 
 def random_scene_allowed(scene: Scene) -> bool:
-    """False for the scenes kept for the benchmark."""
+    """Return False for the scenes kept for the benchmark."""
     return not held_out(scene)
 
 
 def _history(scene: Scene, rng: random.Random) -> tuple[world.Body, ...]:
-    """Bodies of a session that plays `scene` for a while, possibly after other prompts."""
+    """Return the bodies of a session that plays `scene` for a while, possibly after other prompts."""
     before, bodies = scene, world.start(scene)
     if rng.random() < 0.4:
         before = random_scene(rng, 0.5, None)
@@ -72,7 +72,7 @@ def _history(scene: Scene, rng: random.Random) -> tuple[world.Body, ...]:
 
 
 def draw_clip(vae: ToyVae, rng: random.Random, pair: float) -> Clip:
-    """Renders and encodes one clip."""
+    """Render and encode one clip."""
     starts = rng.random() < 0.25
     switches = rng.random() < 0.75
     old = random_scene(rng, pair)
@@ -108,8 +108,10 @@ def _places(scene: Scene, bodies: tuple[world.Body, ...], frames: range) -> Tens
 
 
 class ClipPool:
-    """Clips to draw from. Rolling latents over the torus by whole cells gives further true clips for
-    nothing."""
+    """Clips to draw from.
+
+    Rolling latents over the torus by whole cells gives further true clips at no cost.
+    """
 
     def __init__(self, vae: ToyVae, rng: random.Random, size: int, pair: float) -> None:
         self._vae, self._rng, self.pair = vae, rng, pair
@@ -117,13 +119,17 @@ class ClipPool:
         self._oldest = 0
 
     def refresh(self, count: int) -> None:
-        """Replaces the oldest `count` clips."""
+        """Replace the oldest `count` clips."""
         for _ in range(count):
             self._clips[self._oldest] = draw_clip(self._vae, self._rng, self.pair)
             self._oldest = (self._oldest + 1) % len(self._clips)
 
     def batch(self, count: int) -> tuple[list[Clip], Tensor, Tensor]:
-        """count clips, their sinks [count, 3, 16, 8, 8] and main chunks [count, 12, 16, 8, 8], rolled."""
+        """Draw a batch of `count` clips, with latents rolled.
+
+        Returns the clips, their sinks [count, 3, 16, 8, 8] and main chunks [count, 12, 16, 8, 8]. Sinks are
+        not rolled.
+        """
         clips = self._rng.sample(self._clips, count)
         sinks, mains = [], []
         for clip in clips:

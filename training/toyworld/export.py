@@ -1,4 +1,4 @@
-"""Puts the averaged weights of the three networks into the file that ships.
+"""Write the averaged weights of the three networks to the file that ships.
 
     python training/toyworld/export.py --vae runs/vae.pt --text runs/text.pt --dit runs/dit.pt
 
@@ -30,7 +30,7 @@ def main() -> None:
     args = parser.parse_args()
     vae, text, dit = (torch.load(path, weights_only=False) for path in (args.vae, args.text, args.dit))
     parts = {"transformer": dit["weights"], "vae": vae["scaled"], "text": text["weights"]}
-    # Normalisation of the latents keeps its full precision: it multiplies everything.
+    # The normalization of the latents keeps its full precision: it multiplies everything.
     tensors = {
         f"{part}.{name}": value.contiguous() if "latent_" in name else value.half().contiguous()
         for part, state in parts.items()

@@ -1,4 +1,4 @@
-"""What a training sequence may attend to: teacher forcing, exactly as the KV window holds it when serving.
+"""Attention of a training sequence: teacher forcing, exactly as the KV window holds it when serving.
 
 A sequence has eight chunks of one session. c is clean (timestep 0), n is noisy:
 
@@ -6,10 +6,11 @@ A sequence has eight chunks of one session. c is clean (timestep 0), n is noisy:
     chunk  c0  n0  cm  cm+1 cm+2 nm+1 nm+2 nm+3
 
 c0 is the sink. Each chunk from slot 2 on attends to the sink, to the clean chunk before it (the rolling part
-of a window of 9 latent frames) and to itself. Where m is 0, slot 2 repeats the sink, and nothing may see
-both. The first two slots read the session's first prompt, the others the second one: so after a prompt
-switch the rolling context is recached under the new prompt, and the sink keeps the old one (LongLive's
-global sink), unless the switch comes so early that the sink is recached too.
+of a window of 9 latent frames) and to itself. If m is 0, slot 2 repeats the sink, and no slot may see both.
+
+The first two slots read the session's first prompt, the others the second one. After a prompt switch the
+rolling context is therefore recached under the new prompt, and the sink keeps the old one (LongLive's global
+sink), unless the switch comes so early that the sink is recached too.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ CHUNK = 3
 
 
 def turn(keys: Tensor, frames: Tensor, config: ModelConfig) -> Tensor:
-    """Moves rotated keys later in time. keys [..., heads, head_dim]; frames: long, broadcasts over keys'
-    [...]."""
+    """Rotate keys to a later time. keys [..., heads, head_dim]; frames: long, broadcasts over keys' [...]."""
     pairs = config.head_dim // 2
     time_pairs = pairs - 2 * (pairs // 3)
     exponents = torch.arange(0, 2 * time_pairs, 2, dtype=torch.float64) / (2 * time_pairs)
@@ -41,11 +41,11 @@ class TrainingMemory:
     """`Memory` of one batch of sequences.
 
     Args:
-        config: of the transformer.
-        text: per layer keys and values of both prompts, [2·B, L, heads, head_dim], first prompts first.
+        config: Configuration of the transformer.
+        text: Per layer, keys and values of both prompts, [2·B, L, heads, head_dim], first prompts first.
         first_chunk: m of each sequence, long [B].
-        sink_recached: whether slot 0 reads the second prompt, bool [B].
-        sink_shift: frames by which slot 2 … 7 see the sink later than it was, long [B, 6].
+        sink_recached: Whether slot 0 reads the second prompt, bool [B].
+        sink_shift: Frames by which slots 2 … 7 see the sink later than it was, long [B, 6].
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class TrainingMemory:
 
 
 def _before(x: Tensor) -> Tensor:
-    """Slots 2 … 7 → the clean slot before each: the first has none, and its mask hides what stands here."""
+    """Return the clean slot before each of slots 2 … 7. Slot 2 has none; its mask hides the stand-in."""
     return torch.cat((x[:, 2:3], x[:, 2:4], x[:, 2:5]), 1)
 
 

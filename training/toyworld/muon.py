@@ -1,4 +1,4 @@
-"""Muon (Jordan et al., 2024): momentum whose matrices are orthogonalised by Newton–Schulz iterations."""
+"""Muon (Jordan et al., 2024): momentum whose matrices are orthogonalized by Newton–Schulz iterations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def orthogonalise(x: Tensor, iterations: int = 5) -> Tensor:
-    """Batched [n, rows, columns], rows ≤ columns → nearly orthonormal rows."""
+    """Orthogonalize batched [n, rows, columns], rows ≤ columns → nearly orthonormal rows."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(iterations):
@@ -20,8 +20,10 @@ def orthogonalise(x: Tensor, iterations: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For the matrices inside the blocks; equal shapes are orthogonalised together, shared among
-    processes."""
+    """Optimizer for the matrices inside the blocks.
+
+    Matrices of equal shapes are orthogonalized together, shared among processes.
+    """
 
     def __init__(
         self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, decay: float = 0.01
@@ -30,7 +32,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update from the gradients."""
+        """Apply one update from the gradients."""
         for group in self.param_groups:
             by_shape: dict[tuple[int, ...], list[Tensor]] = {}
             for param in group["params"]:

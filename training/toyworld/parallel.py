@@ -1,4 +1,4 @@
-"""Data parallel training on CPU cores: one process and one thread each, gradients averaged every step."""
+"""Data-parallel training on CPU cores: one process and one thread each, gradients averaged every step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def spawn(train: Callable[[int, argparse.Namespace], None], args: argparse.Namespace, processes: int) -> None:
-    """Runs train(rank, args) in `processes` processes and waits for them."""
+    """Run train(rank, args) in `processes` processes and wait for them."""
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -24,7 +24,7 @@ def spawn(train: Callable[[int, argparse.Namespace], None], args: argparse.Names
 
 
 def join(rank: int, processes: int) -> None:
-    """What each process does first."""
+    """Set up a process. Each process calls it first."""
     keep_memory()
     torch.set_num_threads(1)
     if processes > 1:
@@ -32,7 +32,7 @@ def join(rank: int, processes: int) -> None:
 
 
 def average_gradients(parameters: Sequence[Tensor], word: list[float]) -> list[float]:
-    """Averages gradients over the processes. `word` of process 0 is returned to all."""
+    """Average gradients over the processes. Returns the `word` of process 0 in all of them."""
     if not dist.is_initialized():
         return word
     mine = word if dist.get_rank() == 0 else [0.0] * len(word)

@@ -1,4 +1,4 @@
-"""A plain sampler over an explicit list of keys and values, to watch training: many sessions in step."""
+"""A plain sampler over an explicit list of keys and values, to observe training: many sessions in step."""
 
 from __future__ import annotations
 
@@ -53,8 +53,10 @@ class _Memory:
 
 
 class Sampler:
-    """Generates chunks with the model's own steps. window: the sink is read just before the rolling
-    frames."""
+    """Generates chunks with the model's own steps.
+
+    With `window`, the sink is read just before the rolling frames.
+    """
 
     def __init__(self, model: CausalWanTransformer, text: ToyText, window: bool = True) -> None:
         self._model, self._text, self._window = model, text, window
@@ -66,8 +68,10 @@ class Sampler:
 
     @torch.no_grad()
     def switch(self, sessions: Sessions, prompts: Sequence[str]) -> None:
-        """Recaches under new prompts, as the engine does: one forward over the window's chunks. The sink
-        keeps the old prompts, unless the window still begins with it."""
+        """Recache under new prompts, as the engine does: one forward over the window's chunks.
+
+        The sink keeps the old prompts, unless the window still begins with it.
+        """
         sessions.text = self._project(prompts)
         if not sessions.chunk:
             return
@@ -84,7 +88,7 @@ class Sampler:
 
     @torch.no_grad()
     def step(self, sessions: Sessions) -> Tensor:
-        """One chunk of latents [B, 3, 16, 8, 8]."""
+        """Generate one chunk of latents [B, 3, 16, 8, 8]."""
         config, schedule = self._model.config, self._schedule
         batch = len(sessions.text[0][0])
         shape = (batch, CHUNK, config.in_dim, config.latent_height, config.latent_width)

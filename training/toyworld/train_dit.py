@@ -1,13 +1,13 @@
-"""Trains the transformer of toyworld: flow matching with teacher forcing. Goes on from OUT if it is there.
+"""Train the transformer of toyworld: flow matching with teacher forcing. Continues from OUT if it exists.
 
     python training/toyworld/train_dit.py --vae runs/vae.pt --text runs/text.pt --out runs/dit.pt --minutes 80
 
 Every sequence holds clean and noisy copies of a session's chunks (memory.py). The clean ones get a little
-noise, as generated context has errors. Most noise levels are those of the four sampling steps. Positions:
-the sink is seen just before the rolling frames (how long sessions are served) or where it was, up to 1,000
-frames away.
+noise, because generated context has errors. Most noise levels are those of the four sampling steps. The sink
+is positioned just before the rolling frames (as long sessions are served) or where it was, up to 1,000 frames
+away.
 
-Each of `--processes` computes on one core with its own clips, and gradients are averaged: on busy cores that
+Each of `--processes` computes on one core with its own clips, and gradients are averaged. On busy cores that
 is far faster than threads, which wait for each other in every operation.
 """
 
@@ -43,11 +43,11 @@ WINDOW_MODE = 1.0
 FARTHEST_CHUNK = 336
 FFN_DIM = 512
 PAIRS_EARLY, PAIRS_LATE, EARLY = 0.25, 0.55, 0.1
-"""Share of scenes with two figures, before and after this part of the run."""
+"""Share of scenes with two figures before and after a part of the run, and the length of that part."""
 
 
 def toy_config(dim: int, layers: int) -> ModelConfig:
-    """Configuration of toyworld's transformer."""
+    """Return the configuration of toyworld's transformer."""
     return ModelConfig(
         dim=dim,
         ffn_dim=FFN_DIM,
@@ -65,7 +65,7 @@ def toy_config(dim: int, layers: int) -> ModelConfig:
 
 
 class Batches:
-    """Turns clips into the transformer's inputs and targets."""
+    """Converts clips to the transformer's inputs and targets."""
 
     def __init__(self, pool: ClipPool, text: ToyText, config: ModelConfig, rng: random.Random) -> None:
         self._pool, self._text, self._rng = pool, text, rng
@@ -73,7 +73,11 @@ class Batches:
         self._steps = torch.tensor(self._schedule.step_sigmas)
 
     def draw(self, count: int) -> dict[str, Tensor]:
-        """latents, timesteps, frame_index, flow (of the four noisy chunks), text, m and the sink's shift."""
+        """Draw a batch of `count` clips.
+
+        Returns latents, timesteps, frame_index, flow and sigma (of the four noisy chunks), m, the sink's
+        shift, whether it is recached, and text.
+        """
         clips, sinks, mains = self._pool.batch(count)
         chunks = mains.unflatten(1, (4, CHUNK))
         clean = torch.cat((sinks[:, None], chunks[:, :3]), 1)
@@ -119,8 +123,11 @@ class Batches:
         return torch.tensor(firsts), torch.tensor(rows), torch.tensor(shifts)
 
     def _recached(self, clips: list[Clip], m: Tensor) -> Tensor:
-        """A switch recaches the window's 9 frames: with the sink, if it comes by chunk 3. Later it is
-        unknown."""
+        """Draw whether a switch recached the sink.
+
+        A switch recaches the window's 9 frames, with the sink if it comes by chunk 3. For later chunks it is
+        unknown.
+        """
         early = [clip.switched and int(chunk) <= 2 for clip, chunk in zip(clips, m, strict=True)]
         return torch.tensor([self._rng.random() < (0.9 if soon else 0.3) for soon in early])
 
@@ -134,7 +141,7 @@ class Batches:
 
 
 def losses(model: CausalWanTransformer, batch: dict[str, Tensor]) -> Tensor:
-    """Squared flow error per noisy chunk [B, 4]."""
+    """Return the squared flow error per noisy chunk [B, 4]."""
     text = model.project_text(batch["text"])
     memory = TrainingMemory(model.config, text, batch["m"], batch["recached"], batch["shift"])
     flow = model(batch["latents"], batch["timesteps"], batch["frame_index"], memory)
@@ -144,7 +151,7 @@ def losses(model: CausalWanTransformer, batch: dict[str, Tensor]) -> Tensor:
 
 
 def show(model: CausalWanTransformer, text: ToyText, vae: ToyVae, path: Path) -> None:
-    """A picture of six sessions: three chunks, a prompt switch, two more."""
+    """Write a picture of six sessions: three chunks, a prompt switch, two more."""
     before = [
         "a red circle moving left",
         "a green triangle moving right on white",
@@ -209,7 +216,7 @@ def main() -> None:
 
 
 def train(rank: int, args: argparse.Namespace) -> None:
-    """Trains in process `rank`; process 0 keeps time, averages weights and saves."""
+    """Train in process `rank`; process 0 keeps time, averages weights and saves."""
     join(rank, args.processes)
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed + 1000 * rank)
@@ -231,7 +238,7 @@ def train(rank: int, args: argparse.Namespace) -> None:
     if args.out.exists():
         saved = torch.load(args.out, weights_only=False)
         model.load_state_dict(saved["live"])
-        # Weights that were taken out of the shipped file come without moments.
+        # Weights unpacked from the shipped file come without moments.
         for optimiser, state in zip(
             optimisers, saved["optimisers"] or (), strict=saved["optimisers"] is not None
         ):

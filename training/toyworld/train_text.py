@@ -1,8 +1,9 @@
-"""Trains the text encoder of toyworld: each summary token must say its attribute. About two minutes.
+"""Train the text encoder of toyworld: each summary token must name its attribute. About two minutes.
 
     python training/toyworld/train_text.py --out runs/text.pt
 
-Sentences come from `prompts.phrase`; random unknown words are mixed in, so that they are ignored.
+Sentences come from `prompts.phrase`. Random unknown words are mixed in, so that the encoder learns to ignore
+them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _TABLES = {"shape": SHAPES, "colour": tuple(COLOURS), "motion": MOTIONS, "backgr
 
 
 def labels(scene: Scene) -> list[int]:
-    """Per summary token the index of its attribute; 0 is "no such figure"."""
+    """Return, per summary token, the index of its attribute; 0 is "no such figure"."""
     found: list[int] = []
     for i in range(2):
         for kind in ("shape", "colour", "motion"):
@@ -38,7 +39,7 @@ def labels(scene: Scene) -> list[int]:
 
 
 def with_strangers(text: str, rng: random.Random) -> str:
-    """Puts words nobody knows between the others."""
+    """Insert random unknown words between the others."""
     words = text.split(" ")
     for _ in range(rng.choice((0, 0, 1, 2, 3))):
         stranger = "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(3, 9)))

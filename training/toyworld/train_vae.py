@@ -1,11 +1,12 @@
-"""Trains the VAE of toyworld. Writes OUT (weights and provenance) every minute; goes on from it if it is
-there.
+"""Train the VAE of toyworld. Continues from OUT if it exists.
 
     python training/toyworld/train_vae.py --out runs/vae.pt --minutes 12
 
-Reconstruction (absolute plus squared error) from latents with noise added, so that the latent space is smooth
-and small errors of the transformer do not show; a weak pull to zero keeps the noise meaningful. At the end
-the latents are normalised to zero mean and unit deviation per channel.
+OUT (weights and provenance) is written every minute.
+
+The loss is reconstruction (absolute plus squared error) from latents with noise added, so that the latent
+space is smooth and small errors of the transformer do not show. A weak pull to zero keeps the noise
+meaningful. At the end the latents are normalized to zero mean and unit deviation per channel.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ OFF_LATTICE = 0.3
 
 
 def draw_clips(rng: random.Random, count: int) -> Tensor:
-    """Clips of 17 frames [count, 17, 3, 64, 64]; half of them change to another scene after the ninth
-    frame."""
+    """Draw clips of 17 frames [count, 17, 3, 64, 64].
+
+    Half of them change to another scene after the ninth frame.
+    """
     parts: list[tuple[list[world.Scene], list[Tensor]]] = [([], []), ([], [])]
     for _ in range(count):
         old = random_scene(rng, want_held_out=None)
@@ -59,7 +62,7 @@ def reconstruction_loss(made: Tensor, real: Tensor) -> Tensor:
 
 @torch.no_grad()
 def set_latent_scale(vae: ToyVae, rng: random.Random) -> None:
-    """Measures mean and deviation of the raw latents and stores them in the module."""
+    """Measure mean and deviation of the raw latents and store them in the module."""
     vae.latent_mean.zero_()
     vae.latent_std.fill_(1.0)
     latents = torch.cat([vae.encode(draw_clips(rng, 16)) for _ in range(20)])

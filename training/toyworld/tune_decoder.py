@@ -1,8 +1,8 @@
-"""Trains the decoder further for a fixed encoder, so that the transformer's latents stay what they are.
+"""Train the decoder further for a fixed encoder, so that the transformer's latents stay the same.
 
     python training/toyworld/tune_decoder.py --vae runs/vae.pt --out runs/vae_tuned.pt --minutes 15
 
-It sees clips as sessions show them, shapes on the lattice, from latents with as much noise as the
+The clips are as in sessions, with shapes on the lattice, and the latents have as much noise as the
 transformer has errors. New residual blocks at 16×16 begin as the identity.
 """
 
@@ -27,7 +27,7 @@ OFF_LATTICE = 0.03
 
 
 def widen(saved: dict[str, Tensor], config: dict[str, int]) -> ToyVae:
-    """The VAE with weights `saved`; decoder blocks that are not in there pass their input on."""
+    """Return the VAE with weights `saved`; decoder blocks missing there pass their input on."""
     vae = ToyVae(**config)
     state = vae.state_dict()
     for name in state.keys() - saved.keys():
@@ -38,7 +38,7 @@ def widen(saved: dict[str, Tensor], config: dict[str, int]) -> ToyVae:
 
 
 def loss_of(made: Tensor, real: Tensor) -> Tensor:
-    """Absolute and squared error; where shapes are counts as much as all the background."""
+    """Return the absolute plus squared error; pixels of shapes weigh five times as much."""
     error = made - real
     plain = real.flatten(3).median(-1, keepdim=True).values.unsqueeze(-1)
     drawn = ((real - plain).abs().amax(2, keepdim=True) > 0.1).float()
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def tune(rank: int, args: argparse.Namespace) -> None:
-    """Trains in process `rank`; process 0 keeps time and saves."""
+    """Train in process `rank`; process 0 keeps time and saves."""
     join(rank, args.processes)
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed + 1000 * rank)

@@ -1,8 +1,8 @@
-"""Takes the shipped weights apart again, so that training can go on from them.
+"""Unpack the shipped weights, so that training can continue from them.
 
     python training/toyworld/unpack.py --out runs
 
-Writes vae.pt, text.pt and dit.pt as the training scripts do, but without the optimisers' moments.
+Writes vae.pt, text.pt and dit.pt as the training scripts do, but without the optimizers' moments.
 """
 
 from __future__ import annotations
