@@ -1,6 +1,6 @@
 """Real servers for every test: NATS with JetStream, Redis and Postgres, started once from their wheels.
 
-Each starts only when a test asks for it. A module gets them empty: no streams, no keys, a new database.
+Each server starts only when a test needs it. A module gets them empty: no streams, no keys, a new database.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from turboserve.cli.embedded.running import running
 from turboserve.cli.embedded.server import NotReadyError
 from turboserve.cli.stack.background import BackgroundStack
 
-# The tests are no package: what several folders share is found by name.
+# The tests are no package: modules that several folders share are imported by name.
 sys.path.insert(0, str(Path(__file__).with_name("helpers")))
 from pool_harness import Pool
 
-# Their assertions say as much as those in test files.
+# Rewritten, so that their assertions report as much as those in test files.
 pytest.register_assert_rewrite(
     "scheduler_rows", "scheduler_world", "moves_bench", "pool_world", "table_bench", "table_moves"
 )
 
-# The same commit gets the same verdict. `make test PYTEST_ARGS="--hypothesis-profile explore"` looks further.
-# No time limits: a slow machine is no fault of the code.
+# The same commit gets the same verdict. `make test PYTEST_ARGS="--hypothesis-profile explore"` draws new
+# examples.
+# There are no time limits: a slow machine is no fault of the code.
 UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("repeatable", derandomize=True, **UNTIMED)
 hypothesis.settings.register_profile("explore", derandomize=False, **UNTIMED)
@@ -50,22 +51,23 @@ hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_sessionstart() -> None:
-    """Without the explorer, Hypothesis draws nothing from the modules that happen to be imported.
+    """Unless the profile is `explore`, keep Hypothesis from using constants of imported modules.
 
-    It mixes their constants into its examples. A property test would then pass or fail depending on which
-    modules the tests before it have imported.
+    It mixes them into its examples. A property test would then pass or fail depending on which modules
+    earlier tests have imported.
     """
     if hypothesis.settings().derandomize:
         nothing = providers.Constants()
         providers._get_local_constants = lambda: nothing
 
 
-# Settings and proxies of the developer's environment are no part of a test: services inherit this process's.
+# Settings and proxies of the developer's environment are no part of a test. Services inherit this process's
+# environment.
 for _name in [*os.environ]:
     if _name.startswith("TURBOSERVE_") or _name.lower().endswith("_proxy"):
         del os.environ[_name]
 
-# Torch and its like would otherwise use every core for matrices that fit in a cache.
+# Torch and similar libraries would otherwise use every core for matrices that fit in a cache.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 PATIENCE_S = 60.0
@@ -92,25 +94,26 @@ GROUPS = {
     "tests/scheduler/test_scheduler_deaths.py": "deaths",
     "tests/bench/test_engine_bench_gpu.py": "profiles",
 }
-"""Folders and files whose tests run one after the other on one of xdist's processes, and before all others.
+"""Folders and files whose tests run one after the other on one of xdist's processes, before all others.
 
-Some share processes that cost a start (`pool`, `attacked`). Whole stacks at the same time would slow each
-other down. Each group takes a minute or more: what comes last is short, so all processes end together.
+Some share processes that are slow to start (`pool`, `attacked`). Whole stacks at the same time would slow
+each other down. Each group takes a minute or more; the files after them are short, so all processes end at
+about the same time.
 """
 PROCESSES = pytest.StashKey[ExitStack]()
 BEFORE = pytest.StashKey[dict[str, object]]()
 OF_LIBRARIES = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
-"""Variables that libraries set for themselves. Torch does when it first loads its compiler."""
+"""Variables that libraries set for themselves. Torch sets one when it first loads its compiler."""
 
 
 def group_of(nodeid: str) -> str:
-    """The group of a test in `GROUPS`; of all others, their file."""
+    """Return the group of a test in `GROUPS`; for all other tests, their file."""
     file = nodeid.split("::", 1)[0]
     return GROUPS.get(file) or GROUPS.get(file.rpartition("/")[0], file)
 
 
 class GroupScheduling(LoadFileScheduling):
-    """As `--dist loadfile`, with groups in one piece."""
+    """As `--dist loadfile`, but keeps each group together."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
@@ -120,14 +123,14 @@ class GroupScheduling(LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling | None:
     if config.getoption("dist") != "loadfile":
         return None
-    # In the order of `pytest_collection_modifyitems`, not by the number of tests alone.
+    # Keep the order of `pytest_collection_modifyitems` instead of ordering by the number of tests alone.
     config.option.loadscopereorder = False
     return GroupScheduling(config, log)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups first, in the order of `GROUPS`; then files, those with the most tests first."""
+    """Order the tests: groups in the order of `GROUPS`, then files, those with the most tests first."""
     first = {group: place for place, group in enumerate(dict.fromkeys(GROUPS.values()))}
     sizes = Counter(group_of(item.nodeid) for item in items)
     found = {group: place for place, group in enumerate(sizes)}
@@ -140,11 +143,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def process_state() -> dict[str, object]:
-    """What of this process a test could leave changed for those that follow it."""
+    """Return the state of this process that a test could leave changed for later tests."""
     umask = os.umask(0)
     os.umask(umask)
     variables = {name: value for name, value in os.environ.items() if name not in OF_LIBRARIES}
-    # SIGALRM is pytest-timeout's.
+    # pytest-timeout uses SIGALRM.
     numbers = signal.valid_signals() - {signal.SIGALRM}
     handlers = {f"signal {number}": signal.getsignal(number) for number in numbers}
     return {**variables, **handlers, "working directory": str(Path.cwd()), "umask": umask}
@@ -157,10 +160,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
-    """With the last test of a group, end the processes that it shares.
+    """After the last test of a group, end the processes that the group shares.
 
-    With the last test of a file, fail if this process is left changed: a later test would fail or not,
-    depending on what ran before it.
+    After the last test of a file, fail if this process is left changed. Otherwise a later test could pass or
+    fail depending on the tests before it.
     """
     try:
         yield
@@ -178,7 +181,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture(scope="session")
 def until_group_ends(pytestconfig: pytest.Config) -> Iterator[ExitStack]:
-    """What is entered here ends after the last test of the group. An idle pool costs a tenth of a core."""
+    """An exit stack that closes after the last test of the group. An idle pool costs a tenth of a core."""
     with ExitStack() as stack:
         pytestconfig.stash[PROCESSES] = stack
         yield stack
@@ -230,20 +233,20 @@ def postgres_server(layout: Layout, ports: Ports) -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 def pool(tmp_path_factory: pytest.TempPathFactory, until_group_ends: ExitStack) -> Pool:
-    """Servers, state store, scheduler and a worker that draws, for gateways with settings of their own."""
+    """Servers, state store, scheduler and a drawing worker, for gateways with settings of their own."""
     return until_group_ends.enter_context(Pool(tmp_path_factory.mktemp("pool")).running())
 
 
 @pytest.fixture(scope="module")
 def nats_url(nats_server: NatsServer) -> str:
-    """The broker without streams, for a user who may do everything."""
+    """URL of the broker without streams, for a user who may do everything."""
     asyncio.run(_without_streams(nats_server.url()))
     return nats_server.url()
 
 
 @pytest.fixture(scope="module")
 def redis_url(redis_server: RedisServer) -> str:
-    """Redis without keys."""
+    """URL of Redis without keys."""
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()
     return redis_server.url
@@ -251,7 +254,7 @@ def redis_url(redis_server: RedisServer) -> str:
 
 @pytest.fixture(scope="module")
 def postgres_url(postgres_server: PostgresServer) -> str:
-    """A database of the module's own, with nothing in it."""
+    """URL of an empty database of the module's own."""
     database = f"test_{uuid.uuid4().hex[:12]}"
     asyncio.run(_with_database(postgres_server, database))
     return postgres_server.url(database)
@@ -261,7 +264,7 @@ def postgres_url(postgres_server: PostgresServer) -> str:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]:
     """The whole stack with two workers: `stack.url`, `stack.record`, `stack.kill("gateway")`.
 
-    Room for four sessions each, and time for a migration, however slow this machine is at the moment.
+    Each worker has room for four sessions. Migrations have enough time even on a slow machine.
     """
     data = tmp_path_factory.mktemp("stack") / "data"
     environment = {"TURBOSERVE_WORKER_MAX_SESSIONS": "4", "TURBOSERVE_MOVE_LIMIT_S": "120"}
@@ -271,12 +274,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """A place for a stack of the test's own."""
+    """A data directory for a stack of the test's own."""
     return tmp_path / "data"
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    """Say whether a browser was there: without one its test is skipped, which is easily overlooked."""
+    """Report whether a browser was present: without one its test is skipped, which is easily overlooked."""
     browser = {
         outcome: [
             report
@@ -293,7 +296,7 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
 
 
 async def _with_database(server: PostgresServer, database: str) -> None:
-    """A busy machine is only slow: a connection that took too long is made again."""
+    """Create the database. A connection that took too long on a busy machine is repeated."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with suppress(NotReadyError):

@@ -24,13 +24,13 @@ from turboserve.contracts.workers import WorkerRecord
 from turboserve.ids import new_id
 
 sys.path.insert(0, str(Path(__file__).parent))
-"""Helpers beside this file can be imported."""
+"""Makes the helpers beside this file importable."""
 
 WORKER = Path(__file__).with_name("renewing_worker.py")
 
 
 class Autoscaler(Service):
-    """An autoscaler whose workers do as `mode` says, and a view of what it does."""
+    """An autoscaler whose workers behave as `mode` says, and a view of its status."""
 
     def __init__(self, nats: NatsServer, directory: Path, bus: Bus) -> None:
         self._mode = directory / "mode"
@@ -45,7 +45,7 @@ class Autoscaler(Service):
             RENEWING_MODE=str(self._mode),
             TURBOSERVE_POOL_WORKER_VARIABLES="RENEWING_*",
             TURBOSERVE_POOL_WORKER_COMMAND=json.dumps([sys.executable, str(WORKER)]),
-            # Each test has a pool of its own, so that one does not see the other's rows as orphans.
+            # Each test has a pool of its own, so that no test sees another's rows as orphans.
             TURBOSERVE_POOL_NAME=new_id("p").replace("_", "")[:20],
             TURBOSERVE_WORKER_NATS_PASSWORD=nats.passwords["worker"],
         )
@@ -59,7 +59,7 @@ class Autoscaler(Service):
         self._mode.write_text(mode)
 
     def workers(self) -> list[int]:
-        """Process ids of all workers it has started and that live, known to the store or not."""
+        """Return the process ids of all living workers that it has started, known to the store or not."""
         pool = f"TURBOSERVE_POOL_SLOT={self.variables['TURBOSERVE_POOL_NAME']}-".encode()
         found = []
         for entry in Path("/proc").iterdir():
@@ -69,12 +69,12 @@ class Autoscaler(Service):
         return found
 
     async def rows(self) -> dict[str, WorkerRecord]:
-        """The pool's workers that are not gone, by slot."""
+        """Return the pool's workers that are not gone, by pool member."""
         pool = self.variables["TURBOSERVE_POOL_NAME"]
         found: list[WorkerRecord] = []
 
         async def told() -> bool:
-            # A store on a busy machine may need longer than a request has.
+            # A store on a busy machine may need longer than a request's deadline.
             with suppress(TurboServeError):
                 found[:] = (await self.bus.call(subjects.LIST_WORKERS, ListWorkers())).workers
                 return True
@@ -84,7 +84,7 @@ class Autoscaler(Service):
         return {row.pool_slot: row for row in found if (row.pool_slot or "").startswith(f"{pool}-")}
 
     async def replaced(self, member: str, worker: str) -> None:
-        """Wait until the slot has no worker, or another one."""
+        """Wait until the pool member has no worker or another one."""
 
         async def is_so() -> bool:
             row = (await self.rows()).get(member)
@@ -93,7 +93,7 @@ class Autoscaler(Service):
         await eventually(is_so)
 
     async def reason(self, worker: str) -> str | None:
-        """Wait until the worker is gone; why it is."""
+        """Wait until the worker is gone. Returns the reason."""
         found: list[WorkerRecord] = []
 
         async def is_gone() -> bool:
@@ -106,7 +106,7 @@ class Autoscaler(Service):
         return found[0].reason
 
     async def ready(self, count: int) -> dict[str, WorkerRecord]:
-        """Wait until exactly so many workers are ready; the rows by slot."""
+        """Wait until exactly `count` workers are ready. Returns the rows by pool member."""
         found: dict[str, WorkerRecord] = {}
 
         async def there() -> bool:
@@ -118,7 +118,7 @@ class Autoscaler(Service):
         return dict(found)
 
     async def says(self, condition: Callable[[PoolStatus], bool]) -> PoolStatus:
-        """Wait for a status that fulfils the condition."""
+        """Wait for a status that fulfills the condition."""
 
         async def said() -> bool:
             return self.status is not None and condition(self.status)
@@ -150,7 +150,7 @@ def store(
 
 @pytest.fixture
 async def autoscaler(nats_server: NatsServer, store: Service, tmp_path: Path) -> AsyncIterator[Autoscaler]:
-    """Not started yet; at the end nothing of it is left."""
+    """An autoscaler that is not started yet. At the end, all its processes are killed."""
     bus = await connected(nats_server, "gateway")
 
     async def serves() -> bool:

@@ -1,9 +1,9 @@
-"""What tests of the benchmarks share."""
+"""Makes the helpers beside this file importable."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-# The tests are no package: what they share is found beside them.
+# The tests are no package: shared modules are imported from this folder.
 sys.path.insert(0, str(Path(__file__).parent))

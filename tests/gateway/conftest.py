@@ -30,7 +30,7 @@ async def api(gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def start(api: httpx.AsyncClient) -> AsyncIterator[Callable[..., Awaitable[dict[str, Any]]]]:
-    """`await start(prompt="…")` creates a session; all end with the test, so that the next has room."""
+    """`await start(prompt="…")` creates a session. All end with the test, so that the next test has room."""
     made: list[str] = []
 
     async def create(prompt: str = "a red circle", **more: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ async def start(api: httpx.AsyncClient) -> AsyncIterator[Callable[..., Awaitable
 
 
 class Viewer:
-    """One WebSocket: reads messages in order, with the binary that belongs to them."""
+    """One WebSocket. Reads messages in order, each with its binary message."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
@@ -55,8 +55,10 @@ class Viewer:
         self.reports = True
 
     async def next(self) -> dict[str, Any]:
-        """The next JSON message; `data` is the binary that it announces. A playhead is reported per chunk,
-        unless `reports` is False."""
+        """Return the next JSON message; `data` is the binary that it announces.
+
+        Reports a playhead per chunk, unless `reports` is False.
+        """
         message: dict[str, Any] = json.loads(await self.socket.recv(decode=True))
         if message["type"] in ("init", "chunk"):
             data = await self.socket.recv()
@@ -74,14 +76,14 @@ class Viewer:
         return message
 
     async def until(self, type_: str, **having: Any) -> dict[str, Any]:
-        """The next message of this type with these values."""
+        """Return the next message of this type with these values."""
         while True:
             message = await self.next()
             if message["type"] == type_ and all(message.get(key) == value for key, value in having.items()):
                 return message
 
     async def closed(self) -> int:
-        """Read to the end; returns the code that the gateway closed with."""
+        """Read to the end. Returns the code with which the gateway closed."""
         with suppress(websockets.ConnectionClosed):
             while True:
                 await self.next()
@@ -102,7 +104,8 @@ async def watch(gateway_url: str) -> AsyncIterator[Callable[..., Awaitable[Viewe
 
     async def connect(session: str, url: str = gateway_url, **query: Any) -> Viewer:
         address = httpx.URL(url.replace("http", "ws", 1) + f"/v1/sessions/{session}/stream", params=query)
-        # All that comes is taken at once, read or not: the gateway cuts off who leaves its pings unanswered.
+        # All messages are received at once, read or not: the gateway disconnects clients that do not answer
+        # its pings.
         socket = await websockets.connect(
             str(address), max_size=None, max_queue=None, open_timeout=PATIENCE_S, ping_interval=None
         )

@@ -1,4 +1,4 @@
-"""What attacks are made on: every service as its own process, with keys of two tenants and an operator."""
+"""The target of attacks: every service as its own process, with keys of two tenants and an operator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_S = 120.0
 
 
 class Target:
-    """The stack under attack. `url` is a gateway's; `logged` what all services have written."""
+    """The stack under attack. `url` is a gateway's; `logged` returns the log of a service."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -30,19 +30,19 @@ class Target:
             "attacked",
             TURBOSERVE_API_KEYS=",".join(f"{key}={tenant}" for tenant, key in KEYS.items()),
             TURBOSERVE_OPERATORS="operator",
-            # Thousands of wrong keys come from one address: the throttle has tests of its own.
+            # Thousands of wrong keys come from one address. The throttle has tests of its own.
             TURBOSERVE_KEY_FAILURES_PER_MINUTE="10000",
             DRAWN_KEY=KEYS["alice"],
         )
         self.services = ("attacked", "state-store", "scheduler", "autoscaler")
 
     def client(self, tenant: str | None = None, **options: Any) -> httpx.Client:
-        """A client with the tenant's key."""
+        """Return a client with the tenant's key."""
         headers = {} if tenant is None else {"Authorization": f"Bearer {KEYS[tenant]}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE_S, **options)
 
     def session(self, tenant: str = "alice", **more: Any) -> str:
-        """A new session of the tenant that a worker runs; its id."""
+        """Create a session of the tenant and wait until a worker runs it. Returns its id."""
         with self.client(tenant) as client:
             answer = client.post("/v1/sessions", json={"prompt": "a red circle", **more})
             assert answer.status_code == 201, answer.text
@@ -65,20 +65,20 @@ class Target:
         return text
 
     def marks(self) -> dict[str, int]:
-        """How long each service's log is."""
+        """Return the length of each service's log."""
         return {service: len(self.logged(service)) for service in self.services}
 
     def pids(self) -> dict[str, int]:
         return {name: process.pid for name, process in self.pool._processes.items()}
 
     def alive(self) -> bool:
-        """Whether all processes that were started still run."""
+        """Return whether all started processes still run."""
         return all(process.poll() is None for process in self.pool._processes.values())
 
 
 @contextmanager
 def running_target(directory: Path) -> Iterator[Target]:
-    """Servers, state store, scheduler, gateway, and an autoscaler with one worker of its own."""
+    """Run servers, state store, scheduler, gateway, and an autoscaler with one worker of its own."""
     pool = Pool(directory)
     pool.start_worker = lambda: pool.start(
         "autoscaler",

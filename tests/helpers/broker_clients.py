@@ -12,13 +12,13 @@ PATIENCE_S = 60
 
 
 async def connected_client(url: str, **options: Any) -> Client:
-    """A client of the broker at `url`; `options` are those of `nats.connect`."""
+    """Connect a client to the broker at `url`; `options` are those of `nats.connect`."""
     return await nats.connect(url, connect_timeout=PATIENCE_S, **options)
 
 
 async def processed(*clients: Client) -> None:
-    """Return once the broker has processed what `clients` have sent, subscriptions included."""
+    """Wait until the broker has processed everything that `clients` have sent, subscriptions included."""
     for client in clients:
-        # Twice, since nats-py sends the first ping ahead of what it has not written yet.
+        # Twice, because nats-py sends the first ping ahead of its unwritten messages.
         for _ in range(2):
             await client.flush(timeout=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""What a real broker refuses a user."""
+"""Operations that a real broker refuses a user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REFUSED = re.compile(r"permissions violation for (publish|subscription) to \"(.+
 
 
 async def connected(server: NatsServer, user: str, refused: set[tuple[str, str]]) -> Client:
-    """A client that notes what the broker refuses; nats-py writes the broker's errors in lower case."""
+    """Connect a client that notes the broker's refusals; nats-py writes the broker's errors in lower case."""
 
     async def note(error: Exception) -> None:
         found = REFUSED.search(str(error).lower())
@@ -26,7 +26,7 @@ async def connected(server: NatsServer, user: str, refused: set[tuple[str, str]]
 
 
 async def refusals(server: NatsServer, user: str, verb: str, names: list[str]) -> set[str]:
-    """Those of `names` that `user` may not publish, or subscribe to."""
+    """Return those of `names` that `user` may not publish, or subscribe to."""
     assert len({name.lower() for name in names}) == len(names)
     refused: set[tuple[str, str]] = set()
     client = await connected(server, user, refused)
@@ -36,7 +36,7 @@ async def refusals(server: NatsServer, user: str, verb: str, names: list[str]) -
                 await client.publish(name, b"")
             else:
                 await client.subscribe(name)
-        # Errors come in the order of what caused them, and before the answer to a ping behind them.
+        # Errors arrive in the order of their causes, and before the answer to a later ping.
         await processed(client)
         assert client.is_connected
     finally:

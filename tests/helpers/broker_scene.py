@@ -1,4 +1,4 @@
-"""Processes with a bus each on the virtual loop, around one broker in memory."""
+"""Processes on the virtual loop, each with a bus, around one broker in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Scene:
-    """`latency_s` is for each direction, unless a network is given."""
+    """The processes and the broker. `latency_s` is for each direction, unless a network is given."""
 
     def __init__(self, network: Network | None = None, latency_s: float = 0.01, seed: int = 1) -> None:
         self.loop = VirtualLoop(seed)
@@ -32,14 +32,14 @@ class Scene:
         self.loop.close()
 
     def run(self, name: str, work: Coroutine[Any, Any, T]) -> T:
-        """What the process `name` returns."""
+        """Run `work` in the process `name`. Returns its result."""
         return self.loop.run_until_complete(self.spawn(name, work))
 
     def spawn(self, name: str, work: Coroutine[Any, Any, T]) -> Any:
         return self.loop.spawn(self.processes[name], work)
 
     def connect(self, name: str, user: str | None = None) -> Bus:
-        """A new process with a bus, which answers as `user` to requests' names."""
+        """Start a process with a bus, which answers as `user` to requests' names."""
         self.processes[name] = Process(name)
         settings = Settings(nats_url=f"nats://{user or name}@memory")
         bus = self.run(name, Bus.connect(user or name, settings, self.broker.connect))
@@ -47,7 +47,7 @@ class Scene:
         return bus
 
     def hear(self, name: str, subject: str, queue: str = "") -> list[tuple[float, bytes]]:
-        """What arrives at the process from now on: when, and the body."""
+        """Subscribe in the process. Returns a list that collects the time and the body of each message."""
         heard: list[tuple[float, bytes]] = []
 
         async def receive(message: Msg) -> None:

@@ -1,7 +1,7 @@
-"""Every subject that somebody with a broker user might try, and what each service needs of them.
+"""Every subject that a broker user might try, and the subjects that each service needs.
 
-The needs are written out by hand: the permissions are generated, and a generator that grants more has to fail
-here. Whoever adds an endpoint, a topic or a log adds its line.
+The needs are written out by hand. The permissions are generated, and a generator that grants more must fail
+here. A new endpoint, topic or log needs a line here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NEEDS: dict[str, dict[str, set[str]]] = {
         "publish": {
             "$JS.API.STREAM.INFO.EVENTS",
             "$JS.API.DIRECT.GET.EVENTS",
-            # Answers to what it is asked; the broker chooses the token.
+            # The scheduler's answers to requests; the broker chooses the token.
             "_R_.x1",
             "feedback.x1",
             "state.leader.campaign.from.scheduler",
@@ -252,7 +252,8 @@ WILDCARDS = (
     *("_INBOX.>", "_R_.>", *(f"{subjects.inbox_prefix(user)}.{every}" for user in USERS for every in "*>")),
 )
 WILDCARDS_NEEDED = {
-    # Whoever may hear `pool.*` is let subscribe to `pool.>`, which is the same as long as nothing is longer.
+    # A user that may subscribe to `pool.*` may subscribe to `pool.>`, which is the same while no subject is
+    # longer.
     "gateway": {"_INBOX_gateway.*", "_INBOX_gateway.>", "live.own.*", "pool.>"},
     "scheduler": {"_INBOX_scheduler.*", "_INBOX_scheduler.>", "playhead.>", "pool.>"},
     "autoscaler": {"_INBOX_autoscaler.*", "_INBOX_autoscaler.>", "feedback.>"},
@@ -262,7 +263,7 @@ WILDCARDS_NEEDED = {
 
 
 def every_api_subject() -> list[str]:
-    """Every subject of the JetStream API, for both streams and one that is not there."""
+    """Return every subject of the JetStream API, for both streams and one that does not exist."""
     names = [f"$JS.API.{verb}" for verb in _API]
     for stream in (subjects.CHUNKS, subjects.EVENTS, "STOLEN"):
         names += [f"$JS.API.{verb}.{stream}" for verb in _API_OF_STREAM]
@@ -274,7 +275,7 @@ def every_api_subject() -> list[str]:
 
 
 def every_application_subject() -> list[str]:
-    """Every endpoint for every caller, every topic, log and inbox, and what the broker uses itself."""
+    """Return every endpoint for every caller, every topic, log and inbox, and the broker's own subjects."""
     names = []
     for endpoint in subjects.ENDPOINTS:
         names += [endpoint.subject, f"{endpoint.subject}.{ID}"]

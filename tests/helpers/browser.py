@@ -1,4 +1,4 @@
-"""A real Chromium, where there is one."""
+"""A real Chromium, if the machine has one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ NEEDS_CHROMIUM = [
 
 @asynccontextmanager
 async def chromium(profile: Path, *flags: str, wait_ms: float) -> AsyncIterator[Any]:
-    """A browser with a new profile: Playwright's context, which waits for everything for `wait_ms`."""
+    """Open a browser with a new profile.
+
+    Yields Playwright's context, whose timeout for everything is `wait_ms`.
+    """
     playwright = pytest.importorskip("playwright.async_api")
     async with playwright.async_playwright() as driver:
         context = await driver.chromium.launch_persistent_context(

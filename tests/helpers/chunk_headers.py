@@ -1,4 +1,4 @@
-"""Headers of chunks for tests that append some."""
+"""Headers of chunks, for tests that append chunks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from turboserve.contracts.chunks import ChunkHeader
 def chunk_header(
     session: str, index: int, epoch: int, worker: str, *, began: int | None = None, control_seq: int = 0
 ) -> ChunkHeader:
-    """Of a chunk of 12 frames, 0.75 s, without an init segment."""
+    """Return the header of a chunk of 12 frames, 0.75 s, without an init segment."""
     return ChunkHeader(
         session=session,
         index=index,

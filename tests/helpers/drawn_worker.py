@@ -1,7 +1,7 @@
 """A worker that draws its frames instead of computing them: real bus, real fence, real H.264.
 
-Run as a program with the settings of a worker in its environment. It lets the gateway be tested alone: any
-prompt that names a colour and a shape becomes a still picture of them on black, at once.
+It runs as a program with the settings of a worker in its environment, so that the gateway can be tested
+alone. Any prompt that names a color and a shape gives a picture of them at once.
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ LEAD_S = 3.0
 MODEL = os.environ.get("DRAWN_MODEL", "toyworld")
 CAPACITY = int(os.environ.get("DRAWN_CAPACITY", "8"))
 MOVES = os.environ.get("DRAWN_MOVES", "")
-"""What becomes of sessions that move here: `yes`, `never` (it does not say), `fail`; empty: none moves."""
+"""Result of migrations to this worker:
+
+`yes`, `never` (no report), `fail`; empty: no migration is possible.
+"""
 NAME = os.environ.get("TURBOSERVE_WORKER_ID")
-"""A pool names the workers that it starts."""
+"""Name of the worker, if a pool has started it."""
 COMPUTE_S = float(os.environ.get("DRAWN_COMPUTE_S", "0.05"))
 
 
@@ -101,7 +104,7 @@ class DrawnWorker:
                 for name in set(self._rows) - {row.id for row in renewal.assigned}:
                     self._rows.pop(name)
             except WorkerGoneError:
-                # It was silent for too long. Whoever gave it a name replaces it.
+                # The worker was silent for too long. A pool replaces the workers that it named.
                 if not NAME:
                     await self._join_again()
             except TurboServeError:
@@ -109,15 +112,18 @@ class DrawnWorker:
             await asyncio.sleep(0.3)
 
     async def _join_again(self) -> None:
-        """Go on as a new worker: an id that was declared gone never comes back."""
+        """Continue as a new worker: the id of a worker that was declared gone never comes back."""
         self._id, self._started_at = new_id("wrk"), time.time()
         self._rows.clear()
         self._arrivals.clear()
         await self._bus.subscribe(ASSIGN, self._id, self._assigned)
 
     async def _arrive(self, row: SessionRecord) -> None:
-        """Its state is the number of its next chunk, and the source draws nothing while it migrates: once
-        the log has stood still for longer than a chunk takes, all of it is here."""
+        """Receive a session.
+
+        Its state is the number of its next chunk, and the source draws nothing while it migrates. The state
+        is complete once the log has not grown for longer than a chunk takes.
+        """
         if MOVES == "never" or row.move is None:
             return
         if MOVES == "fail":
@@ -200,7 +206,7 @@ class DrawnWorker:
 
 
 def draw(prompt: str, count: int) -> NDArray[np.uint8]:
-    """`count` frames [F, H, W, 3] of the shape and colour that `prompt` names, moving as it says."""
+    """Draw `count` frames [F, H, W, 3] of the shape and color that `prompt` names, moving as it says."""
     colour = next((value for word, value in COLOURS.items() if word in prompt), (200, 200, 200))
     frames = np.zeros((count, SIDE, SIDE, 3), np.uint8)
     y, x = np.mgrid[:SIDE, :SIDE]

@@ -1,4 +1,4 @@
-"""A Postgres cluster as versions left it in which the services were superuser."""
+"""A Postgres cluster as left by versions in which the services were superuser."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from turboserve.cli.embedded.postgres import DATABASE, ROLE
 
 
 async def make_as_before(server: PostgresServer) -> None:
-    """The services' role is gone, and the superuser owns the database with all that is in it."""
+    """Drop the services' role, and make the superuser own the database and everything in it."""
     async with server.superuser() as connection:
         await connection.execute(f'drop database "{DATABASE}"')
         await connection.execute(f"drop role {ROLE}")

@@ -1,4 +1,4 @@
-"""What a follower of a stream knows of it, for tests in which the stream is lost."""
+"""Knowledge of a stream's followers, for tests in which the stream is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def acquainted(bus: Bus, stream: str, limit_s: float = 60.0) -> None:
 
     def observed(name: str) -> StreamIncarnation | None:
         life = look(name)
-        # The follower takes the description over before it waits again.
+        # The follower takes over the description before it waits again.
         if name == stream and life is not None and life.asked_at >= began_at:
             known.set()
         return life

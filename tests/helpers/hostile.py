@@ -1,7 +1,7 @@
-"""Hostile input: values at and beyond every limit, documents with such values in them, bytes that are none.
+"""Hostile input: values at and beyond every limit, documents with such values, and invalid bytes.
 
-All of it follows from a seed. Hypothesis draws the seeds: the same ones for the same commit, and new ones
-under the profile `explore`. It draws nothing else, since its own strategies take a hundred times as long.
+A seed determines all of it. Hypothesis draws the seeds: the same ones for the same commit, and new ones under
+the profile `explore`. It draws nothing else, because its own strategies take a hundred times as long.
 """
 
 from __future__ import annotations
@@ -71,23 +71,23 @@ NOT_DOCUMENTS = (
     b"9" * 50_000,
     b'{"' + b"k" * 100_000 + b'":1}',
 )
-"""Bytes that no reader of JSON objects takes, or that cost a careless one its stack."""
+"""Bytes that no reader of JSON objects accepts, or that exhaust the stack of a careless one."""
 
 
 Names = Mapping[str, Sequence[Any]]
-"""For members of these names, values to choose from, so that a document is about things that exist."""
+"""Values to choose from for members of these names, so that a document refers to existing things."""
 
 _LETTERS = "abcXYZ019_-"
 
 
 class Hostile:
-    """A source of hostile input; all of it follows from `seed`."""
+    """A source of hostile input, determined by `seed`."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
     def value(self, like: Any = None) -> Any:
-        """Any hostile value, or one of the type of `like`."""
+        """Return any hostile value, or one of the type of `like`."""
         kinds: tuple[Sequence[Any], ...] = (INTEGERS, NUMBERS, TEXTS, STRUCTURES)
         if isinstance(like, str):
             kinds = (TEXTS,)
@@ -98,11 +98,11 @@ class Hostile:
         return copy.deepcopy(self.random.choice(self.random.choice(kinds)))
 
     def document(self, schema: Schema, names: Names | None = None) -> Any:
-        """A document that `schema` (JSON Schema as pydantic writes it) allows, as far as it says so."""
+        """Return a document that `schema` (JSON Schema as pydantic writes it) mostly allows."""
         return self._of(schema, schema.get("$defs", {}), names or {}, 0)
 
     def mutated(self, document: Any, most: int = 3) -> Any:
-        """`document` with up to `most` of its members replaced, removed or added, mostly by the same type."""
+        """Return `document` with up to `most` members replaced, removed or added, mostly by the same type."""
         changed = copy.deepcopy(document)
         for _ in range(self.random.randint(0, most)):
             holder, key = self.random.choice([(None, None), *_places(changed)])
@@ -116,7 +116,7 @@ class Hostile:
         return changed
 
     def encoded(self, document: Any) -> bytes:
-        """`document` as JSON; now and then cut, doubled, with a member twice, or in another encoding."""
+        """Encode `document` as JSON, sometimes cut, doubled, with a member twice, or in another encoding."""
         text = json.dumps(document)
         data = text.encode()
         at = self.random.randint(0, len(data))
@@ -192,10 +192,10 @@ class Hostile:
 
 
 def attacks(examples: int) -> Callable[[Callable[[Hostile], None]], None]:
-    """Decorates the body of a test, which it calls at once, `examples` times with different input."""
+    """Decorate the body of a test. Calls it at once, `examples` times with different input."""
 
     def run(body: Callable[[Hostile], None]) -> None:
-        # A smaller seed is no smaller input: there is nothing to shrink.
+        # A smaller seed is no smaller input, so shrinking is of no use.
         @settings(
             max_examples=examples,
             deadline=None,
@@ -217,7 +217,7 @@ def _least(schema: Schema) -> Any:
 
 
 def _places(document: Any, depth: int = 0) -> list[tuple[Any, Any]]:
-    """The members of its objects and lists, as (holder, key), down to a depth of 8."""
+    """Return the members of the document's objects and lists, as (holder, key), down to a depth of 8."""
     found: list[tuple[Any, Any]] = []
     pairs: list[tuple[Any, Any]] = []
     if isinstance(document, dict):

@@ -1,7 +1,7 @@
 """Real servers, state store, scheduler and gateway, each its own process, with a worker that draws.
 
-As a program it serves the player page for people who work on it, until Ctrl-C:
-`python tests/helpers/pool_harness.py 8090`.
+As a program, it serves the player page for development until Ctrl-C: `python tests/helpers/pool_harness.py
+8090`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from turboserve.cli.embedded.running import running
 
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 60.0
-"""A busy machine may need long for what the service does in a moment."""
+"""Time limit of a stop and of an answer, long enough for a busy machine."""
 DRAWN_WORKER = Path(__file__).with_name("drawn_worker.py")
 
-# What these defaults give up in production was stuck; on a busy machine it is only slow.
+# Operations that exceed the production defaults are stuck; on a busy machine they may only be slow.
 COMMON_DEADLINES = {"TURBOSERVE_CANARY_TIMEOUT_S": "15", "TURBOSERVE_MOVE_LIMIT_S": "300"}
 STORE_DEADLINES = {"TURBOSERVE_TRANSACTION_DEADLINE_S": "20"}
 SCHEDULER_DEADLINES = {"TURBOSERVE_LEADER_LEASE_S": "20", "TURBOSERVE_LEADER_TIMEOUT_S": "25"}
@@ -44,7 +44,7 @@ GATEWAY_DEADLINES = {
 
 
 class Pool:
-    """What stands behind a gateway. Gateways are started one by one: see `gateway`."""
+    """The services behind a gateway. `gateway` starts the gateways one by one."""
 
     def __init__(
         self,
@@ -52,10 +52,11 @@ class Pool:
         store: Mapping[str, str] | None = None,
         scheduler: Mapping[str, str] | None = None,
     ) -> None:
-        """`store` and `scheduler` are further environment of these services.
+        """`store` and `scheduler` are additional environment variables of these services.
 
-        By default one tenant may fill the pool, since the tests' tenants share one; an unwatched session is
-        suspended after 15 s; sessions move when a test demands it. Deadlines are longer than by default.
+        By default one tenant may fill the pool, because the tests' tenants share one. An unwatched session is
+        suspended after 15 s. Sessions migrate only when a test requests it. Deadlines are longer than by
+        default.
         """
         self._store = {**STORE_DEADLINES, "TURBOSERVE_TENANT_SLOTS_FACTOR": "0", **(store or {})}
         defaults = {"TURBOSERVE_IDLE_AFTER_S": "15", "TURBOSERVE_REBALANCE": "0"}
@@ -113,9 +114,9 @@ class Pool:
         descriptors: int | None = None,
         **environment: str,
     ) -> None:
-        """Start one process; `user` is the service whose rights it has, `name` unless it says otherwise.
+        """Start one process; `user` is the service whose permissions it has, by default `name`.
 
-        `descriptors` is how many files it may open; none: as many as this process.
+        `descriptors` limits its open files; None: the same limit as this process.
         """
         user = user or name
         command = [sys.executable, program] if program.endswith(".py") else [sys.executable, "-m", program]
@@ -139,7 +140,7 @@ class Pool:
             )
 
     def stop(self, name: str, sign: signal.Signals = signal.SIGTERM) -> int:
-        """Stop one process and wait for it; returns its exit status."""
+        """Stop one process and wait for it. Returns its exit status."""
         process = self._processes.pop(name)
         process.send_signal(sign)
         try:
@@ -150,7 +151,7 @@ class Pool:
             raise
 
     def stop_all(self) -> None:
-        """Stop each process, also after one that does not stop, which is raised in the end."""
+        """Stop every process. If one does not stop, the others are stopped before the error is raised."""
         with ExitStack() as stack:
             for name in self._processes:
                 stack.callback(self.stop, name)
@@ -164,8 +165,10 @@ class Pool:
     def gateway(
         self, name: str = "gateway", port: int = 0, descriptors: int | None = None, **environment: str
     ) -> str:
-        """Start a gateway and wait until sessions can be created through it; returns its URL. `DRAWN_KEY` is
-        for the waiting, not for the gateway."""
+        """Start a gateway and wait until sessions can be created through it. Returns its URL.
+
+        `DRAWN_KEY` is the key used for waiting. It is not passed to the gateway.
+        """
         port = port or self._ports.get(name)
         key = environment.pop("DRAWN_KEY", None)
         environment = {"TURBOSERVE_GATEWAY_PORT": str(port), **GATEWAY_DEADLINES, **environment}
@@ -175,9 +178,9 @@ class Pool:
         return url
 
     def wait_for(self, name: str, url: str, key: str | None = None) -> None:
-        """Until the gateway `name` at `url` is ready and a worker has joined.
+        """Wait until the gateway `name` at `url` is ready and a worker has joined.
 
-        Raises RuntimeError, with the ends of all logs, when that takes too long or the gateway has ended.
+        Raises RuntimeError, with the ends of all logs, if that takes too long or the gateway has ended.
         """
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         deadline = time.monotonic() + START_LIMIT_S

@@ -6,7 +6,7 @@ from turboserve.free_ports import any_free
 
 
 def free_ports(count: int) -> list[int]:
-    """Different loopback ports that are free now."""
+    """Return different loopback ports that are free now."""
     found: set[int] = set()
     while len(found) < count:
         found.add(any_free())

@@ -1,4 +1,4 @@
-"""A WebSocket client that follows no rules: frames byte by byte, and every way to get them wrong."""
+"""A WebSocket client that follows no rules: frames byte by byte, and every way to violate the protocol."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def frame(
     length: int | None = None,
     wide: int | None = None,
 ) -> bytes:
-    """One frame. `length`: what it says instead of the payload's own; `wide`: 16 or 64 bits for that."""
+    """Build one frame. `length` replaces the payload's own length; `wide` encodes it in 16 or 64 bits."""
     said = len(payload) if length is None else length
     head = bytes([(0x80 if last else 0) | (reserved << 4) | opcode])
     mask = 0x80 if masked else 0
@@ -46,7 +46,7 @@ def frame(
 
 
 class RawSocket:
-    """One connection after its handshake. Whatever comes is read and thrown away, or not read at all."""
+    """One connection after its handshake. Received data is discarded, or not read at all."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, reads: bool) -> None:
         self._reader, self._writer = reader, writer
@@ -67,7 +67,7 @@ class RawSocket:
         return cls(reader, writer, reads=reads)
 
     async def send(self, data: bytes) -> bool:
-        """False once the other side is gone."""
+        """Send data. Returns False once the other side is gone."""
         try:
             self._writer.write(data)
             await asyncio.wait_for(self._writer.drain(), PATIENCE_S)
@@ -97,7 +97,7 @@ class RawSocket:
 
 
 def lawful(source: random.Random) -> bytes:
-    """A frame, or several, to which nothing is wrong."""
+    """Return one or more valid frames."""
     ping = json.dumps({"type": "ping", "id": "p"}).encode()
     cut = source.randint(0, len(ping))
     return source.choice(
@@ -116,7 +116,7 @@ def lawful(source: random.Random) -> bytes:
 
 
 def breaches(source: random.Random) -> Iterator[Callable[[], bytes]]:
-    """Each way to break the protocol, once."""
+    """Yield each way to break the protocol, once."""
     payload = source.randbytes(source.randint(0, 60))
     for opcode in (3, 4, 5, 6, 7, 11, 12, 13, 14, 15):
         yield lambda opcode=opcode: frame(opcode, payload)
@@ -158,6 +158,6 @@ def breaches(source: random.Random) -> Iterator[Callable[[], bytes]]:
 
 
 def message(hostile: Hostile, schema: dict[str, object]) -> bytes:
-    """A text frame with a message of the protocol that was changed, or with no message at all."""
+    """Return a text or binary frame with a changed message of the protocol, or without a message."""
     data = hostile.encoded(hostile.mutated(hostile.document(schema), most=2))[:60_000]
     return frame(hostile.random.choice((TEXT, TEXT, TEXT, BINARY)), data.decode(errors="replace").encode())

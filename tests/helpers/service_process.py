@@ -1,4 +1,4 @@
-"""Services as processes for tests: `python -m MODULE` with the credentials of its user; a bus as any user."""
+"""Services as processes (`python -m MODULE`) with their users' credentials, and a bus as any user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMIT_S = 90.0
 
 
 class Service:
-    """One service; `log` is where its output goes, `variables` its environment."""
+    """One service. Its output goes to `log`; `variables` is its environment."""
 
     def __init__(self, name: str, module: str, nats: NatsServer, log: Path, **variables: str) -> None:
         self.log = log
@@ -35,7 +35,7 @@ class Service:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, **variables: str) -> None:
-        """Start, unless it runs; `variables` are added to its environment this time only."""
+        """Start the service, unless it runs; `variables` extend its environment for this start only."""
         if self._process is not None:
             return
         with self.log.open("ab") as log:
@@ -58,7 +58,7 @@ class Service:
 
 
 def state_store(nats: NatsServer, log: Path, postgres_url: str, redis_url: str, **variables: str) -> Service:
-    """The state store on these servers; not started yet."""
+    """Return the state store on these servers, not started yet."""
     return Service(
         "state-store",
         "turboserve.state_store",
@@ -71,7 +71,7 @@ def state_store(nats: NatsServer, log: Path, postgres_url: str, redis_url: str, 
 
 
 async def connected(nats: NatsServer, name: str, request_deadline_s: float = 3.0) -> Bus:
-    """A bus as the service `name`, with what that is allowed; whoever asks closes it."""
+    """Connect a bus as the service `name`, with its permissions. The caller closes it."""
     settings = Settings(
         nats_url=nats.address,
         nats_user=name,
@@ -82,7 +82,7 @@ async def connected(nats: NatsServer, name: str, request_deadline_s: float = 3.0
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]], limit_s: float = LIMIT_S) -> None:
-    """Look until it holds; fails after `limit_s`."""
+    """Poll until the condition holds; fails after `limit_s`."""
     deadline = asyncio.get_running_loop().time() + limit_s
     while not await condition():
         late = asyncio.get_running_loop().time() >= deadline

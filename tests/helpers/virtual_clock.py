@@ -1,10 +1,10 @@
-"""A clock for tests of what takes a `turboserve.clock.Clock`."""
+"""A clock for tests of code that uses a `turboserve.clock.Clock`."""
 
 from __future__ import annotations
 
 
 class VirtualClock:
-    """A clock that moves by `advance` alone."""
+    """A clock that moves only by `advance`."""
 
     def __init__(self, start_s: float = 0.0, wall_offset_s: float = 1_700_000_000.0) -> None:
         self._now_s = start_s

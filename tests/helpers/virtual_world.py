@@ -1,6 +1,6 @@
-"""What fault simulations share: a virtual clock, chance from one seed, and servers that go and come back.
+"""Shared parts of fault simulations: a virtual clock, one seed's random choices, and a store that fails.
 
-A failing seed is replayed by its number: nothing else decides what happens, or when.
+The number of a failing seed replays it: nothing else determines what happens, or when.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable
 
 
 class VirtualWorld:
-    """Actions at virtual times; `now` is the time, seconds."""
+    """Actions at virtual times; `now` is the time in seconds."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.trace: list[str] = []
-        """What the core decided, and when: the same for the same seed."""
+        """Decisions of the core with their times: the same for the same seed."""
         self.store_up = True
         self.generation = 0
-        """Number of the core's life: what was meant for an earlier one is not heard."""
+        """Number of the core's incarnation. Messages to an earlier one are dropped."""
         self.names = itertools.count()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -40,7 +40,7 @@ class VirtualWorld:
         return self.random.random() < probability
 
     def delay_around(self, mean_s: float) -> float:
-        """How long a message takes: mostly short, now and then long, so that later ones overtake it."""
+        """Draw the delay of a message: mostly short, sometimes long, so that later messages overtake it."""
         return self.random.expovariate(1 / mean_s)
 
     def lose_store(self, least_s: float, most_s: float) -> None:

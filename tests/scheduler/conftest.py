@@ -1,4 +1,4 @@
-"""The real state store and scheduler as processes, and a worker that runs nothing but says that it does."""
+"""The real state store and scheduler as processes, and a worker that only pretends to run sessions."""
 
 from __future__ import annotations
 
@@ -34,37 +34,40 @@ from turboserve.ids import new_id
 from turboserve.subjects import Endpoint
 from turboserve.tasks import stop
 
-# Helpers beside this file can be imported.
+# Makes the helpers beside this file importable.
 sys.path.insert(0, str(Path(__file__).parent))
 from scheduler_instances import Instance
 
 HEARTBEAT_S = 0.2
 REQUEST_DEADLINE_S = 60.0
 LEASE = {"TURBOSERVE_LEADER_LEASE_S": "7", "TURBOSERVE_LEADER_TIMEOUT_S": "8.5"}
-"""Longer than a busy machine holds a leader up: one that lives is to keep the lead."""
+"""Longer than a busy machine delays a leader: a living leader must keep the lead."""
 
 
 @pytest.fixture(scope="module")
 def worker_timeout_s() -> float:
-    """A worker is declared gone after this long without a renewal. A module whose subject that is has a short
-    time of its own: elsewhere a busy machine is only slow."""
+    """Time without a renewal after which a worker is declared gone.
+
+    Modules that test this use a short time of their own. Elsewhere it is long, because a busy machine is only
+    slow.
+    """
     return 600.0
 
 
 @pytest.fixture(scope="module")
 def times(worker_timeout_s: float) -> dict[str, str]:
-    """What store and scheduler must agree on."""
+    """Settings on which store and scheduler must agree."""
     return {
         "TURBOSERVE_HEARTBEAT_S": str(HEARTBEAT_S),
         "TURBOSERVE_LEASE_S": str(worker_timeout_s / 2),
         "TURBOSERVE_WORKER_TIMEOUT_S": str(worker_timeout_s),
-        # A move goes on while the scheduler is started again, however long that takes.
+        # A migration continues while the scheduler restarts, for any duration of the restart.
         "TURBOSERVE_MOVE_LIMIT_S": "600",
     }
 
 
 async def until_answered(bus: Bus, endpoint: Endpoint[Any, Any], request: Contract) -> None:
-    """Ask until the request is carried out or refused: a clean-up that is lost would reach the next test."""
+    """Repeat the request until it is carried out or refused: a lost clean-up would affect the next test."""
 
     async def answered() -> bool:
         try:
@@ -79,7 +82,7 @@ async def until_answered(bus: Bus, endpoint: Endpoint[Any, Any], request: Contra
 
 
 class QuietWorker:
-    """Renews and reports as a worker does, and keeps a table of what it would run."""
+    """Renews and reports as a worker does, and keeps a table of the sessions that it would run."""
 
     def __init__(self, bus: Bus, capacity: int, name: str | None = None) -> None:
         self.id = name or new_id("wrk")
@@ -89,7 +92,7 @@ class QuietWorker:
         self.incoming: dict[str, SessionRecord] = {}
         self.provides_state = False
         self.verifies = False
-        """Whether what moves here is copied and verified, or is copied for ever."""
+        """Whether an arriving session is copied and verified; otherwise it is copied for ever."""
         self.refuse = False
         self.renews = True
         self.reports = True
@@ -202,7 +205,7 @@ def scheduler_process(
 
 @pytest.fixture
 def scheduler(scheduler_process: Service) -> Iterator[Service]:
-    """A running scheduler, the same for all tests that leave it alone; what it logs is printed."""
+    """A running scheduler, shared by all tests that leave it running. Its log is printed."""
     scheduler_process.start()
     before = scheduler_process.logged()
     yield scheduler_process
@@ -216,8 +219,10 @@ def start_scheduler(
     tmp_path_factory: pytest.TempPathFactory,
     times: dict[str, str],
 ) -> Iterator[Callable[..., Service]]:
-    """Start a scheduler of the test's own; what it logs is printed. The other tests' scheduler has given the
-    lead back."""
+    """Start schedulers of the test's own, whose logs are printed.
+
+    The shared scheduler has given the lead back.
+    """
     scheduler_process.end(signal.SIGTERM)
     started: list[Service] = []
 
@@ -247,7 +252,7 @@ async def pair(start_scheduler: Callable[..., Any], ports: Ports) -> tuple[Insta
 
 @pytest.fixture
 async def connect(nats_server: NatsServer) -> AsyncIterator[Callable[[str], Awaitable[Bus]]]:
-    """Connect as a service, with what it is allowed."""
+    """Connect as a service, with its permissions."""
     async with AsyncExitStack() as stack:
 
         async def open_bus(name: str) -> Bus:
@@ -262,7 +267,7 @@ async def connect(nats_server: NatsServer) -> AsyncIterator[Callable[[str], Awai
 async def workers(
     connect: Callable[[str], Awaitable[Bus]],
 ) -> AsyncIterator[Callable[..., Awaitable[QuietWorker]]]:
-    """Start a quiet worker; all are declared gone at the end, so that the next test begins without."""
+    """Start quiet workers. All are declared gone at the end, so that the next test begins without any."""
     started: list[QuietWorker] = []
     bus = await connect("worker")
 
@@ -281,8 +286,7 @@ async def workers(
 
 @pytest.fixture
 async def until_known(connect: Callable[[str], Awaitable[Bus]]) -> Callable[[int], Awaitable[None]]:
-    """Wait until the scheduler has heard of exactly so many workers: what it places before goes to those it
-    knows."""
+    """Wait until the scheduler knows exactly so many workers, because it places sessions only on those."""
     known: list[int] = []
 
     async def hear(feedback: LoadFeedback, _body: bytes) -> None:
@@ -305,14 +309,14 @@ async def until_known(connect: Callable[[str], Awaitable[Bus]]) -> Callable[[int
 
 
 class Viewers:
-    """The gateway's side: makes sessions and waits for what becomes of them."""
+    """The gateway's side: creates sessions and waits for their changes."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self.made: list[str] = []
 
     async def create(self) -> str:
-        """A new session; tries again while there is no room or nobody serves."""
+        """Create a session. Retries while there is no room or no service answers."""
         from turboserve.contracts.requests import CreateSession
 
         session = new_id("ses")
@@ -332,7 +336,7 @@ class Viewers:
         return await self.bus.call(subjects.GET_SESSION, SessionRef(session=session))
 
     async def active(self, session: str, epoch: int = 1) -> SessionRecord:
-        """Wait until it runs in `epoch` or later."""
+        """Wait until the session runs in `epoch` or later."""
         found: list[SessionRecord] = []
 
         async def is_active() -> bool:

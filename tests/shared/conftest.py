@@ -18,21 +18,21 @@ LIMIT_S = 60.0
 
 @pytest.fixture(autouse=True)
 def patient_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a test names no limit, an answer of a busy machine may take long."""
+    """Raise the default time limits: answers of a busy machine may take long."""
     monkeypatch.setitem(append.__kwdefaults__, "deadline_s", LIMIT_S)
     monkeypatch.setattr(Bus.jetstream, "__defaults__", (LIMIT_S,))
 
 
 @pytest.fixture
 def patient_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So may a read. Not for tests that delete a stream while it is read: such a read gets no answer."""
+    """Raise the time limits of reads. Not for tests that delete a stream during a read: it gets no answer."""
     monkeypatch.setattr(log, "DIRECT_GET_S", LIMIT_S)
     monkeypatch.setattr(pages, "PAGE_TIMEOUT_S", LIMIT_S)
 
 
 @pytest.fixture(params=["nats", "memory"])
 def real_server(request: pytest.FixtureRequest) -> NatsServer | None:
-    """nats-server without streams; None: the broker in memory."""
+    """nats-server without streams; None stands for the broker in memory."""
     if request.param == "memory":
         return None
     request.getfixturevalue("nats_url")
@@ -44,7 +44,7 @@ def real_server(request: pytest.FixtureRequest) -> NatsServer | None:
 async def connect(real_server: NatsServer | None) -> AsyncIterator[Connect]:
     """`await connect("gateway")`: a bus as that service; `admin` may do everything.
 
-    All that is tested with it holds for nats-server and for the broker that the simulation runs on.
+    Each test that uses it checks both nats-server and the broker on which the simulation runs.
     """
     broker = MemoryBroker()
     async with AsyncExitStack() as stack:

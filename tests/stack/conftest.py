@@ -1,4 +1,4 @@
-"""What the tests of the whole stack share: a client, sessions that are cleaned up, the log itself."""
+"""Fixtures of the tests of the whole stack: a client, sessions that are cleaned up, the log itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def api(stack: BackgroundStack) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def open_session(api: httpx.AsyncClient) -> AsyncIterator[Open]:
-    """Creates a session that the test may end, and that is ended after it in any case."""
+    """Create a session. The test may end it; it is ended after the test in any case."""
     opened: list[Viewer] = []
 
     async def create(prompt: str = "a red circle moving left", **more: Any) -> Viewer:
@@ -44,7 +44,7 @@ async def open_session(api: httpx.AsyncClient) -> AsyncIterator[Open]:
 
 @pytest.fixture
 def read_log(stack: BackgroundStack) -> ReadLog:
-    """Everything in the chunk log of a session, in its order: header, and init segment with fragment."""
+    """Read a session's chunk log in order: header, and init segment with fragment."""
 
     async def read(session: str) -> list[tuple[ChunkHeader, bytes]]:
         client = await connected_client(stack.record.nats_url)

@@ -1,4 +1,4 @@
-"""The state store in the test's own process, on real servers; and, where it has to die, as a process."""
+"""The state store in the test's own process, on real servers; as a process if it must be killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turboserve.bus import Bus, append
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.settings import Settings
 
-# The tests are no package: what they share is found beside them.
+# The tests are no package: shared modules are imported from this folder.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from database_servers import KINDS, DatabaseServer
@@ -24,7 +24,7 @@ from state_store_harness import LIMIT_S, MEMORY_URL, PATIENT, Harness, Store
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A module with `SERVERS` runs on each of them, except tests that need the real ones."""
+    """Run a module with `SERVERS` on each of them, except for tests that need the real servers."""
     kinds = getattr(metafunc.module, "SERVERS", None)
     if kinds is not None and "servers" in metafunc.fixturenames:
         if metafunc.definition.get_closest_marker("real_servers"):
@@ -46,14 +46,14 @@ def settings(servers: dict[str, str]) -> Settings:
         **servers,
         sweep_s=0.2,
         purge_s=3_600.0,
-        # A busy machine is only slow: what refuses admission is a broker that refuses.
+        # A busy machine is only slow: admission is refused only if the broker refuses.
         canary_timeout_s=60.0,
-        # Nor is one that is stuck for some seconds at fault. Tests of deadlines set their own.
+        # The same holds for an instance that is stuck for some seconds. Tests of deadlines set their own.
         **PATIENT,
         # Workers of these tests renew once, and viewers report once.
         worker_timeout_s=3_600.0,
         idle_guard_s=3_600.0,
-        # Tests fill their own small pools, and tests before them have left other tenants.
+        # Tests fill their own small pools, and earlier tests have left other tenants.
         tenant_slots_factor=0.0,
         log_level="WARNING",
     )
@@ -61,7 +61,7 @@ def settings(servers: dict[str, str]) -> Settings:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bus waits for as long as `PATIENT` says where no deadline is named."""
+    """Raise the bus's default deadlines to those of `PATIENT`."""
     monkeypatch.setattr(turboserve.bus.log, "DIRECT_GET_S", LIMIT_S)
     monkeypatch.setattr(Bus.jetstream, "__defaults__", (LIMIT_S,))
     monkeypatch.setitem(append.__kwdefaults__, "deadline_s", LIMIT_S)
@@ -69,7 +69,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def start_store(settings: Settings) -> AsyncIterator[Callable[..., Awaitable[Store]]]:
-    """Start one more instance, with settings changed as asked; all are stopped at the end."""
+    """Start one more instance, with changed settings. All are stopped at the end."""
     async with AsyncExitStack() as stack:
 
         async def start(**changes: Any) -> Store:
@@ -93,7 +93,7 @@ async def api(store: Store, settings: Settings) -> AsyncIterator[Harness]:
 
 @pytest.fixture(params=KINDS)
 def database_url(request: pytest.FixtureRequest) -> str | None:
-    """Of Postgres; None: in memory."""
+    """URL of Postgres; None stands for the database in memory."""
     return request.getfixturevalue("postgres_url") if request.param == "postgres" else None
 
 
@@ -107,5 +107,5 @@ async def server(database_url: str | None) -> AsyncIterator[DatabaseServer]:
 
 @pytest.fixture
 def database(server: DatabaseServer) -> Database:
-    """One instance's connections to it."""
+    """One instance's connections to the server."""
     return server.connect()

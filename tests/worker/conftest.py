@@ -18,11 +18,11 @@ from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.transformer import CausalWanTransformer
 
 sys.path.insert(0, str(Path(__file__).parent))
-"""Helpers beside this file can be imported."""
+"""Makes the helpers beside this file importable."""
 
 
 class HashedText:
-    """Prompts → embeddings that depend on the prompt alone."""
+    """Encodes prompts as embeddings that depend on the prompt alone."""
 
     weight_bytes = 0
     workspace_bytes = 0
@@ -67,14 +67,14 @@ class RunningSumDecoder:
 
 
 class Driver:
-    """An engine under a clock that moves only as told."""
+    """An engine under a clock that moves only by the driver."""
 
     def __init__(self, models: Models, options: EngineOptions) -> None:
         self.now = 100.0
         self.engine = Engine(models, options, clock=lambda: self.now)
 
     def run(self, until: Callable[[list[Event]], bool] | None = None, limit: int = 2000) -> list[Event]:
-        """Step until there is nothing to do, or `until` holds of all events so far."""
+        """Step until there is no work, or until `until` holds for all events so far."""
         events: list[Event] = []
         for _ in range(limit):
             if not self.engine.has_work(self.now):
@@ -134,7 +134,7 @@ def make_models() -> Callable[..., Models]:
 
 @pytest.fixture
 def make_driver(tiny_config: ModelConfig, make_models: Callable[..., Models]) -> Callable[..., Driver]:
-    """Arguments: `slots`, `config`, and any field of `EngineOptions`."""
+    """Make a driver. Arguments: `slots`, `config`, and any field of `EngineOptions`."""
 
     def make(slots: int = 4, config: ModelConfig = tiny_config, **options: Any) -> Driver:
         slab_bytes = slots * SlabLayout.of(config, torch.float32).total_bytes

@@ -1,4 +1,4 @@
-"""A pool of real services and gateways of it, each with the settings that an attack is about."""
+"""A pool of real services, and gateways with the settings that an attack is about."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE_S = 120.0
 
 @pytest.fixture(scope="session")
 def keyless_url(pool: Any) -> str:
-    """A gateway as `make up` starts it."""
+    """URL of a gateway as `make up` starts it."""
     url: str = pool.gateway("keyless")
     return url
 
@@ -38,7 +38,7 @@ async def client() -> AsyncIterator[Callable[..., httpx.AsyncClient]]:
 
 @pytest.fixture
 def socket() -> Callable[..., Any]:
-    """`async with socket(url, session, headers, **query) as ws`: a stream of `session`; `name`: its Host."""
+    """`async with socket(url, session, headers, **query) as ws`: a session's stream; `name` is its Host."""
 
     @asynccontextmanager
     async def connect(
@@ -57,7 +57,7 @@ def socket() -> Callable[..., Any]:
             max_size=None,
             additional_headers=headers or {},
             open_timeout=PATIENCE_S,
-            # All that comes is taken at once: the gateway cuts off who leaves its pings unanswered.
+            # All messages are received at once: the gateway disconnects clients that do not answer its pings.
             max_queue=None,
             ping_interval=None,
         ) as opened:

@@ -1,4 +1,4 @@
-"""What attacks are made on."""
+"""The target of the attacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def target(tmp_path_factory: pytest.TempPathFactory, until_group_ends: ExitStack
 
 @pytest.fixture(autouse=True)
 def no_traceback(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No service logs an exception that it did not expect, whatever the test does to it."""
+    """Check that no service logs an unexpected exception during a test."""
     if "target" not in request.fixturenames:
         yield
         return
