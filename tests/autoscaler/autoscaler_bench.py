@@ -59,7 +59,7 @@ class Bench:
         self.open += self.pool.handle(event, self.now)
 
     def take(self, kind: type[Kind]) -> Kind:
-        """The oldest open command of this kind."""
+        """Take the oldest open command of this kind."""
         found = next(command for command in self.open if isinstance(command, kind))
         self.open.remove(found)  # type: ignore[arg-type]
         return found
@@ -68,7 +68,7 @@ class Bench:
         return any(isinstance(command, kind) for command in self.open)
 
     def do(self, kind: type[Kind]) -> Kind:
-        """The oldest open command of this kind succeeds."""
+        """Let the oldest open command of this kind succeed."""
         command = self.take(kind)
         self.feed(Done(command.ticket, 42 if isinstance(command, Launch) else None))  # type: ignore[attr-defined]
         return command
@@ -89,14 +89,14 @@ class Bench:
         return member.phase
 
     def start(self) -> str:
-        """From nothing to a ready worker."""
+        """Start the core and bring it from no worker to a ready one."""
         self.list_members()
         worker = self.launch()
         assert self.phase is PoolMemberPhase.READY
         return worker
 
     def launch(self) -> str:
-        """One slot that waits for its reservation gets a ready worker."""
+        """Give a ready worker to one pool member that waits for its reservation."""
         self.do(Reserve)
         worker = self.do(Launch).worker
         self.report(worker)

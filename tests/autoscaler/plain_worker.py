@@ -1,4 +1,4 @@
-"""Stands in for a worker: answers /readyz, ends on SIGTERM unless it is deaf. Needs nothing installed."""
+"""A stand-in for a worker: answers /readyz and ends on SIGTERM, unless it ignores it. Needs no packages."""
 
 import os
 import signal

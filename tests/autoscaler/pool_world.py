@@ -1,4 +1,4 @@
-"""Everything around the pool's core, on a virtual clock, under faults."""
+"""The surroundings of the pool's core, on a virtual clock, under faults."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class World(VirtualWorld):
         self.feed(SizeWanted(size, "test"), self.generation)
 
     def restart(self) -> None:
-        """kill -9 of the autoscaler: what it had under way may or may not be done."""
+        """Restart the autoscaler as after kill -9: actions under way may or may not take effect."""
         self.generation += 1
         self.pool = self._new_pool()
 
@@ -122,7 +122,7 @@ class World(VirtualWorld):
         self.at(self.delay(), finish)
 
     def check_release(self, worker: str, reason: str) -> None:
-        """Scale-in never removes a worker that holds a session (the design, invariant 9)."""
+        """Check that scale-in never removes a worker that holds a session (the design, invariant 9)."""
         self.releases.append((worker, reason))
         process, row = self.processes.get(worker), self.rows.get(worker)
         alive = process is not None and process.alive
@@ -142,7 +142,7 @@ class World(VirtualWorld):
                 return Done(ticket)
             case Launch(ticket, member, worker):
                 doubles = [p for p in self.processes.values() if p.alive and p.member == member]
-                # Only what a killed autoscaler had under way may be in the way; a provider refuses it then.
+                # Only actions of a killed autoscaler may collide; a provider then refuses them.
                 assert not doubles or self.generation > 0, f"{member} would have two: {doubles}"
                 if doubles:
                     return Failed(ticket, "occupied")
@@ -203,7 +203,7 @@ class World(VirtualWorld):
         ]
 
     def second(self) -> None:
-        """Processes renew, sessions come and go, and the faults of this second happen."""
+        """Simulate one second: processes renew, sessions begin and end, and faults occur."""
         assert pool_status(self.pool, "model", True, self.now, 1e9 + self.now).to_bytes()
         self.at(1.0, self.second)
         for process in [p for p in self.processes.values() if p.alive]:
@@ -219,7 +219,7 @@ class World(VirtualWorld):
     def renew(self, process: Process) -> None:
         row = self.rows.get(process.worker)
         if row is not None and row.phase is WorkerPhase.GONE:
-            # Told that it is gone, it ends by itself.
+            # Informed that it is gone, the worker ends by itself.
             self.end(process.worker, told=True)
             return
         ready = process.ready_at is not None and process.ready_at <= self.now
@@ -257,7 +257,7 @@ class World(VirtualWorld):
     # Looking
 
     def calm(self) -> None:
-        """No faults from here on. A worker that hangs goes on hanging: only the time-out ends it."""
+        """End all faults. A worker that hangs continues to hang: only the timeout ends it."""
         self.faults = NONE
 
     def ready(self) -> list[Process]:

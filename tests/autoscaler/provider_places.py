@@ -1,4 +1,4 @@
-"""Where providers of workers are tried: in memory, on this machine's processes, on a Ray cluster."""
+"""The environments of provider tests: in memory, on this machine's processes, on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class MemoryProvider(PoolProvider):
 
 
 class Place:
-    """Somewhere that providers come and go, and workers stay."""
+    """An environment in which workers outlive their providers."""
 
     def __init__(self, kind: str, address: str = "") -> None:
         self.kind, self.address = kind, address
@@ -95,7 +95,10 @@ class Place:
         self.providers: list[tuple[PoolProvider, list[tuple[str, str]]]] = []
 
     def provider(self, mode: str = "good") -> tuple[PoolProvider, list[tuple[str, str]]]:
-        """A new provider as after a restart of the autoscaler, and the exits it tells."""
+        """Create a provider as after a restart of the autoscaler.
+
+        Returns it and the exits that it reports.
+        """
         provider: PoolProvider
         if self.kind == "memory":
             provider = MemoryProvider(self.cluster)
@@ -112,7 +115,7 @@ class Place:
         return provider, exits
 
     def kill(self, provider_worker: ProviderWorker) -> None:
-        """The worker dies by itself."""
+        """Kill the worker without the provider."""
         if self.kind == "ray":
             os.kill(process_of(provider_worker.worker), signal.SIGKILL)
         elif provider_worker.pid is not None:
@@ -122,7 +125,7 @@ class Place:
 
 
 def process_of(worker: str) -> int:
-    """The process id of a worker that some actor holds."""
+    """Return the process id of a worker that an actor holds."""
     for pid in pids():
         environment = environment_of(pid)
         if environment.get("TURBOSERVE_WORKER_ID") == worker and "TURBOSERVE_HEALTH_PORT" in environment:
@@ -135,7 +138,7 @@ def raylets(node: Any) -> set[int]:
 
 
 def started(start: Callable[[], Any]) -> Any:
-    """Ray gives a node 30 s to start, which is not enough on a machine that is busy with something else."""
+    """Retry the start: Ray gives a node 30 s, which is not enough on a busy machine."""
     for _ in range(4):
         try:
             return start()

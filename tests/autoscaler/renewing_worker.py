@@ -1,6 +1,6 @@
-"""A worker process that registers, renews and reports like a real one, and runs nothing.
+"""A worker process that registers, renews and reports like a real one, and runs no sessions.
 
-The file named by RENEWING_MODE says how, at start: `ready`, `never` (loads for ever), `crash`.
+The file named by RENEWING_MODE holds its mode at start: `ready`, `never` (loads for ever), `crash`.
 """
 
 from __future__ import annotations

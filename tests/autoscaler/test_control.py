@@ -1,4 +1,4 @@
-"""The autoscaling controller, against a pool that obeys with a delay, on a virtual clock."""
+"""The autoscaling controller with a pool that follows with a delay, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ POLICY = ControlPolicy(least=1, most=20, capacity=K)
 
 
 def report(required: int, workers: int, at: float) -> LoadFeedback:
-    """What a scheduler with even placement says."""
+    """Return the report of a scheduler with even placement."""
     placed = min(required, K * workers)
     return LoadFeedback(
         model="m",
@@ -57,7 +57,7 @@ def report(required: int, workers: int, at: float) -> LoadFeedback:
 
 
 class World:
-    """Demand, and a pool whose workers are ready `delay_s` after they are wanted."""
+    """Demand, and a pool whose workers are ready `delay_s` after they are requested."""
 
     def __init__(
         self, policy: ControlPolicy = POLICY, target: int = 1, delay_s: float = 10.0, demand: int = 0
@@ -113,7 +113,7 @@ def test_constant_load_takes_at_most_two_actions(
 ) -> None:
     policy = ControlPolicy(most=20, capacity=K, predictive=predictive, hysteresis=hysteresis)
     world = World(policy, start, delay_s).run(3600, lambda _: demand)
-    # One step when it begins: out while the first sessions make the level high, or in after the window.
+    # One step at the beginning: out while the first sessions make the level high, or in after the window.
     assert len(world.changes) <= 2
     assert K * world.controller.target >= demand
 
@@ -234,7 +234,7 @@ def test_a_dip_shorter_than_the_window_does_not_shrink_the_pool() -> None:
 
 
 def test_waves_faster_than_a_start_up_are_held_through() -> None:
-    """Giving back for less time than starting again takes costs more than it saves."""
+    """A pause shorter than a start-up saves less than the next start costs."""
     wave = lambda t: 40 if t % 20 < 10 else 10  # noqa: E731
     world = World(target=10, demand=40).run(600, wave)
     early = len(world.changes)
@@ -285,7 +285,7 @@ def test_one_full_worker_of_capacity_one_does_not_keep_the_others() -> None:
 
 
 def test_consolidation_is_checked_against_the_workers_that_serve() -> None:
-    """Four are wanted and two serve: to give up the two that start is fine, to give up more is not."""
+    """Four workers are wanted and two serve: the two that start may be given up, but no more."""
     controller = Controller(POLICY, TABLE, 4)
     for second in range(200):
         controller.handle(FeedbackReceived(report(6, 2, second)), float(second))

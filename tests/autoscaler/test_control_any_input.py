@@ -46,7 +46,7 @@ def feedbacks() -> st.SearchStrategy[LoadFeedback]:
 
 
 def sane_feedbacks() -> st.SearchStrategy[LoadFeedback]:
-    """What is believed: workers and capacity together, no more waiting than required."""
+    """Generate plausible feedback: workers and capacity together, no more sessions waiting than required."""
 
     def build(workers: int, members: int, required: int, waiting: int, rho: float, at: float) -> LoadFeedback:
         return LoadFeedback(

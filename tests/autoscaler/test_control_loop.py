@@ -1,4 +1,4 @@
-"""What reaches the controller, and when the pool is told."""
+"""Inputs of the controller's loop, and the times at which the pool is informed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ORDERS = PoolOrders(pool="p")
 
 
 class Told:
-    """A loop for one to four workers, and what it told the pool."""
+    """A loop for one to four workers, with the sizes that it sent to the pool."""
 
     def __init__(self, override: int | None = None, **policy: object) -> None:
         self.sizes: list[int] = []
@@ -70,7 +70,7 @@ def test_another_models_load_is_none_of_this_pools_business() -> None:
 
 @pytest.mark.parametrize("bad", ["NaN", "-1", "Infinity", '"much"'])
 def test_a_load_that_is_not_a_number_is_counted_and_the_pool_stays_and_says_why(bad: str) -> None:
-    """As it was published: the contract itself refuses some of these, so they never become a message."""
+    """The report is published raw: the contract itself refuses some of these values."""
     told = Told()
     told.loop.ordered(ORDERS, 0.0)
     for second in range(10):
@@ -88,7 +88,7 @@ def test_a_load_that_is_not_a_number_is_counted_and_the_pool_stays_and_says_why(
 
 
 async def test_orders_that_cannot_be_read_are_no_orders() -> None:
-    """Another version of the state store may keep a table that this one would refuse."""
+    """Another version of the state store may hold a table that this version would refuse."""
 
     class _Bus:
         async def call(self, *_: object) -> PoolOrders:
@@ -125,7 +125,7 @@ def test_an_order_comes_before_the_settings_and_both_before_the_controller() -> 
 
 @pytest.mark.parametrize(("ordered", "kept"), [(9, 4), (0, 1)])
 def test_an_order_beyond_the_limits_stops_at_them(ordered: int, kept: int) -> None:
-    """It was given under other limits, before a restart."""
+    """The order was given under other limits, before a restart."""
     told = Told()
     told.loop.ordered(ORDERS.model_copy(update={"version": 1, "override": ordered}), 0.0)
     assert told.loop.controller.target == kept

@@ -1,4 +1,4 @@
-"""The controller's parts: what it measures, looks up, believes and expects."""
+"""The controller's parts: measurement, table, feedback and forecast."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class TestTable:
         assert ProfileTable.parse(table.to_bytes()) == table
 
     def test_the_shipped_table_was_profiled_with_the_controller_that_ships(self) -> None:
-        """It was once profiled with a cool-down that was not the setting's any more."""
+        """Incident: the table was profiled with a cool-down that was no longer the setting's."""
         provenance = default_table().provenance
         policy = AutoscalerSettings().control_policy(default_table())
         assert provenance.controller == policy.dynamics

@@ -1,4 +1,4 @@
-"""Which identity at the broker a launched worker gets."""
+"""The broker identity of a launched worker."""
 
 from __future__ import annotations
 

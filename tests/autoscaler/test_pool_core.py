@@ -1,4 +1,4 @@
-"""The pool's core, event by event: orders that the simulation meets too rarely."""
+"""The pool's core, event by event: orders of events that the simulation produces too rarely."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_phases_of_a_start() -> None:
 
 
 def test_what_was_asked_before_the_drain_was_accepted_is_no_evidence() -> None:
-    """A session may have come between the store's answer and the drain."""
+    """A session may have arrived between the store's answer and the drain."""
     bench = Bench()
     worker = bench.start()
     bench.list_workers(row(worker))
@@ -77,13 +77,16 @@ def test_what_was_asked_before_the_drain_was_accepted_is_no_evidence() -> None:
 
 
 def test_a_drain_is_repeated_where_the_worker_was_started_again_under_its_id() -> None:
-    """The drain ended with the process; the next one takes sessions, and the pool would wait for ever."""
+    """The drain ended with the process.
+
+    The next process accepts sessions, and the pool would wait for ever.
+    """
     bench = Bench()
     worker = bench.start()
     bench.list_workers(row(worker))
     bench.feed(SizeWanted(0, "test"))
     bench.do(Drain)
-    # Asked for before the drain was accepted: no evidence.
+    # Requested before the drain was accepted: no evidence.
     bench.list_workers(row(worker))
     assert not bench.has(Drain)
     bench.list_workers(row(worker))
@@ -114,7 +117,7 @@ def test_an_adopted_worker_that_drains_is_not_late() -> None:
     bench.list_workers(row("wrk_old", WorkerPhase.DRAINING, sessions=2))
     assert not bench.has(Release)
     assert bench.pool.members["local-0"].phase is PoolMemberPhase.DRAINING
-    # The place it leaves is filled by another slot.
+    # Another pool member fills the place.
     assert bench.take(Reserve).member == "local-1"
 
 
@@ -154,7 +157,7 @@ def test_what_lives_although_it_was_taken_for_dead_is_ended() -> None:
 
 
 def test_a_worker_that_the_store_has_given_up_is_ended_and_replaced() -> None:
-    """Incident to come: a stopped process keeps its place although nobody hears it."""
+    """A stopped process keeps its place although it no longer reports."""
     bench = Bench()
     worker = bench.start()
     bench.list_workers(row(worker, sessions=1))

@@ -151,7 +151,7 @@ def test_killed_in_the_middle_of_a_launch_it_finds_what_was_started() -> None:
 
 
 def test_a_row_without_a_process_is_declared_gone() -> None:
-    """As after a restart of the machine."""
+    """The state after a restart of the machine."""
     world = World(1, NONE, size=1)
     world.rows["wrk_old"] = WorkerRecord(
         id="wrk_old",

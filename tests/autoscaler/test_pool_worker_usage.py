@@ -1,4 +1,4 @@
-"""Who is paid for: from a launch to an end that the store has heard."""
+"""Worker usage: from a launch to an end that the store has acknowledged."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def test_an_end_is_told_until_it_is_heard() -> None:
         ("a", 10.0, 5.0, 2.0),
         ("b", 3.0, None, None),
     ]
-    # Not heard: told again, with the same end.
+    # Not acknowledged: reported again, with the same end.
     assert usage.rentals(13.0)[0].ended_ago_s == 3.0
     usage.acknowledged(before)
     assert [r.worker for r in usage.rentals(14.0)] == ["b"]
-    # It is not opened again by a look at slots that no longer hold it.
+    # A later look at members that no longer hold the worker does not reopen it.
     usage.look([member("b", launched_at=9.0)], 15.0)
     assert [r.worker for r in usage.rentals(16.0)] == ["b"]
 

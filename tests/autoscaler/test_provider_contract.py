@@ -1,4 +1,4 @@
-"""What every pool provider has to keep, played on a provider in memory and on real processes."""
+"""The contract of every pool provider, tested in memory and on real processes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from turboserve.autoscaler.providers.ray_cluster import Needs, RayCluster
 @pytest.fixture(scope="module")
 def ray_nodes() -> Iterator[Any]:
     """A Ray cluster of a head and two nodes for one worker each, on loopback, without dashboard."""
-    # Ray sets further variables and a handler of its own.
+    # Ray sets additional variables and a signal handler of its own.
     terminated = signal.getsignal(signal.SIGTERM)
-    # Everything on loopback, as Ray does by itself where it expects a firewall.
+    # Everything is on loopback, as Ray does by itself if it expects a firewall.
     own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     with mock.patch.dict(os.environ, own):
         yield from _ray_nodes()
@@ -66,7 +66,7 @@ def _ray_nodes() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine is only slow."""
+    """Raise the time limits, because a busy machine is only slow."""
     for name in ("PROBE_S", "RESERVE_S"):
         monkeypatch.setattr(turboserve.autoscaler.providers.ray, name, LIMIT_S)
 
@@ -122,7 +122,7 @@ async def test_a_death_is_told_once_and_the_slot_is_free(place: Place) -> None:
 
 
 async def test_the_next_provider_finds_what_the_last_one_started(place: Place) -> None:
-    """Without a goodbye of the first one, as after kill -9."""
+    """The first provider ends without closing, as after kill -9."""
     first, _ = place.provider()
     provider_workers = [await first.launch(f"test-{n}", f"wrk_{n}") for n in range(2)]
     second, exits = place.provider()
@@ -162,10 +162,10 @@ async def test_ray_what_no_node_has_room_for_is_asked_for_and_refused(
         assert not health.ok
         assert "GPU" in str(health.reason)
         assert (await provider.health()).ok
-        # Room that comes free is taken by the reservation that waits.
+        # The waiting reservation takes the room that becomes free.
         await provider.release("test-0", "wrk_test-0", 5.0)
         await provider.reserve("test-2")
-        # The autoscaler is killed now: the next one gives back what nobody lives in.
+        # The autoscaler is killed now. The next one returns reservations without a worker.
         after, _ = place.provider()
         assert [provider_worker.member for provider_worker in await after.adopt()] == ["test-1"]
         await after.reserve("test-3")
@@ -198,7 +198,7 @@ async def test_ray_a_node_that_dies_takes_its_worker_and_the_slot_goes_elsewhere
         ray_nodes.nodes_of_workers.remove(node)
         await eventually(lambda: [worker for worker, _ in exits] == ["wrk_a"])
         assert await provider.adopt() == []
-        # Whatever the node still runs, its worker is not among it: it went with the actor.
+        # The worker ended with its actor, whatever else the node still runs.
         await eventually(lambda: not environment_of(pid))
         await provider.launch("test-0", "wrk_b")
         await eventually(lambda: provider.ready("wrk_b"))

@@ -1,4 +1,4 @@
-"""A provider that errs, lies or never answers: the pool stays as it is and says why."""
+"""A provider that fails, lies or never answers: the pool does not change, and its status says why."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from turboserve.tasks import stop
 
 
 class Faulty(ExternalProvider):
-    """Answers `adopt` and `health` with what it is given, or raises it."""
+    """Returns the given value from `adopt` and `health`, or raises it."""
 
     managed = True
 
@@ -63,7 +63,7 @@ def said(bench: Bench) -> PoolStatus:
 
 
 def list_again(bench: Bench, *provider_workers: RunningWorker, after: float = 2.0) -> None:
-    """The provider is asked again and answers with these."""
+    """List the workers again, with this answer of the provider."""
     bench.feed(Tick(), after=after)
     bench.list_members(*provider_workers)
 
@@ -100,7 +100,7 @@ def test_a_provider_that_does_not_say_what_lives_changes_nothing_and_is_said() -
 
 
 def test_a_list_without_a_worker_that_speaks_is_not_believed() -> None:
-    """A lie here would end the worker's sessions everywhere else."""
+    """A wrong list would end the worker's sessions everywhere else."""
     bench = Bench(policy=Policy(report_timeout_s=5.0))
     worker = bench.start()
     for _ in range(10):
@@ -112,7 +112,7 @@ def test_a_list_without_a_worker_that_speaks_is_not_believed() -> None:
     assert [action.action for action in bench.pool.actions].count("gone") == 0
     list_again(bench, RunningWorker("local-0", worker))
     assert bench.pool.doubt is None
-    # Silent for long enough, it is what the list says.
+    # After enough silence, the list is believed.
     list_again(bench, after=6.0)
     assert [action.action for action in bench.pool.actions].count("gone") == 1
 
@@ -151,7 +151,7 @@ def test_a_worker_listed_twice_and_one_of_nobody_are_no_reason_to_fail() -> None
     list_again(bench, RunningWorker("local-0", worker), RunningWorker("local-7", worker), strange, strange)
     assert bench.pool.members["local-0"].worker == worker
     assert "local-7" not in bench.pool.members
-    # It may hold sessions: drained like any other.
+    # It may hold sessions, so it is drained like any other worker.
     [extra] = [member for member in bench.pool.members.values() if member.worker == "wrk_x"]
     assert not extra.wanted
 
@@ -187,7 +187,7 @@ def test_a_store_that_does_not_list_its_workers_is_said() -> None:
 
 
 class _Bus:
-    """Keeps what is published; nothing else is asked of it before the provider has answered."""
+    """Keeps what is published. No other call is made before the provider has answered."""
 
     def __init__(self) -> None:
         self.published: list[PoolStatus] = []

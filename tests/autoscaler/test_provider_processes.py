@@ -1,4 +1,4 @@
-"""Providers of real processes: how they end, whose children they are, and what is only looked at."""
+"""Providers of real processes: their end, their parents, and processes that are only observed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from turboserve.autoscaler.providers.ray_cluster import node_environment
 
 @pytest.fixture
 async def machine() -> AsyncIterator[Place]:
-    """Real processes, for what only they do."""
+    """Real processes, for properties that only they have."""
     place = Place("local")
     yield place
     await clear(place)
@@ -85,7 +85,7 @@ async def test_pools_do_not_see_each_other(machine: Place) -> None:
 
 
 async def test_children_of_a_worker_are_not_workers(machine: Place) -> None:
-    """They have its environment."""
+    """Children inherit the worker's environment."""
     provider, _ = machine.provider()
     provider_worker = await provider.launch("test-0", "wrk_a")
     assert provider_worker.pid is not None
@@ -102,7 +102,7 @@ async def test_children_of_a_worker_are_not_workers(machine: Place) -> None:
 
 
 async def test_a_worker_outlives_the_process_that_started_it(machine: Place) -> None:
-    """kill -9 of the autoscaler: its workers go on, and the next one finds them."""
+    """After kill -9 of the autoscaler, its workers continue and the next autoscaler finds them."""
     script = f"""
 import asyncio, sys
 from turboserve.autoscaler.providers.local import LocalProvider, worker_environment
@@ -181,7 +181,7 @@ def test_a_process_is_known_by_its_environment_from_its_first_moment() -> None:
             assert settled_environments([child.pid]) == {child.pid: {"WHO": str(number)}}
         finally:
             child.kill()
-        # A zombie, and then nothing.
+        # First a zombie, then no process.
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert settled_environments([child.pid]) == {child.pid: {}}
         child.wait()
@@ -199,7 +199,10 @@ time.sleep(60)
 
 
 def test_nobody_waits_for_one_that_has_overwritten_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Postgres does, whose processes each lead a session: each listing waited a second for them."""
+    """Incident:
+
+    Postgres's processes overwrite theirs and each lead a session; each listing waited a second for them.
+    """
     command, told = [sys.executable, "-c", WIPES], {"WHO": "me"}
     with subprocess.Popen(command, env=told, stdout=subprocess.PIPE, start_new_session=True) as child:
         try:

@@ -1,4 +1,4 @@
-"""What tests of planted faults share: how a fault is looked for, and some of the plants."""
+"""Shared parts of tests with planted faults: the search for a fault, and some of the plants."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUSY = Faults(crash={"worker": 0.05}, cut={"worker": 0.1}, freeze={"worker": 0.1
 
 
 def violations(seeds: Iterable[int], faults: Faults | None = None, seconds: float = SHORT_S) -> set[str]:
-    """Names of the invariants that are violated in any of these seeds; stops at the first seed with one."""
+    """Return the invariants violated in any of these seeds. Stops at the first seed with a violation."""
     for seed in seeds:
         outcome = run_scenario(seed, seconds=seconds, faults=faults)
         if outcome.violations:
@@ -24,7 +24,7 @@ def violations(seeds: Iterable[int], faults: Faults | None = None, seconds: floa
 
 
 def without_fence(prefix: str) -> Callable[..., float]:
-    """`Stream._check` that does not look at the expected sequence of what is appended on `prefix`."""
+    """Return a `Stream._check` that ignores the expected sequence of messages on `prefix`."""
     check = Stream._check
 
     def checked(self: Stream, subject: str, headers: Mapping[str, str]) -> float:
@@ -36,13 +36,13 @@ def without_fence(prefix: str) -> Callable[..., float]:
 
 
 def all_on_the_first(self: MinMax, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]:
-    """`MinMax.assign` that looks at nothing."""
+    """Replace `MinMax.assign`: assign every session to the first worker."""
     names = [candidate.worker for candidate in cluster.candidates()]
     return [Choice(demand.session, names[0] if names else None, "the first") for demand in demands]
 
 
 def patched(target: Any, name: str, before: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that calls `before` with the method itself and its arguments."""
+    """Return a method that calls `before` with the original method and its arguments."""
     original = getattr(target, name)
 
     def method(*args: Any, **options: Any) -> Any:

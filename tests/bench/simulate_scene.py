@@ -1,4 +1,4 @@
-"""One calm simulated world with one session in it, for tests that say themselves what goes wrong and when."""
+"""One calm simulated world with one session, for tests that choose the faults and their times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMIT_S = 30.0
 
 
 class Scene:
-    """One session, some workers, two schedulers; nothing else happens. Made by `scene`."""
+    """One session, some workers, two schedulers, and no other activity. `scene` creates it."""
 
     def __init__(self, workers: int = 2) -> None:
         self.said: list[tuple[str, Any]] = []
@@ -68,7 +68,7 @@ class Scene:
             self.world.loop.advance(LOOK_S)
 
     def session_runs(self) -> None:
-        """It runs and is watched."""
+        """Create a session and wait until it runs and is watched."""
         world = self.world
         self.until(lambda: world.free_slots() == world.scale.workers * world.scale.slots)
         created = self.does(self.users.create(1, attempts=4))
@@ -78,7 +78,7 @@ class Scene:
         self.until(lambda: self.row.next_chunk >= 3 and self.row.phase is Phase.ACTIVE)
 
     def move_begins(self) -> None:
-        """It runs, and an operator moves it."""
+        """Wait until the session runs, then migrate it as an operator."""
         self.session_runs()
         self.said.clear()
         self.does(self.users.ask(lambda g: g.sessions.migrate(None, self.session, None), 1))
@@ -114,7 +114,10 @@ class Scene:
         return self.world.service(f"{who}-1")
 
     def rests(self) -> SessionRecord:
-        """The row when the move is over and everything runs; nothing was violated on the way."""
+        """Wait until the migration is over and everything runs.
+
+        Returns the row; no invariant was violated.
+        """
         self.world.injector.stop()
         self.world.mark_calm()
         assert scenario.settle(self.world, self.users) is not None, self.world.checker.messages

@@ -1,4 +1,4 @@
-"""Forecasts of the demand, compared."""
+"""Comparison of demand forecasts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_learned_forecast_expects_what_its_weights_say() -> None:
     forecast = RidgeForecast(HORIZON_S, 0.5, weights)
     for second in range(31):
         forecast.observe(3 * second, float(second))
-    # 90 is the running step's; five steps before it were 75.
+    # 90 is the value of the current step; five steps before it were 75.
     assert forecast.plain == pytest.approx(90 + 2 * 15)
     still = NaiveForecast(HORIZON_S, 0.5)
     still.observe(7, 0.0)

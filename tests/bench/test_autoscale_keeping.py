@@ -1,4 +1,4 @@
-"""A table as a whole: a burst out of a calm meets the row of the calm."""
+"""A table as a whole: a burst after a calm period meets the row of the calm."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_its_target_is_lowered_until_nobody_is_late_and_no_other() -> None:
     kept = keep_target(TABLE, [TRACE], Plant(), POLICY)
     assert kept.provenance.late == 0
     assert kept.provenance.activations == 43
-    # Sixteen sessions have 27 more slots beside them.
+    # Sixteen sessions have 27 free slots beside them.
     assert kept.levels[0].target_utilization <= 16 / (16 + 27) + 0.05
     assert kept.levels[1] == TABLE.levels[1]
 

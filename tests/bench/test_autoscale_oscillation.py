@@ -1,4 +1,4 @@
-"""What counts as a scaling action that was undone."""
+"""The definition of a scaling action that was undone."""
 
 from __future__ import annotations
 

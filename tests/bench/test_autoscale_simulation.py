@@ -53,7 +53,7 @@ class TestTraces:
             (["-1,a,arrival"], "t.csv[0].time_s"),
             (["nan,a,arrival"], "t.csv[0].time_s"),
             (["inf,a,arrival"], "t.csv[0].time_s"),
-            # A clock's time: a replay of it would never end.
+            # A wall-clock time: a replay of it would never end.
             (["1700000000,a,arrival"], "t.csv[0].time_s"),
             (["soon,a,arrival"], "t.csv[0].time_s"),
             (["1,a,departure"], "t.csv[0].event"),
@@ -267,7 +267,7 @@ class TestProfiling:
             assert (both.late, both.cost_s) < (alone.late, alone.cost_s)
 
     def test_the_search_finds_what_trying_all_of_the_grid_finds(self) -> None:
-        """It gives up early on parameters that cannot win."""
+        """The search gives up early on parameters that cannot win."""
         segments, replays = [whole(segment(burst, 0), POLICY) for burst in (7, 19)], fresh()
         grid = Grid((0.4, 0.5, 0.6, 0.7), (0.2,))
 

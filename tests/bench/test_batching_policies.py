@@ -1,4 +1,4 @@
-"""What the default gather policy promises against the other two, on a virtual clock."""
+"""Guarantees of the default gather policy compared with the other two, on a virtual clock."""
 
 import pytest
 
@@ -8,12 +8,14 @@ from turboserve.worker.engine.gather import GATHER_POLICIES
 from turboserve.worker.engine.profile import LatencyProfile
 
 BETWEEN = {1: 0.0108, 2: 0.0165, 4: 0.028, 8: 0.052, 16: 0.1}
-"""Batches pay up to a point: the shipped model on one core."""
+"""Batches pay up to a size: the shipped model on one core."""
 DIPPED = {1: 0.0169, 2: 0.0169, 4: 0.0339, 8: 0.0471, 16: 0.1107}
-"""Measured on a busy machine: three or four rows seemed to gain nothing over two, eight did. Batches once
-stopped at two, and at a load of 0.8 chunks came 20 times as late as with `chunk`."""
+"""Measured on a busy machine: three or four rows seemed to gain nothing over two, eight did.
+
+Incident: batches stopped at two, and at a load of 0.8 chunks were 20 times as late as with `chunk`.
+"""
 MARGINAL = {1: 0.04, 2: 0.074, 4: 0.14, 8: 0.27, 16: 0.53}
-"""Batches gain a little: a session that joined once made the one in work late for that."""
+"""Batches gain a little. Incident: a session that joined made the chunk under way late for that."""
 P95 = "p95_chunk_latency_s"
 
 

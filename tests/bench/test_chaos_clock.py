@@ -1,4 +1,4 @@
-"""The clock that steps in processes of a stack, and in no other."""
+"""The stepped clock applies to processes of a stack, and to no other process."""
 
 from __future__ import annotations
 

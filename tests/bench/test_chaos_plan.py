@@ -1,4 +1,4 @@
-"""The plan comes from the seed alone; the checks find what they are there for."""
+"""The seed determines the plan, and the checks find the violations that they look for."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_everything_is_hit_in_every_way_and_within_the_time() -> None:
         assert hit[target, FaultKind.KILL] > 0
         assert hit[target, FaultKind.STOP] > 0
         assert (hit[target, FaultKind.RESTART] > 0) == (target in SERVERS)
-    # Some workers stand still for longer than it takes to give their sessions to others.
+    # Some workers are stopped for longer than it takes to give their sessions to others.
     assert max(fault.seconds for fault in faults if fault.target == WORKER) > 15.0
     actions = Counter((action.session, action.kind) for one in MANY for action in one.actions)
     assert set(actions) == {(session, kind) for session in range(3) for kind in UserActionKind}
@@ -68,7 +68,7 @@ def test_faults_with_an_end_of_their_own_come_one_after_the_other_and_all_of_the
         assert one.faults[-1].at_s < 900.0
     steps = {fault.step_s for one in LASTING for fault in one.faults if fault.kind is FaultKind.CLOCK_STEP}
     assert steps == {3600.0, -3600.0}
-    # The supervisor replaces a broker that is frozen; some faults last for longer than that takes.
+    # The supervisor replaces a frozen broker. Some faults last longer than that takes.
     assert max(f.seconds for one in LASTING for f in one.faults if f.kind is FaultKind.BROKER_FROZEN) > 100.0
 
 
@@ -174,7 +174,7 @@ def test_what_is_wrong_in_a_log_is_found(
         (GOOD[3:], [(0, "x")], {"client_sees_prefix"}),
         ([*GOOD[3:], Logged(6, 4, 2, "b", "w")], [(0, "x"), (1, "y")], {"chunks_contiguous"}),
         (GOOD[4:], [(0, "x"), (1, "y")], {"one_executor"}),
-        # Another chunk went after the disk had room again, or came back.
+        # Another chunk was removed after the disk had room again, or reappeared.
         ([GOOD[3], Logged(6, 3, 2, "b", "w")], [(0, "x"), (1, "y")], {"chunks_contiguous"}),
         (GOOD, [(0, "x"), (1, "y")], {"chunks_contiguous"}),
     ],

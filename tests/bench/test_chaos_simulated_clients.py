@@ -1,4 +1,4 @@
-"""What a person at the screen waited for, and what they did not wait for because they had paused."""
+"""The waits that count for a user: not those during the user's own pauses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_a_wait_is_until_the_next_chunk_unless_a_pause_lies_in_it(client: 
 
 
 async def test_to_resume_once_more_does_not_make_an_old_pause_longer(client: SimulatedClient) -> None:
-    """Incident: at the end everyone is resumed, and faults since the last pause counted as slept through."""
+    """Incident: all clients are resumed at the end, and faults since the last pause counted as paused."""
     client.pauses = [(2.5, 5.0)]
     await client.resume()
     assert client.pauses == [(2.5, 5.0)]

@@ -1,4 +1,4 @@
-"""What the elastic benchmark makes of a pool's words and of viewers' chunks."""
+"""The elastic benchmark's use of a pool's status and of viewers' chunks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_scale_out_is_measured_from_its_decision_and_the_first_worker_is_none(
     watch._note(pool(1, 1, 5.0, [decision(0.5, "hold", 1, 1)], first))
     out = [decision(10.0, "out", 1, 2)]
     watch._note(pool(2, 1, 11.0, out, [*first, action(10.2, "launch", "b")]))
-    # The same things again, a status later: their times differ in the last digits.
+    # The same entries in a later status: their times differ in the last digits.
     out[0]["at"] += 1e-6
     more = [action(10.2 + 1e-6, "launch", "b"), action(14.2, "ready", "b"), action(40.0, "drain", "b")]
     watch._note(pool(2, 2, 15.0, [*out, decision(40.0, "in", 2, 1)], more))

@@ -1,4 +1,4 @@
-"""The elastic benchmark says under which windows it ran, and they are the autoscaler's."""
+"""The elastic benchmark reports its windows, and they are the autoscaler's."""
 
 from __future__ import annotations
 

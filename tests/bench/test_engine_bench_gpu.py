@@ -1,4 +1,4 @@
-"""The script for GPU machines works, on a tiny model, with nothing of ours installed."""
+"""The script for GPU machines works on a tiny model, without TurboServe's packages installed."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 GENERATOR_BYTES = 5056
-"""A generator's state on a CPU, which has no part in a budget of gigabytes."""
+"""Bytes of a generator's state on a CPU, which a budget of gigabytes ignores."""
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -30,7 +30,7 @@ def test_the_script_checks_measures_and_writes(tmp_path: Path) -> None:
     window = found["windows"]["6"]
     assert list(window["batches"]) == ["1", "2"]
     assert all(batch["chunk_s"] > 0 for batch in window["batches"].values())
-    # What a CPU has not is said, and the rest is measured: the fastest of it, with every batch.
+    # An option that a CPU lacks is reported, and the rest is measured: the fastest option with every batch.
     assert list(window["options"])[:4] == ["rows", "flash", "cudnn", "varlen"]
     assert "unavailable" in window["options"]["cudnn"]
     assert window["options"][window["fastest"]]["chunk_s"] > 0

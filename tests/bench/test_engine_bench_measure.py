@@ -1,4 +1,4 @@
-"""What the engine's benchmark rests on: the baseline computes the same, the clock is the work's own."""
+"""Assumptions of the engine's benchmark: the baseline computes the same, the clock counts only the work."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`turboserve profile engine` measures any model, and a worker of that model begins with what it wrote."""
+"""`turboserve profile engine` measures any model, and a worker of that model starts with its file."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_any_sizes_are_measured_with_random_weights_and_loaded_by_a_worker(tmp_p
     assert result.exit_code == 0, result.output
     config = ModelConfig.from_mapping(SIZES)
     found = ProfileFile.read(out, model=fingerprint(config), device="cpu")
-    # Of a text encoder nothing is known here; recaches are gathered to a batch's tokens: two chunks' each.
+    # The text encoder is unknown here. Recaches are gathered up to a batch's tokens, of two chunks each.
     assert [(stage, list(found.stages[stage])) for stage in STAGES if stage in found.stages] == [
         ("recache", [1]),
         ("forward", [1, 2, 3]),

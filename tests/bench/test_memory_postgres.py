@@ -31,7 +31,7 @@ class World:
         self.log: list[str] = []
 
     def run(self, work: Callable[[MemoryDatabase], Awaitable[Any]], process: Process | None = None) -> Any:
-        """`work` as a task of a process, to its end."""
+        """Run `work` as a task of a process, to its end."""
         return self.loop.run_until_complete(self.start(work, process))
 
     def start(self, work: Callable[[MemoryDatabase], Awaitable[Any]], process: Process | None = None) -> Any:
@@ -139,7 +139,7 @@ def test_a_single_statement_that_writes_may_be_in_doubt_too() -> None:
         said = world.run(insert)
         outcomes.add((said, world.capacity(f"wk_{number}") is not None))
         world.log.append(said)
-        # What only reads has no outcome.
+        # A transaction that only reads has no outcome.
         world.run(read)
     assert outcomes == {("done", True), ("in doubt", True), ("in doubt", False)}
     world.loop.close()
@@ -154,7 +154,7 @@ def test_a_killed_process_holds_no_lock_and_commits_all_or_nothing(world: World)
         world.loop.advance(steps * 0.0002)
         world.loop.kill(process)
         world.run(put(f"{name}_other"))
-        # Whatever it had locked is free, and whatever it had sent has arrived.
+        # All its locks are released, and all that it sent has arrived.
         world.loop.advance(0.1)
         outcomes.add(world.capacity(name))
         world.run(put(name, 8))
@@ -179,7 +179,7 @@ def test_a_frozen_process_keeps_its_locks_until_the_server_ends_its_session(worl
     world.start(hold, frozen)
     world.loop.advance(0.1)
     with pytest.raises(UnavailableError):
-        # Its deadline comes before the frozen one's lock is free... by a hair.
+        # Its deadline is slightly before the release of the frozen process's lock.
         world.run(_lock_with(0.5))
     world.run(put(capacity=4))
     assert DEADLINE_S < world.loop.time() < 2 * DEADLINE_S
@@ -202,7 +202,7 @@ def test_a_commit_that_was_sent_before_a_freeze_is_done_during_it(world: World) 
     async def work(database: MemoryDatabase) -> str:
         async with database.transaction() as db:
             await db.workers.insert(worker())
-            # From the next callback of this process on, which gets the commit's answer.
+            # The freeze begins at the process's next callback, which receives the commit's answer.
             world.loop.call_later(0.0001, lambda: world.loop.freeze(process, 30.0))
         return f"{world.loop.time():.0f}"
 

@@ -95,7 +95,7 @@ def test_a_frozen_server_answers_later(loop: VirtualLoop, server: MemoryRedis, s
     with pytest.raises(TimeoutError):
         loop.run_until_complete(impatient())
     loop.advance(4.5)
-    # What was sent is done all the same, once it goes on.
+    # The command is still executed, once the server continues.
     assert value(loop, store) == 1.0
     assert loop.time() == 5.0
 

@@ -1,4 +1,4 @@
-"""The stall of a move: how much later than usual the chunk after it came."""
+"""The stall of a migration: how much later than usual the chunk after it came."""
 
 from __future__ import annotations
 

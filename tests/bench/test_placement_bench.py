@@ -1,4 +1,4 @@
-"""The placement benchmark's plumbing, on a small size; and the oracle, against counting by hand."""
+"""The placement benchmark at a small size, and the oracle against counting by hand."""
 
 from __future__ import annotations
 

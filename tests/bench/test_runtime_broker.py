@@ -1,4 +1,4 @@
-"""The broker in memory on the virtual loop: processes, order, and what a network may do to messages."""
+"""The broker in memory on the virtual loop: processes, order, and the network's faults."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Choose = Callable[[Kind, Message, bool], MessageOutcome | None]
 
 
 class Chosen(Network):
-    """Each message takes 10 ms, and has the fate that the test says."""
+    """Each message takes 10 ms, and has the fault that the test chooses."""
 
     faulty = True
 
@@ -166,7 +166,7 @@ def test_a_late_request_has_its_effect_after_its_sender_gave_up(scene: Scene, ne
         call(scene, "late")
     assert (seen, round(scene.loop.time() - began, 6)) == ([], 1.0)
     network.choose = lambda _kind, _message, _up: None
-    # What comes after it on the same connection overtakes it.
+    # Later messages on the same connection overtake it.
     call(scene, "in-time")
     scene.loop.advance(5.0)
     assert seen == ["in-time", "late"]
@@ -240,7 +240,7 @@ def test_a_muted_clients_appends_arrive_unacknowledged() -> None:
     network.mute(client, scene.loop.time() + 10.0)
     with pytest.raises(DeadlineError):
         put(scene, 0)
-    # Others are answered, and so is whatever else it asks.
+    # Other clients are answered, and so are the muted client's other requests.
     scene.run("state-store", append(scene.buses["state-store"], OWN.of("b"), b"", message_id="b"))
     entry = scene.run("worker", last_entry(scene.buses["worker"], CHUNKS, CHUNK.of("a")))
     assert entry is not None
@@ -320,7 +320,7 @@ def test_a_process_that_starts_again_takes_the_place_of_the_one_before(scene: Sc
 
 
 def play(seed: int) -> list[object]:
-    """Hints, requests and appends in the worst weather; everything that was heard, and when."""
+    """Run hints, requests and appends with all faults. Returns every received message with its time."""
     network = FaultyNetwork(random.Random(seed), Rates())
     scene = Scene(network, seed=seed)
     for name in ("state-store", "autoscaler", "worker", "gateway"):

@@ -1,4 +1,4 @@
-"""What may happen to the broker in memory and to connections with it, on the virtual loop."""
+"""Faults of the broker in memory and of connections with it, on the virtual loop."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_broker_that_starts_again_has_its_streams_and_its_clients(scene: Scene
     scene.make_stream(duplicate_window=60)
     seen: list[float] = []
     serve(scene, "state-store", seen)
-    # Its own: whether another is back when it sends is a matter of luck.
+    # Its own subscription: whether another client is back when it sends is not determined.
     heard = scene.hear("worker", "load.*")
     finish(scene, putting(scene, 0))
     scene.broker.stop()
@@ -87,7 +87,7 @@ def test_a_broker_that_starts_again_has_its_streams_and_its_clients(scene: Scene
     scene.broker.start()
     scene.loop.advance(1.0)
     assert all(bus.connection == 1 for bus in scene.buses.values())
-    # What was written meanwhile is sent now; subscriptions are back.
+    # Messages written meanwhile are sent now; subscriptions are back.
     assert finish(scene, waiting).sequence == 2
     assert [body for _, body in heard] == [b"while it was away"]
     assert finish(scene, calling(scene)) == Done()
@@ -143,7 +143,7 @@ def test_the_client_says_what_happens_to_its_connection(scene: Scene) -> None:
     assert said == ["UnexpectedEOF", "disconnected", *refused, "reconnected 1"]
     scene.run("gateway", client.close())
     assert said[-2:] == ["disconnected", "closed"]
-    # It gave up: the broker is of no interest any more.
+    # The client gave up, so the broker's state no longer matters.
     scene.broker.stop()
     scene.loop.advance(5.0)
     assert said[-1] == "closed"
@@ -194,7 +194,7 @@ def test_readers_go_on_after_the_disk_was_lost(scene: Scene) -> None:
     for index in range(3, 6):
         assert finish(scene, putting(scene, index)).sequence == index - 2
     scene.loop.advance(60.0)
-    # What came while the loss was not noticed yet may come twice.
+    # Messages from before the loss was noticed may come twice.
     for found in (followed, read_all):
         assert list(dict.fromkeys(found)) == [b"%d" % index for index in range(6)]
     assert list(dict.fromkeys(headers)) == [f"a:{index}" for index in range(6)]
@@ -230,7 +230,7 @@ def test_a_broker_that_is_frozen_for_long_is_given_up_and_found_again(scene: Sce
     assert not scene.buses["worker"].connected
     scene.loop.advance(20.0)
     assert scene.buses["worker"].connection == 1
-    # It was in the broker's socket; its acknowledgement went to a connection that was gone.
+    # It was in the broker's socket; its acknowledgement went to a closed connection.
     entry = scene.run("gateway", last_entry(scene.buses["gateway"], CHUNKS, CHUNK.of("a")))
     assert entry is not None
     with pytest.raises(DeadlineError):
@@ -304,7 +304,7 @@ def test_a_long_partition_breaks_the_connection_and_loses_what_was_on_its_way(sc
     scene.publish("gateway", "load.a", b"later")
     scene.loop.advance(20.0)
     assert scene.buses["gateway"].connection == 1
-    # What it had sent was on the old connection, what it sent then on the new one.
+    # Messages sent before were on the old connection, messages sent then on the new one.
     assert [body for _, body in store] == [b"lost", b"early", b"later"]
     assert [body for _, body in heard] == [b"later"]
     scene.publish("worker", "load.a", b"after")
@@ -313,7 +313,7 @@ def test_a_long_partition_breaks_the_connection_and_loses_what_was_on_its_way(sc
 
 
 def test_a_server_that_is_cut_off_still_gets_its_share_of_requests(scene: Scene) -> None:
-    """The broker does not know yet: whoever asks has to wait for the deadline, not just ask again."""
+    """The broker has not noticed yet, so the requester waits for the deadline before it can retry."""
     first: list[float] = []
     second: list[float] = []
     serve(scene, "state-store", first)
@@ -330,7 +330,7 @@ def test_a_server_that_is_cut_off_still_gets_its_share_of_requests(scene: Scene)
     assert set(outcomes) == {"answered", "late"}
     assert len(first) == outcomes.count("answered")
     scene.loop.advance(20.0)
-    # Requests that had been given up for long.
+    # Requests that their senders had given up long before.
     assert len(second) == outcomes.count("late")
 
 

@@ -23,7 +23,7 @@ def loop() -> Iterator[VirtualLoop]:
 
 
 class Port:
-    """What touches the world: closed to dead processes."""
+    """A port with effects outside the process. It is closed to dead processes."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -247,7 +247,10 @@ def test_an_async_generator_that_is_dropped_is_closed_by_its_own_process(loop: V
 def test_a_killed_process_is_unwound_at_once_and_in_silence(
     loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever awaits: a generator's item, a `finally` block, a task group. Python prints what it unwinds."""
+    """Covers a generator's item, a `finally` block and a task group.
+
+    Python prints what it unwinds by itself.
+    """
     printed: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", printed.append)
     ended: list[str] = []

@@ -20,7 +20,7 @@ from turboserve.worker.service.ports import Platform
 
 @pytest.fixture(autouse=True)
 def randomness() -> Iterator[None]:
-    """A world's ids come from its seed; those of the tests that follow do not."""
+    """Restore the system's randomness: a world's ids come from its seed, those of later tests do not."""
     yield
     use_source(SystemRandomness())
 
@@ -43,7 +43,7 @@ def joined(world: WorkerWorld, *workers: str) -> None:
 
 
 def follows(world: WorkerWorld, session: str) -> None:
-    """Every chunk is made from the state of the chunk before."""
+    """Check that every chunk is made from the state of the chunk before."""
     chunks = world.chunks(session)
     assert chunks[0][1].parent == begin(world.rows[session].seed)
     for (_, before), (header, after) in pairwise(chunks):
@@ -51,7 +51,7 @@ def follows(world: WorkerWorld, session: str) -> None:
 
 
 def play(world: WorkerWorld, session: str, chunks: int) -> None:
-    """Watch until the log has so many chunks."""
+    """Watch until the log has `chunks` chunks."""
     deadline = world.loop.time() + 120.0
     while len(made := world.chunks(session)) < chunks:
         assert world.loop.time() < deadline, f"{len(made)} of {chunks} chunks"

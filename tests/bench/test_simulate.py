@@ -57,7 +57,7 @@ def test_a_calm_run_moves_and_ends_its_sessions() -> None:
 
 
 def test_the_same_seed_gives_the_same_trace_in_another_process() -> None:
-    """Also with another order of sets: no decision may depend on it. Python prints nothing by itself."""
+    """The order of sets differs, so no decision may depend on it. Python prints nothing by itself."""
     code = f"""
 from turboserve.bench.simulate.scenario import run_scenario
 from turboserve.bench.simulate.world import World
@@ -105,7 +105,7 @@ def test_a_failing_seed_prints_how_to_replay_it(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_calm_deployment_plays_what_it_is_given() -> None:
-    """Every session gets its video in real time, and each chunk that was made was viewed once."""
+    """Every session gets its video in real time, and each chunk was viewed once."""
     result = run_calm(seed=1, workers=3, slots=4, sessions=8, seconds=90.0)
     assert not any(result["violations"].values()), result["messages"]
     assert (result["mode"], result["refused"]) == ("calm", 0)

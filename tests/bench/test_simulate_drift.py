@@ -1,4 +1,4 @@
-"""Rules that change in the product alone: the simulator has none of its own, and sees what comes of each."""
+"""Rules changed in the product alone: the simulator has none of its own, so it shows the effect of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turboserve.worker.service import wire
 
 
 def test_an_admission_rule_that_changed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One session too many for each model."""
+    """The rule admits one session too many for each model."""
     admit = workers.ModelCapacity.admit
 
     def one_more(self: workers.ModelCapacity, retry_s: float) -> None:
@@ -27,7 +27,7 @@ def test_an_admission_rule_that_changed_is_seen(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_epoch_check_that_is_skipped_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker appends without the condition that the session is still its own."""
+    """The worker appends without the condition that it still owns the session."""
     append = wire.append
 
     async def unconditional(*args: Any, expect: Any = None, **options: Any) -> Any:
@@ -38,7 +38,7 @@ def test_an_epoch_check_that_is_skipped_is_seen(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_outbox_that_loses_a_row_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several events that wait, it takes the last for published."""
+    """Of several waiting events, the outbox treats the last as published."""
     published_before = Outbox._published_before
 
     async def one_too_many(self: Outbox, pending: Sequence[PendingEvent]) -> list[int]:

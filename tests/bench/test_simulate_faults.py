@@ -1,4 +1,4 @@
-"""Each kind of fault is drawn and takes place; what the product does about the newer ones, step by step."""
+"""Each kind of fault is drawn and occurs; the product's reaction to the newer ones, step by step."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def decisions(one: Scene, kind: str) -> list[Decision]:
 
 
 def fails(one: Scene, worker: VirtualWorker) -> None:
-    """The worker's process dies, and the pool is whole again."""
+    """Kill the worker's process and wait until the pool is whole again."""
     assert worker.service is not None
     worker.service.kill("kill -9")
     one.until(lambda: worker.name in one.world.checker.gone)
 
 
 def goes_on(one: Scene, worker: str | None) -> VirtualWorker:
-    """The session makes chunks elsewhere; where."""
+    """Wait until the session makes chunks on another worker. Returns that worker."""
     one.until(lambda: one.row.phase is Phase.ACTIVE and one.row.worker not in (None, worker))
     made = one.row.next_chunk
     one.until(lambda: one.row.next_chunk > made)
@@ -63,7 +63,7 @@ def test_a_worker_whose_device_fails_says_goodbye() -> None:
         began = one.world.loop.time()
         one.world.lose_device(owner.service)
         one.until(lambda: owner.name in one.world.checker.gone)
-        # Long before it would be taken for dead.
+        # Long before it would be declared gone.
         assert one.world.loop.time() - began < one.world.scale.times["worker_timeout_s"] / 2
         assert [decision.worker for decision in decisions(one, "device_error")] == [owner.name]
         goes_on(one, owner.name)
@@ -75,7 +75,7 @@ def test_a_session_stays_with_its_weights_while_a_worker_has_them() -> None:
         world = one.world
         one.session_runs()
         owner = one.worker(one.row.worker)
-        # With a mate on it, the worker that it has to go to is not where it would go by load.
+        # With another session on it, the required worker is not the one that load would select.
         created = one.does(one.users.create(2))
         one.until(created.done)
         mates = world.postgres.tables.sessions.rows
@@ -92,7 +92,7 @@ def test_a_session_stays_with_its_weights_while_a_worker_has_them() -> None:
         fails(one, owner)
         assert goes_on(one, owner.name) is other
         assert one.row.weights_digest == digest
-        # Nowhere else now: it goes on from its latents, and the row says so.
+        # No other worker has the state: the session continues from its latents, and the row records it.
         fails(one, other)
         after = goes_on(one, other.name)
         assert after.weights == newest.weights
@@ -102,7 +102,7 @@ def test_a_session_stays_with_its_weights_while_a_worker_has_them() -> None:
 
 
 def test_weights_that_no_digest_covers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session would move between two checkpoints of one preset."""
+    """A session would migrate between two checkpoints of one preset."""
 
     @cache
     def without_weights(config: ModelConfig, _weights: str) -> str:

@@ -1,4 +1,4 @@
-"""No worker generates whose sessions may be another's: two ways in which that went wrong, step by step."""
+"""No worker generates while its sessions may be another's: two past failures, step by step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ON_ITS_WAY_S = 0.3
 
 @contextmanager
 def a_worker_is_taken_for_dead_and_then_finds_no_store() -> Iterator[Scene]:
-    """It was cut off and taken for dead. When it is back the state store is away, so it is not told."""
+    """The worker was cut off and declared gone. When it is back, the store is down and cannot inform it."""
     with scene() as one:
         world = one.world
         one.session_runs()
@@ -52,7 +52,7 @@ def test_an_excuse_that_brings_a_lease_back_is_found(monkeypatch: pytest.MonkeyP
 
 @contextmanager
 def a_worker_comes_back_while_its_death_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    """It renews after the scheduler has read its row for the last time, and before the verdict arrives."""
+    """The worker renews after the scheduler's last read of its row, and before the declaration arrives."""
     call = Bus.call
     verdicts: list[WorkerGone] = []
     arrives = asyncio.Event()

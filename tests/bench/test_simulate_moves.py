@@ -1,4 +1,4 @@
-"""One migration in a calm world, and a process that dies, or is frozen, at a given moment of it."""
+"""One migration in a calm world, with a process that dies or is frozen at a given moment of it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ VICTIMS = ("leader", "source", "target", "state-store", "autoscaler")
 
 @dataclass(frozen=True)
 class Played:
-    """What came of it."""
+    """Result of one migration."""
 
     committed_by: set[str]
-    """Schedulers' processes that wanted a move committed."""
+    """Scheduler processes that tried to commit a migration."""
     leader: str
-    """That led when it began."""
+    """Leader when the migration began."""
     epoch: int
-    """When it began."""
+    """Epoch when the migration began."""
     row: SessionRecord
-    """Before the session was ended."""
+    """Row before the session was ended."""
     source: str
     target: str
 
@@ -52,12 +52,12 @@ def test_a_move_survives_a_death_at_every_stage(moment: str, who: str) -> None:
     end = played(moment, who, lambda victim: victim.kill("kill -9"))
     decided = moment in ("commit sent", "committed")
     if who == "source":
-        # Dead before the state was there: another worker goes on from the latents.
+        # Dead before the state had arrived: another worker continues from the latents.
         assert end.row.worker != end.source
         assert not decided or (end.row.worker, end.row.epoch) == (end.target, end.epoch + 1)
     elif who == "target":
         assert end.row.worker != end.target
-        # It may have moved later, to the worker that took the dead one's place.
+        # It may have migrated later, to the replacement of the dead worker.
         assert end.committed_by or end.row.epoch == end.epoch
     else:
         assert (end.row.worker, end.row.epoch) == (end.target, end.epoch + 1)
@@ -72,7 +72,7 @@ def test_the_standby_finishes_what_a_dead_leader_had_begun(moment: str) -> None:
 
 
 def test_the_standby_undoes_a_move_that_does_not_end() -> None:
-    """Its target is frozen and not dead yet: only the rows know of the move."""
+    """The target is frozen and not declared gone yet: only the rows record the migration."""
     with scene() as one:
         one.move_begins()
         source, target, epoch = str(one.row.worker), str(one.row.target), one.row.epoch
@@ -87,6 +87,6 @@ def test_the_standby_undoes_a_move_that_does_not_end() -> None:
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_leader_that_was_frozen_meanwhile_does_no_harm(moment: str) -> None:
-    """It wakes up in the middle of what it was about to do, in a term that is over."""
+    """The process resumes in the middle of an action, in a term that is over."""
     end = played(moment, "leader", lambda victim: victim.freeze(FREEZE_S))
     assert (end.row.worker, end.row.epoch) == (end.target, end.epoch + 1)

@@ -42,7 +42,7 @@ def test_a_worker_that_ignores_its_lease_is_found(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_engine_that_does_not_look_at_the_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that was frozen goes on with its next chunk before it hears that the lease is over."""
+    """A worker that was frozen generates its next chunk before it learns that its lease has ended."""
 
     def step(self: EngineDriver) -> list[Any]:
         return self.engine.step(self._now()) if self.generate_until > -math.inf else []
@@ -73,7 +73,7 @@ def test_a_broker_that_does_not_know_repeated_messages_is_found(monkeypatch: pyt
 
 
 def test_a_move_of_another_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent, with a digest of its own, is not what the log's end was made from."""
+    """The transferred state has a valid digest, but it is not the state that ends the log."""
     pages_quiesced = VirtualBackend.pages_quiesced
 
     def older(self: VirtualBackend, session: Session) -> Any:
@@ -115,14 +115,14 @@ def test_memory_that_is_not_given_back_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_reader_that_misses_a_lost_message_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broker does not say what came before, and the gateway does not look at the index."""
+    """The broker does not name the previous message, and the gateway ignores the index."""
     republish = JetStream._republish
 
     async def unchecked(
         self: ChunkLog, session: str, start: StreamStart, ended: Any, _made: Any
     ) -> AsyncGenerator[Chunk, None]:
         async def lost() -> None:
-            """Nothing is done about it."""
+            """Do nothing about a lost message."""
 
         async for entry in self._entries(session, start.sequence, ended, lost):
             chunk = await self._followed(session, entry)
@@ -172,7 +172,7 @@ def test_a_core_that_decides_by_more_than_it_was_told_is_found(monkeypatch: pyte
     met = set[str]()
 
     def remembers(self: MinMax, cluster: Cluster, demands: Sequence[Demand]) -> list[Choice]:
-        """Whom it has met, in this run or one before, goes elsewhere."""
+        """Place sessions that it has seen, in this run or an earlier one, on another worker."""
         free = [each.worker for each in cluster.candidates() if each.load < each.capacity]
         choices = [Choice(d.session, free[-(d.session in met)] if free else None, "met") for d in demands]
         met.update(demand.session for demand in demands)

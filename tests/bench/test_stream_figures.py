@@ -42,7 +42,7 @@ def watched(session: str, delays_s: list[float], greeted_at: float) -> SessionMe
 
 
 def test_the_report_tells_the_gateways_share_from_the_brokers() -> None:
-    # Chunk 0 was made before the viewer was there: it says nothing about the way.
+    # Chunk 0 was made before the viewer connected, so its delay does not count.
     one = watched("s", [5.0, 0.03, 0.03, 0.03], greeted_at=100.5)
     measurement = Measurement(10.0, [one], {("s", index): 100 + index * 0.75 + 0.02 for index in range(4)})
     report = measurement.report()

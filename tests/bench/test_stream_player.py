@@ -10,7 +10,7 @@ CHUNK_S = 0.75
 
 
 def play(player: Player, arrivals: dict[int, float], until_s: float) -> None:
-    """Chunk index → arrival; ticks every 10 ms, as a clock between events would."""
+    """Play arrivals (chunk index → time); ticks every 10 ms, as a clock between events would."""
     now_s = 0.0
     due = sorted((when, index) for index, when in arrivals.items())
     while now_s < until_s:

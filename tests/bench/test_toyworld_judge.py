@@ -1,5 +1,4 @@
-"""The judge against the renderer: right about every kind of clip, also a blurred one, and not easily
-pleased."""
+"""The judge against the renderer: right about every kind of clip, also a blurred one, and strict."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ Clip = NDArray[np.uint8]
 
 
 def starting(scene: Scene, seed: int) -> tuple[world.Body, ...]:
-    """Bodies at a random place of the torus."""
+    """Return bodies at a random place of the torus."""
     rng = random.Random(seed)
     right, down = rng.random() * 64, rng.random() * 64
     return tuple(world.Body((b.x + right) % 64, (b.y + down) % 64, b.phase) for b in world.start(scene))
@@ -32,7 +31,7 @@ def clip(scene: Scene, seed: int, frames: range = range(1, 13)) -> Clip:
 
 
 def blurred(frames: Clip, seed: int) -> Clip:
-    """What a low bit rate does: softer edges, half the colour resolution, some noise."""
+    """Blur as a low bit rate does: softer edges, half the color resolution, some noise."""
     x = torch.from_numpy(frames).float().movedim(-1, 1)
     soft = F.avg_pool2d(F.pad(x, (1, 1, 1, 1), mode="circular"), 3, 1) * 0.5 + x * 0.5
     luma = soft.mean(1, keepdim=True)
@@ -103,7 +102,7 @@ def test_blends_noise_and_nothing_are_no_figures() -> None:
     assert judge(empty).figures == ()
     noise = np.random.default_rng(0).integers(0, 256, (12, 64, 64, 3), dtype=np.uint8)
     assert all(seen.shape is None or seen.motion is None for seen in judge(noise).figures)
-    # A mean over all starts, which a model that has learned nothing would make.
+    # A mean over all starts: the output of a model that has learned nothing.
     scene = Scene((Figure("circle", "red", "left"),))
     mean = np.mean([clip(scene, seed).astype(np.float64) for seed in range(64)], axis=0).astype(np.uint8)
     assert not right(mean, scene)

@@ -1,4 +1,4 @@
-"""The model that ships does what the first page promises, through the worker's engine."""
+"""The shipped model does what the first page promises, through the worker's engine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_red_circle_then_a_blue_square(models: Models, seed: int) -> None:
 
 
 def test_held_out_prompts_are_followed_as_often_as_promised() -> None:
-    """The sample of `turboserve bench toyworld`: its targets, on prompts that training never saw."""
+    """The sample of `turboserve bench toyworld` meets its targets, on prompts that training never saw."""
     result = quality.run(full=False)
     assert result["n_prompts"] == quality.SAMPLE_PROMPTS
     assert result["colour_accuracy"] >= 0.95, result["failures"]

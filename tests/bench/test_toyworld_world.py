@@ -1,4 +1,4 @@
-"""The renderer and the sentences: what they promise to the model and to the judge."""
+"""The renderer and the sentences: their guarantees to the model and to the judge."""
 
 from __future__ import annotations
 

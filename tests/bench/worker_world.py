@@ -56,16 +56,16 @@ PROFILE = DeviceProfile(slots=2, host_states=4, load_s=1.0)
 
 @dataclass(eq=False)
 class Life:
-    """One worker process."""
+    """One incarnation of a worker's process."""
 
     process: Process
     platform: VirtualPlatform
     worker: Worker | None = None
     status: int | None = None
-    """What it ended with by itself."""
+    """Exit status, if the process ended by itself."""
     runtime: Runtime | None = None
     left: str | None = None
-    """Why it left at once."""
+    """Reason, if the process left at once."""
 
     @property
     def faults(self) -> DeviceFaults:
@@ -73,7 +73,7 @@ class Life:
 
 
 class WorkerWorld:
-    """Rows that the test changes by hand, and whatever the workers make of them."""
+    """Rows that the test changes by hand, and the workers that react to them."""
 
     def __init__(self, seed: int = 1, profile: DeviceProfile = PROFILE) -> None:
         self.loop = VirtualLoop(seed)
@@ -108,7 +108,7 @@ class WorkerWorld:
         self.loop.close()
 
     async def serve(self) -> None:
-        """The state store's part."""
+        """Act as the state store."""
         settings = Settings(nats_url="nats://state-store@memory")
         self.bus = await Bus.connect("state-store", settings, self.broker.connect)
         config = StreamConfig(
@@ -259,7 +259,7 @@ class WorkerWorld:
             found.append(entry)
 
     def chunks(self, session: str) -> list[tuple[ChunkHeader, ChunkContents]]:
-        """All of the log. Their indices are contiguous."""
+        """Return all chunks of the log. Their indices are contiguous."""
         entries = self.call(self.entries(session))
         chunks = [
             (ChunkHeader.from_headers(entry.headers), ChunkContents.of_payload(entry.data))

@@ -1,4 +1,4 @@
-"""The player page in a real Chromium, before a real stack: what a person does in the first minute."""
+"""The player page in a real Chromium, with a real stack: a user's first minute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turboserve.cli.stack.background import BackgroundStack
 
 WAIT_MS = 90_000
 
-# Share of the video's pixels that are clearly red, and clearly blue, in the frame that is shown now.
+# Share of the video's pixels that are clearly red, and clearly blue, in the current frame.
 COLOURS = """
 () => {
   const video = document.getElementById("video");
@@ -41,7 +41,7 @@ pytestmark = NEEDS_CHROMIUM
 
 @pytest.fixture
 async def page(tmp_path: Path) -> AsyncIterator[Any]:
-    """A fresh Chromium with one page. What the page logs as an error fails the test."""
+    """A new Chromium with one page. An error that the page logs fails the test."""
     errors: list[str] = []
     autoplay = "--autoplay-policy=no-user-gesture-required"
     async with chromium(tmp_path / "profile", autoplay, wait_ms=WAIT_MS) as context:
@@ -55,14 +55,14 @@ async def page(tmp_path: Path) -> AsyncIterator[Any]:
 
 
 def refused(line: Any) -> bool:
-    """Whether the browser complains about the page, e.g. about its security policy."""
-    # Chromium also logs every answer of 400 and above; those are checked by what the page makes of them.
+    """Return whether the browser reports an error of the page, e.g. of its security policy."""
+    # Chromium also logs every answer of 400 and above; the page's reaction to them is tested separately.
     return line.type == "error" and not line.text.startswith("Failed to load resource")
 
 
 async def until(page: Any, test: str, arg: object = None) -> None:
     """Wait until the JavaScript function or expression `test` holds."""
-    # Not Playwright's own waiting: it evaluates strings inside the page, which the page's policy forbids.
+    # Playwright's own wait evaluates strings inside the page, which the page's policy forbids.
     deadline_s = asyncio.get_running_loop().time() + WAIT_MS / 1000
     while not await page.evaluate(test, arg):
         assert asyncio.get_running_loop().time() < deadline_s, f"it never came true: {test} {arg}"
@@ -108,7 +108,7 @@ async def test_prompt_switch_pause_resume_reload(stack: BackgroundStack, page: A
     applied = page.get_by_text(re.compile(r"applied at chunk \d+")).first
     await applied.wait_for()
     await until(page, SEES, arg="blue")
-    # The last frames of the red circle may still be shown beside the first of the square; then they are gone.
+    # The last frames of the red circle may still appear beside the first of the square, and then end.
     await until(page, f"() => (({COLOURS})()).red < {ENOUGH}")
 
     await page.get_by_role("button", name="Pause").click()
@@ -127,7 +127,7 @@ async def test_prompt_switch_pause_resume_reload(stack: BackgroundStack, page: A
     assert (await page.evaluate("location.hash")).removeprefix("#") == session
     await plays_on(page, before_s + 1)
     await until(page, SEES, arg="blue")
-    # History is there again, and the session was the same all the time.
+    # The history is back, and the session was the same all the time.
     await page.get_by_text(re.compile(r"applied at chunk \d+")).first.wait_for()
     await page.get_by_role("button", name="End session").click()
     await page.locator("#phase", has_text="terminated").wait_for()

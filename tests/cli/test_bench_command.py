@@ -1,4 +1,4 @@
-"""`turboserve bench` and what every benchmark shares."""
+"""`turboserve bench` and the shared parts of all benchmarks."""
 
 from __future__ import annotations
 

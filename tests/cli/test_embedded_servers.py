@@ -38,11 +38,11 @@ from turboserve.cli.embedded.running import running
 from turboserve.cli.embedded.server import EmbeddedServer, ServerUnhealthyError, ServerUnresponsiveError
 
 PATIENCE_S = 120.0
-"""For what a busy machine may take long for, such as a server that writes everything down before it ends."""
+"""Time limit of slow operations on a busy machine, such as a server's writes before it ends."""
 
 
 async def answered(question: Callable[[], Awaitable[None]]) -> None:
-    """Ask as the supervisor does, and again while a busy machine takes longer than the supervisor waits."""
+    """Probe as the supervisor does, and repeat while a busy machine takes longer than its limit."""
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -98,7 +98,7 @@ async def test_nats_has_no_monitor_and_health_is_asked_with_a_login(nats_server:
     assert listening == {nats_server.port}
     await answered(nats_server.probe)
     await answered(nats_server.alive)
-    # Services and tools are in another account, which does not hear the system's requests.
+    # Services and tools are in another account, which does not receive the system's requests.
     client = await connected_client(nats_server.url(ADMIN))
     for request in ("VARZ", "SUBSZ", "JSZ", "HEALTHZ"):
         with pytest.raises(nats.errors.NoRespondersError):
@@ -176,7 +176,7 @@ async def test_servers_that_are_well_take_what_the_supervisor_writes(
 def test_a_broker_whose_store_is_full_by_its_own_limit_refuses_and_is_not_called_unhealthy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A restart would not help: its data are still there afterwards."""
+    """A restart would not help: its data still exist afterwards."""
     monkeypatch.setattr("turboserve.cli.embedded.nats.MAX_STORE_BYTES", 2**20)
     layout = Layout(tmp_path / "data")
     layout.create()
@@ -230,7 +230,7 @@ def test_killed_servers_start_again_with_their_data(
         asyncio.run(_write(broker.url(), postgres.url()))
         for server in own_servers:
             os.kill(int(server.pid_file.read_text()), signal.SIGKILL)
-    # A process id that by now is somebody else's must not be taken for a running Postgres.
+    # A process id that now belongs to another process must not be taken for a running Postgres.
     (postgres.cluster / "postmaster.pid").write_text(f"{os.getpid()}\n{postgres.cluster}\n")
     with running(own_servers, tmp_path / "log"):
         assert asyncio.run(_read(broker.url(), postgres.url())) == (1, 7)
@@ -251,7 +251,7 @@ def test_a_killed_guard_takes_its_server_with_it(own_servers: list[EmbeddedServe
 def test_a_killed_guard_takes_a_server_with_it_that_only_starts_in_the_background_of_a_shell(
     tmp_path: Path,
 ) -> None:
-    """There SIGQUIT is ignored, and a server that has no handler yet would go on ignoring it."""
+    """There SIGQUIT is ignored, and a server without a handler would continue to ignore it."""
     pid_file = tmp_path / "pid"
     command = [sys.executable, "-I", "-S", guard.__file__, "--pid-file", str(pid_file)]
     command += ["--death-signal", str(int(signal.SIGQUIT)), "--", "/bin/sleep", "600"]
@@ -280,7 +280,7 @@ def test_a_guard_ends_with_the_status_of_its_server(own_servers: list[EmbeddedSe
 
 
 def test_a_server_waits_for_the_last_process_of_its_predecessor(own_servers: list[EmbeddedServer]) -> None:
-    """Two servers on one directory would destroy it: the second starts only when the first is gone."""
+    """Two servers on one directory would destroy it. The second starts only when the first has ended."""
     server = own_servers[1]
     asyncio.run(server.prepare())
     first = subprocess.Popen(server.command(), stdout=subprocess.DEVNULL)

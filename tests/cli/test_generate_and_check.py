@@ -34,7 +34,7 @@ def test_a_clip_is_one_playable_file_of_the_length_asked_for(tmp_path: Path) -> 
     file.write_bytes(b"".join(fragments(tiny_models(), ["one", "two"], 2.7, seed=3)))
     with av.open(str(file)) as container:
         times = [float(frame.time) for frame in container.decode(video=0)]
-    # Four chunks; the first is three frames short of the others' twelve.
+    # Four chunks; the first is three frames shorter than the others' twelve.
     assert len(times) == 9 + 3 * 12
     assert times == pytest.approx([n / 16 for n in range(45)])
 

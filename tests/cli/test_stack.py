@@ -45,12 +45,12 @@ def up(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def said(stack: BackgroundStack, *texts: str) -> None:
-    """Wait until all of this is in the output: what is on record may be printed a moment later."""
+    """Wait until the output contains all texts: a recorded event may be printed a moment later."""
     stack.wait(lambda: all(text in stack.output for text in texts), SAID_S)
 
 
 def gone(pid: int) -> bool:
-    """Whether the process has ended; its parent may not have collected it yet."""
+    """Return whether the process has ended; its parent may not have collected it yet."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -68,7 +68,7 @@ def test_everything_is_ready_and_on_record(dummies: BackgroundStack) -> None:
     assert set(record.processes) == {*SERVERS, *SERVICES}
     assert all(process["state"] == "ready" for process in record.processes.values())
     assert len(record.worker_pids()) == 2
-    # What is open is said where the address is.
+    # An open port is reported together with the address.
     said(
         dummies,
         f"TurboServe is up:  {record.url}/",
@@ -134,7 +134,7 @@ def test_a_service_that_hangs_is_killed_and_comes_back(data_dir: Path) -> None:
 
 
 def test_servers_that_are_frozen_are_killed_and_come_back_with_their_data(data_dir: Path) -> None:
-    """A stopped server does not notice either that its guard is gone: it is killed by itself."""
+    """A stopped server does not notice that its guard is gone. It is killed by itself."""
     with dummy_stack(data_dir, "--workers", "0", DUMMY_SERVER_IMPATIENCE="0.3") as stack:
         record = stack.record
         asyncio.run(_write(record.nats_url, record.postgres_url))
@@ -207,7 +207,7 @@ def test_kill_9_of_the_supervisor_leaves_no_orphan_and_the_next_start_works(data
 
 
 def test_the_next_start_does_not_wait_for_the_end_of_what_was_killed(data_dir: Path) -> None:
-    """Started at once, while the guards of a killed stack still stop their servers."""
+    """The next start begins at once, while the guards of a killed stack still stop their servers."""
     first = dummy_stack(data_dir)
     first.start()
     first.process.kill()

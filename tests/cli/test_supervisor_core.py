@@ -54,7 +54,7 @@ def test_what_refuses_its_settings_is_not_tried_again_unless_it_has_run_before()
         GaveUp("store", 1, refused=True),
         Terminate("server"),
     ]
-    # The file of keys may be spoilt while sessions play: that must not stop the rest.
+    # The file of keys may be damaged while sessions play. That must not stop the rest.
     assert up(SERVER, STORE).exited("store", 5.0, refused=True) == [Crashed("store", 0.1)]
 
 
@@ -113,7 +113,7 @@ def test_what_hangs_at_the_start_is_killed_and_restarted() -> None:
 
 
 def answers(supervision: Supervision, name: str, *given: HealthAnswer, room: bool = True) -> list[Command]:
-    """What follows from the last of several answers, of which the others lead to nothing."""
+    """Give several answers. Returns the commands after the last; the others must lead to none."""
     for answer in given[:-1]:
         assert supervision.asked(name, answer, 1.0, reason="why", room=room) == []
     return supervision.asked(name, given[-1], 1.0, reason="why", room=room)
@@ -126,7 +126,7 @@ def test_what_falls_silent_is_killed_and_restarted() -> None:
     supervision = up(Member("edge", silent_limit=3), SERVER)
     assert answers(supervision, "edge", SILENT, SILENT, SERVES, SILENT, SILENT) == []
     assert answers(supervision, "edge", SILENT) == [Hangs("edge", 3), Kill("edge")]
-    # Its silence is over with it: neither while it waits for its restart nor after is anything counted.
+    # Its silence ends with it: nothing is counted while it waits for its restart, nor afterwards.
     assert supervision.exited("edge", 5.0) == [Crashed("edge", 0.1)]
     assert answers(supervision, "edge", SILENT) == []
     assert supervision.tick(5.1) == [Launch("edge")]
@@ -138,15 +138,15 @@ def test_what_falls_silent_is_killed_and_restarted() -> None:
 def test_what_is_silent_while_it_starts_again_is_killed_but_not_in_its_first_start() -> None:
     supervision = Supervision([Member("edge", silent_limit=3)])
     supervision.start(0.0)
-    # Its first start may take as long as it takes, up to its limit.
+    # The first start may take any time up to its limit.
     assert answers(supervision, "edge", *[SILENT] * 9) == []
     supervision.ready("edge", 1.0)
     supervision.exited("edge", 2.0)
     supervision.tick(2.1)
     assert supervision.state("edge") is State.STARTING
-    # A question while it starts is no answer that it serves or fails: the probe decides that.
+    # A probe during the start does not decide whether it serves or fails.
     assert answers(supervision, "edge", FAILS, FAILS, SERVES) == []
-    # An answer in between ends a silence, whatever it is.
+    # Any answer in between ends a silence.
     assert answers(supervision, "edge", SILENT, SILENT, FAILS, SILENT, SILENT) == []
     assert answers(supervision, "edge", SILENT) == [Hangs("edge", 3), Kill("edge")]
 
@@ -156,7 +156,7 @@ BROKER = Member("broker", silent_limit=4, failing_limit=3, grace_s=7.0)
 
 def test_what_fails_with_room_on_the_disk_is_ended_and_restarted() -> None:
     supervision = up(BROKER)
-    # It answers, so it is not silent; a failure between two answers that it serves is nothing.
+    # It answers, so it is not silent. A failure between two good answers does not count.
     assert answers(supervision, "broker", SILENT, SILENT, SILENT, FAILS, FAILS, SERVES, FAILS, FAILS) == []
     assert answers(supervision, "broker", FAILS) == [Failing("broker", 3, "why"), Terminate("broker")]
     assert supervision.state("broker") is State.ENDING
@@ -223,7 +223,7 @@ def test_what_ended_on_a_full_disk_is_started_the_moment_there_is_room() -> None
     assert supervision.room_checked("broker", False, now + 1.0) == []
     supervision.room_checked("broker", True, now + 2.0)
     assert supervision.tick(now + 2.0) == [Launch("broker")]
-    # Room that was there before hastens nothing.
+    # Room that existed before does not shorten the wait.
     supervision.exited("broker", now + 3.0)
     due = supervision.next_deadline()
     supervision.room_checked("broker", True, now + 3.0)
@@ -243,7 +243,7 @@ def test_a_start_that_the_full_disk_held_up_is_repeated_when_there_is_room() -> 
 def test_a_process_that_answers_is_never_ended_while_its_disk_is_full(
     told: Sequence[tuple[HealthAnswer, bool, float]],
 ) -> None:
-    """Nor without as many failures, or as much silence, as there have to be; and an alarm says what is so."""
+    """Nor with too few failures or too little silence; and an alarm reports the state."""
     supervision = up(BROKER)
     now, silent, failing = 1.0, 0, 0
     for answer, room, pause_s in told:
@@ -303,7 +303,7 @@ def test_delays_stay_within_bounds_and_never_shrink_between_quick_crashes(lives_
         [crashed] = supervision.exited("server", now)
         assert isinstance(crashed, Crashed)
         assert POLICY.first_delay_s <= crashed.delay_s <= POLICY.longest_delay_s
-        # Not `life_s`, which is not quite what the clock's sums make of it.
+        # `life_s` itself differs from this because of rounding in the clock's sums.
         if now - ready_at < POLICY.settled_after_s:
             assert crashed.delay_s >= previous
         else:
@@ -325,7 +325,7 @@ MEMBERS = (
 
 
 class SupervisionMachine(RuleBasedStateMachine):
-    """Any order of events: at most one process per member, none after the stop, and an end that comes."""
+    """Any order of events: at most one process per member, none after the stop, and the stop ends."""
 
     names: Bundle[str] = Bundle("names")
 
@@ -404,7 +404,7 @@ class SupervisionMachine(RuleBasedStateMachine):
 
     @invariant()
     def somebody_acts_next(self) -> None:
-        """Never stuck: a process is alive, a deadline is pending, or all is over."""
+        """Check that it is never stuck: a process is alive, a deadline is pending, or all is over."""
         assert self.alive or self.done or self.supervision.next_deadline() is not None
 
     def teardown(self) -> None:

@@ -1,4 +1,4 @@
-"""Questions to processes: whatever comes of one, the next one is asked."""
+"""Probes of processes: whatever the outcome of one, the next one is sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMIT_S = 60.0
 
 
 class Asked:
-    """One process, its core, and what the core commanded."""
+    """One process, its core, and the core's commands."""
 
     def __init__(
         self, alive: Callable[[], Awaitable[None]], path: Path, directory: Path | None = None
@@ -47,7 +47,7 @@ class Asked:
         self.commands += commands
 
     async def until(self, command: core.Command) -> None:
-        """Ask until the core commands it."""
+        """Probe until the core issues the command."""
         asking = asyncio.create_task(self._questions.run())
         async with asyncio.timeout(LIMIT_S):
             while command not in self.commands:
@@ -58,7 +58,7 @@ class Asked:
 
 
 async def test_a_question_that_catches_its_cancellation_is_silence(tmp_path: Path) -> None:
-    """Client libraries do that while they close their connection."""
+    """Client libraries catch the cancellation while they close their connection."""
     held = asyncio.Event()
 
     async def alive() -> None:
@@ -74,7 +74,7 @@ async def test_a_question_that_catches_its_cancellation_is_silence(tmp_path: Pat
 
 
 async def test_a_question_that_is_cancelled_from_within_is_silence(tmp_path: Path) -> None:
-    """As a future of a client library is whose connection was lost."""
+    """A client library cancels its future when its connection is lost."""
 
     async def alive() -> None:
         raise asyncio.CancelledError

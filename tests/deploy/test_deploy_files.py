@@ -1,4 +1,4 @@
-"""What the containers are made from agrees with what it is made for."""
+"""The containers' files agree with the code and with each other."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_nats_server_takes_the_configuration_with_generated_passwords() -> None:
     given = compose["services"]["nats"]["environment"]
     made = compose_env.variables(compose_env.generate((ROOT / ".env.example").read_text()))
     passwords = {name: made[name] for name in given}
-    # Made where the broker starts, for its watchdog alone.
+    # Created at the broker's start, for its watchdog alone.
     own = ("NATS_HEALTH_PASSWORD", "NATS_WATCHDOG_PASSWORD")
     assert all(f"\n{name}=$(password)\n" in (ROOT / "deploy/nats/entrypoint.sh").read_text() for name in own)
     passwords |= dict.fromkeys(own, "p0123456789abcdef")
@@ -79,7 +79,7 @@ def test_nats_server_takes_the_configuration_with_generated_passwords() -> None:
 
 
 def test_nothing_in_compose_starts_with_a_secret_that_is_published() -> None:
-    """Every password had a default that stands in this repository, and keys could not be set at all."""
+    """Incident: every password had a default published in this repository, and keys could not be set."""
     text = (ROOT / "compose.yaml").read_text()
     example = compose_env.variables((ROOT / ".env.example").read_text())
     used = set(re.findall(r"\$\{(\w+)", text))
@@ -87,7 +87,7 @@ def test_nothing_in_compose_starts_with_a_secret_that_is_published() -> None:
     secret = {name for name, value in example.items() if value == compose_env.GENERATED}
     assert secret == {name for name in used if name.endswith("_PASSWORD")} | {"TURBOSERVE_API_KEYS"}
     for name in secret:
-        # Compose refuses to start where the variable is not set.
+        # Compose refuses to start if the variable is not set.
         assert set(re.findall(rf"\$\{{{name}(.[^}}]*)\}}", text)) <= {
             ":?make compose-env writes it to .env",
             "?make compose-env writes it to .env",
@@ -114,7 +114,7 @@ def test_env_is_made_once_for_its_owner_and_with_other_secrets_each_time(tmp_pat
     secrets = [found[name] for found in made for name in generated]
     assert len(set(secrets)) == 2 * len(generated)
     assert all(re.fullmatch(r"[a-z][a-z0-9_=]{40,}", secret) for secret in secrets)
-    # The gateway takes the key, and its tenant is the operator.
+    # The gateway accepts the key, and its tenant is the operator.
     keys = Keys(key_list.parse(made[0]["TURBOSERVE_API_KEYS"]), [made[0]["TURBOSERVE_OPERATORS"]])
     found = keys.identify(compose_env.first_key(made[0]))
     assert found is not None
@@ -142,7 +142,7 @@ def test_an_env_that_lacks_a_secret_is_refused(tmp_path: Path, change: tuple[str
 
 
 def test_the_gateway_of_compose_asks_for_keys_or_is_told_that_none_are_meant() -> None:
-    """With the values that compose puts where `.env` is empty, as both kinds of compose understand them."""
+    """With the values that compose sets if `.env` is empty, as both kinds of compose interpret them."""
     given = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["gateway"]["environment"]
     defaults = {
         name: re.sub(r"\$\{\w+(?::-([^}]*)|\??[^}]*)\}", lambda found: found[1] or "", str(value))
@@ -175,7 +175,7 @@ def test_compose_has_every_service_with_the_password_of_its_own_user() -> None:
 
 
 def test_the_state_store_of_compose_is_no_superuser(tmp_path: Path) -> None:
-    """Runs the script of the Postgres container against a real cluster that an earlier version made."""
+    """Run the script of the Postgres container on a real cluster that an earlier version made."""
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
     url = services["state-store"]["environment"]["TURBOSERVE_POSTGRES_URL"]
     assert url.startswith(f"postgresql://{ROLE}:${{POSTGRES_SERVICES_PASSWORD")
@@ -197,7 +197,7 @@ def test_the_state_store_of_compose_is_no_superuser(tmp_path: Path) -> None:
 
     with running([server], tmp_path / "log"):
         asyncio.run(make_as_before(server))
-        # By a descriptor: the path of a socket file is limited to 107 bytes.
+        # By a descriptor, because the path of a socket file is limited to 107 bytes.
         folder = os.open(server.directory, os.O_PATH | os.O_DIRECTORY)
         environment = {
             "PATH": f"{psql.parent}:/usr/bin:/bin",

@@ -1,4 +1,4 @@
-"""The nginx of the how-to, run on loopback in front of a real gateway with a certificate of its own."""
+"""The nginx configuration of the how-to, on loopback in front of a real gateway, with its own certificate."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Proxied:
         self.tls = ssl.create_default_context(cafile=str(certificate))
 
     def client(self) -> httpx.AsyncClient:
-        """Resolves the name to loopback."""
+        """Return a client that resolves the name to loopback."""
         return httpx.AsyncClient(
             base_url=f"https://127.0.0.1:{self.port}",
             verify=self.tls,
@@ -126,7 +126,7 @@ async def test_a_session_plays_through_it_in_every_form(proxied: Proxied) -> Non
         session = await _session(api)
         links = session["links"]
         url = f"wss://turboserve.example:{proxied.port}{links['stream']}"
-        # As a page of the proxied site would: browsers send the origin with the port that they see.
+        # As a page of the proxied site does: browsers send the origin with the port that they see.
         origin = {"Origin": f"https://turboserve.example:{proxied.port}"}
         indices: list[int] = []
         async with asyncio.timeout(PATIENCE_S):

@@ -1,4 +1,4 @@
-"""The watchdog that servers in containers run under, here around a real broker without a container."""
+"""The watchdog of servers in containers, here around a real broker without a container."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ PATIENCE_S = 60.0
 
 
 class Watched:
-    """nats-server under the watchdog with compose's configuration, but for its folder and its port."""
+    """nats-server under the watchdog with compose's configuration, except for its folder and its port."""
 
     def __init__(self, folder: Path, work: Path, silent_limit: int = 30) -> None:
-        """`silent_limit`: probes without an answer that end it; by default none of a busy machine's do."""
+        """`silent_limit`: unanswered probes that end it; a busy machine does not reach the default."""
         self.folder, self.port, self.log = folder, any_free(), work / "log"
         text = (DEPLOY / "nats/nats.conf").read_text()
         for old, new in (('"/data"', f'"{folder}"'), ("port: 4222", f"port: {self.port}")):
@@ -55,7 +55,7 @@ class Watched:
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
-        """The watchdog, once it has had the broker append something."""
+        """Run the watchdog. Yields it once the broker has appended its probe."""
         with self.log.open("wb") as output:
             process = subprocess.Popen(
                 self._command, env=self._environment, stdout=subprocess.DEVNULL, stderr=output
@@ -69,7 +69,7 @@ class Watched:
             process.wait()
 
     def _has_appended(self) -> bool:
-        # The broker makes folders and removes some again while they are looked through.
+        # The broker creates and removes folders while they are searched.
         with suppress(FileNotFoundError):
             return any(file.stat().st_size for file in self.folder.rglob("WATCHDOG/msgs/*.blk"))
         return False
@@ -138,7 +138,7 @@ async def test_it_waits_while_the_disk_is_full_and_ends_when_there_is_room_and_n
                 await jetstream.publish(OWN.of("s1"), bytes(2**18), timeout=1.0)
             await client.close()
             wait_for(lambda: "its disk is full" in watched.said())
-            # More failing answers than end it where there is room.
+            # More failing answers than would end it if there were room.
             wait_for(lambda: watched.said().count("unhealthy") > 5)
             assert watchdog.poll() is None
             disk.free()

@@ -57,7 +57,7 @@ def test_every_wheel_has_its_code_and_its_license(wheels: list[Path]) -> None:
 
 
 def test_policies_from_wheels_are_found_by_name(environment: Path) -> None:
-    """Without an import of the baselines: by the entry points of the wheel."""
+    """The baselines are found by the wheel's entry points, without an import."""
     code = """
 from turboserve.scheduler.placement import PLACEMENTS
 from turboserve.worker.engine.gather import GATHER_POLICIES

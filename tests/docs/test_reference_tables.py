@@ -1,4 +1,4 @@
-"""The generated tables of the documentation are the ones that the code gives."""
+"""The generated tables of the documentation equal those that the code gives."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ REMEDY = "run `.venv/bin/turboserve reference --update docs`"
 
 
 def reference(*arguments: str) -> str:
-    """What the command prints. In a process of its own: OpenTelemetry takes one provider per process."""
+    """Return the output of the command, run in a process of its own:
+
+    OpenTelemetry allows one provider each.
+    """
     command = [sys.executable, "-m", "turboserve.cli.main", "reference", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def documented(table: str) -> list[str]:
-    """This table wherever a document holds it."""
+    """Return this table from every document that contains it."""
     texts = [file.read_text() for file in sorted(DOCS.rglob("*.md"))]
     return [found[table] for text in texts if table in (found := tables_in(text))]
 

@@ -1,4 +1,4 @@
-"""Reading generators while waiting for something else: no item is lost, every generator is closed."""
+"""Reading generators while waiting for another event: no item is lost, every generator is closed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_until_gives_up_what_it_waits_for_when_told() -> None:
     found = []
     async for item in until(source.items(), stop):
         found.append(item)
-        # While the second one is waited for.
+        # The call happens while the second item is awaited.
         asyncio.get_running_loop().call_later(0.05, stop.set)
     assert found == [0]
     assert source.closed

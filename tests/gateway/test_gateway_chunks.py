@@ -1,4 +1,4 @@
-"""Where viewers begin when the log keeps nothing of a session that already made chunks."""
+"""Start position of viewers when the log keeps nothing of a session that already made chunks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_new_session_begins_at_its_beginning(log: ChunkLog) -> None:
 async def test_an_empty_log_goes_on_at_the_next_chunk(log: ChunkLog) -> None:
     row = record(100, 72.0)
     start = await log.at(row, 72.0)
-    # The 100 chunks end at most the lead of 3 s and a chunk after the playhead: the worker must not wait.
+    # The 100 chunks end at most the lead of 3 s and a chunk after the playhead, so the worker need not wait.
     assert (start.index, start.sequence) == (100, 0)
     assert start.start_s > 72.0 + 3.0
     assert await log.after(row, 99) == start
@@ -89,7 +89,7 @@ async def chunk(bus: Bus, index: int) -> None:
 
 
 async def test_a_copy_of_the_owners_header_with_a_far_index_ends_no_search(bus: Bus, log: ChunkLog) -> None:
-    """It was asked for again and again, for every viewer who came back to a chunk behind it."""
+    """Incident: it was requested again for every viewer who returned to a chunk behind it."""
     own = Ownership(session="ses_a", epoch=1, worker="wrk_a")
     await append(bus, OWN.of("ses_a"), own.to_bytes(), message_id="own", deadline_s=LIMIT_S)
     for index in (0, 1, 2, 3, 50, 4, 5, 6, 7):
@@ -105,7 +105,10 @@ async def test_a_copy_of_the_owners_header_with_a_far_index_ends_no_search(bus: 
 async def test_a_viewer_whose_next_chunk_was_lost_with_the_log_begins_again(
     bus: Bus, log: ChunkLog, made: int
 ) -> None:
-    """It had not got chunks 4 to 6. No chunk comes that would show it: the worker waits for its playhead."""
+    """It had not received chunks 4 to 6.
+
+    No chunk comes that would show it: the worker waits for its playhead.
+    """
     own = Ownership(session="ses_a", epoch=1, worker="wrk_a")
     await append(bus, OWN.of("ses_a"), own.to_bytes(), message_id="own", deadline_s=LIMIT_S)
     asked = 0

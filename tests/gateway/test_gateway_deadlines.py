@@ -54,7 +54,7 @@ def test_no_more_frames_than_the_rate_and_one_burst(batches) -> None:
         frames += count
         wait_s = budget.spend(count, now)
         last = count
-        # Who is read on only after the wait exceeds the rate by one batch at most.
+        # After the wait, the client exceeds the rate by one batch at most.
         assert frames <= 100 + (now + wait_s - begun) * 10.0 + 1e-6
         now += wait_s
     assert frames - last <= 100 + (now - begun) * 10.0 + 1e-6

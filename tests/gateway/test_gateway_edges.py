@@ -1,4 +1,4 @@
-"""The edge as strangers meet it: probes, first calls with curl, proxies, and what OpenAPI promises."""
+"""The HTTP edge for new clients: probes, first calls with curl, proxies, and OpenAPI's promises."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROBLEM = "application/problem+json"
 
 
 async def test_probes_may_ask_with_head_for_all_that_has_an_end(start, api) -> None:
-    """Load balancers and monitors do; every one of these was 405."""
+    """Incident: load balancers and monitors use HEAD, and every one of these answered 405."""
     session = await start()
     for path in ("/healthz", "/readyz", "/metrics", "/", "/pool", "/v1/models", session["links"]["self"]):
         whole, head = await api.get(path), await api.head(path)
@@ -25,7 +25,7 @@ async def test_probes_may_ask_with_head_for_all_that_has_an_end(start, api) -> N
 
 @pytest.mark.parametrize("path", ["/v1/sessions/", "/v1/sessions/ses_x/", "/healthz/", "/page"])
 async def test_nobody_is_sent_to_a_host_that_the_client_made_up(api, path) -> None:
-    """A missing slash was answered with a redirect to whatever the Host header said."""
+    """Incident: a missing slash was answered with a redirect to the value of the Host header."""
     for host, status in (("localhost:9", 404), ("elsewhere.example", 421)):
         answer = await api.get(path, headers={"Host": host})
         assert (answer.status_code, answer.headers["content-type"]) == (status, PROBLEM)
@@ -34,7 +34,7 @@ async def test_nobody_is_sent_to_a_host_that_the_client_made_up(api, path) -> No
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None])
 async def test_a_body_that_is_not_declared_as_json_says_how_to(api, start, kind) -> None:
-    """`curl -d '{"prompt": …}'` was told that its prompt is no dictionary."""
+    """Incident: the answer to `curl -d '{"prompt": …}'` said that its prompt is no dictionary."""
     session = await start()
     body = b'{"prompt": "a red circle"}'
     headers = {"Content-Type": kind} if kind else {}
@@ -50,7 +50,10 @@ async def test_a_body_that_is_not_declared_as_json_says_how_to(api, start, kind)
 
 
 async def test_a_socket_that_arrives_as_a_plain_request_is_told_so(start, api) -> None:
-    """What a proxy does that does not pass Upgrade on: it read as if there were no such path."""
+    """A proxy that does not pass Upgrade on causes this.
+
+    Incident: the answer suggested that the path is unknown.
+    """
     session = await start()
     answer = await api.get(session["links"]["stream"])
     assert (answer.status_code, answer.headers["upgrade"]) == (426, "websocket")
@@ -89,7 +92,7 @@ async def test_a_session_that_has_ended_is_not_unknown_to_whoever_would_move_it(
     assert (await api.delete(session["links"]["self"])).status_code == 200
     answer = await api.post(session["links"]["migrate"])
     async with asyncio.timeout(60):
-        # The scheduler hears of the end a moment later.
+        # The scheduler learns of the end a moment later.
         while answer.json().get("limit") != "terminated":
             assert answer.status_code in (409, 429, 503), answer.text
             await asyncio.sleep(0.05)

@@ -15,7 +15,7 @@ from turboserve.subjects import EVENT, EVENTS
 
 
 async def read(api: httpx.AsyncClient, path: str, count: int, **headers: str) -> list[dict[str, Any]]:
-    """The first `count` events, each with its `id` and `event` beside its data."""
+    """Return the first `count` events, each with its `id` and `event` beside its data."""
     found: list[dict[str, Any]] = []
     async with api.stream("GET", path, headers=headers) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")

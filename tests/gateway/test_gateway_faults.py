@@ -1,4 +1,4 @@
-"""What viewers and callers see while parts of the pool are away."""
+"""What viewers and callers see while parts of the pool are down."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 async def test_no_room_is_429_with_a_time_to_wait(api, start, watch) -> None:
     async with asyncio.timeout(120):
         while (answer := await api.post("/v1/sessions", json={"prompt": "x"})).status_code == 201:
-            # Watched, since an idle session gives its place to the next.
+            # The session is watched, because an idle session gives its slot to the next.
             await watch(answer.json()["id"])
     live = (await api.get("/v1/sessions", params={"phase": ["requested", "active", "suspended"]})).json()
     for session in live["sessions"]:
@@ -34,7 +34,7 @@ async def test_viewers_go_on_and_calls_are_503_while_the_state_store_is_away(poo
         assert int(answer.headers["retry-after"]) >= 1
         await viewer.chunks(3)
         viewer.socket.transport.abort()
-        # Whom the gateway knows may come back even now.
+        # A viewer that the gateway knows may return even now.
         last = max(message["index"] for message in viewer.seen if message["type"] == "chunk")
         again = await watch(session["id"], after=last)
         assert (await again.until("chunk"))["index"] == last + 1

@@ -21,14 +21,14 @@ async def test_admission_is_503_while_a_stream_takes_nothing_and_viewers_play_on
     jetstream = client.jetstream(timeout=60)
     config = (await jetstream.stream_info(EVENTS)).config
     try:
-        # As full as can be: the broker refuses every event, and passes its own health check.
+        # The stream is full: the broker refuses every event, and passes its own health check.
         await jetstream.update_stream(config.evolve(max_bytes=1))
         async with asyncio.timeout(60):
             while (answer := await api.post("/v1/sessions", json={"prompt": "x"})).status_code == 201:
                 await api.delete(answer.headers["location"])
                 await asyncio.sleep(0.1)
         assert (answer.status_code, answer.json()["code"]) == (503, "log_unavailable")
-        # The append that was refused, or the look at what room is left: whichever came first.
+        # The refused append or the check of the free space, whichever came first.
         assert answer.json()["field"] in (EVENTS, "log_space")
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.json()["retry_after_s"] > 0
@@ -41,7 +41,7 @@ async def test_admission_is_503_while_a_stream_takes_nothing_and_viewers_play_on
         assert ready.json()["checks"]["log_events"] is False
         assert ready.json()["checks"]["log_chunks"] is True
         await viewer.chunks(3)
-        # What promises no video is taken, and told when it can be.
+        # Requests that promise no video are accepted.
         assert (await api.delete(f"/v1/sessions/{other['id']}")).status_code == 200
     finally:
         await jetstream.update_stream(config)

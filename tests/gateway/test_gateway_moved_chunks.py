@@ -1,4 +1,4 @@
-"""A viewer of a session that moves between identities, and what others append about it."""
+"""A viewer of a session that migrates between identities, and entries that others append to its log."""
 
 from __future__ import annotations
 
@@ -134,7 +134,10 @@ async def test_what_others_append_hides_nothing_and_moves_no_viewer(scene: Scene
 
 
 async def test_chunks_that_are_missing_in_the_middle_are_gone(scene: Scene) -> None:
-    """Away and back: the broker keeps chunks 4 to 6 of the one, and of the other only from 12 on."""
+    """After a migration away and back, the broker keeps chunks 4 to 6 of the one identity.
+
+    Of the other identity it keeps chunks only from 12 on.
+    """
     await scene.place("wk1_a")
     await scene.make(4)
     await scene.place("wk2_a")

@@ -1,4 +1,4 @@
-"""A session is moved to another worker while a client watches: over HTTP, on a real pool."""
+"""A session is migrated to another worker while a client watches: over HTTP, on a real pool."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Movers:
         return {one["id"]: one for one in workers if one["model"] == self.model}
 
     async def start(self, moves: str = "yes", capacity: int = 2) -> str:
-        """One more; once all have joined, the id of the newest."""
+        """Start one more worker. Returns the id of the newest once all have joined."""
         self.started.append(f"{self.model}-{len(self.started)}")
         self._pool.start(
             self.started[-1],
@@ -61,7 +61,7 @@ async def placed(api: httpx.AsyncClient, session: dict[str, Any]) -> dict[str, A
 
 
 async def migrate(api: httpx.AsyncClient, session: dict[str, Any], worker: str | None = None) -> Any:
-    """Ask for a move until it begins. Of the other worker the scheduler may hear a moment late."""
+    """Request a migration until it begins. The scheduler may learn of the other worker a moment late."""
     async with asyncio.timeout(120):
         while True:
             answer = await settled(api, session["links"]["migrate"], {"worker": worker} if worker else None)
@@ -71,8 +71,10 @@ async def migrate(api: httpx.AsyncClient, session: dict[str, Any], worker: str |
 
 
 async def settled(api: httpx.AsyncClient, path: str, body: Any = None) -> httpx.Response:
-    """The answer, once it is not to ask again: the row has just been changed, or the scheduler is changing
-    hands."""
+    """Return the first answer that needs no retry.
+
+    The row may just have changed, or the lead of the schedulers may be changing.
+    """
     async with asyncio.timeout(120):
         while True:
             answer = await api.post(path, json=body)
@@ -176,7 +178,7 @@ async def test_what_cannot_be_moved_is_said_in_problems(
     assert await refused(api, path, {"worker": silent}) == (409, "transition_not_allowed")
     workers = await movers.listed()
     assert (workers[silent]["sessions"], workers[silent]["incoming"]) == (0, 1)
-    # A pause ends the move at once; what has ended cannot be moved at all.
+    # A pause ends the migration at once; an ended session cannot be migrated at all.
     assert (await api.post(links["pause"])).json()["target"] is None
     assert (await movers.listed())[silent]["incoming"] == 0
     await api.delete(links["self"])

@@ -1,5 +1,8 @@
-"""A chunk is two WebSocket messages. With Nagle's algorithm on, the second one waited for the delayed
-acknowledgement of the first: 40 ms in every twentieth chunk, as `turboserve bench stream` showed."""
+"""A chunk's two WebSocket messages are not delayed by Nagle's algorithm.
+
+With it, the second message waited for the delayed acknowledgement of the first: 40 ms in every twentieth
+chunk, as `turboserve bench stream` showed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limit of streams, when several ask for the last place at once."""
+"""The limit of streams when several clients request the last place at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_of_a_burst_as_many_are_served_as_there_are_places_and_the_rest_is
     refused = asyncio.Semaphore(0)
 
     async def video() -> AsyncGenerator[bytes, None]:
-        # Until all others have asked for a place.
+        # Wait until all others have requested a place.
         async with asyncio.timeout(60):
             for _ in range(3):
                 await refused.acquire()

@@ -1,4 +1,4 @@
-"""No client makes a worker generate faster than in real time, whatever it says of its playhead."""
+"""No client makes a worker generate faster than in real time, whatever playhead it reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEAD_S, CHUNK_S = 3.0, 0.75
 
 
 class Greedy:
-    """A session whose worker generates in no time, and viewers who claim what they like.
+    """A session whose worker generates in no time, and viewers that report any playhead.
 
     The worker keeps the rule of the real one: no chunk starts `LEAD_S` or more ahead of the playhead.
     """
@@ -53,7 +53,7 @@ class Greedy:
                 reached_s=self.playhead_s,
             )
         )
-        # What was made before is sent at once.
+        # Chunks made before are sent at once.
         self.do(self.timeline.delivered("s", viewer, self.made_s, 0.0, self.now))
 
     def leave(self, viewer: str) -> None:
@@ -85,7 +85,7 @@ def test_whatever_viewers_claim_the_worker_makes_no_more_than_time_allows(steps)
     playing = True
     for pause_s, (what, *given_) in steps:
         world.now += pause_s
-        # A pause counts only while somebody watches: else nothing is generated, and nothing told of it.
+        # A pause counts only while a client watches: otherwise nothing is generated or reported.
         if first_at is not None and (playing or not world.viewers):
             unpaused_s += pause_s
         match what:
@@ -124,7 +124,7 @@ def test_a_player_that_tells_the_truth_is_never_held_back(pauses, start_up_s) ->
 
 
 def test_reconnecting_at_the_newest_chunk_again_and_again_gains_nothing() -> None:
-    """`?after=` was taken for the playhead, so each new connection moved it to the end of what was made."""
+    """Incident: `?after=` was taken for the playhead, so each new connection moved it to the newest chunk."""
     world = Greedy()
     for _ in range(1_000):
         world.join("v", world.made_s)

@@ -1,4 +1,4 @@
-"""The pool and its cost over HTTP, with an autoscaler's word as it comes over the broker."""
+"""The pool and its cost over HTTP, with an autoscaler's reports over the broker."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ SCALING = ScalingStatus(
 
 
 class Autoscaler:
-    """Says what an autoscaler says, as its user, to the gateway at `api`."""
+    """Publishes an autoscaler's reports, as its user, to the gateway at `api`."""
 
     def __init__(self, bus: Bus, api: httpx.AsyncClient) -> None:
         self.bus, self.api = bus, api
 
     async def says(self, pool: str, **status: Any) -> None:
-        """And waits until the gateway has heard it."""
+        """Publish a status and wait until the gateway has received it."""
         at = time.time()
         values = {"provider": "local", "target": 1, "ready": 1, "orders": 0, "scaling": SCALING, **status}
         word = PoolStatus(pool=pool, at=at, **values)
@@ -99,7 +99,7 @@ async def test_orders_reach_the_autoscaler_and_are_kept(
 ) -> None:
     where = {"pool": "orders"}
     await autoscaler.says("orders")
-    # Its row is made by its first report.
+    # The pool's first report creates its row.
     problem(await api.put("/v1/pool/override", params=where, json={"workers": 2}), 404, "not_found", "pool")
     assert (await autoscaler.reports("orders")).version == 0
     made = await api.put("/v1/pool/override", params=where, json={"workers": 2})
@@ -248,7 +248,7 @@ async def test_operators_correct_the_cost_and_nobody_else(  # type: ignore[no-un
 
 
 async def test_texts_of_a_table_that_cannot_be_stored_are_named(autoscaler: Autoscaler) -> None:
-    """NUL or half of a surrogate pair in `provenance.source` was answered 500."""
+    """Incident: NUL or half of a surrogate pair in `provenance.source` was answered 500."""
     await autoscaler.says("texts")
     await autoscaler.reports("texts")
     where = {"pool": "texts"}

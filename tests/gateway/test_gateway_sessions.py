@@ -1,4 +1,4 @@
-"""REST over a real pool: sessions, controls, what is refused and how."""
+"""REST over a real pool: sessions, controls, and refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIMIT = 2_000
 
 
 def problem(answer: httpx.Response, status: int, code: str, field: str | None = None) -> dict[str, object]:
-    """The answer is this problem, complete."""
+    """Check that the answer is this problem, complete."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == PROBLEM
     body = answer.json()
@@ -103,7 +103,7 @@ async def test_pages_hold_every_session_once(api, start) -> None:
         cursor = {"after": page["next"]}
     assert len(seen) == len(set(seen))
     assert made <= set(seen)
-    # Nobody watches them: on a slow machine they may be asleep by now.
+    # No viewer watches them, so on a slow machine they may be suspended by now.
     for phases, there in ((["requested", "active", "suspended"], made), (["terminated", "failed"], set())):
         found = (await api.get("/v1/sessions", params={"phase": phases})).json()["sessions"]
         assert made & {session["id"] for session in found} == there

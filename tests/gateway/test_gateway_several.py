@@ -22,7 +22,7 @@ def other_url(pool):
 
 @pytest.fixture
 async def words(pool) -> AsyncIterator[list[Playhead]]:
-    """What the gateways say of playback, as a worker hears it."""
+    """The gateways' playhead reports, as a worker receives them."""
     settings = Settings(
         nats_url=pool.nats.address, nats_user="worker", nats_password=pool.nats.passwords["worker"]
     )
@@ -52,7 +52,7 @@ async def test_viewers_of_one_session_through_two_gateways_are_taken_together(
         while await playhead_s() < furthest:
             await asyncio.sleep(0.05)
 
-    # One who looks at the beginning again, through another gateway, takes nothing from the first.
+    # A viewer at the beginning, through another gateway, takes nothing from the first viewer.
     behind = await watch(session, url=other_url, after=-1)
     assert (await behind.until("chunk"))["index"] == 0
     gateways = {word.gateway for word in words}
@@ -64,14 +64,14 @@ async def test_viewers_of_one_session_through_two_gateways_are_taken_together(
         assert await playhead_s() >= furthest
         await asyncio.sleep(0.05)
 
-    # Who names no place begins where the furthest is, through whichever gateway.
+    # A viewer without a position begins at the furthest playhead, through any gateway.
     third = await watch(session, url=other_url)
     assert (await third.until("chunk"))["start_s"] >= furthest
 
     for viewer in (behind, third):
         await viewer.socket.close()
     async with asyncio.timeout(120):
-        # Said once, and the first gateway goes on speaking.
+        # Reported once, and the first gateway continues its reports.
         while not any(word.session == session and not word.viewers for word in words):
             await asyncio.sleep(0.01)
     assert await playhead_s() >= furthest

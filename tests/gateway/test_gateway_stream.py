@@ -98,7 +98,8 @@ async def test_without_after_it_begins_at_the_playhead(start, watch, api) -> Non
     chunks += await first.chunks(7)
     at = chunks[-1]["start_s"]
     async with asyncio.timeout(120):
-        # No playhead runs ahead of the clock: it reaches the last chunk in time, however often that is said.
+        # No playhead runs ahead of the clock: it reaches the last chunk in time, however often it is
+        # reported.
         while (await api.get(session["links"]["self"])).json()["playhead_s"] < at - 1e-6:
             await first.say(type="playhead", playhead_s=at)
             await asyncio.sleep(0.1)
@@ -219,7 +220,7 @@ async def test_the_end_is_said_after_the_last_chunk(start, watch, api) -> None:
     session = await start()
     viewer = await watch(session["id"])
     await viewer.chunks(2)
-    # The worker waits for a playhead then: none of its chunks comes at the same time as the end.
+    # The worker then waits for a playhead, so none of its chunks comes at the same time as the end.
     viewer.reports = False
     async with asyncio.timeout(120):
         while (made := (await api.get(session["links"]["self"])).json()["next_chunk"]) < 5:
@@ -259,7 +260,7 @@ async def test_mp4_over_http_plays_from_the_first_byte_to_the_end(start, api) ->
             data += part
             if len(data) > 12_000:
                 break
-    # Cut anywhere: what is whole plays.
+    # Cut at any point, the complete part plays.
     assert all(is_red(frame) for frame in frames(bytes(data)))
     async with api.stream("GET", session["links"]["video"], params={"after": -1}) as answer:
         whole = bytearray()
@@ -279,7 +280,8 @@ async def test_a_plain_player_is_given_video_at_the_speed_it_plays(start, api) -
     async with api.stream("GET", session["links"]["video"]) as answer:
         reader = answer.aiter_bytes()
         await anext(reader)
-        # Chunks beyond the lead come only because the gateway moves the playhead for a player that cannot.
+        # Chunks beyond the lead come only because the gateway moves the playhead for a player that cannot
+        # report.
         async with asyncio.timeout(120):
             while (await api.get(session["links"]["self"])).json()["next_chunk"] < 9:
                 await anext(reader)
@@ -296,7 +298,7 @@ async def test_viewers_who_leave_are_noticed_while_nothing_is_sent(start, api) -
         )
 
     async with asyncio.timeout(60):
-        # Those of earlier tests may be leaving.
+        # Viewers of earlier tests may still be leaving.
         while await viewers():
             await asyncio.sleep(0.05)
     async with (
@@ -318,7 +320,7 @@ async def test_a_reader_who_does_not_read_holds_up_nobody(start, gateway_url, wa
         address, max_queue=1, compression=None, open_timeout=120, ping_interval=None
     ) as slow:
         await slow.recv()
-        # For less than the 40 s after which the gateway takes a client that answers no ping for gone.
+        # For less than the 40 s after which the gateway disconnects a client that answers no ping.
         slow.transport.pause_reading()
         quick = await watch(session["id"])
         await quick.chunks(8)

@@ -103,8 +103,10 @@ async def test_without_a_known_key_nothing_is_told(keyed, session, method, path,
 
 
 async def first_answer(watch, session, **options):
-    """A viewer and the first message to it, once the gateway's only place is free again: a stream's place is
-    given back a moment after its client has left."""
+    """Return a viewer and its first message, once the gateway's only place is free again.
+
+    A stream's place is freed a moment after its client has left.
+    """
     async with asyncio.timeout(120):
         while True:
             viewer = await watch(session["id"], **options)
@@ -124,7 +126,7 @@ async def test_streams_take_the_key_in_the_address(keyed_url, keyed, session, wa
     nobody, refusal = await first_answer(watch, session, url=keyed_url)
     assert refusal["code"] == "unauthorized"
     assert await nobody.closed() == 4401
-    # A key in an address ends up in logs, so calls that can send a header have to.
+    # A key in an address ends up in logs, so calls that can send a header must send it there.
     answer = await keyed.get(f"{session['links']['self']}?access_token={KEY_A}")
     assert answer.status_code == 401
 

@@ -1,5 +1,7 @@
-"""Characters that cannot be stored: NUL, which Postgres refuses, and halves of surrogate pairs, which are no
-UTF-8. Wherever a client can put them, the answer names the field."""
+"""Characters that cannot be stored: NUL, and halves of surrogate pairs.
+
+Postgres refuses NUL, and the halves are no UTF-8. Wherever a client can put them, the answer names the field.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ BROKEN = ("\0", "a\0b", "\ud800", "a\udfffb", "\udc00\ud800")
 
 
 def broken_bodies(body: Any) -> Iterator[tuple[str, Any]]:
-    """`body` with one of its strings replaced, each in turn; with the path of it."""
+    """Yield `body` with each of its strings replaced in turn, and the path of the string."""
 
     def walk(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
         if isinstance(value, str):
@@ -39,7 +41,7 @@ SESSION = {"prompt": "x", "model": "toyworld", "metadata": {"k": "v"}}
 
 async def refused(api: Any, method: str, path: str, body: Any, field: str) -> None:
     headers = {"Content-Type": "application/json"}
-    # Escaped, as JSON allows.
+    # The characters are escaped, as JSON allows.
     answer = await api.request(method, path, content=json.dumps(body).encode(), headers=headers)
     assert answer.status_code == 422, (body, answer.text)
     problem = answer.json()

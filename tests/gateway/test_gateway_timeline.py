@@ -1,4 +1,4 @@
-"""The timeline's core: what it publishes holds for any order of events."""
+"""The timeline's core: its published playhead is right for any order of events."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_viewer_who_falls_silent_no_longer_moves_the_playhead_but_is_still_cou
     timeline.reported("s", "far", 7.0, 3.0, 1.0)
     timeline.reported("s", "near", 2.0, 1.0, 6.5)
     assert timeline.tick(6.8) == [Publish("s", 2.0, 2)]
-    # When all are silent, it stays where it is: generating on would be for nobody.
+    # When all are silent, the playhead stays: further chunks would have no viewer.
     assert timeline.tick(60.0) == [Publish("s", 2.0, 2, live=False)]
 
 
@@ -118,7 +118,7 @@ def test_a_claim_beyond_what_was_sent_does_not_make_a_worker_run_away() -> None:
 
 
 def test_a_viewer_who_was_sent_nothing_yet_waits_at_the_start_whatever_its_clock_shows() -> None:
-    """Taken to be at 0, it would wait for a worker that waits for it: a log that was lost sends nothing."""
+    """Taken to be at 0, it would wait for a worker that waits for it: a lost log sends nothing."""
     timeline = Timeline(INTERVAL_S, TIMEOUT_S)
     timeline.joined("s", "v1", 5.0, now=0.0)
     [published] = timeline.reported("s", "v1", 0.0, 0.0, now=1.0)

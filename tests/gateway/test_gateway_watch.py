@@ -1,4 +1,4 @@
-"""A viewer's place: an idle session is asked for until it comes back; a failed entry leaves nothing."""
+"""A viewer's place: an idle session is resumed until it is active; a failed entry leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def record(activity: Activity = Activity.IDLE) -> SessionRecord:
 
 
 class Room:
-    """The part of a gateway that a Watch needs: `answers` are what resuming raises, in turn."""
+    """The part of a gateway that a Watch needs: resuming raises `answers` in turn."""
 
     def __init__(self, answers: list[TurboServeError | None], broken: bool = False) -> None:
         self.answers = answers

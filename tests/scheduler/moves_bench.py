@@ -1,4 +1,4 @@
-"""Feeds the scheduler's core by hand where sessions move: two or more workers, and what is wished for."""
+"""Feeds the scheduler's core by hand while sessions migrate: two or more workers, and proposed migrations."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def session(name: str = "s", owner: str | None = "a", **more: object) -> Session
 
 
 class Wishes:
-    """A rebalancer that proposes what the test says, for as long as the session may be moved."""
+    """A rebalancer that proposes the test's migration for as long as the session may be migrated."""
 
     def __init__(self) -> None:
         self.moves: list[Move] = []
@@ -77,7 +77,7 @@ class Wishes:
 
 
 class Bench:
-    """A core filled with rows, and a store of one's own: `store` does what a command asks."""
+    """A core filled with rows, and a store: `store` does what a command requests."""
 
     def __init__(self, *known: WorkerRecord | SessionRecord, policy: Policy | None = None) -> None:
         self.now = 0.0
@@ -125,7 +125,7 @@ class Bench:
         return after
 
     def do(self, command: BeginMove | CommitMove | AbandonMove) -> SessionRecord:
-        """What the store makes of it."""
+        """Return the row that the store makes of the command."""
         row = self.rows[command.session]
         if isinstance(command, BeginMove):
             phase = Phase.MIGRATING if row.phase is Phase.ACTIVE else row.phase
@@ -151,6 +151,6 @@ class Bench:
 
 
 def moving(**more: object) -> Bench:
-    """A bench whose session `s` is on its way from `a` to `b`."""
+    """Return a bench whose session `s` is migrating from `a` to `b`."""
     row = session(phase=Phase.MIGRATING, target="b", move=2, **more)
     return Bench(worker("a"), worker("b"), row)

@@ -1,4 +1,4 @@
-"""What may go wrong around the scheduler's core."""
+"""Faults around the scheduler's core."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ class Instance:
     """One scheduler, with a health port."""
 
     def __init__(self, start: Callable[..., Any], port: int, **variables: str) -> None:
-        """`variables`: further ones of its environment."""
+        """`variables` are added to its environment."""
         self.port = port
         health = {"TURBOSERVE_HEALTH_PORT": str(port), "TURBOSERVE_LOG_FORMAT": "json"}
         self.service = start(**health, **variables)
 
     def status(self) -> str:
-        """What /readyz calls it; empty if it does not answer at the moment."""
+        """Return the status of /readyz; empty if it does not answer at the moment."""
         with suppress(OSError):
             try:
                 answer = urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=LIMIT_S)

@@ -1,4 +1,4 @@
-"""The state store's rows in the scheduler's world, with what follows each of their commits."""
+"""The state store's rows in the scheduler's world, and the effects of each commit."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ class RowsWorld(VirtualWorld, ABC):
         self.no_capacity = 0
         self.placements = 0
         self.copies: dict[tuple[str, int], tuple[MoveStage, int]] = {}
-        """Session and move → what its target has made of it, and the chunk that its copy makes next."""
+        """Session and migration → stage at its target, and the next chunk of its copy."""
         self.moved: list[tuple[float, str]] = []
-        """When which session's move was committed."""
+        """(time, session) of each committed migration."""
         self.moving_since: dict[str, float] = {}
         self.store = ServedStore(seed, lambda: self.now, self.on_session, self.on_worker)
         OPEN.append(self)
 
     @abstractmethod
     def publish(self, event: Event) -> None:
-        """Tell the scheduler, by way of the event log."""
+        """Send an event to the scheduler through the event log."""
 
     def serve(self, command: Command) -> Event:
-        """What the store does with a command when it arrives."""
+        """Do what the store does with a command when it arrives."""
         if isinstance(command, CommitMove) and self.chance(self.faults.stale_copy):
             self.store.count_chunk(command.session, self.rows[command.session].next_chunk + 1)
         event = self.store.run(command)
@@ -58,7 +58,7 @@ class RowsWorld(VirtualWorld, ABC):
         return event
 
     def on_session(self, before: SessionRecord | None, after: SessionRecord) -> None:
-        """A change of a row is committed."""
+        """Check a committed change of a session's row."""
         assert before is None or after.epoch >= before.epoch
         assert (after.phase is Phase.MIGRATING) <= (after.target is not None)
         self.rows[after.id] = after
@@ -77,13 +77,13 @@ class RowsWorld(VirtualWorld, ABC):
         self.publish(SessionChanged(after))
 
     def copy(self, row: SessionRecord) -> None:
-        """The target begins to copy the session's state."""
+        """Begin to copy the session's state to the target."""
         seconds = self.random.uniform(0.1, 60.0 if self.chance(self.faults.slow_copy) else 2.0)
         failed = self.chance(self.faults.failed_copy)
         source, target = self.workers[row.worker or ""], self.workers[row.target or ""]
 
         def copied() -> None:
-            # What dies while it is copied is not copied.
+            # A state whose worker dies during the copy is not copied.
             now = self.rows[row.id]
             if now.move == row.move and source.alive and target.alive:
                 stage = MoveStage.FAILED if failed else MoveStage.VERIFIED
@@ -92,18 +92,18 @@ class RowsWorld(VirtualWorld, ABC):
         self.at(seconds, copied)
 
     def on_worker(self, before: WorkerRecord | None, after: WorkerRecord) -> None:
-        """A change of a worker's row is committed."""
+        """Handle a committed change of a worker's row."""
         gone = after.phase is WorkerPhase.GONE
         if before is None or gone:
             self.publish(WorkerChanged(after))
         if gone:
             worker = self.workers[after.id]
             worker.phase, worker.alive = WorkerPhase.GONE, False
-            # Whoever runs the pool puts another in its place.
+            # The pool's autoscaler replaces the worker.
             self.at(self.random.uniform(0.5, 5.0), self.join)
 
     def used(self, worker: str, besides: str = "") -> int:
-        """Slots of the worker that are held or reserved."""
+        """Count the worker's slots that are held or reserved."""
         return sum(
             worker in (row.worker, row.target) and row.phase.holds_slot and row.id != besides
             for row in self.rows.values()

@@ -1,4 +1,4 @@
-"""A worker as the scheduler and the state store meet it."""
+"""A worker as the scheduler and the state store see it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Worker:
     """Whether its load reports reach the scheduler."""
     renewed_at: float = 0.0
     phase: WorkerPhase = WorkerPhase.READY
-    """What it says of itself; `GONE` once its row says so."""
+    """Phase in its reports; `GONE` once its row says so."""
     refused: set[tuple[str, int]] = field(default_factory=set)
 
     def load(self, phase: WorkerPhase | None = None, **fields: object) -> LoadReport:
-        """Its report, with what a test adds."""
+        """Return its report, with the fields of a test."""
         values = {"worker": self.id, "model": MODEL, "capacity": self.capacity, "transfer": ("here",)}
         values |= {"phase": phase or self.phase, "started_at": WALL}
         return LoadReport.model_validate({**values, **fields})

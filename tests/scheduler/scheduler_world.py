@@ -1,8 +1,10 @@
-"""Everything around the scheduler's core, on a virtual clock, under faults.
+"""The surroundings of the scheduler's core, on a virtual clock, under faults.
 
-The store is the state store's own service on servers in memory; messages are delayed, lost, doubled and
-reordered; workers die, fall silent, drain and join; sessions move, and their copies take long or fail; the
-scheduler is restarted and held up.
+- The store is the state store's own service on servers in memory.
+- Messages are delayed, lost, doubled and reordered.
+- Workers die, fall silent, drain and join.
+- Sessions migrate, and their copies take long or fail.
+- The scheduler is restarted and delayed.
 """
 
 from __future__ import annotations
@@ -78,10 +80,10 @@ class World(RowsWorld):
             self.carry_out(command)
 
     def check(self, command: Command) -> None:
-        """What has to hold of every command when it is given."""
+        """Check the invariants of a command when it is given."""
         if isinstance(command, SendFeedback):
-            # A request that was given up, or made in an earlier life, may take effect after its slot was
-            # promised to another: then both are counted until the store has refused one of them.
+            # A request that was given up, or made in an earlier incarnation, may take effect after its slot
+            # was promised to another session. Both are then counted until the store has refused one of them.
             in_time = not (self.faults.lost_answer or self.faults.restart)
             assert command.feedback.rho_max <= 1.0 or not in_time
             return
@@ -135,7 +137,7 @@ class World(RowsWorld):
                 self.at(self.delay(), lambda: answer(event))
 
         sent = self.now
-        # Now and then a request is so late that it takes effect after its sender has given it up.
+        # Some requests are so late that they take effect after their sender has given them up.
         late_s = 2 * DEADLINE_S if lost and self.chance(0.5) else 0.0
         if late_s:
             self.at(DEADLINE_S, lambda: failed(Refused.UNKNOWN))
@@ -158,7 +160,7 @@ class World(RowsWorld):
     # Workers
 
     def beat(self) -> None:
-        """Once a second: workers renew and report, and the faults of this second happen."""
+        """Simulate one second: workers renew and report, and the faults of this second occur."""
         self.at(1.0, self.beat)
         for worker in list(self.workers.values()):
             if not worker.alive:
@@ -185,7 +187,7 @@ class World(RowsWorld):
             self.lose_store(0.5, 10.0)
 
     def named(self, worker: str) -> bool:
-        """Whether a session is there, or on its way there."""
+        """Return whether a session is on the worker or migrating to it."""
         return any(worker in (row.worker, row.target) and not row.phase.ended for row in self.rows.values())
 
     def _report(self, worker: Worker) -> Callable[[], None]:
@@ -217,14 +219,14 @@ class World(RowsWorld):
     # Users
 
     def arrive(self, admit: bool = False) -> str | None:
-        """A new session, if the store admits it or `admit` says so."""
+        """Create a session, if the store admits it or `admit` is set."""
         request = CreateSession(
             id=f"ses_{next(self.names)}", tenant="t", model=MODEL, prompt="a red circle", seed=1
         )
         return request.id if self.store.create(request, admit=admit) else None
 
     def fiddle(self) -> None:
-        """One thing that users do."""
+        """Do one random user action."""
         live = [row for row in self.rows.values() if not row.phase.ended]
         deed = self.random.random()
         if deed < 0.5 or not live:
@@ -243,7 +245,7 @@ class World(RowsWorld):
         return not row.phase.ended and row.activity is Activity.WATCHING
 
     def unserved(self) -> list[SessionRecord]:
-        """Sessions that should run and do not."""
+        """Return the sessions that should run and do not."""
         return [
             row
             for row in self.rows.values()
@@ -255,13 +257,13 @@ class World(RowsWorld):
         return sum(w.capacity - self.used(w.id) for w in ready)
 
     def slow_moves(self) -> dict[str, float]:
-        """Sessions that have been moving for longer than any move may, and for how long."""
+        """Return the sessions that migrate for longer than allowed, with the duration."""
         limit_s = self.policy.move_limit_s + 2 * self.policy.resync_s
         ages = {name: self.now - since for name, since in self.moving_since.items()}
         return {name: age_s for name, age_s in ages.items() if age_s > limit_s}
 
     def calm(self) -> None:
-        """No faults from here on; what is broken stays broken until it is repaired."""
+        """End all faults. Broken parts stay broken until they are repaired."""
         self.faults = NONE
         for worker in self.workers.values():
             worker.heard = True

@@ -1,4 +1,4 @@
-"""The state store's own service beside a virtual world: on servers in memory, each call done in no time."""
+"""The state store's own service beside a virtual world: on servers in memory, each call takes no time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from turboserve.subjects import Endpoint
 
 WALL = 1_700_000_000.0
 URL = "nats://{}@memory"
-# Seldom: what nobody here looks at.
+# Periodic tasks that no test here examines run seldom.
 SETTINGS = Settings(
     nats_url=URL.format("state-store"),
     canary_interval_s=1_000.0,
@@ -54,8 +54,11 @@ class ServedStore:
     def __init__(
         self, seed: int, now: Callable[[], float], on_session: OnSession, on_worker: OnWorker
     ) -> None:
-        """`now`: virtual seconds. `on_session`, `on_worker`: called at each commit, with the row before and
-        after."""
+        """Create the store.
+
+        `now` returns virtual seconds. `on_session` and `on_worker` are called at each commit, with the row
+        before and after.
+        """
         self._now, self._on_session, self._on_worker = now, on_session, on_worker
         self.loop = VirtualLoop(seed)
         self._broker = MemoryBroker(random.Random(seed), loop=self.loop)
@@ -84,11 +87,14 @@ class ServedStore:
         return self._call(self._executor.run(command))
 
     def renew(self, load: LoadReport) -> bool:
-        """Whether the worker is not gone."""
+        """Renew a worker. Returns whether it is not gone."""
         return self._ask(self._worker, subjects.RENEW, Renew(load=load)) is not None
 
     def create(self, request: Any, *, admit: bool) -> bool:
-        """Whether the session was admitted; with `admit`, it is written without being asked for."""
+        """Create a session.
+
+        Returns whether it was admitted; with `admit`, it is written without a request.
+        """
         if admit:
             self._call(self._insert(request))
             return True
@@ -104,7 +110,7 @@ class ServedStore:
         self._ask(self._gateway, subjects.END_SESSION, EndSession(session=session))
 
     def count_chunk(self, session: str, next_chunk: int) -> None:
-        """The log has a further chunk of the session."""
+        """Count a further chunk of the session in the log."""
         self._call(self._count(LogProgress(session, next_chunk, 0, None)))
 
     def close(self) -> None:
@@ -133,14 +139,14 @@ class ServedStore:
             await db.progress.count([reached])
 
     def _ask(self, bus: Bus, endpoint: Endpoint[Req, Resp], request: Req) -> Resp | None:
-        """The answer; None: refused."""
+        """Call the endpoint. Returns the answer; None if it was refused."""
         try:
             return self._call(bus.call(endpoint, request))
         except TurboServeError:
             return None
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        # What the service does at intervals happens first.
+        # The service's periodic work is done first.
         if self._now() > self.loop.time():
             self.loop.advance(self._now() - self.loop.time())
         return self.loop.run_until_complete(self.loop.create_task(work))

@@ -1,4 +1,4 @@
-"""A scheduler process with a placement that another distribution installs."""
+"""A scheduler process with a placement policy that another distribution installs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_sessions_go_round_the_workers(
         [decision] = (await viewers.bus.call(subjects.LIST_DECISIONS, SessionRef(session=session))).decisions
         assert decision.reason == "it is new: it is the next in turn"
 
-    # A worker that the scheduler does not know yet has no turn.
+    # A worker that the scheduler does not know yet gets no session.
     while set(owners) != set(names):
         await place_one()
     known = len(owners)

@@ -1,4 +1,4 @@
-"""The picture that placement decides on is what the view says, although only changes are looked at."""
+"""The cluster projection equals the scheduler's view, although only changes are applied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turboserve.scheduler.messages import Event
 
 
 def simulation() -> ModuleType:
-    """The model of the scheduler's surroundings that its simulation uses."""
+    """Import the model of the scheduler's surroundings that its simulation uses."""
     name = "scheduler_simulation_for_pictures"
     if name not in sys.modules:
         path = Path(__file__).with_name("test_scheduler_simulation.py")
@@ -34,7 +34,7 @@ def compare(core: Scheduler, now: float) -> None:
     assert cluster.workers.keys() == view.workers.keys()
     for name, worker in view.workers.items():
         known = cluster.workers[name]
-        # Silence is looked for now and then only.
+        # Silence is checked only from time to time.
         expected = worker_state(worker, now, listened, core.policy.worker_timeout_s)
         assert known == replace(expected, suspect=known.suspect)
         assert cluster.entries[name].held == worker.load

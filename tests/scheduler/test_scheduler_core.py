@@ -66,7 +66,7 @@ def session(name: str = "s", version: int = 1, **more: object) -> SessionRecord:
 
 
 class Bench:
-    """A core that has been filled with `workers` and `sessions`, fed by hand."""
+    """A core filled with `workers` and `sessions`, fed by hand."""
 
     def __init__(self, *known: WorkerRecord | SessionRecord, policy: Policy | None = None) -> None:
         self.now = 0.0
@@ -94,7 +94,7 @@ class Bench:
         return [command for command in self.out if isinstance(command, kind)]
 
     def confirm(self, place: Place, row: SessionRecord) -> SessionRecord:
-        """The store does it."""
+        """Let the store carry out the placement."""
         changes = {
             "phase": Phase.ACTIVE,
             "worker": place.worker,
@@ -123,7 +123,7 @@ def test_nothing_is_decided_before_the_view_is_filled() -> None:
 
 
 def test_a_reservation_stands_while_the_outcome_is_unknown() -> None:
-    """The answer was lost: the placement may have been done, so its slot is not given to another."""
+    """The answer was lost. The placement may have been done, so its slot is not given to another session."""
     bench = Bench(worker("a"), session("s1"))
     first = bench.take(Place)
     bench.feed(SessionChanged(session("s2")))
@@ -132,7 +132,7 @@ def test_a_reservation_stands_while_the_outcome_is_unknown() -> None:
     bench.pass_time(1.0)
     read = bench.take(ReadSession)
     assert not bench.all(Place)
-    # It was not done: the one that waited longest gets the slot.
+    # It was not done: the session that waited longest gets the slot.
     bench.feed(Answered(read.ticket, session("s1")))
     assert bench.take(Place).session == "s1"
 
@@ -193,7 +193,7 @@ def test_only_ready_workers_are_given_sessions() -> None:
 
 
 def test_a_worker_that_loads_its_model_may_be_silent_for_longer() -> None:
-    """Loading keeps it busy, and it holds no session that anyone waits for."""
+    """Loading keeps the worker busy, and no viewer waits for a session on it."""
     loading, serving = worker("a", WorkerPhase.STARTING, capacity=0), worker("b")
     bench = Bench(loading, serving, policy=Policy(worker_timeout_s=12.0, starting_timeout_s=60.0))
 
@@ -210,7 +210,7 @@ def test_a_worker_that_loads_its_model_may_be_silent_for_longer() -> None:
 
 
 def test_a_worker_that_says_it_drains_stays_draining() -> None:
-    """Its row may say so later, or said otherwise before."""
+    """Its row may report it later, or have reported otherwise before."""
     bench = Bench(worker("a"))
     bench.load("a", WorkerPhase.DRAINING)
     bench.load("a")
@@ -223,7 +223,7 @@ def test_a_worker_started_again_under_its_id_serves_again() -> None:
     bench = Bench(worker("a").model_copy(update={"started_at": 10.0}))
     bench.load("a", WorkerPhase.DRAINING)
     bench.feed(WorkerChanged(worker("a").model_copy(update={"started_at": 20.0})))
-    # Of the process before, late: it says nothing of this one.
+    # A late report of the previous process does not apply to this one.
     late = worker("a", phase=WorkerPhase.DRAINING).model_copy(update={"started_at": 10.0})
     bench.core.view.put_worker(late, 0.0)
     bench.feed(SessionChanged(session()))
@@ -286,7 +286,7 @@ def test_an_owner_that_is_not_listed_is_gone() -> None:
 
 
 def test_a_viewer_that_only_the_store_has_seen_is_a_viewer() -> None:
-    """The store answers `conflict`: asking again at once would only be refused again."""
+    """The store answers `conflict`. A retry at once would only be refused again."""
     running = session(phase=Phase.ACTIVE, worker="a", epoch=1)
     bench = Bench(worker("a"), running, policy=Policy(idle_after_s=5.0, worker_timeout_s=1e6))
     bench.pass_time(6.0)
@@ -349,7 +349,7 @@ def test_the_noise_of_measured_latencies_is_not_followed_and_their_drift_is() ->
 
 
 def test_a_refusal_that_is_not_repeated_is_over() -> None:
-    """The only worker was started again: what it refused while it loaded, it runs under the same epoch."""
+    """The only worker was restarted: it runs under the same epoch what it refused while it loaded."""
     bench = Bench(worker("a"), session(), policy=Policy(worker_timeout_s=1e6))
     row = bench.confirm(bench.take(Place), session())
     bench.load("a", WorkerPhase.STARTING, refuses=row)
@@ -363,7 +363,7 @@ def test_a_refusal_that_is_not_repeated_is_over() -> None:
     assert bench.core.waiting == 0
     bench.pass_time(60.0)
     assert not bench.all(Place)
-    # What it runs can be refused again.
+    # A session that it runs can be refused again.
     bench.load("a", refuses=row)
     assert bench.core.waiting == 1
 

@@ -18,7 +18,7 @@ from turboserve.contracts.requests import EndSession, SessionRef
 Workers = Callable[..., Awaitable[Any]]
 UntilKnown = Callable[[int], Awaitable[None]]
 WORKER_TIMEOUT_S = 8.0
-"""Short, since tests wait for it. The workers are the test's own tasks: its stalls must be shorter."""
+"""Short, because tests wait for it. The workers are the test's own tasks, so its stalls must be shorter."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ async def test_a_dead_worker_is_noticed_and_its_sessions_go_on_elsewhere(
 async def test_a_worker_whose_reports_are_lost_is_not_dead(
     scheduler: Any, workers: Workers, viewers: Any
 ) -> None:
-    """It renews with the store, so its sessions stay, however long nobody hears its load reports."""
+    """It renews with the store, so its sessions stay even if all its load reports are lost."""
     worker = await workers(4)
     session = await viewers.create()
     await viewers.active(session)
@@ -63,7 +63,7 @@ async def test_a_worker_whose_reports_are_lost_is_not_dead(
 async def test_a_scheduler_that_was_held_up_declares_nobody_dead(
     scheduler: Any, workers: Workers, viewers: Any
 ) -> None:
-    """Incident: after a pause longer than the time-out, the first tick found every worker silent."""
+    """Incident: after a pause longer than the timeout, the first tick found every worker silent."""
     worker = await workers(4)
     session = await viewers.create()
     await viewers.active(session)

@@ -1,4 +1,4 @@
-"""Slots go to tenants fairly, whoever has how many sessions waiting."""
+"""Slots go to tenants fairly, for any numbers of waiting sessions."""
 
 from __future__ import annotations
 
@@ -91,8 +91,10 @@ def test_with_equal_demand_shares_differ_by_one_at_most(
 @settings(max_examples=30)
 @given(st.integers(1, 6), st.integers(0, 2**32))
 def test_no_tenant_starves_while_another_always_has_a_thousand_waiting(capacity: int, seed: int) -> None:
-    """Slots are freed one at a time, at random. Both tenants hold half of them from some time on, and have
-    the odd one in turn."""
+    """Slots are freed one at a time, at random.
+
+    After some time both tenants hold half of them, and take turns with an odd one.
+    """
     draw = random.Random(seed)
     greedy = [waiting(f"g{number:03}", "greedy", 0.0) for number in range(110)]
     modest = [waiting(f"m{number:03}", "modest", float(number + 1)) for number in range(110)]
@@ -134,7 +136,7 @@ def ours(name: str, tenant: str, **more: object) -> SessionRecord:
 
 
 def place_all(bench: Bench, rows: dict[str, SessionRecord]) -> list[str]:
-    """The store does what was asked; the sessions that got a worker, in order."""
+    """Let the store carry out all placements. Returns the placed sessions, in order."""
     placed = []
     while bench.all(Place):
         place = bench.take(Place)
@@ -173,7 +175,7 @@ def test_a_worker_that_comes_is_shared() -> None:
 
 
 def test_a_reservation_counts_until_its_outcome_is_known() -> None:
-    """Two workers of one slot: the second does not go to the tenant that the first was just given to."""
+    """Two workers of one slot: the second does not go to the tenant that just got the first."""
     bench = Bench(worker("a"), ours("g0", "greedy"), ours("g1", "greedy"))
     first = bench.take(Place)
     bench.feed(SessionChanged(ours("m0", "modest", created_at=9)), after=1.0)
@@ -183,7 +185,7 @@ def test_a_reservation_counts_until_its_outcome_is_known() -> None:
 
 
 def test_sessions_that_lost_their_worker_come_first_and_share_fairly() -> None:
-    """Their viewers' video stands still. They hold no slot, so a tenant with more of them is not behind."""
+    """Their viewers' video has stopped. They hold no slot, so a tenant with more of them is not behind."""
 
     def running(name: str, tenant: str) -> SessionRecord:
         return ours(name, tenant, phase=Phase.ACTIVE, worker="a", epoch=1, version=2)

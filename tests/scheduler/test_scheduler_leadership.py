@@ -1,6 +1,6 @@
 """The lead of several schedulers: rules one by one, then under delays, losses, pauses, crashes and skew.
 
-The store in it is the real one's core; its answers and the schedulers' commands travel as badly as they can.
+The store is the real one's core. Its answers and the schedulers' commands are delayed, lost and reordered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEASE = Lease(renew_s=0.5, lease_s=2.5, timeout_s=3.5)
 
 
 class Row:
-    """The store's row, and what it has accepted in order."""
+    """The store's row, and the requests that it has accepted, in order."""
 
     def __init__(self) -> None:
         self.record = LeaderRecord(name="scheduler")
@@ -46,7 +46,7 @@ class Row:
 
 
 def led(me: str = "a", row: Row | None = None, now: float = 0.0) -> tuple[Leadership, Row]:
-    """One that leads since it asked at `now`."""
+    """Return a leadership that leads since its request at `now`, and its row."""
     row, leadership = row or Row(), Leadership(me, LEASE)
     for expected in (ReadLeader, TakeLead):
         ask = leadership.tick(now)
@@ -64,7 +64,7 @@ def test_the_first_leads_at_once_and_renews() -> None:
     ask = leadership.tick(0.5)
     assert ask == RenewLead(1)
     leadership.answered(row.ask("a", ask)[0], 0.9)
-    # From when it was asked, not from when it was answered.
+    # The lease counts from the request, not from the answer.
     assert leadership.leads(2.9)
     assert not leadership.leads(3.0)
 
@@ -99,14 +99,14 @@ def test_a_standby_that_has_seen_renewals_says_that_it_follows() -> None:
 
 
 def test_a_lease_that_ended_is_not_brought_back_by_a_late_answer() -> None:
-    """Its events were dropped meanwhile, so the term's view is of no use any more."""
+    """Its events were dropped meanwhile, so the term's view is no longer valid."""
     leadership, row = led()
     ask = leadership.tick(2.4)
     assert ask == RenewLead(1)
     record, _ = row.ask("a", ask)
     leadership.answered(record, 2.6)
     assert not leadership.leads(2.6)
-    # The row is still its own: it need not wait, and gets a new term.
+    # The row is still its own, so it need not wait, and gets a new term.
     ask = leadership.tick(2.6)
     assert isinstance(ask, TakeLead)
     record, granted = row.ask("a", ask)
@@ -147,7 +147,7 @@ def test_times_in_the_wrong_order_are_refused() -> None:
 
 @dataclass
 class Process:
-    """One scheduler process: its own clock, and whether it runs at all at the moment."""
+    """One scheduler process: its own clock, and whether it runs at the moment."""
 
     name: str
     skew_s: float
@@ -158,7 +158,7 @@ class Process:
 
 
 class World:
-    """Virtual time, one row, several processes. Everything random comes from the seed."""
+    """Virtual time, one row, several processes. The seed determines every random choice."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -191,7 +191,7 @@ class World:
         return not self.calm and self.random.random() < 0.08
 
     def deliver(self, process: Process, work: Callable[[], None]) -> None:
-        """To a process, once it runs again; not to one that was killed."""
+        """Deliver to a process once it runs again, unless it was killed."""
         if not process.alive:
             return
         if self.now < process.stopped_until:
@@ -200,7 +200,7 @@ class World:
             work()
 
     def turn(self, process: Process) -> None:
-        """What the shell does in one round: a question if one is due, a command if it leads."""
+        """Do one round of the shell: a request if one is due, a command if it leads."""
         local, core = self.now + process.skew_s, process.core
         ask = core.tick(local)
         if ask is not None:
@@ -208,7 +208,7 @@ class World:
         if core.leads(local):
             term = core.term
             assert term is not None
-            # From the check to the store it may take any time: the process may even stand still in between.
+            # From the check to the store it may take any time: the process may even be stopped in between.
             self.later(self.delay(), lambda: self.command(process, term))
 
     def command(self, process: Process, term: int) -> None:
@@ -271,7 +271,7 @@ class World:
                     for work in waiting:
                         work()
                     self.turn(process)
-            # A process that stands still decides nothing; what counts is what it would do on waking up.
+            # A stopped process decides nothing. What counts is what it would do when it continues.
             leaders = [p for p in self.processes if p.alive and p.core.leads(self.now + p.skew_s)]
             self.most_leaders = max(self.most_leaders, len(leaders))
             if not self.calm and self.random.random() < 0.02:

@@ -1,4 +1,4 @@
-"""Moves in the scheduler's core, event by event: each step, each time-out, each surprise."""
+"""Migrations in the scheduler's core, event by event: each step, each timeout, each unexpected event."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_large_state_has_as_long_as_its_target_tries_and_a_margin_from_when_it
     bench.pass_time(15.0)
     copying = MoveReport(session="s", move=2, stage=MoveStage.COPYING, limit_s=500.0)
     bench.load("b", copying)
-    # Said again and again, it means what it meant at first.
+    # Repeated reports keep their first meaning.
     for _ in range(10):
         bench.pass_time(50.0)
         bench.load("b", copying)
@@ -118,7 +118,7 @@ def test_reports_of_another_move_say_nothing() -> None:
     for move in (1, 3):
         bench.load("b", MoveReport(session="s", move=move, stage=MoveStage.VERIFIED))
         bench.load("b", MoveReport(session="s", move=move, stage=MoveStage.FAILED))
-    # Nor does anyone but the target.
+    # Only the target may report it.
     bench.load("a", MoveReport(session="s", move=2, stage=MoveStage.VERIFIED))
     assert bench.none(CommitMove, AbandonMove)
 
@@ -134,7 +134,7 @@ def test_a_beginning_whose_outcome_is_unknown_is_settled_by_the_row(refused: Ref
     if done:
         bench.do(begin)
     bench.feed(Answered(begin.ticket, refused=refused))
-    # Until the row is known, the slot is kept.
+    # The slot is kept until the row is known.
     assert bench.core.view.workers["b"].load == 1
     bench.pass_time(1.0)
     bench.feed(Answered(bench.take(ReadSession).ticket, bench.rows["s"]))
@@ -251,7 +251,7 @@ def test_a_pause_during_a_move_frees_the_slot_at_the_target() -> None:
     assert [bench.core.view.workers[name].load for name in "ab"] == [0, 0]
     bench.verified(move=2)
     assert bench.none(CommitMove, AbandonMove)
-    # It was paused, which says nothing against the target.
+    # It was paused, which is no failure of the target.
     assert not bench.core.view.sessions["s"].move_failures
 
 
@@ -262,7 +262,7 @@ def test_a_suspended_session_moves_without_a_slot_and_resumes_where_it_arrives()
     bench.pass_time(1.0)
     bench.store(BeginMove)
     assert bench.core.view.workers["b"].load == 0
-    # Its user is back: it waits for its state rather than beginning anew somewhere.
+    # Its user is back: it waits for its state instead of starting again on another worker.
     bench.feed(SessionChanged(bench.change("s", activity=Activity.WATCHING)))
     assert bench.none(Place)
     bench.verified()
@@ -279,7 +279,7 @@ def test_the_state_of_a_suspended_session_dies_with_its_holder() -> None:
 
 
 def test_a_suspended_session_of_which_its_worker_has_nothing_does_not_keep_a_drain_waiting() -> None:
-    """It was offered to one worker after the other without end, and its worker never left the pool."""
+    """Incident: it was offered to one worker after the other without end, so its worker never left."""
     asleep = {"phase": Phase.SUSPENDED, "activity": Activity.PAUSED}
     bench = Bench(worker("a", phase=WorkerPhase.DRAINING), worker("b"), worker("c"), session(**asleep))
     bench.wishes.wish("s", "b", MoveKind.DRAIN)
@@ -296,7 +296,7 @@ def test_a_suspended_session_of_which_its_worker_has_nothing_does_not_keep_a_dra
     assert bench.core.view.sessions["s"].record.worker is None
     bench.pass_time(60.0)
     assert bench.none(BeginMove, Place)
-    # Its user comes back: it begins elsewhere, from the latents that are kept.
+    # Its user comes back: it starts on another worker, from the latents that are kept.
     bench.feed(SessionChanged(bench.change("s", activity=Activity.WATCHING)))
     assert bench.take(Place).worker in ("b", "c")
 
@@ -310,7 +310,7 @@ def test_moves_at_once_are_bounded_over_all_and_per_worker() -> None:
         bench.wishes.wish(name, target)
     bench.pass_time(3.0)
     begun = [bench.take(BeginMove), bench.take(BeginMove)]
-    # `a` is at one end of each.
+    # `a` is at one end of each migration.
     assert bench.none(BeginMove)
     bench.feed(Answered(begun[0].ticket, bench.do(begun[0])))
     bench.pass_time(2.0)

@@ -1,4 +1,4 @@
-"""What operators ask of the scheduler: a session elsewhere, and why not."""
+"""Operator requests: a migration of a session, and the reason of a refusal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_operator_moves_a_session_where_he_likes() -> None:
     assert (reply.request, reply.error, reply.decision) == (5, None, begin.decision)
     assert reply.record is not None
     assert reply.record.target == "b"
-    # Where it likes best: not where it is, and where the load grows least.
+    # Without a target, the session goes to another worker where the load grows least.
     bench.feed(MoveAsked(6, "t"))
     assert bench.take(BeginMove).worker == "c"
 
@@ -110,5 +110,5 @@ def test_before_the_view_is_filled_operators_are_told_to_wait() -> None:
         one.error for _ in range(2) for one in core.handle(MoveAsked(1, "s"), 0.0) if isinstance(one, Reply)
     )
     assert isinstance(first, errors.UnavailableError)
-    # An error that is raised again keeps the tracebacks of before.
+    # An error that is raised again keeps its earlier tracebacks.
     assert first is not second

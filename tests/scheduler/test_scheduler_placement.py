@@ -1,4 +1,4 @@
-"""Least-loaded placement: the interface every algorithm keeps."""
+"""Least-loaded placement: the interface that every algorithm keeps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A stand-in for every service, for tests of the supervisor: ready at once, gone on SIGTERM.
+"""A stand-in for every service, for tests of the supervisor: ready at once, ends on SIGTERM.
 
-As `autoscaler` it starts workers, as the real one does; as `worker` it only lives.
+As `autoscaler` it starts workers, as the real one does. As `worker` it only runs.
 """
 
 from __future__ import annotations
