@@ -41,7 +41,7 @@ async def test_admission_is_503_while_a_stream_takes_nothing_and_viewers_play_on
         assert ready.json()["checks"]["log_events"] is False
         assert ready.json()["checks"]["log_chunks"] is True
         await viewer.chunks(3)
-        # Requests that promise no video are accepted.
+        # Requests that promise no video are accepted; their events follow later.
         assert (await api.delete(f"/v1/sessions/{other['id']}")).status_code == 200
     finally:
         await jetstream.update_stream(config)

@@ -1,4 +1,4 @@
-"""What holds of every assignment and every rebalancing, whatever the cluster."""
+"""Properties of every assignment and every rebalancing, for any cluster."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from turboserve.scheduler.placement import (
 )
 
 EXAMPLES = 75 if settings.default.derandomize else 300
-"""The same few for every run of a commit; many where new ones are drawn."""
+"""Number of examples: few and fixed for a commit, many if new ones are drawn."""
 MODELS = ("big", "toy")
 WORKERS = tuple(f"w{n}" for n in range(6))
 SESSIONS = tuple(f"s{n:02}" for n in range(24))
 BIG = {"w4", "w5", "s20", "s21", "s22", "s23"}
-"""Workers and sessions of the other model; a session is only ever on a worker of its own."""
+"""Workers and sessions of the other model. A session is only ever on a worker of its own model."""
 GB = 10**9
 Kind = tuple[str, str | None]
-"""Model and weights: sessions move between workers of one kind."""
+"""Model and weights: sessions migrate between workers of one kind."""
 
 weights_digests = st.sampled_from((None, None, "a", "b"))
 
@@ -41,7 +41,7 @@ rates = st.sampled_from((0.05, 0.1, 0.1003, 0.2))
 
 @st.composite
 def profiles(draw: st.DrawFn) -> dict[int, float]:
-    """Linear, with a part that batching saves; sometimes nothing measured."""
+    """Draw a linear profile with a part that batching saves; sometimes an empty profile."""
     if draw(st.integers(0, 9)) == 0:
         return {}
     fixed, rate = draw(st.sampled_from((0.0, 0.05, 0.3))), draw(rates)
@@ -91,7 +91,7 @@ def session_states(draw: st.DrawFn, name: str) -> SessionState:
 
 @st.composite
 def changes(draw: st.DrawFn) -> list[tuple[str, object]]:
-    """Deltas to a cluster: put and drop, in any order, also of what is not there."""
+    """Draw changes to a cluster: put and drop, in any order, also of absent entries."""
     made: list[tuple[str, object]] = []
     for _ in range(draw(st.integers(0, 40))):
         match draw(st.integers(0, 9)):
@@ -129,13 +129,13 @@ def changed(deltas: list[tuple[str, object]], target_chunk_s: float | None = Non
 
 
 def fresh(cluster: Cluster) -> Cluster:
-    """The same, built at once."""
+    """Build an equal cluster from scratch."""
     sessions = sorted(cluster.sessions.values(), key=lambda session: session.id, reverse=True)
     return Cluster(cluster.workers.values(), sessions, cluster.target_chunk_s)
 
 
 def refused(cluster: Cluster) -> list[Demand]:
-    """Sessions whose worker refused them: they hold its slot and want another."""
+    """Return demands of sessions whose worker refused them: they hold its slot and want another."""
     return [
         Demand(s.id, s.model, "place", counted_on=s.worker, excluded=s.excluded)
         for s in sorted(cluster.sessions.values(), key=lambda s: s.id)
@@ -219,7 +219,7 @@ def kind_of(state: WorkerState) -> Kind:
 
 
 def levels(cluster: Cluster) -> dict[Kind, list[float]]:
-    """Per kind, chunk latencies of workers that serve, the worst first."""
+    """Return, per kind, the chunk latencies of workers that serve, the worst first."""
     found: dict[Kind, list[float]] = {kind_of(worker): [] for worker in cluster.workers.values()}
     for entry in cluster.entries.values():
         if entry.serves:
@@ -258,7 +258,7 @@ def test_moves_keep_their_promises(
             assert not session.suspended
         begin(cluster, move)
     for name, entry in cluster.entries.items():
-        # All moves may be under way at once, counted at both ends.
+        # All migrations may be under way at once, counted at both ends.
         assert entry.held <= max(entry.slots, held[name])
     after = levels(cluster)
     for kind, latencies in after.items():
@@ -282,7 +282,7 @@ def test_what_is_to_be_emptied_is_emptied_at_once_if_there_is_room(
             for e in cluster.entries.values()
             if e.state.draining and kind_of(e.state) == kind and not e.state.suspect
         ]
-        # One that already moves, wherever to, is not moved once more.
+        # A session that already migrates is not migrated again, whatever its target.
         active = {s for e in emptied for s in e.here - e.going if cluster.sessions[s].target is None}
         room = sum(max(0, e.slots - e.held) for e in there)
         assert len(active & moving) == min(len(active), room)
@@ -324,7 +324,7 @@ def test_giving_way_overfills_nobody_and_does_not_raise_the_bottleneck(
 ) -> None:
     cluster, plain = changed(deltas, target_s), changed(deltas, target_s)
     choices = MinMax(MinMaxRebalancer()).assign(cluster, wanted)
-    # What was tried out is undone.
+    # Tentative changes are undone.
     assert cluster.sessions == plain.sessions
     assert cluster.candidates() == plain.candidates()
     for demand, choice, before in zip(wanted, choices, MinMax().assign(plain, wanted), strict=True):
@@ -374,5 +374,5 @@ def test_moves_are_near_the_best_there_is(given_: tuple[list[WorkerState], list[
         finish(cluster, move)
     objective_s = cluster.pool("toy").bottleneck_s + eta * cost_s
     best = optimum(workers, sessions, links, eta)
-    # States of one size: the cheapest plan of every limit is weighed, so nothing is missed.
+    # With states of one size, the cheapest plan of every limit is weighed, so none is missed.
     assert best.objective_s - 1e-9 <= objective_s <= best.objective_s + 1e-9

@@ -1,4 +1,4 @@
-"""Rebalancing by example: what is moved, what is not, and why."""
+"""Rebalancing by example: which sessions migrate, which do not, and why."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINEAR = {n: 0.1 * n for n in range(1, 9)}
 
 
 def cluster(loads: dict[str, int], **changes: dict[str, object]) -> Cluster:
-    """Workers with so many sessions, L(n) = 0.1 n, K = 5; `changes` by worker."""
+    """Build workers with the given numbers of sessions, L(n) = 0.1 n, K = 5; `changes` by worker."""
     made = Cluster()
     for name, load in loads.items():
         state = WorkerState(name, "toy", 5, chunk_latency_s=LINEAR, host=name)
@@ -124,7 +124,7 @@ def test_a_new_worker_is_put_to_use_even_if_the_bottleneck_stays() -> None:
     moves = proposed(there)
     assert {move.kind for move in moves} == {MoveKind.SPREAD}
     assert {move.target for move in moves} == {"x"}
-    # Never slower than who gave a session away.
+    # Never slower than the worker that gave a session away.
     assert len(moves) == 3
     assert len({move.source for move in moves}) == 3
     assert proposed(there, spreads=False) == []
@@ -206,7 +206,7 @@ def test_links_learn_from_moves() -> None:
     before = links.known[LinkKind.HOST].bytes_per_s
     for _ in range(30):
         links.observe(LinkKind.HOST, 10**6, 0.5)
-    # Sizes that are all alike tell nothing about β.
+    # Equal sizes give no information on β.
     assert links.known[LinkKind.HOST].bytes_per_s == before
     assert links.seconds(LinkKind.HOST, 10**6) == pytest.approx(0.5)
     links.observe(LinkKind.NODE, 0, 0.0)

@@ -1,4 +1,4 @@
-"""The scheduler as a process, with the real broker and state store; workers that only say what they run."""
+"""The scheduler as a process, with the real broker and state store, and workers that only report sessions."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ async def test_killed_in_the_middle_of_a_move_it_finishes_the_move(
 
 
 async def move(viewers: Any, session: str, worker: str) -> MoveAccepted:
-    """Ask until the scheduler knows both and nothing else is being done."""
+    """Request a migration until the scheduler knows both ends and does nothing else with the session."""
     request = MoveSession(session=session, worker=worker)
     async with asyncio.timeout(180):
         while True:
             try:
-                # One whose answer is lost has begun all the same.
+                # A request whose answer is lost has taken effect all the same.
                 accepted: MoveAccepted = await viewers.bus.call(
                     subjects.MOVE_SESSION, request, deadline_s=60.0
                 )
@@ -102,7 +102,7 @@ async def test_resumes_where_the_state_is(scheduler: Any, workers: Workers, view
     session = await viewers.create()
     before = await viewers.active(session)
     await viewers.bus.call(subjects.PAUSE_SESSION, SessionRef(session=session))
-    # The others make the holder the busier one.
+    # The others make the holder the busier worker.
     for _ in range(4):
         await viewers.active(await viewers.create())
     await viewers.bus.call(subjects.RESUME_SESSION, SessionRef(session=session))
@@ -141,7 +141,7 @@ async def test_nobody_watches(scheduler: Any, workers: Workers, viewers: Any) ->
             await viewers.bus.publish(subjects.PLAYHEAD, watched, playhead)
             await asyncio.sleep(0.25)
 
-    # From the beginning: on a busy machine it would be idle before the other one is there.
+    # From the beginning: on a busy machine it would be idle before the other worker has joined.
     watching = asyncio.create_task(watch())
     try:
         await viewers.active(watched)

@@ -1,4 +1,4 @@
-"""The scheduler's core against a model of everything around it (`scheduler_world`), under faults."""
+"""The scheduler's core against a model of its surroundings (`scheduler_world`), under faults."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_any_mixture_of_faults(seed: int, faults: Faults) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_without_faults_the_store_never_has_to_refuse(seed: int) -> None:
-    """Reservations alone keep a burst from overfilling a worker: the store's own check is never needed."""
+    """Reservations alone keep a burst from overfilling a worker, so the store's own check is never needed."""
     world = play(seed, NONE)
     world.run(5)
     assert world.no_capacity == 0
@@ -95,7 +95,7 @@ def test_when_nothing_changes_sessions_come_to_rest(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_draining_worker_is_emptied_without_a_session_being_cut(seed: int) -> None:
-    """Running and suspended sessions leave it with their state, so nobody is placed anew."""
+    """Running and suspended sessions leave it with their state, so no session is placed again."""
     world = World(seed, NONE, workers=3)
     world.run(2)
     for _ in range(4):
@@ -117,7 +117,7 @@ def test_a_draining_worker_is_emptied_without_a_session_being_cut(seed: int) -> 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_lost_reports_kill_nobody(seed: int) -> None:
-    """Every load report is lost, the scheduler is held up and restarted: no worker is declared gone."""
+    """Every load report is lost, and the scheduler is delayed and restarted: no worker is declared gone."""
     world = play(seed, Faults(lost_load=1.0, pause=0.05, restart=0.02, store_down=0.02), seconds=120)
     assert len(world.workers) == 3
     assert all(worker.phase is WorkerPhase.READY for worker in world.workers.values())

@@ -47,7 +47,7 @@ async def test_the_standby_takes_over_from_a_killed_leader(
     after = await row(admin)
     assert after.term == before.term + 1
     assert after.holder != before.holder
-    # Nothing was done twice to what was there before.
+    # No action was repeated on the earlier session.
     assert (await viewers.get(first)).epoch == 1
 
 
@@ -85,7 +85,7 @@ async def test_a_leader_that_is_asked_to_stop_gives_the_lead_back(
 
     await standby.becomes("ready, leader")
     assert (await row(admin)).term == before.term + 1
-    # Without having waited: what it has seen last is a row without a holder.
+    # Without a wait: the last row that it saw has no holder.
     assert "the lead was not given back" not in leader.service.logged()
     session = await viewers.create()
     assert (await viewers.active(session)).phase is Phase.ACTIVE

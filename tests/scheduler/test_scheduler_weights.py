@@ -1,4 +1,4 @@
-"""A session goes on where the weights are that made its chunks, and on others only when it has to."""
+"""A session continues with the weights that made its chunks, and with others only if it must."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAIT_S = Policy().weights_wait_s
 
 
 def resumed(name: str = "s", digest: str | None = "old", **more: object) -> SessionRecord:
-    """A session whose user is back, with chunks."""
+    """Return a session with chunks whose user is back."""
     fields: dict[str, object] = {"phase": Phase.SUSPENDED, "activity": Activity.WATCHING, "epoch": 1}
     return session(name, 5, **{**fields, "next_chunk": 9, "weights_digest": digest, **more})
 
@@ -79,7 +79,7 @@ def test_where_no_worker_can_take_it_with_its_weights_it_goes_on_with_others_at_
 
 
 def test_weights_that_nobody_knows_are_compared_with_nothing() -> None:
-    """Rows and workers of an earlier version."""
+    """Rows and workers of an earlier version have unknown weights."""
     bench = Bench(worker("a", weights="new"), resumed(digest=None))
     assert bench.take(Place).worker == "a"
     bench = Bench(worker("a", weights=None), resumed())
@@ -134,7 +134,7 @@ def test_running_sessions_are_placed_anew_as_far_as_there_is_room() -> None:
     assert "its worker a is to be emptied" in places[0].decision.reason
     after = bench.confirm(bench.take(Place), rows[0])
     bench.confirm(bench.take(Place), rows[1])
-    # The third goes on where it is: nobody waits for a slot, so that the pool does not grow for it.
+    # The third continues where it is: no session waits for a slot, so the pool does not grow for it.
     bench.pass_time(5.0)
     assert not bench.all(Place)
     assert bench.core.waiting == 0
@@ -145,7 +145,7 @@ def test_running_sessions_are_placed_anew_as_far_as_there_is_room() -> None:
 
 
 def test_a_worker_with_its_weights_takes_them_by_migration_and_nothing_is_rebuilt() -> None:
-    """Also while that one is full: its sessions end, or the pool grows."""
+    """Also while that worker is full: its sessions end, or the pool grows."""
     rows = [running("s0"), session("t", phase=Phase.ACTIVE, worker="c", epoch=1, weights_digest="old")]
     bench = Bench(drained(), worker("b", capacity=4, weights="new"), worker("c", weights="old"), *rows)
     bench.pass_time(20.0)
@@ -193,7 +193,7 @@ def test_one_that_is_on_its_way_is_left_alone() -> None:
 
 
 def test_a_state_that_went_with_the_process_before_is_released_on_a_drain() -> None:
-    """The worker was started again under its id with other weights, which another worker has too."""
+    """The worker was restarted under its id with other weights, which another worker has too."""
     asleep = running("p", phase=Phase.SUSPENDED, activity=Activity.PAUSED, weights_digest="older")
     bench = Bench(drained(), worker("c", weights="old"), asleep)
     bench.feed(Tick(), after=0.25)

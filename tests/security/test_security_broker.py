@@ -1,4 +1,4 @@
-"""What each broker user may publish and subscribe to, tried subject by subject on a real broker."""
+"""The subjects that each broker user may publish and subscribe to, tried one by one on a real broker."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ async def test_the_broker_refuses_every_subject_outside_a_services_needs(
 async def test_the_broker_refuses_subscriptions_that_reach_further(
     nats_server: NatsServer, nats_url: str, service: str
 ) -> None:
-    """A pattern that covers a subject which the service may hear does not get it those that it may not."""
+    """A pattern that covers a permitted subject does not give access to forbidden ones."""
     names = list(dict.fromkeys(WILDCARDS))
     allowed = set(names) - await refusals(nats_server, service, "subscribe", names)
     assert allowed == WILDCARDS_NEEDED[service]
 
 
 async def test_the_needs_name_every_endpoint_topic_and_log() -> None:
-    """What nobody needs would be tried by nobody: the table is complete."""
+    """A subject missing from the needs would never be tried, so the table must be complete."""
     sent = {name for needs in NEEDS.values() for name in needs["publish"]}
     heard = {name for needs in NEEDS.values() for name in needs["subscribe"]}
     for endpoint in subjects.ENDPOINTS:
@@ -67,9 +67,9 @@ async def test_the_needs_name_every_endpoint_topic_and_log() -> None:
 async def test_what_a_service_needs_arrives_where_it_is_needed(
     nats_server: NatsServer, nats_url: str
 ) -> None:
-    """Each topic from each sender at each reader, each live message, each request and its answer: once.
+    """Each topic from each sender to each reader, each live message, each request and its answer: once.
 
-    The admin may send and hear everything as well: tools and tests stand in for services.
+    The admin may also send and receive everything, because tools and tests stand in for services.
     """
     clients = {user: await connected(nats_server, user, set()) for user in USERS}
     heard: Counter[tuple[str, str]] = Counter()

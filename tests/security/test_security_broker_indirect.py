@@ -1,8 +1,8 @@
-"""Making the broker, or a service, publish what one may not publish oneself.
+"""Indirect publishing through the broker or a service, on subjects that the user may not publish.
 
-Permissions name the subjects that a user publishes itself. A consumer's deliver subject, a stream's source or
-republished subject, a reply subject and a trace's destination are published by the broker, and an answer by
-the service that is asked: each is a way around, and each is tried here with each stolen credential.
+Permissions name the subjects that a user publishes itself. The broker publishes on a consumer's deliver
+subject, a stream's source or republished subject, a reply subject and a trace's destination; a service
+publishes its answer. Each of these ways is tried here with each stolen credential.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ FORGED = EndSession(session=VICTIM).to_bytes()
 
 
 class Broker:
-    """The two streams, a state store that notes what it is asked, and listeners in every account."""
+    """The two streams, a state store that notes its requests, and listeners in every account."""
 
     def __init__(self, server: NatsServer, stack: AsyncExitStack) -> None:
         self._server, self._stack = server, stack
         self.asked: list[tuple[str, str]] = []
-        """Which server was asked on which subject."""
+        """(server, subject) of each request."""
         self.heard: list[tuple[str, str]] = []
-        """Who heard something on which subject."""
+        """(receiver, subject) of each received message."""
 
     async def connect(self, user: str) -> Client:
-        """A bare client: what an attacker with this user's password has. What is refused is refused."""
+        """Connect a bare client, as an attacker with this user's password. Refusals are ignored."""
 
         async def ignore(_: Exception) -> None:
-            """The broker says what it refuses."""
+            """Ignore the broker's reports of refusals."""
 
         client = await connected_client(
             self._server.url(user),
@@ -76,7 +76,7 @@ class Broker:
             await self._listen(service)
 
     async def _listen(self, service: str) -> None:
-        """As the service itself does; the state store answers latents with a body that workers chose."""
+        """Listen as the service does. The state store answers latents with a body that workers chose."""
         client = await self.connect(service)
 
         async def note(raw: NatsMsg) -> None:
@@ -102,7 +102,7 @@ class Broker:
         await processed(client)
 
     async def settled(self, *clients: Client) -> None:
-        """Everything that `clients` sent was processed, with what the broker and the services made of it."""
+        """Wait until everything that `clients` sent was processed, also by the services."""
         for client in clients:
             await processed(client)
         before = None
@@ -114,7 +114,7 @@ class Broker:
         return len(self.asked), len(self.heard), sequences[0], sequences[1]
 
     async def written(self) -> dict[str, int]:
-        """Messages in the logs by subject, without the bait."""
+        """Count the messages in the logs by subject, without the bait."""
         found: dict[str, int] = {}
         for stream in (CHUNKS, EVENTS):
             state = (await self.jetstream.stream_info(stream, subjects_filter=">")).state
@@ -133,7 +133,7 @@ async def broker(nats_url: str, nats_server: NatsServer) -> AsyncIterator[Broker
 
 
 def targets() -> Iterator[str]:
-    """Subjects on which something forged would do harm: requests for every caller, topics, logs, answers."""
+    """Yield subjects on which a forged message would do harm: requests, topics, logs, answers."""
     for endpoint in subjects.ENDPOINTS:
         yield endpoint.subject
         yield from (endpoint.request_subject(caller) for caller in (*endpoint.callers, subjects.ADMIN))
@@ -145,14 +145,17 @@ def targets() -> Iterator[str]:
 
 
 def own(service: str) -> set[str]:
-    """What `service` may send anyway: no indirect way gets it more."""
+    """Return what `service` may send anyway: no indirect way may give it more."""
     sent = {e.request_subject(service) for e in subjects.ENDPOINTS if service in e.callers}
     sent |= {topic.of(VICTIM) for topic in subjects.TOPICS if service in topic.senders}
     return sent | {log.by(VICTIM, VICTIM) for log in subjects.LOGS if service in log.writers}
 
 
 def assert_nothing_forged(broker: Broker, service: str, written: dict[str, int]) -> None:
-    """Other services received only what `service` may send itself. Its own account is at its mercy."""
+    """Check that other services received only what `service` may send itself.
+
+    Its own account is at its mercy.
+    """
     assert {subject for server, subject in broker.asked if server != service} <= own(service)
     assert set(written) <= own(service)
     live = {f"live.{name}" for name in own(service)}
@@ -161,7 +164,7 @@ def assert_nothing_forged(broker: Broker, service: str, written: dict[str, int])
 
 @pytest.mark.parametrize("service", STOLEN)
 async def test_a_push_consumer_delivers_no_forged_requests(broker: Broker, service: str) -> None:
-    """The attack as it was made: `deliver_subject: state.session.end`, `deliver_group: state-store`."""
+    """The original attack: `deliver_subject: state.session.end`, `deliver_group: state-store`."""
     thief = await broker.connect(service)
     inbox = f"{subjects.inbox_prefix(service)}.answers"
     answers: list[bytes] = []
@@ -238,8 +241,10 @@ async def test_no_stream_is_made_or_changed_to_copy_messages_elsewhere(broker: B
 
 @pytest.mark.parametrize("service", STOLEN)
 async def test_an_answer_of_jetstream_is_no_message_of_anybody_else(broker: Broker, service: str) -> None:
-    """Its body may be any stored message, without a header that would tell; the broker asks nobody whether
-    the asker may publish to the reply subject."""
+    """Its body may be any stored message, without a header that would reveal it.
+
+    The broker does not check whether the requester may publish to the reply subject.
+    """
     thief = await broker.connect(service)
     requests: list[tuple[str, bytes]] = []
     for stream, bait in ((CHUNKS, "chunk.bait.bait"), (EVENTS, "event.bait")):
@@ -263,7 +268,7 @@ async def test_an_answer_of_jetstream_is_no_message_of_anybody_else(broker: Brok
 
 @pytest.mark.parametrize("service", STOLEN)
 async def test_a_services_answer_is_no_message_of_anybody_else(broker: Broker, service: str) -> None:
-    """Who is asked answers with its own rights, to a subject that the asker chose."""
+    """A service answers with its own permissions, to a subject that the requester chose."""
     thief = await broker.connect(service)
     asked = 0
     for endpoint in subjects.ENDPOINTS:
@@ -278,7 +283,7 @@ async def test_a_services_answer_is_no_message_of_anybody_else(broker: Broker, s
 
 @pytest.mark.parametrize("service", STOLEN)
 async def test_a_trace_goes_nowhere_else(broker: Broker, service: str) -> None:
-    """The broker tells where a message went, to the subject that the message names."""
+    """The broker reports the route of a message to the subject that the message names."""
     thief = await broker.connect(service)
     mine = sorted(own(service))
     for target in targets():
@@ -290,7 +295,7 @@ async def test_a_trace_goes_nowhere_else(broker: Broker, service: str) -> None:
 
 
 async def test_a_server_looks_at_the_caller_and_at_where_it_is_to_answer(nats_url: str) -> None:
-    """Also where the broker was set up by other rules: here both sides are users that it does not limit."""
+    """This holds even if the broker has other rules: here it limits neither side."""
     admin = Settings(nats_url=nats_url)
     server, client = await Bus.connect("admin", admin), await Bus.connect("admin", admin)
     callers: list[Caller] = []
@@ -300,7 +305,7 @@ async def test_a_server_looks_at_the_caller_and_at_where_it_is_to_answer(nats_ur
         raise ForbiddenError("for the test", field=caller.token)
 
     async def ask(caller: str, inbox: str) -> str:
-        """The code of the error that is answered; a request that is not answered would be one too many."""
+        """Return the code of the error in the answer. An unanswered request would be a failure."""
         answers: asyncio.Queue[NatsMsg] = asyncio.Queue()
         subscription = await client.client.subscribe(inbox, cb=answers.put)
         subject = subjects.END_SESSION.request_subject(caller)
@@ -328,7 +333,7 @@ async def test_a_server_looks_at_the_caller_and_at_where_it_is_to_answer(nats_ur
             subscription = await client.client.subscribe(inbox, cb=stray)
             await client.client.publish("state.session.end.from.gateway", FORGED, reply=inbox)
             await processed(client.client)
-            # An answer would come before that of a request which was made later.
+            # An answer would come before that of a later request.
             assert await ask("gateway", "_INBOX_gateway.b") == "gateway"
             await subscription.unsubscribe()
         assert strays == []

@@ -1,4 +1,7 @@
-"""A wall clock that is wrong for a moment costs nothing and removes nothing. Never the machine's own."""
+"""A wall clock that is wrong for a moment costs nothing and removes nothing.
+
+Never the machine's own clock.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from turboserve.state_store.hot.playheads import since_key
 from turboserve.state_store.settings import Settings
 
 PATIENCE_S = 60.0
-"""For what a busy machine may take long for."""
+"""Time limit of operations that may take long on a busy machine."""
 HOUR_S, DAYS_40_S = 3_600.0, 40 * 86_400.0
 LIBFAKETIME = next(
     (str(path) for path in sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None
@@ -40,12 +43,12 @@ LIBFAKETIME = next(
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy Redis is not taken for one that does not answer."""
+    """Raise the deadline, so that a busy Redis does not count as unavailable."""
     monkeypatch.setattr(guard, "DEADLINE_S", PATIENCE_S)
 
 
 class SteppingClock(SystemClock):
-    """The machine's clocks, of which the wall clock is off by `step_s`."""
+    """The machine's clocks, with the wall clock off by `step_s`."""
 
     step_s = 0.0
 
@@ -73,7 +76,7 @@ def settings(nats_url: str, redis_url: str, postgres_url: str) -> Settings:
 
 
 class Pool:
-    """What an autoscaler with two workers reports, by its own monotonic clock."""
+    """Reports of an autoscaler with two workers, by its own monotonic clock."""
 
     def __init__(self, api: Harness) -> None:
         self.api, self.name, self.process = api, new_id("p"), new_id("asc")
@@ -81,7 +84,7 @@ class Pool:
         self.launched = time.monotonic()
 
     async def report(self, **more: Any) -> float:
-        """The age that was reported."""
+        """Report the workers. Returns the reported age."""
         age_s = time.monotonic() - self.launched
         rentals = tuple(Rental(worker=worker, age_s=age_s, **more) for worker in self.workers)
         body = PoolReport(pool=self.name, model="m", process=self.process, rentals=rentals)
@@ -98,7 +101,7 @@ async def of_pool(api: Harness, pool: str | None) -> float:
 
 
 async def steps_cost_nothing(api: Harness, step: Callable[[float], None]) -> None:
-    """Two workers of a pool and one of nobody's, while the store's wall clock goes to and fro."""
+    """Check two workers of a pool and one without a pool, while the store's wall clock steps to and fro."""
     pool = Pool(api)
     before = await api.bus.call(subjects.GET_COST, GetCost())
     nobodys = await of_pool(api, None)
@@ -121,12 +124,12 @@ async def steps_cost_nothing(api: Harness, step: Callable[[float], None]) -> Non
     assert await pool.cost() == pytest.approx(2 * age_s, abs=0.01)
     assert await of_pool(api, None) - nobodys <= time.monotonic() - began
     after = await api.bus.call(subjects.GET_COST, GetCost())
-    # Only what came before the first look at the worker of nobody's is an estimate.
+    # Only the time before the first look at the worker without a pool is an estimate.
     assert after.estimated_gpu_seconds == first.estimated_gpu_seconds >= before.estimated_gpu_seconds
 
 
 async def test_steps_of_the_clock_cost_nothing(settings: Settings) -> None:
-    """An hour added 7,200 GPU-seconds to the cost of two workers, 40 days 6.9 million."""
+    """Incident: an hour added 7,200 GPU-seconds to the cost of two workers, 40 days 6.9 million."""
     clock = SteppingClock()
 
     def step(step_s: float) -> None:
@@ -174,24 +177,24 @@ async def test_a_step_of_40_days_removes_neither_sessions_nor_chunks(settings: S
         await until(lambda: heard(api, watched.id), PATIENCE_S)
 
         clock.step_s = DAYS_40_S
-        # Whoever looks at the very moment finds that it was watched just now.
+        # A read at this very moment finds that it was watched just now.
         unwatched_s = (await api.get(watched.id)).unwatched_s
         assert unwatched_s is not None
         assert unwatched_s < 60.0
-        # Several more looks for what is past its time.
+        # Several more checks for expired sessions.
         await asyncio.sleep(1.0)
         assert (await api.get(watched.id)).phase is Phase.ACTIVE
         assert (await api.get(paused.id)).phase is Phase.SUSPENDED
         assert (await api.get(ended.id)).phase.ended
         assert await last_entry(api.bus, subjects.CHUNKS, subjects.CHUNK.of(ended.id)) is not None
-        # A worker's renewals are seen as such after the clock was set back.
+        # A worker's renewals are recognized after the clock was set back.
         worker = watched.worker or ""
         await api.renew(worker, watched.model)
         before = await renewed_at(api, worker)
         clock.step_s = 0.0
         await api.renew(worker, watched.model)
         assert await renewed_at(api, worker) > before
-    # Started anew while the clock is wrong.
+    # Restarted while the clock is wrong.
     clock.step_s = DAYS_40_S
     async with Store.running(settings, clock), Harness.connected(settings) as api:
         await asyncio.sleep(1.0)
@@ -217,7 +220,7 @@ async def test_an_autoscaler_that_was_replaced_adds_nothing_any_more(settings: S
         pool.process, pool.launched = new_id("asc"), time.monotonic()
         await asyncio.sleep(0.3)
         found_s = await pool.report()
-        # What lies between the two is measured by the store, from the arrival of the last report.
+        # The store measures the time between the two, from the arrival of the last report.
         least, most = pool.launched + found_s - answered + age_s, time.monotonic() - launched
         counted = await pool.cost()
         assert 2 * least <= counted <= 2 * most
@@ -248,7 +251,7 @@ async def test_what_was_counted_wrongly_is_corrected_with_a_reason(settings: Set
         parts = (report.used, report.idle, report.corrected)
         assert report.total.gpu_seconds == pytest.approx(sum(part.gpu_seconds for part in parts))
         assert report.total.gpu_seconds <= before.total.gpu_seconds - 100.0
-        # A tenant sees what concerns its own sessions, an operator everything.
+        # A tenant sees the corrections of its own sessions, an operator all of them.
         assert [one.reason for one in report.corrections] == ["a gift"]
         everything = await api.bus.call(subjects.GET_COST, GetCost(tenant="acme", every_correction=True))
         assert [one.reason for one in everything.corrections] == ["a gift", "the clock was wrong"]

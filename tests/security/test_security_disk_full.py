@@ -1,4 +1,4 @@
-"""A disk that was full for a while, and servers that are frozen: video goes on without a hand."""
+"""A disk that was full for a while, and frozen servers: video continues without manual repair."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UP = (sys.executable, str(Path(__file__).with_name("up_impatient.py")))
 DISK_BYTES = 512 * 2**20
 FIRST_CHUNK_S = 120.0
 PATIENCE_S = 90.0
-"""For a busy machine. Without a restart of the broker the stream never goes on."""
+"""Time limit on a busy machine. Without a restart of the broker the stream never continues."""
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -36,7 +36,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallDisk]:
 
 @pytest.fixture(scope="module")
 def stack(disk: SmallDisk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]:
-    """A whole stack whose data lie on the small disk."""
+    """A whole stack whose data is on the small disk."""
     stack = BackgroundStack(
         disk.path / "data", "--workers", "1", environment={"TURBOSERVE_WORKER_MAX_SESSIONS": "4"}, command=UP
     )
@@ -50,9 +50,9 @@ def stack(disk: SmallDisk, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 async def viewer(stack: BackgroundStack) -> AsyncIterator[Viewer]:
-    """Watches a session that plays."""
+    """A viewer of a playing session."""
     async with httpx.AsyncClient(base_url=stack.url, timeout=PATIENCE_S) as api:
-        # Refused for a moment after the disk was full.
+        # Creation is refused for a moment after the disk was full.
         viewer = await with_retry(lambda: Viewer.create(api, "a red circle moving left", seed=1))
         async with viewer.watching():
             await viewer.more_chunks(2, FIRST_CHUNK_S)
@@ -61,13 +61,13 @@ async def viewer(stack: BackgroundStack) -> AsyncIterator[Viewer]:
 
 
 def status(stack: BackgroundStack) -> str:
-    """What `turboserve status` prints."""
+    """Return the output of `turboserve status`."""
     command = [sys.executable, "-m", "turboserve.cli.main", "status", "--data", str(stack.data)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 async def wait_for(stack: BackgroundStack, **alarms: bool) -> None:
-    """Until servers have an alarm, or have none."""
+    """Wait until servers have an alarm, or have none."""
 
     def so() -> bool:
         processes = stack.record.processes
@@ -77,7 +77,7 @@ async def wait_for(stack: BackgroundStack, **alarms: bool) -> None:
 
 
 async def fill(disk: SmallDisk, seconds: float) -> None:
-    """Keep it full for so long: servers give room back."""
+    """Keep the disk full for `seconds`: servers free space."""
     deadline_s = time.monotonic() + seconds
     while time.monotonic() < deadline_s:
         disk.fill()
@@ -85,7 +85,7 @@ async def fill(disk: SmallDisk, seconds: float) -> None:
 
 
 async def play_on(viewer: Viewer) -> None:
-    """The next chunks come, in order and once each."""
+    """Check that the next chunks come, in order and once each."""
     await viewer.more_chunks(3, PATIENCE_S)
     assert [chunk.index for chunk in viewer.chunks] == list(range(len(viewer.chunks)))
     assert viewer.player.repeated == 0
@@ -101,7 +101,7 @@ async def go_through_a_full_disk(
         told = await asyncio.to_thread(status, stack)
         assert "ALARM nats" in told
         assert "is full" in told
-        # More failing answers than lead to a restart where there is room.
+        # More failing answers than would lead to a restart if there were room.
         await asyncio.sleep(seconds)
         assert stack.record.processes["nats"]["restarts"] == restarts, "a restart does not make room"
     finally:
@@ -123,14 +123,14 @@ async def test_video_goes_on_after_the_disk_was_full(
 async def test_servers_that_are_killed_on_a_full_disk_start_on_it(
     stack: BackgroundStack, disk: SmallDisk
 ) -> None:
-    """Without them nobody could even watch what there is."""
+    """Without them no client could even watch existing video."""
     filling = asyncio.create_task(fill(disk, 3600.0))
     try:
         for name in ("nats", "redis"):
             await asyncio.sleep(0.5)
             pid = await asyncio.to_thread(stack.kill, name)
             await asyncio.to_thread(stack.wait_until_back, name, pid, PATIENCE_S)
-            # What a server gives back as it starts is taken again.
+            # Space that a server frees at its start is taken again.
             async with asyncio.timeout(PATIENCE_S):
                 while disk.free_bytes >= 2**20:
                     await asyncio.sleep(0.05)
@@ -153,7 +153,7 @@ async def test_video_goes_on_after_the_disk_was_full_for_as_long_as_in_the_attac
 async def test_a_frozen_server_is_replaced_and_video_goes_on(
     stack: BackgroundStack, viewer: Viewer, name: str
 ) -> None:
-    """Nobody wakes it up: what stands still for two minutes is not waited for."""
+    """The server is never resumed. It is replaced instead of waited for."""
     pid = stack.record.pid(name)
     os.kill(pid, signal.SIGSTOP)
     await asyncio.to_thread(stack.wait_until_back, name, pid, PATIENCE_S)

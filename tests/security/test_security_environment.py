@@ -1,4 +1,4 @@
-"""Each process of a stack holds its own settings and passwords in its environment, and nobody else's."""
+"""Each process of a stack holds only its own settings and passwords in its environment."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]
 
 @pytest.fixture(scope="module")
 def environments(stack: BackgroundStack) -> Mapping[str, list[dict[str, str]]]:
-    """Name of a service or server → environment of each of its processes, its guard's and children's too."""
+    """Return name of a service or server → environment of each process, its guard's and children's too."""
     record = stack.record
     roots = dict.fromkeys(record.worker_pids(), "worker")
     for name, process in record.processes.items():
         roots |= {process[key]: name for key in ("pid", "guard_pid") if process.get(key)}
     found: dict[str, list[dict[str, str]]] = {}
     for process in stack.descendants():
-        # Postgres starts processes that soon end; what is gone by now has no environment.
+        # Postgres starts processes that soon end; an ended process has no environment.
         with suppress(psutil.NoSuchProcess, OSError):
             variables = environment_of(process.pid)
             ancestors = [process.pid, *(parent.pid for parent in process.parents())]
@@ -65,13 +65,13 @@ def environments(stack: BackgroundStack) -> Mapping[str, list[dict[str, str]]]:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """As the kernel shows it to every process of the same user."""
+    """Return the environment as the kernel shows it to every process of the same user."""
     pairs = (entry.partition(b"=") for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     return {name.decode(): value.decode(errors="replace") for name, _, value in pairs if name}
 
 
 def holders(environments: Mapping[str, list[dict[str, str]]], secret: str) -> set[str]:
-    """Whose environment has `secret` anywhere in it."""
+    """Return the names whose environment contains `secret`."""
     return {
         name
         for name, processes in environments.items()
@@ -107,7 +107,7 @@ def test_each_secret_is_held_by_those_who_need_it_and_by_nobody_else(
         held = {name for name, value in identities.items() if any(value in text for text in process.values())}
         assert held == {f"nats.{user}"}
     held = {name: holders(environments, value) for name, value in passwords.items() if "postgres" in name}
-    # The administrator's is nobody's; the services' role is the state store's.
+    # No process has the administrator's password; the state store alone has that of the services' role.
     assert sorted(held.values(), key=len)[-1] == {"state-store"}
     assert all(who <= {"state-store"} for who in held.values())
 

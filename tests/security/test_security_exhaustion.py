@@ -1,6 +1,6 @@
 """Exhaustion before a login: each attack on a real gateway while a session plays through it.
 
-The attacks come from `turboserve bench edge`. Time-outs are short here, so that the tests are.
+The attacks come from `turboserve bench edge`. Timeouts are short here, so that the tests are.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def attacked(pool: Any) -> Attacked:
-    """Few descriptors: what the attacks want to use up."""
+    """The gateway has few descriptors, which the attacks try to use up."""
     [health] = free_ports(1)
     return Attacked(pool, "attacked", DESCRIPTORS, **{HEALTH_VARIABLE: str(health)})
 
 
 class Player:
-    """Plays one session in a thread, and keeps when each chunk came."""
+    """Plays one session in a thread, and records when each chunk came."""
 
     def __init__(self, attacked: Attacked) -> None:
         self.session = attacked.session()
@@ -98,7 +98,7 @@ class Player:
         httpx.delete(f"{self._url}/v1/sessions/{self.session['id']}", timeout=PATIENCE_S)
 
     def plays_on(self, chunks: int) -> None:
-        """Wait for so many more chunks, over the same connection."""
+        """Wait for `chunks` more chunks, over the same connection."""
         wanted = len(self.indices) + chunks
         deadline = time.monotonic() + PATIENCE_S
         while len(self.indices) < wanted:
@@ -134,12 +134,12 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def test_headers_without_an_end_are_refused_and_take_no_memory(attacked: Attacked) -> None:
-    """150 MB of headers took 173 MB of memory, which stayed."""
+    """Incident: 150 MB of headers took 173 MB of memory, which stayed."""
     before = attacked.rss()
     with ExitStack() as held:
         for _ in range(4):
             taken = held.enter_context(attacks.endless_headers(attacked.address, 32 * MEGABYTE))
-            # What the kernel took into its buffers counts as sent.
+            # Bytes in the kernel's buffers count as sent.
             assert taken < 16 * MEGABYTE
         assert attacked.rss() - before < 20 * MEGABYTE
     with closing(attacks.connect(attacked.address, PATIENCE_S)) as one:
@@ -162,7 +162,7 @@ def test_too_many_headers_are_refused(attacked: Attacked) -> None:
 
 @pytest.mark.parametrize("what", ["headers", "line"])
 def test_a_websocket_handshake_that_is_too_large_leaves_no_traceback(attacked: Attacked, what) -> None:
-    """The library's own limits ended in a failed assertion of the server."""
+    """Incident: the library's own limits ended in a failed assertion of the server."""
     with closing(attacks.connect(attacked.address, PATIENCE_S)) as one:
         more = b"X-A: b\r\n" * 120 if what == "headers" else b"X-A: " + b"b" * 10_000 + b"\r\n"
         one.sendall(
@@ -175,7 +175,7 @@ def test_a_websocket_handshake_that_is_too_large_leaves_no_traceback(attacked: A
 
 
 def test_connections_that_never_ask_for_anything_are_closed(attacked: Attacked) -> None:
-    """All of 270 half-open connections were still there after 87 s."""
+    """Incident: all of 270 half-open connections still existed after 87 s."""
     beginnings = [
         b"",
         b"GET / HTTP/1.1\r\nHost: here\r\nX-A: ",
@@ -183,9 +183,9 @@ def test_connections_that_never_ask_for_anything_are_closed(attacked: Attacked) 
         b"Content-Length: 100\r\n\r\n{",
         # Answered, and then idle.
         b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n",
-        # Answered, and then half of the next.
+        # Answered, and then half of the next request.
         b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\nGET / HTTP/1.1\r\nHost: he",
-        # A body that nobody reads.
+        # A body that is never read.
         b"GET /healthz HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n\r\nx",
     ]
     with Player(attacked) as player, ExitStack() as held:
@@ -220,7 +220,7 @@ def test_a_request_that_comes_a_byte_at_a_time_is_cut_off(attacked: Attacked) ->
 
 
 def test_idle_sockets_starve_nobody(attacked: Attacked) -> None:
-    """246 idle sockets of 256 descriptors: the gateway was killed by its supervisor, with all viewers."""
+    """Incident: at 246 idle of 256 descriptors the supervisor killed the gateway with all viewers."""
     health = ("127.0.0.1", int(_environment(attacked.pid)[HEALTH_VARIABLE]))
     with Player(attacked) as player, ExitStack() as held:
         for _ in range(3):
@@ -236,7 +236,7 @@ def test_idle_sockets_starve_nobody(attacked: Attacked) -> None:
 
 
 def test_served_connections_up_to_the_limit_leave_the_reserve_and_the_viewers(attacked: Attacked) -> None:
-    """Streams are served, so none of them makes room: strangers are refused, and told so."""
+    """Served streams do not make room: new clients are refused with an error."""
     with Player(attacked) as player, ExitStack() as held:
         events = f"GET {player.session['links']['events']} HTTP/1.1\r\nHost: here\r\n\r\n".encode()
         answer = b""
@@ -257,7 +257,7 @@ def test_served_connections_up_to_the_limit_leave_the_reserve_and_the_viewers(at
 
 
 def test_a_flood_of_pings_takes_no_memory_and_holds_up_nobody(attacked: Attacked) -> None:
-    """Without a reader for the pongs it took the gateway from 93 to 258 MB in 12 s."""
+    """Incident: without a reader for the pongs, the gateway grew from 93 to 258 MB in 12 s."""
     with Player(attacked) as player, ExitStack() as held:
         before = attacked.rss()
         path = player.session["links"]["stream"]
@@ -272,7 +272,7 @@ def test_a_flood_of_pings_takes_no_memory_and_holds_up_nobody(attacked: Attacked
         for thread in threads:
             thread.join()
         assert attacked.rss() - before < 30 * MEGABYTE
-        # How much of the flood was worked on shows in the answers, however busy this machine is.
+        # The answers show how much of the flood was processed, at any load of this machine.
         for one in flooding:
             answered = _pongs(one)
             allowed = FRAME_RATE * (time.monotonic() - begun + BURST_S) + READ_BYTES / len(attacks.PING)
@@ -280,7 +280,7 @@ def test_a_flood_of_pings_takes_no_memory_and_holds_up_nobody(attacked: Attacked
 
 
 def _pongs(one: socket.socket) -> int:
-    """Answers to a flood that wait to be read."""
+    """Count the answers to a flood that wait to be read."""
     one.settimeout(0.5)
     seen = b""
     with suppress(OSError):
@@ -290,7 +290,7 @@ def _pongs(one: socket.socket) -> int:
 
 
 def test_a_message_in_endless_empty_pieces_takes_no_memory(attacked: Attacked) -> None:
-    """Each empty continuation frame was kept in a list."""
+    """Incident: each empty continuation frame was kept in a list."""
     with Player(attacked) as player:
         before = attacked.rss()
         with attacks.handshake(attacked.address, player.session["links"]["stream"], PATIENCE_S) as one:
@@ -355,7 +355,7 @@ def server(**environment: str) -> Iterator[tuple[int, attacks.Address]]:
 
 
 def test_who_does_not_read_is_cut_off_and_its_memory_freed() -> None:
-    """WebSockets until the kernel gave up, MP4s for as long as they liked."""
+    """Incident: WebSockets were kept until the kernel gave up, MP4s without a limit."""
     with server() as (pid, address), ExitStack() as held:
         before, files = attacks.rss_bytes(pid), attacks.descriptors(pid)
         for _ in range(20):
@@ -385,7 +385,7 @@ def test_an_address_has_its_share_and_no_more() -> None:
             answer = refused.recv(65_536)
         assert answer.startswith(b"HTTP/1.1 429 ")
         assert b'"code":"too_many_of_address"' in answer
-        # Neither another address nor an exempt one pays for it.
+        # Neither another address nor an exempt one is affected.
         for source in ("127.0.0.3", "127.0.0.1"):
             with closing(attacks.connect(address, PATIENCE_S, source)) as other:
                 other.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")

@@ -1,6 +1,6 @@
-"""What a worker's credentials append to another worker's chunk log, with viewers watching.
+"""Entries that a worker's credentials append to another worker's chunk log, with viewers watching.
 
-The fence binds only writers that name it. So readers compare each entry with the owners that the log has.
+The fence binds only writers that name it. Readers therefore compare each entry with the owners in the log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 
 class Viewer:
-    """One WebSocket that plays as it watches. Fails at anything but the next chunk."""
+    """One WebSocket that plays as it watches. Fails at any chunk but the next."""
 
     def __init__(self, target: Target, session: str, after: int = -1) -> None:
         address = f"{target.url.replace('http', 'ws', 1)}/v1/sessions/{session}/stream"
@@ -61,7 +61,7 @@ class Viewer:
 
 
 class Attacker:
-    """A connection with the workers' user."""
+    """A connection as the workers' user."""
 
     def __init__(self, runner: asyncio.Runner, target: Target, session: str) -> None:
         self._runner, self.session = runner, session
@@ -73,9 +73,9 @@ class Attacker:
         return ChunkHeader.of_entry(self.session, entry.headers)
 
     def append(self, **changes: object) -> None:
-        """A copy of the newest chunk, with `changes`, without the fence, on the subject of its owner.
+        """Append a copy of the newest chunk, with `changes`, without the fence, on the subject of its owner.
 
-        So may everybody where all workers share one user.
+        Every worker may do so if all workers share one user.
         """
         newest = self.newest()
         header = newest.model_copy(update={"init_bytes": 0, **changes})
@@ -141,12 +141,12 @@ def test_chunks_that_name_another_worker_or_epoch_reach_nobody(
         for change in ({"worker": "wrk_other"}, {"epoch": own.epoch + 1}, {"epoch": own.epoch - 1}):
             attacker.append(index=attacker.newest().index + step, control_seq=10**6, **change)
     viewer.watch(3)
-    # Who comes while the newest entry of the log is the attacker's begins at the owner's.
+    # A viewer that connects while the newest entry is the attacker's begins at the owner's.
     attacker.append(index=10**6, worker="wrk_other")
     late = Viewer(target, session, viewer.last)
     late.watch(2)
     viewer.watch(2)
-    # Workers make chunks ahead: what is behind them comes when these are watched.
+    # Workers make chunks ahead. Entries behind those are read when these are watched.
     deadline = time.monotonic() + PATIENCE_S
     while metric(target, "turboserve_gateway_foreign_chunks_total") < before + 9:
         assert time.monotonic() < deadline, "the gateway did not meet all of the attacker's chunks"
@@ -165,7 +165,10 @@ def test_chunks_that_name_another_worker_or_epoch_reach_nobody(
 def test_a_copied_header_cannot_skip_chunks_for_a_viewer(
     target: Target, session: str, attacker: Attacker
 ) -> None:
-    """Under the owner's own name: at index +4, viewers were told that chunks are gone (4410)."""
+    """The owner's name is copied.
+
+    Incident: at index +4, viewers got the error that chunks are gone (4410).
+    """
     viewer = Viewer(target, session)
     viewer.watch(2)
     for step in (2, 4, 30):

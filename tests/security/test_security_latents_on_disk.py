@@ -1,4 +1,4 @@
-"""Latents outlive Redis and everything around it; a disk that is full costs them and nothing else."""
+"""Latents outlive Redis and everything around it. A full disk costs latents and nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.hot.redis import RedisStore
 from turboserve.state_store.settings import Settings
 
-# The tests are no package: what they share is found beside them.
+# The tests are no package: shared modules are imported from this folder.
 sys.path.insert(0, str(Path(__file__).parents[1] / "state_store"))
 
 from state_store_harness import Machine, until
@@ -40,7 +40,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy Redis is not taken for one that does not answer."""
+    """Raise the deadline, so that a busy Redis does not count as unavailable."""
     monkeypatch.setattr(guard, "DEADLINE_S", PATIENCE_S)
 
 
@@ -67,7 +67,7 @@ class Store:
         return True
 
     def kept(self, index: int) -> Callable[[], Awaitable[bool]]:
-        """Whether a chunk's latents are kept, trying again each time."""
+        """Return a condition: a chunk's latents are kept, with a new attempt each time."""
 
         async def try_it() -> bool:
             await self.keep(index)
@@ -76,7 +76,10 @@ class Store:
         return try_it
 
     async def is_written(self) -> bool:
-        """Whether Redis has written all it took: while it synchronizes its file, it holds back up to 2 s."""
+        """Return whether Redis has written everything.
+
+        During a sync of its file it holds writes up to 2 s.
+        """
         persistence = await self.hot.attempt(lambda store: cast(RedisStore, store)._redis.info("persistence"))
         return persistence is not None and persistence["aof_buffer_length"] == 0
 
@@ -108,7 +111,7 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 
 async def test_latents_outlive_a_redis_that_is_killed_and_one_that_is_stopped(store: Store) -> None:
-    """They were in memory alone: after a restart of everything, sessions went on from empty context."""
+    """Incident: they were in memory alone, so sessions started from empty context after a full restart."""
     for index in range(8):
         await until(store.kept(index))
     await until(store.is_written)
@@ -119,18 +122,18 @@ async def test_latents_outlive_a_redis_that_is_killed_and_one_that_is_stopped(st
     await store.machine.stop()
     await store.machine.start()
     await until(store.there(7))
-    # An ended session's are gone for good.
+    # The latents of an ended session are deleted for good.
     await store.latents.forget(SESSION)
     await until(store.is_written)
     await store.machine.kill()
     await store.machine.start()
-    # It answers: otherwise nothing would be there either.
+    # Redis answers: otherwise there would be no latents either.
     await until(store.is_written)
     assert not await store.has(7)
 
 
 async def test_what_redis_kept_over_a_restart_does_not_say_that_it_was_watching(store: Store) -> None:
-    """Else sessions would be ended as abandoned for a time in which nobody could watch them."""
+    """Otherwise sessions would end as abandoned for a time in which no client could watch them."""
     clock = VirtualClock()
     playheads = Playheads(store.hot, clock)
     since = await playheads.watching_since()
@@ -183,14 +186,14 @@ async def test_a_full_disk_costs_new_latents_until_there_is_room_again(
         return not await store.has(index)
 
     await until(refused)
-    # It answers, still has what it had, and is not restarted for what a restart does not mend.
+    # It answers, still has its data, and is not restarted for a fault that a restart does not repair.
     assert await store.has(0)
     assert not store.hot.backing_off
     await store.server.probe()
     playheads = Playheads(store.hot, VirtualClock())
     await playheads.flush()
 
-    # Killed all the same, it starts on the full disk, with what it had.
+    # Killed nevertheless, it starts on the full disk with its data.
     await store.machine.kill()
     await store.machine.start()
     pid = store.server.pid_file.read_text()

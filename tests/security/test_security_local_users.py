@@ -1,4 +1,4 @@
-"""What other users of the machine get at, and what a server could do that was taken over."""
+"""What other users of the machine can access, and what a compromised server could do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOBODY = pwd.getpwnam("nobody")
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundStack]:
-    """Real servers and stand-ins for the services, on a folder as careless users make it."""
+    """Real servers and stand-ins for the services, on a folder with careless permissions."""
     data = tmp_path_factory.mktemp("stack") / "data"
     logs = data / "logs"
     logs.mkdir(parents=True)
@@ -74,13 +74,13 @@ def test_nothing_in_the_data_folder_is_open_to_other_users(stack: BackgroundStac
 
 
 def everything_in(top: Path) -> Iterator[Path]:
-    """Files and folders. What running servers remove meanwhile is passed over, other than by `Path.rglob`."""
+    """Yield files and folders. Unlike `Path.rglob`, skips those that running servers remove meanwhile."""
     for folder, folders, files in os.walk(top):
         yield from (Path(folder, name) for name in (*folders, *files))
 
 
 def entered(path: Path, top: Path) -> bool:
-    """Whether other users get through every folder from `top` down to `path`, `top` itself left out."""
+    """Return whether other users can enter every folder from `top` (excluded) down to `path`."""
     between = [parent for parent in path.parents if top in parent.parents]
     return all(parent.stat().st_mode & 0o001 for parent in between)
 
@@ -108,7 +108,7 @@ def test_no_server_has_any_privilege(stack: BackgroundStack) -> None:
 async def test_the_services_role_may_nothing_beyond_its_database(
     postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    """As superuser each of these ran programs, read files or made further roles."""
+    """Incident: as superuser each of these ran programs, read files or created further roles."""
     (tmp_path / "secret").write_text("root:x")
     connection = await asyncpg.connect(postgres_server.url())
     try:
@@ -140,7 +140,7 @@ async def test_the_services_role_may_nothing_beyond_its_database(
         )
         assert row is not None
         assert not any(row.values())
-        # Its own work it may do.
+        # It may do its own work.
         await connection.execute("create table own_work (x int); drop table own_work")
     finally:
         await connection.close()
@@ -163,7 +163,7 @@ async def test_the_superuser_does_not_log_in_over_the_network(postgres_server: P
 
 
 def test_a_cluster_of_an_earlier_version_is_taken_over_with_its_data(tmp_path: Path) -> None:
-    """Then the services were superuser, and owned everything as such."""
+    """In that version the services were superuser, and owned everything as such."""
     layout = Layout(tmp_path / "data")
     layout.create()
     server = PostgresServer(
@@ -246,7 +246,7 @@ def test_a_new_folder_is_private(tmp_path: Path) -> None:
 
 
 def test_an_open_folder_that_is_no_stacks_is_refused_and_left_alone(tmp_path: Path) -> None:
-    """`--data ~` or `--data /srv` must not close somebody's files."""
+    """`--data ~` or `--data /srv` must not close other users' files."""
     folder = tmp_path / "home"
     folder.mkdir()
     folder.chmod(0o755)
@@ -272,7 +272,7 @@ def test_a_folder_in_one_that_others_may_write_to_is_refused(tmp_path: Path) -> 
     with pytest.raises(UnsafeFolderError, match=f"other users may write to {shared} "):
         secure(shared / "data")
     assert not (shared / "data").exists()
-    # As in /tmp: there nobody replaces what is not theirs.
+    # As in /tmp: there no user can replace another's files.
     shared.chmod(0o1777)
     assert secure(shared / "data") == []
 
@@ -300,7 +300,7 @@ def test_folders_and_links_of_others_are_refused(tmp_path: Path) -> None:
     os.lchown(tmp_path / "link", NOBODY.pw_uid, -1)
     with pytest.raises(UnsafeFolderError, match="is a link of nobody"):
         secure(tmp_path / "link")
-    # Root may work in somebody's folder, whose owner is told of.
+    # Root may work in a user's folder; a remark names its owner.
     (remark,) = secure(foreign / "data")
     assert f"{foreign} is a folder of nobody" in remark
     assert is_own_group(0)
@@ -309,7 +309,7 @@ def test_folders_and_links_of_others_are_refused(tmp_path: Path) -> None:
 
 @needs_root
 def test_a_link_that_a_server_laid_is_not_followed(tmp_path: Path) -> None:
-    """The folder is the server's; what root writes there must not go elsewhere."""
+    """The folder is the server's, and root's writes there must not go elsewhere."""
     layout = Layout(tmp_path / "data")
     layout.create()
     target = tmp_path / "target"

@@ -1,7 +1,7 @@
-"""Message ids belong to a stream, not to a subject: one that was used elsewhere drops no real message.
+"""Message ids belong to a stream, not to a subject: an id used elsewhere drops no real message.
 
-The broker takes a message under a known id for a repetition and stores nothing. A worker's credentials let it
-append to any chunk log, under any id: also under those of messages that others are going to append.
+The broker treats a message with a known id as a repetition and stores nothing. A worker's credentials let it
+append to any chunk log, under any id, also under the ids of messages that others will append.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def attacker(nats_server: NatsServer, store: Service) -> AsyncIterator[Bus
 
 
 async def take(attacker: Bus, message_id: str) -> bool:
-    """Append under `message_id` to a log of no session; whether the id was free."""
+    """Append under `message_id` to a log of no session. Returns whether the id was free."""
     ack = await append(
         attacker, CHUNK.by("ses_other", "w1"), b"no video", message_id=message_id, deadline_s=PATIENCE_S
     )
@@ -79,7 +79,7 @@ async def take(attacker: Bus, message_id: str) -> bool:
 
 
 async def placed(nats_server: NatsServer, worker_bus: Bus, worker: str) -> SessionRecord:
-    """A session that `worker` owns, its fence in the log."""
+    """Create a session that `worker` owns, with its fence in the log."""
     gateway = await connected(nats_server, "gateway", PATIENCE_S)
     scheduler = await connected(nats_server, "scheduler", PATIENCE_S)
     try:
@@ -133,7 +133,7 @@ def chunk(session: str, index: int) -> PackagedChunk:
 
 
 async def logged(bus: Bus, session: str) -> list[tuple[int, bytes]]:
-    """Index and payload of every chunk in the session's log."""
+    """Return index and payload of every chunk in the session's log."""
     found: list[tuple[int, bytes]] = []
     sequence = 0
     while entry := await next_entry(bus, CHUNKS, CHUNK.of(session), sequence + 1):
@@ -164,7 +164,7 @@ async def test_a_chunk_whose_message_id_was_used_on_another_subject_is_stored_on
 async def test_canaries_whose_message_ids_are_used_in_advance_still_come(
     worker_bus: Bus, attacker: Bus
 ) -> None:
-    """Without canaries no service is ready, and the broker is taken for one that stores nothing."""
+    """Without canaries no service is ready, and the broker counts as unable to store."""
     heard: asyncio.Queue[tuple[Canary, str]] = asyncio.Queue()
     live = await worker_bus.client.subscribe(CANARY_CHUNKS.live(""))
 
@@ -176,7 +176,7 @@ async def test_canaries_whose_message_ids_are_used_in_advance_still_come(
     task = asyncio.create_task(listen())
     try:
         canary, message_id = await asyncio.wait_for(heard.get(), PATIENCE_S)
-        # What follows from what every worker hears: the instance with later numbers, and this id counted on.
+        # Guesses from public canaries: the instance with later numbers, and this id incremented.
         prefixes = (f"{canary.instance}:", message_id.removesuffix(str(canary.number)))
         guesses = {
             f"{prefix}{canary.number + more}" for prefix in prefixes for more in range(1, CANARIES_TAKEN)

@@ -1,4 +1,4 @@
-"""One tenant takes what it can get: each attack on real services, while another tenant uses them.
+"""One tenant takes as much as it can: each attack on real services, while another tenant uses them.
 
 The limits are small here, so that the attacks are.
 """
@@ -24,7 +24,7 @@ from turboserve.contracts.pool import PoolReport
 
 GREEDY_KEY, MODEST_KEY = "key-of-the-greedy-0123456789", "key-of-the-modest-0123456789"
 SLOTS = 8
-"""Of the worker."""
+"""Slots of the worker."""
 SUSPENDED = 12
 STREAMS = 4
 PROMPTS = 30
@@ -37,7 +37,7 @@ LIMITS = {
     "TURBOSERVE_TRANSACTION_DEADLINE_S": str(PATIENCE_S),
 }
 NEVER_IDLE = {"TURBOSERVE_IDLE_AFTER_S": "3600"}
-"""No test watches all of its sessions: unwatched ones keep their slots however long a test takes."""
+"""No test watches all of its sessions, so unwatched ones must keep their slots for any duration of a test."""
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ class Tenant:
         return str(answer.json()["id"])
 
     async def until_created(self) -> str:
-        """The id of a session that is admitted at last."""
+        """Create a session, with retries until it is admitted. Returns its id."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 answer = await self.create()
@@ -125,7 +125,7 @@ async def greedy(url: str) -> AsyncIterator[Tenant]:
 @pytest.fixture
 async def modest(url: str) -> AsyncIterator[Tenant]:
     async with Tenant.of(url, MODEST_KEY) as tenant:
-        # From its first request on the deployment knows it.
+        # The deployment knows it from its first request on.
         await tenant.end(await tenant.until_created())
         yield tenant
 
@@ -139,7 +139,7 @@ def refused(answer: httpx.Response, field: str, limit: int | None = None) -> Non
 
 
 async def chunk(socket: ClientConnection) -> None:
-    """Until a chunk comes."""
+    """Wait for a chunk."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             message = await socket.recv()
@@ -149,7 +149,7 @@ async def chunk(socket: ClientConnection) -> None:
 
 async def test_one_takes_all_slots_and_another_still_plays(greedy: Tenant, modest: Tenant) -> None:
     async def grab() -> None:
-        """As many as there are, and each that becomes free."""
+        """Create as many sessions as possible, and take each slot that becomes free."""
         while True:
             await greedy.create()
             await asyncio.sleep(0.02)
@@ -163,7 +163,7 @@ async def test_one_takes_all_slots_and_another_still_plays(greedy: Tenant, modes
         ours = await modest.until_created()
         async with modest.stream(ours) as socket:
             await chunk(socket)
-        # It gives its place back, and gets one again although the other one never stops asking.
+        # It frees its slot, and gets one again although the other tenant never stops its requests.
         await modest.end(ours)
         await modest.until_active(await modest.until_created())
     finally:
@@ -260,7 +260,7 @@ async def test_a_flood_of_prompts_is_slowed_down_for_its_tenant_alone(greedy: Te
     answers = await asyncio.gather(*(prompt(greedy, sessions[n % 2]) for n in range(3 * PROMPTS)))
     elapsed_s = loop.time() - began
     accepted = sum(answer.status_code == 202 for answer in answers)
-    # Pauses of the last minute count too: another test makes some.
+    # Pauses of the last minute also count: another test makes some.
     assert PROMPTS - SUSPENDED <= accepted <= PROMPTS * (1 + elapsed_s / 60.0) + 1
     rest = [answer for answer in answers if answer.status_code != 202]
     assert rest

@@ -1,4 +1,4 @@
-"""Attacks on a worker's transfer port: who does not hold the migration's key gets nothing."""
+"""Attacks on a worker's transfer port: a peer without the migration's key gets nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from turboserve.worker.transfer.pace import CopyLimits
 from turboserve.worker.transfer.source import Source, listen
 from turboserve.worker.transfer.target import Target
 
-# The tests are no package: what they share is found beside them.
+# The tests are no package: shared modules are imported from this folder.
 sys.path.insert(0, str(Path(__file__).parents[1] / "worker" / "transfer"))
 
 from transfer_peer import KEY, MODEL, MOVE, SESSION, TARGET, Giver, Room, State, Steps
@@ -37,7 +37,7 @@ OTHER_SESSION = "ses_other"
 
 
 class Worker(Giver):
-    """Gives away two sessions, and notes whatever is asked of it beyond their keys."""
+    """Gives away two sessions, and notes every request beyond their keys."""
 
     def __init__(self) -> None:
         super().__init__(SIZE, Steps(cast(Any, None), None), quiesced=False)
@@ -74,7 +74,7 @@ async def port() -> AsyncIterator[Port]:
 
 @pytest.fixture
 async def fetch(port: Port) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
-    """The rightful target fetches the state: whether it is there, bit for bit."""
+    """The rightful target fetches the state. Returns whether it arrived, bit for bit."""
     links = Links(["gloo"], torch.device("cpu"), MODEL)
     target = Target(TARGET, links, PATIENCE_S)
 
@@ -112,7 +112,10 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_who_does_not_prove_the_key_learns_nothing(
     port: Port, session: str, move: int, key: bytes
 ) -> None:
-    """Naming a session and a move that the row holds was enough to get its state. Every refusal is alike."""
+    """Incident: naming a session and a migration of a row was enough to get its state.
+
+    Every refusal is alike.
+    """
     channel = await port.connect()
     with pytest.raises(AuthenticationError, match="the source denies it"):
         await handshake.authenticate(channel, opening(session, move), key, PATIENCE_S)
@@ -147,7 +150,7 @@ async def test_a_recorded_handshake_is_worth_nothing_again(port: Port) -> None:
 
 
 async def test_a_source_that_does_not_prove_the_key_gets_no_word_more() -> None:
-    """Who answers at the source's address in its place could have fed any state to the target."""
+    """A process at the source's address could otherwise feed any state to the target."""
     heard: list[Frame] = []
 
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -174,7 +177,7 @@ async def test_a_source_that_does_not_prove_the_key_gets_no_word_more() -> None:
 
 @pytest.mark.parametrize("attack", ["changed", "repeated", "left out", "sent back", "without a mac"])
 async def test_a_frame_that_is_not_the_peers_ends_the_connection(attack: str) -> None:
-    """As someone on the way would do it, who can read and write everything but has no key."""
+    """An attacker on the path can read and write everything, but has no key."""
     ends: asyncio.Queue[Channel] = asyncio.Queue()
     server, number = await listen(_keep(ends), HOST, 0)
     reader, writer = await asyncio.open_connection(HOST, number)
@@ -289,7 +292,7 @@ async def test_a_silent_peer_is_hung_up_on(port: Port, monkeypatch: pytest.Monke
 async def test_a_flood_neither_keeps_the_target_out_nor_costs_descriptors(
     port: Port, fetch: Callable[[], Awaitable[bool]]
 ) -> None:
-    """64 connections that said nothing for 5 s each kept every target out."""
+    """Incident: 64 connections that sent nothing for 5 s each kept every target out."""
     me = psutil.Process()
     before = me.num_fds()
     strangers: list[asyncio.StreamWriter] = []
@@ -311,7 +314,7 @@ async def test_a_flood_neither_keeps_the_target_out_nor_costs_descriptors(
         assert await fetch()
         assert len(port.source._half_open) <= half_open_connections.ADDRESS_LIMIT
         await until(lambda at=at: served > at)
-    # Both ends of each are in this process: what the worker holds is bounded all the same.
+    # Both ends of each are in this process; the worker's share is still bounded.
     assert me.num_fds() < before + 300 + half_open_connections.ADDRESS_LIMIT + 200
     for task in floods:
         task.cancel()
@@ -323,14 +326,14 @@ async def test_a_flood_neither_keeps_the_target_out_nor_costs_descriptors(
 
 
 async def test_one_address_makes_room_by_its_own_connections() -> None:
-    """Before those of any other are touched."""
+    """Connections of any other address are kept."""
     gate = half_open_connections.HalfOpenConnections(total=4, per_address=3)
     dropped: list[str] = []
     with contextlib.ExitStack() as stack:
         for number, address in enumerate(["a", "b", "b", "b", "b", "c"]):
             name = f"{address}{number}"
             stack.enter_context(gate.held(address, lambda name=name: dropped.append(name)))
-        # The fourth `b` pushes the first one out, and `c` that of whoever has most.
+        # The fourth `b` removes the first, and `c` one of the address with most connections.
         assert dropped == ["b1", "b2"]
         assert len(gate) == 4
     assert len(gate) == 0
@@ -347,7 +350,7 @@ async def test_an_authenticated_target_still_hears_why_it_is_refused(port: Port)
 
 
 def test_proofs_depend_on_everything_that_names_the_connection() -> None:
-    """Whatever differs, no key of one connection is one of another; neither are two of the same."""
+    """No key of one connection equals that of another, nor are the two keys of one connection equal."""
     one = opening()
     challenge = handshake.Challenge(nonce=handshake.new_nonce())
     others = [

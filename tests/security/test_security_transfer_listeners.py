@@ -1,4 +1,4 @@
-"""Where workers listen while sessions migrate: at their transfer address alone, whatever moves the state."""
+"""Listeners of workers during migrations: only at their transfer address, with every backend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from turboserve.worker.transfer.interface import (
 )
 from turboserve.worker.transfer.listeners import opened_by
 
-# The tests are no package: what they share is found beside them.
+# The tests are no package: shared modules are imported from this folder.
 sys.path.insert(0, str(Path(__file__).parents[1] / "worker"))
 
 from test_service_moves import begin as begin_move
@@ -45,14 +45,14 @@ MOVED_BYTES = "turboserve_worker_transfer_bytes_total"
 
 
 def listeners(pid: int) -> set[tuple[str, int]]:
-    """Where a process listens, TCP and UDP of any family."""
+    """Return where a process listens, TCP and UDP of any family."""
     found = psutil.Process(pid).net_connections("inet")
     waiting = [one for one in found if one.status == psutil.CONN_LISTEN or one.type == socket.SOCK_DGRAM]
     return {(one.laddr.ip, one.laddr.port) for one in waiting if one.laddr}
 
 
 async def test_workers_listen_at_their_transfer_address_alone(scene: Scene) -> None:
-    """After a gloo link torch's store listened on every interface, and NIXL on each of them."""
+    """Incident: after a gloo link torch's store listened on every interface, and so did NIXL."""
     ways = [["gloo", "shm", "nixl"], ["gloo", "shm"], ["nixl"]][: 3 if nixl.installed() else 2]
     workers = await asyncio.gather(
         *(scene.worker(TURBOSERVE_TRANSFER_BACKENDS=json.dumps(names)) for names in ways)
@@ -62,7 +62,7 @@ async def test_workers_listen_at_their_transfer_address_alone(scene: Scene) -> N
         session = await scene.started(source)
         await scene.chunks(session, 2)
         await moved(scene, session, target)
-    # Suspended sessions take shm where they can.
+    # Suspended sessions use shm if they can.
     last = await scene.started(source)
     await scene.chunks(last, 2)
     await scene.bus.call(PAUSE_SESSION, SessionRef(session=last))
@@ -83,7 +83,7 @@ async def test_workers_listen_at_their_transfer_address_alone(scene: Scene) -> N
 
 @pytest.mark.soak
 async def test_a_migration_goes_through_while_its_port_is_flooded(scene: Scene) -> None:
-    """Half-open connections, silence and noise, from the very address that the target has."""
+    """Half-open connections, silence and noise, from the same address as the target's."""
     source, target = await scene.worker(), await scene.worker()
     session = await scene.started(source)
     await scene.chunks(session, 2)
@@ -138,10 +138,10 @@ def why_no_namespaces() -> str | None:
 
 @pytest.mark.skipif(why_no_namespaces() is not None, reason=str(why_no_namespaces()))
 def test_another_address_of_the_machine_is_refused_and_no_stranger_reaches_a_library() -> None:
-    """Seen from another machine (a namespace), which is not the peer of any migration."""
+    """Tested from another machine (a namespace), which is not the peer of any migration."""
     backends = ["gloo", *(["nixl"] if nixl.installed() else [])]
     command = ["unshare", "--net", "--mount", sys.executable, str(NAMESPACE), *backends]
-    # A worker's network that another test began in this process has set them.
+    # A worker's network of another test in this process has set them.
     own = {name: value for name, value in os.environ.items() if name not in SET_FOR_LIBRARIES}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=own)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -160,7 +160,7 @@ def test_another_address_of_the_machine_is_refused_and_no_stranger_reaches_a_lib
                 assert (host, answer) == (other, "refused")
 
 
-# What transfer_host may be.
+# Valid values of transfer_host
 
 
 def test_every_interface_is_refused_by_name() -> None:

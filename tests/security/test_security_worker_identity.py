@@ -86,7 +86,7 @@ def store(
 
 
 def of_identity(name: str, identity: str) -> str:
-    """A subject of the shared user as `identity` has it: with itself in the place of any identity."""
+    """Return a subject of the shared user as `identity` has it: with itself in place of any identity."""
     for topic in (LOAD, ASSIGN, LATENTS):
         if topic.by_worker and name == topic.of(ID):
             return topic.of(f"{identity}_{ID}")
@@ -103,7 +103,7 @@ async def test_the_broker_refuses_every_subject_of_other_identities(server: Nats
     names += [of_identity(name, OTHER) for name in (*NEEDS["worker"][verb], *needed)]
     names += [topic.of(f"{OTHER}_{ID}") for topic in (LOAD, ASSIGN, LATENTS)]
     names += [CHUNK.by(ID, OTHER), CHUNK.of(ID), CHUNK.every, "chunk.*.x1", f"chunk.{ID}.{OTHER}.{MINE}"]
-    # An identity's subjects with another identity's worker are its own word, which the reader checks.
+    # An identity may name another identity's worker on its own subjects; the reader checks that.
     names = list(dict.fromkeys(names))
     allowed = set(names) - await refusals(server, worker_user(MINE), verb, names)
     assert allowed == needed
@@ -120,14 +120,14 @@ async def test_no_pattern_reaches_another_identity(server: NatsServer) -> None:
 
 async def bare(server: NatsServer, user: str) -> Client:
     async def ignore(_: Exception) -> None:
-        """The broker says what it refuses."""
+        """Ignore the broker's reports of refusals."""
 
     inbox = subjects.inbox_prefix(user).encode()
     return await connected_client(server.url(user), error_cb=ignore, inbox_prefix=inbox)
 
 
 async def test_answers_cannot_be_sent_into_another_worker(server: NatsServer) -> None:
-    """The broker and the services answer to any reply subject, but in the account of who asked."""
+    """The broker and the services answer to any reply subject, but in the account of the requester."""
     admin = await bare(server, "admin")
     attacker, victim = [await bare(server, worker_user(identity)) for identity in (MINE, OTHER)]
     target = ASSIGN.of(f"{OTHER}_a")
@@ -157,7 +157,7 @@ async def test_answers_cannot_be_sent_into_another_worker(server: NatsServer) ->
                 direct, json.dumps({"last_by_subj": CHUNK.of("bait")}).encode(), reply=reply
             )
             await attacker.publish(latents, b"{}", reply=reply)
-        # The same to itself, behind all of that: the answers have come.
+        # The same requests to itself, after all of those: the answers have come.
         assert (await attacker.request(direct, request, timeout=PATIENCE_S)).data == b"forged by the broker"
         assert (await attacker.request(latents, b"{}", timeout=PATIENCE_S)).data == b"forged by the service"
         await admin.publish(target, b"from the state store")
@@ -197,7 +197,7 @@ def load(worker: str, capacity: int = 4) -> LoadReport:
 
 
 async def owned(buses: dict[str, Bus], worker: str) -> SessionRecord:
-    """A session that `worker` of the victim's identity owns."""
+    """Create a session that `worker` of the victim's identity owns."""
     await buses[OTHER].call(subjects.RENEW, Renew(load=load(worker)))
     create = CreateSession(id=new_id("ses"), tenant="alice", model="toyworld", prompt="secret", seed=1)
     record = await buses["gateway"].call(subjects.CREATE_SESSION, create)
@@ -238,7 +238,7 @@ async def test_a_worker_registers_and_asks_only_as_its_identity(buses: dict[str,
 
 
 def foreign_latents(store: Service) -> float:
-    """How many latents the store has dropped since their worker never owned the session."""
+    """Return how many latents the store has dropped because their worker never owned the session."""
     url = f"http://127.0.0.1:{store.variables['TURBOSERVE_HEALTH_PORT']}/metrics"
     lines = httpx.get(url, timeout=PATIENCE_S).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(FOREIGN_LATENTS))
@@ -281,18 +281,18 @@ async def test_latents_of_another_workers_session_are_not_kept(buses: dict[str, 
     await attacker.flush()
 
     async def dropped() -> bool:
-        """The broker refuses the last forgery, and the store's subscription drops the one before it."""
+        """Return whether the broker refused the last forgery and the store dropped the one before it."""
         return await asyncio.to_thread(foreign_latents, store) == dropped_before + 2
 
     await eventually(dropped)
-    # What came before this is done with.
+    # Everything sent before this has been processed.
     await eventually(lambda: keeps(1))
     assert await kept(0) == (header, b"latents")
     assert await asyncio.to_thread(foreign_latents, store) == dropped_before + 2
 
 
 async def test_assignments_and_loads_carry_the_identity(buses: dict[str, Bus]) -> None:
-    """Each worker hears its own assignments, and a load report counts under its sender's name alone."""
+    """Each worker receives its own assignments, and a load report counts under its sender's name alone."""
     victim, mine = new_id(OTHER), new_id(MINE)
     told: asyncio.Queue[str] = asyncio.Queue()
     heard: asyncio.Queue[LoadReport] = asyncio.Queue()
@@ -346,7 +346,8 @@ async def test_forged_chunks_neither_bear_anothers_name_nor_displace_its_history
         )
 
     async def forge(number: int) -> None:
-        # Also with the headers of the broker's answers, by which a reader took the log to end there.
+        # Also with the headers of the broker's answers. Incident: with these a reader took the log to end
+        # there.
         status = {1: {"Status": "404"}, 2: {"Status": "503"}}.get(number % 3, {})
         headers = {**header(made + number % 5).to_headers(), **status}
         body = b"" if status else b"no video"
@@ -377,7 +378,7 @@ async def test_forged_chunks_neither_bear_anothers_name_nor_displace_its_history
     assert await watched(log, session, start, kept) == list(range(made - kept, made))
     await make(made)
     assert await early == list(range(made + 1))
-    # A worker that takes over goes on behind the owner's newest.
+    # A worker that takes over continues behind the owner's newest chunk.
     foreign: list[None] = []
     newest = await Owners(buses[OTHER], lambda: foreign.append(None)).newest(session)
     assert newest is not None
@@ -392,7 +393,7 @@ async def test_forged_chunks_neither_bear_anothers_name_nor_displace_its_history
 
 
 async def watched(log: ChunkLog, session: str, start: StreamStart, count: int) -> list[int]:
-    """The indices that a viewer gets."""
+    """Return the indices that a viewer gets."""
 
     async def made() -> int:
         raise AssertionError("the log was not lost")
@@ -401,7 +402,7 @@ async def watched(log: ChunkLog, session: str, start: StreamStart, count: int) -
     now = asyncio.get_running_loop().time
     async with asyncio.timeout(2 * PATIENCE_S) as limit:
         async for chunk in log.follow(session, start, asyncio.Event(), made):
-            # For each chunk: hundreds are appended while the first viewer watches.
+            # Per chunk: hundreds are appended while the first viewer watches.
             limit.reschedule(now() + 2 * PATIENCE_S)
             assert chunk.payload == b"video"
             found.append(chunk.header.index)

@@ -1,7 +1,7 @@
-"""A worker's transfer between addresses of one network namespace, and what another one sees of it.
+"""A worker's transfer between addresses of one network namespace, as seen from another namespace.
 
-Run in a network namespace of its own (`unshare --net --mount`). Makes a second one beside it, joined by two
-networks: that of the transfer, and another. Prints one JSON object, with an entry for each backend named.
+It runs in a network namespace of its own (`unshare --net --mount`), and creates a second one, joined by two
+networks: that of the transfer, and another. It prints one JSON object, with an entry for each named backend.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from turboserve.worker.transfer.pace import CopyLimits
 from turboserve.worker.transfer.source import Source, listen
 from turboserve.worker.transfer.target import Target
 
-# The tests are no package: what they share is found beside them.
+# The tests are no package: shared modules are imported from this folder.
 sys.path.insert(0, str(Path(__file__).parents[1] / "worker" / "transfer"))
 
 from transfer_peer import KEY, MODEL, MOVE, SESSION, TARGET, Giver, Room, State, Steps
@@ -52,8 +52,8 @@ def run(*command: str) -> None:
 
 
 def join(stranger: int) -> None:
-    """The two networks, each with this namespace at .1 and the stranger's at .2."""
-    # UCX looks for interfaces there.
+    """Create the two networks, each with this namespace at .1 and the stranger's at .2."""
+    # UCX searches for interfaces there.
     run("mount", "-t", "sysfs", "sysfs", "/sys")
     run("ip", "link", "set", "lo", "up")
     inside = ("nsenter", "--target", str(stranger), "--net")
@@ -65,7 +65,7 @@ def join(stranger: int) -> None:
         run("ip", "link", "set", ours, "up")
         run(*inside, "ip", "addr", "add", f"10.77.{number}.2/24", "dev", theirs)
         run(*inside, "ip", "link", "set", theirs, "up")
-    # The kernel notices a while later that both ends are up. UCX passes over interfaces that are not.
+    # The kernel notices later that both ends are up. UCX skips interfaces that are not.
     deadline = time.monotonic() + PATIENCE_S
     while not all(psutil.net_if_stats()[name].isup for name in ("lo", "ours1", "ours2")):
         assert time.monotonic() < deadline, psutil.net_if_stats()
@@ -106,7 +106,7 @@ async def main(backend: str, stranger: int) -> dict[str, object]:
 if __name__ == "__main__":
     with subprocess.Popen(["unshare", "--net", "sleep", "600"]) as beside:
         try:
-            # Until it has left this namespace.
+            # Wait until it has left this namespace.
             while Path(f"/proc/{beside.pid}/comm").read_text().strip() != "sleep":
                 time.sleep(0.01)
             join(beside.pid)

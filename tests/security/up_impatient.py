@@ -1,4 +1,4 @@
-"""`turboserve up` that waits less long for a server's answers."""
+"""`turboserve up` with a shorter wait for a server's answers."""
 
 from __future__ import annotations
 

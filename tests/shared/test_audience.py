@@ -1,4 +1,4 @@
-"""One session watched through several gateways: what they say, taken together."""
+"""One session watched through several gateways: their reports taken together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_viewers_add_up_and_the_furthest_of_them_counts() -> None:
 
 
 def test_a_gateway_that_has_no_viewer_left_does_not_hide_those_of_another() -> None:
-    """With no gateway named in the message, this was 0 viewers for all until the other spoke again."""
+    """Incident: without a gateway's name in the message, this was 0 viewers until the other's next report."""
     audience = Audience()
     audience.update(word("a", 4.0, 1), 0.0)
     audience.update(word("b", 6.0, 1), 0.1)

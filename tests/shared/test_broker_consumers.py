@@ -18,8 +18,10 @@ from turboserve.bus import Bus
 Connect = Callable[[str], Awaitable[Bus]]
 LIMIT_S = 60
 S = ""
-"""The stream: another name in each test. nats-server answers before it has deleted the files of a stream, and
-one of the same name may find them."""
+"""Name of the stream, different in each test.
+
+nats-server answers before it has deleted the files of a stream, and a stream of the same name may find them.
+"""
 _numbers = itertools.count()
 
 
@@ -55,7 +57,7 @@ async def consume(jetstream: JetStreamContext, **fields: Any) -> api.ConsumerInf
 
 
 class Inbox:
-    """What comes to requests for messages."""
+    """Messages received for requests."""
 
     def __init__(self, bus: Bus) -> None:
         self.received: list[Msg] = []
@@ -71,7 +73,7 @@ class Inbox:
         await self._bus.client.publish(subject, json.dumps(request).encode(), reply=self.subject)
 
     async def until(self, count: int) -> list[tuple[Any, ...]]:
-        """The first `count`: subject, places in stream and consumer, how many are behind; or a status."""
+        """Return the first `count`: subject, places in stream and consumer, number behind; or a status."""
         async with asyncio.timeout(LIMIT_S):
             while len(self.received) < count:
                 await asyncio.sleep(0.005)

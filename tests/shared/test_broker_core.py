@@ -1,4 +1,4 @@
-"""What the product relies on in core NATS, on nats-server and on the broker in memory."""
+"""The properties of core NATS on which the product relies, on nats-server and in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT_S = 60
 
 
 class Heard:
-    """What a subscription was given."""
+    """Messages of a subscription."""
 
     def __init__(self) -> None:
         self.messages: list[Msg] = []
@@ -132,7 +132,7 @@ async def test_a_request_that_is_heard_and_not_answered_times_out(connect: Conne
     with pytest.raises(nats.errors.TimeoutError):
         await bus.client.request("silence", b"?", timeout=0.1)
     await heard.until(1)
-    # An answer that comes too late is nobody's.
+    # An answer that comes too late has no receiver.
     await server.client.publish(heard.messages[0].reply, b"late")
     await server.flush()
     answer = asyncio.create_task(bus.client.request("silence", b"!", timeout=LIMIT_S))

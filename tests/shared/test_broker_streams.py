@@ -1,4 +1,4 @@
-"""What the product relies on in JetStream, on nats-server and on the broker in memory."""
+"""The properties of JetStream on which the product relies, on nats-server and in memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from turboserve.bus import Bus
 Connect = Callable[[str], Awaitable[Bus]]
 LIMIT_S = 60
 S = ""
-"""The stream: another name in each test. nats-server answers before it has deleted the files of a stream, and
-one of the same name may find them."""
+"""Name of the stream, different in each test.
+
+nats-server answers before it has deleted the files of a stream, and a stream of the same name may find them.
+"""
 _numbers = itertools.count()
 SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 
@@ -47,7 +49,7 @@ def config(**fields: Any) -> api.StreamConfig:
 
 
 async def refusal(jetstream: JetStreamContext, subject: str, data: bytes = b"", **headers: str) -> int | None:
-    """The error that an append is answered with."""
+    """Append a message. Returns the code of the error, if any."""
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
         await jetstream.publish(subject, data, headers=names or None)
@@ -77,7 +79,7 @@ async def test_the_fence_holds_for_its_own_and_for_another_subject(
     newer = (await jetstream.publish("own.a", headers={SUBJECT_SEQUENCE: str(own)})).seq
     assert await refusal(jetstream, "chunk.a", **{SUBJECT_SEQUENCE: str(own), **other}) == 10071
     await jetstream.publish("chunk.a", headers={SUBJECT_SEQUENCE: str(newer), **other})
-    # Nothing on the subject is 0, whatever else the stream has.
+    # An empty subject has sequence 0, whatever else the stream holds.
     assert await refusal(jetstream, "own.b", **{SUBJECT_SEQUENCE: str(newer)}) == 10071
     await jetstream.publish("own.b", headers={SUBJECT_SEQUENCE: "0"})
     last = (await jetstream.stream_info(S)).state.last_seq
@@ -98,7 +100,7 @@ async def test_a_message_id_is_taken_once_within_the_window(jetstream: JetStream
     # Long enough for a busy machine to append twice within it.
     await jetstream.add_stream(config(duplicate_window=5))
     first = await jetstream.publish("chunk.a", b"1", headers={"Nats-Msg-Id": "x"})
-    # Whatever the subject and the body are.
+    # The subject and the body do not matter.
     again = await jetstream.publish("chunk.b", b"2", headers={"Nats-Msg-Id": "x"})
     assert (first.duplicate, again.duplicate, again.seq) == (None, True, first.seq)
     assert await stored(jetstream) == {"chunk.a": 1}
@@ -184,7 +186,7 @@ async def test_what_is_stored_is_republished_with_its_place(bus: Bus) -> None:
     await jetstream.publish("own.a", b"1", headers={"A": "b", "Nats-Msg-Id": "x"})
     await jetstream.publish("chunk.a", b"2")
     await jetstream.publish("own.a", b"3")
-    # Neither a duplicate nor what was refused.
+    # Neither a duplicate nor a refused message is republished.
     await jetstream.publish("own.a", b"3", headers={"Nats-Msg-Id": "x"})
     await refusal(jetstream, "own.a", **{SUBJECT_SEQUENCE: "0"})
     await bus.flush()
@@ -218,7 +220,7 @@ async def test_republished_subjects_are_mapped_and_bodies_may_be_left_out(bus: B
 
 
 async def test_a_message_of_the_past_replaced_at_its_subjects_limit(bus: Bus) -> None:
-    """The newest takes the place of the oldest, and is told the one before it though that is gone."""
+    """The newest replaces the oldest, and names the message before it although that is gone."""
     heard, jetstream = await republished(
         bus, max_msgs_per_subject=1, republish=api.RePublish(src=">", dest="live.>")
     )
@@ -232,7 +234,7 @@ async def test_a_message_of_the_past_replaced_at_its_subjects_limit(bus: Bus) ->
 
 
 def sized(total: int) -> int:
-    """The body of a message on `own.a` without headers that takes `total` bytes of the stream."""
+    """Return the body size of a message on `own.a` without headers that takes `total` bytes of the stream."""
     return total - 30 - len("own.a")
 
 
@@ -249,11 +251,11 @@ async def test_a_full_stream_refuses_what_is_new(jetstream: JetStreamContext) ->
         10077,
         "maximum bytes exceeded",
     )
-    # At its subject's limit a message takes the place of one that is not smaller.
+    # At its subject's limit a message may replace one that is not smaller.
     await jetstream.publish("own.a", body)
     assert await refusal(jetstream, "own.a", body + b"x") == 10077
     await jetstream.publish("own.a", body[:50])
-    # The oldest is as large as before: what is larger than the newest may be still.
+    # The oldest is as large as before, so a message may still be larger than the newest.
     await jetstream.publish("own.a", body)
     assert (await jetstream.stream_info(S)).state.bytes == 85 + 130
     assert await refusal(jetstream, "chunk.a", bytes(sized(85)), A="b") == 10077
@@ -314,7 +316,7 @@ async def test_single_direct_gets(jetstream: JetStreamContext) -> None:
 
 
 async def answers(bus: Bus, request: bytes) -> list[tuple[str, ...]]:
-    """What comes to a request for many: sequence, body, pending, before; and the status at the end."""
+    """Return the answers to a batch request: sequence, body, pending, before; and the status at the end."""
     found: list[tuple[str, ...]] = []
     ended = asyncio.Event()
 
@@ -396,7 +398,7 @@ async def test_patterns_of_a_session_reach_the_subjects_of_all_identities(
         "chunk.b.w1": 1,
         "chunk.b.w2": 1,
     }
-    # The limit is one of each subject.
+    # The limit is one message per subject.
     for _ in range(4):
         await jetstream.publish("chunk.a.w2")
     assert await stored(jetstream, "chunk.a.*") == {"chunk.a.w1": 2, "chunk.a.w2": 3}
@@ -478,7 +480,7 @@ async def test_streams_are_made_once_and_changed_in_place(jetstream: JetStreamCo
 
 
 async def test_the_configuration_is_answered_as_it_was_given(jetstream: JetStreamContext) -> None:
-    """The state store compares what it wants with what there is."""
+    """The state store compares the wanted configuration with the existing one."""
     wanted = config(
         storage=api.StorageType.FILE,
         discard=api.DiscardPolicy.NEW,

@@ -48,7 +48,7 @@ async def test_an_answer_and_every_kind_of_refusal(connect) -> None:  # type: ig
 
 
 async def test_a_client_that_gave_up_says_so(connect) -> None:  # type: ignore[no-untyped-def]
-    """nats-py closes itself for good after some errors of the broker; the service then has to end."""
+    """nats-py closes itself for good after some errors of the broker; the service must then end."""
     bus = await connect("gateway")
     assert not bus.closed.is_set()
     await bus.client._process_err("'Maximum Subscriptions Exceeded'")
@@ -155,7 +155,7 @@ async def test_what_the_caller_sends_wrong_names_its_field(connect) -> None:  # 
 
 
 async def test_a_leaders_answer_is_the_one_that_comes_though_all_instances_hear(connect) -> None:  # type: ignore[no-untyped-def]
-    """A former leader that stands still, in a queue group, would swallow every other request."""
+    """A stopped former leader in a queue group would swallow every other request."""
     first, second, caller = (
         await connect("state-store"),
         await connect("state-store"),
@@ -184,7 +184,10 @@ async def test_a_leaders_answer_is_the_one_that_comes_though_all_instances_hear(
 
 
 async def test_what_comes_over_another_connection_is_told_from_it(connect) -> None:  # type: ignore[no-untyped-def]
-    """While the state store was not there workers were told so: it has to know before the first request."""
+    """Incident: while the state store was down, workers were told so.
+
+    It must know before the first request.
+    """
     store, caller = await connect("state-store"), await connect("autoscaler")
     connections: list[int | None] = []
 

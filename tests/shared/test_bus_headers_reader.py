@@ -30,7 +30,7 @@ async def admin(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
 
 @pytest.fixture
 async def store(admin: Bus, connect) -> Bus:  # type: ignore[no-untyped-def]
-    """The reader has the rights of the only service that may make a consumer."""
+    """A bus with the permissions of the only service that may create a consumer."""
     bus: Bus = await connect("state-store")
     return bus
 
@@ -101,7 +101,7 @@ async def test_a_stream_made_anew_is_read_from_its_beginning(admin: Bus, store: 
 async def test_messages_that_are_lost_on_the_way_are_read_again(
     admin: Bus, store: Bus, monkeypatch: pytest.MonkeyPatch, lost: set[int]
 ) -> None:
-    """Also the last ones, which no later message betrays; and those before a gap are not read twice."""
+    """Also the last ones, which no later message reveals. Messages before a gap are not read twice."""
     monkeypatch.setattr(headers_reader, "FETCH_S", 0.3)
     monkeypatch.setattr(headers_reader, "ANSWER_S", 0.3)
     whole = store.client.subscribe
@@ -123,7 +123,7 @@ async def test_messages_that_are_lost_on_the_way_are_read_again(
 
 
 async def test_headers_of_a_stored_message_do_not_pass_for_the_brokers(admin: Bus, store: Bus) -> None:
-    """With `Status` the broker ends a request: for such a message a reader would ask again for ever."""
+    """With `Status` the broker ends a request: for such a message a reader would retry for ever."""
     await put(admin, "a", 0)
     for status in ("404", "408", "503", "100"):
         headers = {"Status": status, "Description": "x", "Nats-Sequence": "1"}

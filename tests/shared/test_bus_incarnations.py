@@ -1,4 +1,4 @@
-"""A stream that was deleted and made anew under its followers: a broker that lost its disk."""
+"""A stream that was deleted and created again under its followers: a broker that lost its disk."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def bus(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
 
 @pytest.fixture
 async def gateway(connect) -> Bus:  # type: ignore[no-untyped-def]
-    """Followers have the rights of a service."""
+    """A bus with the permissions of a service that follows."""
     bus: Bus = await connect("gateway")
     return bus
 
@@ -49,7 +49,7 @@ async def put(bus: Bus, *texts: str) -> None:
 
 
 class Following:
-    """What one follower of session `a` has got."""
+    """The messages that one follower of session `a` has received."""
 
     def __init__(self, bus: Bus, after: int = 0) -> None:
         self.found: list[str] = []
@@ -61,7 +61,10 @@ class Following:
             self.found.append(entry.data.decode())
 
     async def until(self, *texts: str) -> None:
-        """It got these, in this order; one that came while nothing was noticed yet may have come twice."""
+        """Wait until it received these, in order.
+
+        One from before the loss was noticed may have come twice.
+        """
         async with asyncio.timeout(LIMIT_S):
             while list(dict.fromkeys(reversed(self.found)))[::-1] != list(texts):
                 assert not self._task.done(), self._task.exception()
@@ -75,7 +78,7 @@ async def anew(bus: Bus) -> None:
 
 
 async def test_a_new_stream_is_followed_from_its_beginning(bus: Bus, gateway: Bus) -> None:
-    """Its first messages have sequences that the follower had passed long ago: they were never delivered."""
+    """Incident: its first messages were never delivered, since the follower had passed their sequences."""
     following = Following(gateway)
     await put(bus, *"123456")
     while len(following.found) < 6:
@@ -101,7 +104,7 @@ async def test_a_new_stream_that_has_outgrown_the_old_one_unnoticed_is_read_whol
 
 
 async def test_a_place_beyond_the_streams_end_belongs_to_another_stream(bus: Bus, gateway: Bus) -> None:
-    """A viewer comes back with a place from before the loss, to a gateway that never saw the old stream."""
+    """A viewer returns with a position from before the loss, to a gateway that never saw the old stream."""
     await put(bus, *"12")
     await Following(gateway, after=500).until(*"12")
 
@@ -125,7 +128,7 @@ async def test_a_follower_at_the_end_of_a_stream_that_stays_gets_nothing_twice(
 async def test_a_reader_of_many_subjects_goes_on_with_a_new_stream_that_is_longer_than_its_place(
     bus: Bus,
 ) -> None:
-    """As the admin: no service reads CHUNKS by pages, so that none may."""
+    """As the admin: no service reads CHUNKS by pages, so none may."""
     found: list[str] = []
 
     async def read_on() -> None:
@@ -140,7 +143,7 @@ async def test_a_reader_of_many_subjects_goes_on_with_a_new_stream_that_is_longe
     await anew(bus)
     await put(bus, *"2345")
     async with asyncio.timeout(LIMIT_S):
-        # What came while nothing was noticed yet may have come twice.
+        # Messages from before the loss was noticed may have come twice.
         while list(dict.fromkeys(reversed(found)))[::-1] != list("12345"):
             await asyncio.sleep(0.05)
     await stop(reading)

@@ -104,7 +104,7 @@ async def test_following_joins_past_and_present_without_gap_or_repetition(bus: B
 
 
 async def test_a_follower_notices_what_was_lost_on_the_way(bus: Bus) -> None:
-    """Live messages travel at most once: one in three does not arrive here."""
+    """Live messages are delivered at most once: one in three does not arrive here."""
     lossy = bus.client.subscribe
 
     async def subscribe(subject: str, cb=None, **options):  # type: ignore[no-untyped-def]
@@ -139,7 +139,7 @@ async def test_a_follower_of_several_subjects_notices_what_was_lost_before_anoth
     bus.client.subscribe = subscribe  # type: ignore[method-assign, assignment]
     try:
         task = asyncio.create_task(follow_until(bus, "moved", 33))
-        # Of each stint of four the last does not arrive here.
+        # The last of each stint of four does not arrive here.
         for number in range(33):
             subject = CHUNK.by("moved", f"w{number // 4 % 3}")
             await append(bus, subject, b"%d" % number, message_id=f"moved:{number}")

@@ -1,4 +1,4 @@
-"""Which entries of a chunk log its session's owners wrote, by the entries of `own.<session>`."""
+"""The entries of a chunk log that its session's owners wrote, by the entries of `own.<session>`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def make_stream(bus: Bus) -> None:
 
 
 class Foreign:
-    """A reader's owners, and how many entries were no owner's."""
+    """A reader's owners, and the number of entries that no owner wrote."""
 
     def __init__(self, bus: Bus) -> None:
         self.count = 0
@@ -71,9 +71,9 @@ async def chunk(
     began: int | None = None,
     unnamed: bool = False,
 ) -> Entry:
-    """An append without the fence, on the subject of `worker` or that of another one, `by`.
+    """Append without the fence, on the subject of `worker` or of another one, `by`.
 
-    `unnamed`: as a worker of an earlier version.
+    With `unnamed`, append as a worker of an earlier version.
     """
     header = chunk_header(session, index, epoch, worker, began=began)
     subject = CHUNK_UNNAMED.of(session) if unnamed else CHUNK.by(session, by or worker)
@@ -92,7 +92,7 @@ async def test_only_the_owner_at_an_entrys_place_has_written_it(store: Bus, conn
     await own(store, 2, "w2")
     second = await chunk(store, 1, 2, "w2")
     former = await chunk(store, 2, 1, "w1")
-    # In the order of the log, and once more from the reader's memory, the other way round.
+    # In the order of the log, and then from the reader's memory in reverse order.
     for entries in ((early, first, *wrong, second, former), (former, second, *wrong, first, early)):
         reader.count = 0
         for entry in entries:
@@ -124,7 +124,10 @@ async def test_the_newest_chunk_is_found_behind_what_no_owner_wrote(store: Bus, 
 
 
 async def test_a_session_with_more_owners_than_the_log_keeps(store: Bus, connect) -> None:  # type: ignore[no-untyped-def]
-    """Chunks of owners whose entry is gone still count; nobody can write such a chunk for a new session."""
+    """Chunks of owners whose entry is gone still count.
+
+    No worker can write such a chunk for a new session.
+    """
     reader = Foreign(await connect("gateway"))
     entries = []
     for epoch in range(1, KEPT + 4):
@@ -196,7 +199,7 @@ FORGED_HEADERS = (
 
 @pytest.mark.parametrize("forged", FORGED_HEADERS, ids=["none", "no server", "bad request", "the broker's"])
 async def test_headers_of_an_entry_do_not_pass_for_the_brokers(store: Bus, connect, forged) -> None:  # type: ignore[no-untyped-def]
-    """What the broker answers with, in a stored message: by it, a reader took the log to end there."""
+    """Incident: a stored message with the headers of the broker's answers ended the log for a reader."""
     reader = Foreign(await connect("worker"))
     await own(store, 1, "w1")
     first = await chunk(store, 0, 1, "w1")
@@ -231,13 +234,13 @@ async def test_the_entries_of_others_displace_nothing_and_cost_little_to_skip(st
         assert found is not None
         assert found[0].index == index
         assert found[1].sequence == entries[index].sequence
-    # Each of these met one at most, however many there are.
+    # Each of these met at most one, however many there are.
     assert reader.count <= 4
     assert await reader.owners.strangers(SESSION, {"w1", "w2", "w3"}) == {"w2", "w3"}
 
 
 async def test_after_a_move_away_and_back_the_oldest_is_behind_what_is_missing(store: Bus, connect) -> None:  # type: ignore[no-untyped-def]
-    """Of what one identity has appended the broker drops the oldest, though another's are older still."""
+    """The broker drops the oldest of one identity's entries, even if another's are older still."""
     reader = Foreign(await connect("gateway"))
 
     async def stint(epoch: int, worker: str, indices: range) -> None:
@@ -255,11 +258,11 @@ async def test_after_a_move_away_and_back_the_oldest_is_behind_what_is_missing(s
     await stint(3, "w3", range(6, 6))
     await stint(4, "w1", range(6, 11))
     assert await oldest() == (0, [6, 3, 0])
-    # The last of its first stint goes: 3 to 5 have a chunk before them no more, but none is missing after.
+    # The last of its first stint is removed: 3 to 5 have no chunk before them, but none is missing after.
     for index in range(11, 14):
         await chunk(store, index, 4, "w1", began=6)
     assert await oldest() == (3, [6, 3])
-    # Chunk 6 goes, and 5 has none behind it.
+    # Chunk 6 is removed, and 5 has none behind it.
     await chunk(store, 14, 4, "w1", began=6)
     assert await oldest() == (7, [7])
     first = await reader.owners.first(SESSION, 1)

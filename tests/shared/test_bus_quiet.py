@@ -1,4 +1,4 @@
-"""What a follower does while nothing comes: it asks less and less often, and still finds a lost message."""
+"""A follower without messages polls less and less often, and still finds a lost message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def scene() -> Iterator[Scene]:
 
 
 def following(scene: Scene) -> tuple[list[tuple[float, bytes]], list[float]]:
-    """What the gateway's follower gets, and when it asks the log."""
+    """Return the gateway's follower's messages, and the times at which it polls the log."""
     got: list[tuple[float, bytes]] = []
     asked: list[float] = []
     request = scene.broker.jetstream.request
@@ -54,7 +54,7 @@ def test_a_follower_of_a_quiet_subject_asks_seldom(scene: Scene) -> None:
 
 
 def test_a_lost_message_is_found_after_long_silence(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest message of a subject, whose live copy did not arrive: no other shows that it is missing."""
+    """The live copy of a subject's newest message did not arrive, and no later message shows the gap."""
     got, _ = following(scene)
     scene.loop.advance(60.0)
     with monkeypatch.context() as patch:
@@ -79,7 +79,7 @@ def test_messages_make_it_ask_soon_again(scene: Scene) -> None:
     del asked[:]
     scene.run("state-store", send())
     assert len(got) == 40
-    # While messages come in time, nothing is asked.
+    # While messages come in time, there is no poll.
     assert len(asked) <= 1
     del asked[:]
     scene.loop.advance(2.0)

@@ -44,13 +44,13 @@ async def admin(connect) -> AsyncIterator[Bus]:  # type: ignore[no-untyped-def]
 
 @pytest.fixture
 async def scheduler(admin: Bus, connect) -> Bus:  # type: ignore[no-untyped-def]
-    """The reader has the rights of the service that reads so."""
+    """A bus with the permissions of the service that reads this way."""
     bus: Bus = await connect("scheduler")
     return bus
 
 
 async def put(bus: Bus, numbers: Sequence[int]) -> list[int]:
-    """Events of three sessions and a worker; their sequences."""
+    """Append events of three sessions and a worker. Returns their sequences."""
     names = (EVENT.of("s0"), WORKER_EVENT.of("w"), EVENT.of("s1"), EVENT.of("s2"))
     return [
         (await append(bus, names[number % 4], b"%d" % number, message_id=str(number))).sequence
@@ -78,7 +78,7 @@ def numbers(entries: Sequence[Entry]) -> list[int]:
 
 
 def lossy(bus: Bus, monkeypatch: pytest.MonkeyPatch, lost: Callable[[Any], bool]) -> None:
-    """Messages for which `lost` is true do not arrive at subscriptions that are made from now on."""
+    """Drop messages for which `lost` is true, at subscriptions made from now on."""
     whole = bus.client.subscribe
 
     async def subscribe(subject: str, cb: Hear, **options: Any) -> Any:
@@ -106,7 +106,7 @@ async def test_past_and_present_of_all_logs_in_the_streams_order(admin: Bus, sch
 
 
 async def test_lost_live_messages_are_read_from_the_log(admin: Bus, scheduler: Bus, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    """Live messages travel at most once: one in three does not arrive here."""
+    """Live messages are delivered at most once: one in three does not arrive here."""
     lossy(scheduler, monkeypatch, lambda raw: raw.subject.startswith("live.") and int(raw.data) % 3 == 0)
     reading = asyncio.create_task(read_until(scheduler, 31))
     for number in range(31):
@@ -118,7 +118,7 @@ async def test_lost_live_messages_are_read_from_the_log(admin: Bus, scheduler: B
 async def test_messages_of_others_and_deleted_ones_hold_nothing_up(
     admin: Bus, scheduler: Bus, monkeypatch
 ) -> None:  # type: ignore[no-untyped-def]
-    """Sequences that never come are no reason to wait: the reader would stand still for an hour here."""
+    """Sequences that never come are no reason to wait. Otherwise the reader would wait for an hour here."""
     monkeypatch.setattr(reader, "QUIET_S", 3_600.0)
     [first, second, *_] = await put(admin, range(4))
     await admin.jetstream().delete_msg(EVENTS, second)
@@ -210,7 +210,7 @@ class FakeStream:
 
     async def read_page(self, _bus: Any, _stream: str, sequence: int, limit: int) -> Page:
         found = [entry for place, entry in sorted(self.stored.items()) if place >= sequence]
-        # The answer is on its way while more happens.
+        # More happens while the answer is on its way.
         await asyncio.sleep(0)
         return Page(tuple(found[:limit]), len(found) <= limit)
 
@@ -229,7 +229,7 @@ STEPS = st.lists(
 def test_each_message_is_read_once_in_order_whatever_is_lost_or_deleted(
     steps: list[tuple[str, int]], batch: int, backlog: int
 ) -> None:
-    """What is never deleted is read; what is deleted may be read before, and holds nothing up."""
+    """A message that is never deleted is read. A deleted one may be read before, and delays nothing."""
     with pytest.MonkeyPatch.context() as patch:
         fake = FakeStream()
         patch.setattr(reader, "read_page", fake.read_page)

@@ -1,4 +1,4 @@
-"""When a service knows that a stream takes appends: rules by themselves, and on a real broker."""
+"""When a service knows that a stream accepts appends: rules by themselves, and on a real broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def monitor() -> CanaryMonitor:
 
 
 def run_until(watched: CanaryMonitor, start: float, end: float) -> None:
-    """The process runs from `start` to `end`, without a stop."""
+    """Let the process run from `start` to `end`, without a stop."""
     while start < end:
         start = min(end, start + 0.5)
         watched.ran(start)
@@ -110,7 +110,7 @@ async def test_a_canary_reaches_a_service_only_once_it_is_stored(
             while not watched.takes(CHUNKS, now()):
                 await asyncio.sleep(0.01)
         await store.jetstream().publish("own.s", b"x" * 3_700)
-        # Refused by the stream: the broker passes it to nobody.
+        # Refused by the stream: the broker delivers it to no subscriber.
         heard_s = watched.silent_s(CHUNKS, now())
         with pytest.raises(Exception, match="maximum bytes"):
             await append(store, CANARY_CHUNKS.every, b"{}" * 300, message_id="2", ttl_s=20)

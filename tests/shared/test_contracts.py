@@ -1,4 +1,4 @@
-"""Every message survives the wire, whatever it carries; what a reader does not know does not hurt it."""
+"""Every message survives serialization with any contents; a reader ignores what it does not know."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 
 
 def values(kind: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
-    """Anything that the annotation allows."""
+    """Generate any value that the annotation allows."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return values(arguments[0], (*arguments[1:], *metadata))
@@ -62,7 +62,7 @@ def values(kind: Any, metadata: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
         low = limits.get("ge", limits.get("gt", -1e9))
         return st.floats(low, limits.get("le", 1e9), exclude_min="gt" in limits, allow_nan=False)
     if kind is SecretStr:
-        # The only one is a migration's key.
+        # The only such string is a migration's key.
         return st.binary(min_size=32, max_size=32).map(bytes.hex)
     assert kind is str, kind
     if any("pattern" in dict(bounds(item)) for item in metadata):
@@ -81,7 +81,7 @@ def bounds(item: Any) -> list[tuple[str, Any]]:
 
 @st.composite
 def tables(draw: st.DrawFn) -> ProfileTable:
-    """Only tables without gaps are tables at all."""
+    """Generate tables without gaps, the only valid ones."""
     ends = sorted(draw(st.lists(st.floats(0.1, 1e6), max_size=3, unique=True)))
     levels = [
         draw(built(LevelParameters)).model_copy(

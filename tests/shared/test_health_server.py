@@ -1,4 +1,4 @@
-"""The health server under attack: probes are answered, and nobody holds a connection."""
+"""The health server under attack: probes are answered, and no client holds a connection."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_half_open_connections_make_room_for_probes(server: HealthServer, 
         opened.append((reader, writer))
     assert b"200 OK" in await ask(server, "/healthz")
     assert len(server._open) <= CONNECTIONS
-    # The last ones have no one to make room for: they are closed when their time is over.
+    # No later connection makes them leave: they are closed after their time limit.
     await asyncio.gather(*(closed(reader) for reader, _ in opened))
     for _, writer in opened:
         writer.close()
@@ -67,7 +67,7 @@ async def test_headers_without_an_end_are_refused(server: HealthServer) -> None:
 
 
 async def test_who_does_not_read_its_answer_is_cut_off(server: HealthServer, monkeypatch) -> None:
-    """More than the kernel's buffers take: it was waited for without an end."""
+    """The answer exceeds the kernel's buffers. Incident: the server waited without an end."""
     monkeypatch.setattr(health, "ANSWER_S", 0.5)
     monkeypatch.setattr(health.telemetry, "prometheus_text", lambda: bytes(64 << 20))
     _reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)

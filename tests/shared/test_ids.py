@@ -36,7 +36,7 @@ async def test_a_source_holds_for_its_context_and_the_tasks_made_in_it() -> None
     first, second, other = await asyncio.gather(drawn(1), drawn(1), drawn(2))
     assert first == second
     assert set(first).isdisjoint(other)
-    # This context kept the system's.
+    # This context kept the system's source.
     assert ids.new_id("ses") != ids.new_id("ses")
 
 

@@ -36,12 +36,12 @@ RETIRED = frozenset(_RETIRED.split())
 
 @cache
 def trees(distribution: str) -> dict[Path, ast.Module]:
-    """Every module of the distribution."""
+    """Return every module of the distribution."""
     return {path: ast.parse(path.read_text()) for path in sorted(DISTRIBUTIONS[distribution].rglob("*.py"))}
 
 
 def classes(distribution: str) -> Iterator[tuple[Path, ast.ClassDef]]:
-    """Every class, nested ones too, with its file relative to the repository."""
+    """Yield every class, nested ones too, with its file relative to the repository."""
     for path, tree in trees(distribution).items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
@@ -49,7 +49,7 @@ def classes(distribution: str) -> Iterator[tuple[Path, ast.ClassDef]]:
 
 
 def defined(tree: ast.Module) -> Iterator[str]:
-    """Names of classes, functions, module constants, fields and attributes that the module defines."""
+    """Yield the names of the module's classes, functions, constants, fields and attributes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name

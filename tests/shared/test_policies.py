@@ -23,7 +23,7 @@ POLICIES: Policies[object] = Policies("test", {"own": BuiltIn})
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A distribution that offers two policies of kind `test`, one of them under a built-in policy's name."""
+    """Install two policies of kind `test`, one of them under a built-in policy's name."""
     (tmp_path / "other_policies.py").write_text("class Other:\n    pass\n")
     metadata = tmp_path / "other_policies-1.0.dist-info"
     metadata.mkdir()

@@ -1,4 +1,4 @@
-"""The table of subjects, and the accounts and permissions that come from it."""
+"""The table of subjects, and the accounts and permissions derived from it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_passes_between_accounts() -> None:
     assert len(set(found)) == len(found)
     for flow in found:
         assert flow.source != flow.target
-        # A pattern of any length would let through what nobody has thought of.
+        # A pattern of any length would let unforeseen subjects through.
         assert not flow.subject.endswith(">")
         assert not flow.subject.startswith("_")
     assert Flow("state.session.end.from.gateway", "GATEWAY", hub, "service") in found

@@ -1,4 +1,4 @@
-"""Ending tasks."""
+"""The end of tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gauges over what a process has: read when metrics are asked for, and nothing is kept alive for them."""
+"""Gauges over a process's state: read when metrics are requested, without keeping it alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pool that goes to zero and wakes: the whole stack, with nothing but one session."""
+"""A pool that shrinks to zero and grows again: the whole stack, with one session only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMIT_S = 180.0
 
 
 async def read(api: httpx.AsyncClient, path: str) -> dict[str, Any]:
-    """The answer; a store that has no time at the moment is asked again, as it asks for."""
+    """Return the answer; retries if the store has no time at the moment."""
     deadline = time.monotonic() + LIMIT_S
     while (answer := await api.get(path)).status_code >= 500 and time.monotonic() < deadline:
         await asyncio.sleep(0.5)
@@ -26,7 +26,7 @@ async def read(api: httpx.AsyncClient, path: str) -> dict[str, Any]:
 
 
 async def until_pool(api: httpx.AsyncClient, **wanted: object) -> dict[str, Any]:
-    """The pool's status once these numbers are so."""
+    """Wait until the pool's status has these numbers. Returns the status."""
     deadline = time.monotonic() + LIMIT_S
     found: dict[str, Any] = {}
     while time.monotonic() < deadline:
@@ -40,7 +40,7 @@ async def until_pool(api: httpx.AsyncClient, **wanted: object) -> dict[str, Any]
 
 
 async def until_share(api: httpx.AsyncClient, session: str) -> None:
-    """Until the session has been given a share of what its worker costs."""
+    """Wait until the session has a share of its worker's cost."""
     deadline = time.monotonic() + LIMIT_S
     while not (await read(api, f"/v1/cost?session={session}"))["sessions"][0]["gpu_seconds"]:
         assert time.monotonic() < deadline, "the session was never given a share"
@@ -59,11 +59,11 @@ async def test_a_session_wakes_a_pool_of_no_workers_and_is_paid_for(data_dir: Pa
             await until_pool(api, target=0, ready=0, orders=0)
             assert (await read(api, "/v1/cost"))["total"]["gpu_seconds"] == 0
 
-            # Nobody serves the model, and nobody has ever: it is admitted all the same, and waits.
+            # No worker serves the model or ever has: the session is admitted nevertheless, and waits.
             viewer = await Viewer.create(api, "a red circle moving left")
             async with viewer.watching():
                 await viewer.more_chunks(8, LIMIT_S)
-                # Shares are given out by samples, two seconds apart.
+                # Shares are assigned by samples, two seconds apart.
                 await until_share(api, viewer.session)
                 pool = await until_pool(api, target=1, ready=1)
                 wake = next(d for d in pool["scaling"]["decisions"] if d["action"] == "wake")
@@ -71,7 +71,7 @@ async def test_a_session_wakes_a_pool_of_no_workers_and_is_paid_for(data_dir: Pa
                 assert pool["start_up_s"] > 0
             await viewer.delete()
             await until_pool(api, target=0, members=[])
-            # Its end is told with the next report, and the last share is given out. Then nothing is added.
+            # The next report contains its end, and the last share is assigned. Then nothing is added.
             deadline = time.monotonic() + LIMIT_S
             total = None
             while total != (total := (await read(api, "/v1/cost"))["total"]):
@@ -82,7 +82,7 @@ async def test_a_session_wakes_a_pool_of_no_workers_and_is_paid_for(data_dir: Pa
             [share] = cost["sessions"]
             assert 0 < share["gpu_seconds"] < cost["total"]["gpu_seconds"]
             assert share["money"] > 0
-            # The time until the worker was ready is paid for, and nobody's.
+            # The time until the worker was ready is paid for, but by no session.
             [kind] = cost["kinds"]
             assert 0 < kind["starting_gpu_seconds"] <= cost["idle"]["gpu_seconds"] + 1e-6
             assert cost["total"] == total

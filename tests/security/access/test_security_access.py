@@ -1,4 +1,4 @@
-"""Keys that are silently absent, what is read before a key is asked for, and guessing of keys."""
+"""Keys that are silently absent, input that is read before the key, and guessing of keys."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_keys_are_never_silently_absent(monkeypatch: Any, setting: str, given: d
 
 
 def test_a_gateway_that_refuses_says_why_and_ends() -> None:
-    """As processes: both served everybody before."""
+    """As processes. Incident: both served every caller."""
     chosen = [REFUSED[number] for number in (2, 21)]
 
     def start(given: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -129,7 +129,7 @@ def test_whoever_means_it_may_do_without_keys(monkeypatch: Any) -> None:
             told = " ".join(exposure.sentences(settings, Keys(None), 8080))
             assert "No API keys" in told
             assert ("0.0.0.0:8080" in told) == ("TURBOSERVE_GATEWAY_HOST" in variables)
-    # A permission is no order: keys that are there count, and one that cannot be read is no key.
+    # A permission is no order: existing keys count, and an unreadable one is no key.
     monkeypatch.setenv("TURBOSERVE_API_KEYS", f"{KEY}=acme")
     assert Keys(Settings().key_set())
     monkeypatch.setenv("TURBOSERVE_API_KEYS", "=")
@@ -160,7 +160,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 
 async def test_who_asks_is_known_before_anything_is_read(keyed_url, client) -> None:
-    """Every path and method of OpenAPI, and some that it has not: broken JSON was answered 422."""
+    """Every path and method of OpenAPI, and some beyond it. Incident: broken JSON was answered 422."""
     api, known = client(keyed_url), client(keyed_url, KEY)
     document = (await api.get("/openapi.json")).json()
     calls = [
@@ -178,7 +178,7 @@ async def test_who_asks_is_known_before_anything_is_read(keyed_url, client) -> N
         return answer.status_code, answer.json()["code"]
 
     for what, options in BODIES:
-        # At once, in portions: 140 requests one by one take long on a busy machine.
+        # Concurrently, in portions: 140 sequential requests take long on a busy machine.
         found = await asyncio.gather(*(ask(method, path, options) for method, path in calls))
         assert set(found) == {(401, "unauthorized")}, what
 
@@ -188,13 +188,13 @@ async def test_who_asks_is_known_before_anything_is_read(keyed_url, client) -> N
 
     answer = await api.post("/v1/sessions", content=chunks())
     assert answer.status_code == 401
-    # The connection and the gateway are as before.
+    # The connection and the gateway still work as before.
     assert (await known.post("/v1/sessions", content=b"{")).status_code == 415
     assert (await known.get("/v1/sessions")).status_code == 200
 
 
 async def test_wrong_keys_are_counted_logged_and_slowed(pool, keyed_url, client) -> None:
-    # An address of its own, so that other tests and this one do not slow each other.
+    # From an address of its own, so that other tests and this one do not slow each other.
     guesser = client(keyed_url, transport=httpx.AsyncHTTPTransport(local_address="127.0.0.77"))
 
     async def guess(key: str) -> httpx.Response:
@@ -216,7 +216,7 @@ async def test_wrong_keys_are_counted_logged_and_slowed(pool, keyed_url, client)
     slowed = next(answer for answer in answers if answer.status_code == 429)
     assert (slowed.json()["code"], slowed.json()["limit"]) == ("too_many_wrong_keys", str(FAILURES))
     assert 1 <= int(slowed.headers["retry-after"]) <= 60 / FAILURES + 1
-    # The same address with a good key, and another one with a bad key.
+    # The same address with a good key, and another address with a bad key.
     assert (await guess(KEY)).status_code == 200
     assert (await guesser.get("/v1/models")).status_code == 401
     elsewhere = client(keyed_url, "wrong-0123456789", transport=_from("127.0.0.78"))
@@ -255,7 +255,7 @@ async def test_guesses_over_a_websocket_are_slowed_too(keyed_url) -> None:
 
 
 class _Collector:
-    """An OTLP collector that keeps what it is sent."""
+    """An OTLP collector that keeps what it receives."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -264,7 +264,7 @@ class _Collector:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                # Traces and metrics come at the same time, each in a thread.
+                # Traces and metrics arrive at the same time, each in a thread.
                 collector.bodies.append(self.rfile.read(int(self.headers["content-length"])))
                 collector.paths.append(self.path)
                 self.send_response(200)
@@ -290,7 +290,7 @@ class _Collector:
 
 
 async def test_a_key_in_the_address_stays_out_of_logs_traces_and_metrics(pool, client, socket) -> None:
-    """With every log line there is, and a collector that gets every span."""
+    """Every log line is on, and a collector gets every span."""
     collector = _Collector()
     with collector.running() as endpoint:
         url = pool.gateway(
@@ -321,7 +321,7 @@ async def test_a_key_in_the_address_stays_out_of_logs_traces_and_metrics(pool, c
         ).status_code == 401
         metrics = (await api.get("/metrics")).text
         await api.delete(session["links"]["self"])
-        # What is buffered is sent when it stops.
+        # Buffered spans are sent at the stop.
         pool.stop("traced")
     assert any(path.endswith("/v1/traces") for path in collector.paths)
     assert b"turboserve-gateway" in collector.sent

@@ -1,4 +1,4 @@
-"""A stranger's page in a real Chromium on the gateway's machine: what it can do to a gateway without keys."""
+"""A foreign page in a real Chromium on the gateway's machine, against a gateway without keys."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 
 from browser import NEEDS_CHROMIUM, chromium
 
-# The stranger's name server: first it gives his own address, and later this machine's.
+# The attacker's name server: first it returns the attacker's address, later this machine's.
 REBOUND = "--host-resolver-rules=MAP foe.example 127.0.0.1"
 KEY = "a-key-for-the-page-0123456789"
 WAIT_MS = 120_000
 
 pytestmark = NEEDS_CHROMIUM
 
-# Each attack resolves to whether it got an answer that it could read, or for a stream, to the close code.
+# Each attack resolves to whether it got a readable answer or, for a stream, to the close code.
 ATTACKS = """
 async ({url, session}) => {
   const base = `${url}/v1/sessions/${session}`;
@@ -136,7 +136,7 @@ async def test_a_rebound_name_shows_no_page(keyless_url: str, page: Any) -> None
 
 
 async def refused(api: httpx.AsyncClient) -> dict[str, float]:
-    """How many requests without a known key there were, by reason."""
+    """Return the number of requests without a known key, by reason."""
     found = {}
     for line in (await api.get("/metrics")).text.splitlines():
         if line.startswith("turboserve_gateway_keys_refused_total{"):
@@ -156,10 +156,10 @@ async def test_the_page_keeps_its_key_out_of_the_address_and_forgets_a_wrong_one
     assert KEY not in str(await page.evaluate("document.documentElement.outerHTML"))
     await page.get_by_role("button", name="End session").click()
     await page.locator("#phase", has_text="terminated").wait_for()
-    # The operator's page in the same tab has the key; with a wrong one it asks, and not again and again.
+    # The operator's page in the same tab has the key. With a wrong key it asks once.
     await page.goto(f"{url}/pool?access_token=wrong-0123456789")
     await page.get_by_label("API key").wait_for()
-    # It goes on asking every second, but without a key.
+    # It continues to poll every second, but without a key.
     api = client(url)
     async with asyncio.timeout(WAIT_MS / 1000):
         while (counted := await refused(api)).get("missing", 0) < 2:

@@ -29,7 +29,7 @@ async def session(keyless_url: str, client: Any) -> AsyncIterator[dict[str, Any]
 
 
 async def spoken(url: str, text: str) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of the answer to a request as it is written here."""
+    """Send a request exactly as written. Returns status, headers and body of the answer."""
     parsed = httpx.URL(url)
     reader, writer = await asyncio.open_connection(parsed.host, parsed.port)
     try:
@@ -197,7 +197,10 @@ async def test_a_foreign_page_opens_no_stream(keyless_url, session, socket, page
     ],
 )
 async def test_what_forms_can_send_changes_nothing(keyless_url, client, session, kind) -> None:
-    """As an old browser sends it, without Origin: a path that takes no body did what it does for any."""
+    """Without Origin, as an old browser sends it.
+
+    Incident: a path without a body took effect for any type.
+    """
     api = client(keyless_url)
     headers = {} if kind is None else {"Content-Type": kind}
     for path in (session["links"]["pause"], session["links"]["prompts"], "/v1/sessions"):
@@ -209,7 +212,7 @@ async def test_what_forms_can_send_changes_nothing(keyless_url, client, session,
 
 
 def _unchanged(session: dict[str, Any]) -> None:
-    """Neither paused nor ended, with its own prompt. No viewer watches it: it may be idle by now."""
+    """Check that it is neither paused nor ended, with its own prompt. Unwatched, it may be idle by now."""
     assert session["activity"] in ("watching", "idle")
     assert session["phase"] in ("requested", "active", "suspended")
     assert session["prompt"] == "a red circle"
@@ -225,7 +228,7 @@ async def test_the_own_page_curl_and_players_still_work(keyless_url, client, ses
         assert (await api.post(session["links"]["resume"], headers=headers)).status_code == 202
         async with socket(keyless_url, session["id"], headers) as opened:
             assert json.loads(await opened.recv())["type"] == "hello"
-    # A proxy in front may have ended TLS.
+    # A proxy in front may have terminated TLS.
     port = httpx.URL(keyless_url).port
     answer = await api.post(
         session["links"]["prompts"],
@@ -284,7 +287,7 @@ def test_no_name_passes_unless_it_is_of_the_loopback(text: str) -> None:
     if HostRules((), "127.0.0.1").allows(authority):
         host = authority.host
         assert host == "localhost" or host.endswith(".localhost") or host == "::1" or host[:4] == "127."
-    # What was parsed once is one spelling.
+    # A parsed authority has one spelling.
     again = f"[{authority.host}]" if ":" in authority.host else authority.host
     assert Authority.parse(again).host == authority.host
 

@@ -1,4 +1,4 @@
-"""The file of hashed keys: what it keeps, who may open it, and that changes count while sessions play."""
+"""The file of hashed keys: its contents, its permissions, and changes while sessions play."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENV_KEY = "a-key-from-the-environment"
 
 
 def turboserve_keys(*words: str) -> tuple[int, str, str]:
-    """`turboserve keys WORDS`: status, stdout, stderr."""
+    """Run `turboserve keys WORDS`. Returns status, stdout and stderr."""
     from typer.testing import CliRunner
 
     done = CliRunner().invoke(keys_command, list(words))
@@ -90,7 +90,7 @@ def test_a_file_that_others_may_use_is_refused(tmp_path: Path, mode: int, monkey
     path.chmod(mode)
     with pytest.raises(KeyFileError, match="chmod 600"):
         key_file.read(path)
-    # Nor is it extended: whoever could write it may have added a key.
+    # Nor is it extended: a user who could write it may have added a key.
     with pytest.raises(KeyFileError):
         key_file.add(path, "boss")
     monkeypatch.setenv("TURBOSERVE_API_KEYS_FILE", str(path))
@@ -103,7 +103,7 @@ def test_a_file_of_another_user_is_refused_and_keeps_its_owner_when_root_changes
     path = tmp_path / "keys.json"
     key_file.add(path, "acme")
     os.chown(path, 12_345, 12_345)
-    # As root both are read; what is written stays theirs.
+    # As root both are read; written files keep their owner.
     with pytest.raises(KeyFileError, match="belongs to user 12345"):
         key_file.read(path)
     os.chown(path, 0, 12_345)
@@ -161,7 +161,7 @@ def test_concurrent_additions_lose_none_and_readers_never_see_a_part(tmp_path: P
 
 
 def test_the_setting_keeps_no_key_in_memory_nor_in_the_environment() -> None:
-    """In a process of its own: what later programs of the gateway would inherit."""
+    """In a process of its own: its environment is what later child processes of the gateway inherit."""
     program = """
 import gc, os
 from turboserve.gateway import __main__ as gateway
@@ -198,7 +198,7 @@ def filed_url(pool: Any, file: Path, first: str) -> str:
 
 @pytest.fixture
 async def status(filed_url: str, client: Any) -> Callable[..., Awaitable[int]]:
-    """`await status(key)`: what a request with the key is answered."""
+    """`await status(key)`: the status of the answer to a request with the key."""
     api: httpx.AsyncClient = client(filed_url)
 
     async def ask(key: str) -> int:
@@ -231,7 +231,7 @@ async def test_a_key_counts_from_when_it_is_made_until_it_is_revoked(
         assert (events.status_code, video.status_code) == (200, 200)
         key_file.revoke(file, record.id)
         await eventually(unknown)
-        # All that the key had opened ends, though nobody restarts anything.
+        # Everything that the key had opened ends, without a restart.
         async with asyncio.timeout(PATIENCE_S):
             with suppress(websockets.ConnectionClosed):
                 while True:
@@ -243,7 +243,7 @@ async def test_a_key_counts_from_when_it_is_made_until_it_is_revoked(
                 pass
         assert opened.close_code == 4401
     assert await status(first) == 200
-    # What was asked over the socket after the end has changed nothing.
+    # Requests over the socket after the end have changed nothing.
     again, second = key_file.add(file, "boss")
 
     async def back() -> bool:

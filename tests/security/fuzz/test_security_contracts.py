@@ -1,4 +1,4 @@
-"""Every message that crosses a process boundary: what one that can be read may contain."""
+"""Every message that crosses a process boundary: limits on the contents of a readable message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MESSAGES = sorted(
 
 
 def hold(contract: type[Contract], examples: int) -> None:
-    """A document is refused, or all that it says is bounded and survives being sent on."""
+    """Check that a document is refused, or that all its values are bounded and survive being sent on."""
     schema = contract.model_json_schema()
 
     @attacks(examples)

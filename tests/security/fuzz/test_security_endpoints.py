@@ -1,4 +1,4 @@
-"""Every endpoint on the bus under mutated requests, from the service that may ask: typed errors only."""
+"""Every endpoint on the bus under mutated requests, from the permitted service: typed errors only."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from turboserve.subjects import Endpoint
 
 STORE = [endpoint for endpoint in subjects.ENDPOINTS if endpoint.server == "state-store"]
 ROWS = ("sessions", "controls", "decisions", "workers", "leaders", "pools")
-"""Tables that change by requests alone while no chunk is made: what a refusal must leave as it is."""
+"""Tables that only requests change while no chunk is made. A refusal must not change them."""
 LATER = "'{own_revision,fence_revision,purged_at}'::text[]"
-"""Columns that the store writes after its answer: the log then has what the row says."""
+"""Columns that the store writes after its answer, to match the log."""
 RECORD_CHANGES = f"""
 create table changes (id bigserial primary key, what text not null);
 create function record_change() returns trigger language plpgsql as $$
@@ -47,7 +47,7 @@ end $$;
     "for each row execute function record_change();"
     for table in ROWS
 )
-"""Each change of a row in `ROWS` is recorded in its transaction: a check reads only what changed."""
+"""Records each change of a row in `ROWS` in its transaction, so that a check reads only what changed."""
 CHANGES = "select id, what from changes where id > $1 order by id"
 PATIENCE_S = 60.0
 NO_TENANT_LIMITS = {
@@ -57,9 +57,9 @@ NO_TENANT_LIMITS = {
         *("CREATIONS_PER_MINUTE", "PROMPTS_PER_MINUTE", "STORED_BYTES"),
     )
 }
-"""All requests are one tenant's. `test_security_tenants` is about limits."""
+"""All requests are one tenant's. `test_security_tenants` tests the limits."""
 FRESH = 40
-"""Requests until the next ones are about new sessions and workers: the earlier ones have ended by then."""
+"""Requests until new sessions and workers are created, because the earlier ones have ended by then."""
 
 
 NAMES: dict[str, list[Any]] = {
@@ -75,7 +75,7 @@ NAMES: dict[str, list[Any]] = {
     "epoch": [0, 1],
     "phase": ["ready"],
 }
-"""Values with which a request gets far: placeholders stand for what exists at that time."""
+"""Values that bring a request far. Placeholders stand for ids that exist at that time."""
 
 
 class Store:
@@ -89,7 +89,7 @@ class Store:
         self._asked = 0
         self._names: dict[str, str] = {}
         self._last: int | None = None
-        """The last change before the first of the latest refusals."""
+        """Number of the last change before the first of the latest refusals."""
 
     async def open(self) -> None:
         for service in subjects.SERVICES:
@@ -111,8 +111,10 @@ class Store:
         return True
 
     async def prepare(self, anew: bool = False) -> None:
-        """Make what requests are about: one session that waits for a worker, two that have one; anew now and
-        then, since attacks that are carried out end them."""
+        """Create one session that waits for a worker and two that have one.
+
+        They are created again from time to time, because attacks that are carried out end them.
+        """
         if anew or self._asked % FRESH == 0:
             self._last = None
             gateway, scheduler = self._buses["gateway"], self._buses["scheduler"]
@@ -148,28 +150,28 @@ class Store:
         self._asked += 1
 
     def about(self, data: bytes) -> bytes:
-        """`data` with the placeholders of `NAMES` replaced by what exists now."""
+        """Return `data` with the placeholders of `NAMES` replaced by existing ids."""
         for placeholder, name in self._names.items():
             data = data.replace(placeholder.encode(), name.encode())
         return data
 
     async def last_change(self) -> int:
-        """The number of the last recorded change."""
+        """Return the number of the last recorded change."""
         return int(await self._database.fetchval("select coalesce(max(id), 0) from changes"))
 
     async def changes(self, since: int) -> list[str]:
-        """The changes of rows in `ROWS` after the one with the number `since`."""
+        """Return the changes of rows in `ROWS` after number `since`."""
         return [row["what"] for row in await self._database.fetch(CHANGES, since)]
 
     @contextmanager
     def no_traceback(self) -> Iterator[None]:
-        """No exception is logged meanwhile."""
+        """Check that no exception is logged meanwhile."""
         before = len(self.service.logged())
         yield
         assert "Traceback" not in self.service.logged()[before:]
 
     async def ask(self, endpoint: Endpoint[Contract, Contract], data: bytes) -> ErrorBody | None:
-        """Send `data` as one that may ask; the refusal, None if it was carried out."""
+        """Send `data` as a permitted service. Returns the refusal; None if it was carried out."""
         bus = self._buses[endpoint.callers[0]]
         reply = await bus.client.request(endpoint.request_subject(bus.user), data, timeout=PATIENCE_S)
         problem = (reply.headers or {}).get(ERROR_HEADER)
@@ -178,7 +180,7 @@ class Store:
         return ErrorBody.from_bytes(problem.encode())
 
     async def attack(self, endpoint: Endpoint[Contract, Contract], data: bytes) -> None:
-        """One request: it is carried out or refused with a typed error, and a refusal changes no row."""
+        """Send one request: it is carried out or refused with a typed error, and a refusal changes no row."""
         last = await self.last_change() if self._last is None else self._last
         refusal = await self.ask(endpoint, data)
         self._last = None if refusal is None else last
@@ -205,7 +207,7 @@ def store(
         redis_url,
         TURBOSERVE_MAX_SESSIONS="1000000",
         TURBOSERVE_SWEEP_S="3600",
-        # A busy machine is only slow: what is given up after so long was stuck.
+        # A busy machine is only slow: an operation that exceeds this was stuck.
         TURBOSERVE_TRANSACTION_DEADLINE_S="60",
         TURBOSERVE_REQUEST_DEADLINE_S="60",
         TURBOSERVE_CANARY_TIMEOUT_S="60",

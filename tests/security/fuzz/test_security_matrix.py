@@ -1,7 +1,7 @@
-"""Every route with every verb, for nobody, a wrong key, a foreign tenant, the owner and an operator.
+"""Every route with every verb, for no key, a wrong key, a foreign tenant, the owner and an operator.
 
-The routes come from the gateway itself. One that is not in the table below fails the test: whoever adds a
-route says here who may call it.
+The routes come from the gateway itself. A route that is not in the table below fails the test, so that the
+access to a new route must be declared here.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from turboserve.gateway.settings import Settings
 
 
 class Access(Enum):
-    """Who may call a route."""
+    """Callers of a route."""
 
     PUBLIC = auto()
     """Everyone, without a key."""
     TENANT = auto()
-    """Every tenant, and each sees what is its own."""
+    """Every tenant; each sees only its own data."""
     SESSION = auto()
-    """The session's tenant; to all others it is a session that does not exist."""
+    """The session's tenant. For all others the session does not exist."""
     SESSION_OR_OPERATOR = auto()
     OPERATOR = auto()
-    """Operators; a tenant is told that it is none."""
+    """Operators. A tenant learns that it is none."""
     UPGRADE = auto()
-    """Every tenant; the answer says only that a WebSocket is needed, and is the same for every session id."""
+    """Every tenant. The answer says only that a WebSocket is needed, and is the same for every session id."""
 
 
 P, T, S, SO, O, U = Access  # noqa: E741
@@ -98,7 +98,7 @@ NOT_A_KEY = {
 
 
 def routes() -> set[tuple[str, str]]:
-    """Every verb and path that the application takes, whether or not its OpenAPI tells of it."""
+    """Return every verb and path of the application, also those absent from its OpenAPI."""
     settings = Settings()
     app = create_app(create_gateway(settings, object(), object(), dict))  # type: ignore[arg-type]
     return {pair for route in app.routes for pair in taken_by(route)}
@@ -111,7 +111,7 @@ def taken_by(route: BaseRoute) -> set[tuple[str, str]]:
         return {("WEBSOCKET", route.path)}
     if isinstance(route, Route):
         return {(method, route.path) for method in route.methods or () if method != "HEAD"}
-    # FastAPI keeps the routes of a router that was included behind the router.
+    # FastAPI keeps the routes of an included router in that router.
     return {pair for inner in route.original_router.routes for pair in taken_by(inner)}  # type: ignore[attr-defined]
 
 
@@ -125,7 +125,7 @@ def session(target: Target) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def unknown(session: str) -> str:
-    """The id of no session, as long as a session's."""
+    """Return an id of no session, as long as a session's."""
     return session[:-6] + "".join("x" if letter != "x" else "y" for letter in session[-6:])
 
 
@@ -136,7 +136,7 @@ def of(access: Access) -> list[tuple[str, str]]:
 def ask(
     client: httpx.Client, verb: str, path: str, session: str, headers: Any = (), **options: Any
 ) -> httpx.Response:
-    """One request, with the body that the route takes; of an answer that lasts only the head is read."""
+    """Send one request, with the body that the route accepts. Of an endless answer only the head is read."""
     if path in BODIES and verb not in ("GET", "HEAD", "TRACE"):
         options.setdefault("json", BODIES[path])
     elif path == "/v1/pool/table" and verb == "PUT":
@@ -159,7 +159,7 @@ def table() -> Any:
 
 
 def shown(answer: httpx.Response, *names: str) -> tuple[int, dict[str, str], str]:
-    """Everything that a client sees of an answer but the time, with the session's id left out."""
+    """Return everything that a client sees of an answer but the time, without the session's id."""
     headers = {name: value for name, value in answer.headers.items() if name != "date"}
     text = answer.text
     for name in names:
@@ -189,8 +189,7 @@ def test_public_routes_tell_nobody_of_a_session(target: Target, session: str, ve
 def test_a_socket_address_is_the_same_for_every_session(
     target: Target, session: str, unknown: str, verb, path
 ) -> None:
-    """The owner, another tenant and an operator get one answer for a session that exists and one that does
-    not."""
+    """Owner, another tenant and an operator get one answer, for existing and for unknown sessions."""
     seen = []
     for tenant in KEYS:
         with target.client(tenant) as client:
@@ -247,7 +246,7 @@ def test_a_foreign_session_is_one_that_does_not_exist(target: Target, session: s
             assert shown(foreign, session) == shown(none, unknown)
     with target.client("alice") as alice:
         after = alice.get(f"/v1/sessions/{session}").json()
-    # Nobody watches it: it may be suspended meanwhile, but neither ended nor paused by somebody else.
+    # No viewer watches it: it may be suspended meanwhile, but no other caller has ended or paused it.
     assert after["phase"] in ("active", "suspended")
     assert after["activity"] in ("watching", "idle")
     for volatile in (
@@ -279,7 +278,7 @@ def test_lists_tell_of_ones_own_alone(target: Target, session: str) -> None:
 
 
 def test_the_owner_may(target: Target) -> None:
-    """After all refusals: with its own key each call is answered as it should be."""
+    """After all refusals, each call with its own key gets its proper answer."""
     name = target.session()
     with target.client("alice") as client:
         for verb, path in sorted(
@@ -303,13 +302,13 @@ def test_only_operators_order(target: Target, session: str) -> None:
             expected = 201 if path == "/v1/cost/corrections" else 200
             assert ask(client, verb, path, session).status_code == expected, (verb, path)
         assert client.put("/v1/pool/override", json={"workers": None}).status_code == 200
-        # There is one worker: where it might go is looked for, and nothing of the session is told.
+        # There is one worker, so a target is searched for, and the answer reveals nothing of the session.
         answer = ask(client, "POST", f"{SESSION}/migrate", session)
         assert answer.status_code in (202, 409, 429), answer.text
 
 
 def test_keys_in_the_address_are_for_streams_alone(target: Target, session: str) -> None:
-    """Addresses end up in logs: a call that can set a header has to."""
+    """Addresses end up in logs, so a call that can set a header must use it."""
     with target.client() as client:
         for (verb, path), access in TABLE.items():
             if access is Access.PUBLIC or verb == "WEBSOCKET":
@@ -333,7 +332,7 @@ def test_keys_in_the_address_are_for_streams_alone(target: Target, session: str)
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_verbs_that_a_route_does_not_take(target: Target, session: str, unknown: str, verb: str) -> None:
-    """405 with what it takes, and the same whether there is such a session or not."""
+    """The answer is 405 with the accepted verbs, and the same for known and unknown sessions."""
     declared: dict[str, set[str]] = {}
     for method, path in TABLE:
         if method != "WEBSOCKET":
@@ -361,7 +360,7 @@ def test_head_is_get_without_a_body(target: Target, session: str) -> None:
 
 
 def socket_answer(target: Target, session: str, headers: Any = None, **query: str) -> tuple[list[Any], Any]:
-    """The first message of a stream, and how it closed if it did."""
+    """Return the first message of a stream, and how it closed if it did."""
     address = str(
         httpx.URL(target.url.replace("http", "ws", 1) + f"/v1/sessions/{session}/stream", params=query)
     )

@@ -1,4 +1,4 @@
-"""Topics and logs with what nobody should send, from the service that may: no reader ends or goes astray."""
+"""Topics and logs with invalid messages, from the permitted service: no reader ends or is misled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_S = 120.0
 
 
 class Speaker:
-    """Publishes as any service, about a session that plays and the worker that plays it."""
+    """Publishes as any service, about a session that plays and its worker."""
 
     def __init__(self, runner: asyncio.Runner, target: Target, session: str) -> None:
         self.runner, self.target, self.session = runner, target, session
@@ -74,7 +74,7 @@ def token(topic: Topic[Any], speaker: Speaker) -> str:
 
 
 def in_header(data: bytes) -> str:
-    """`data` as the value of a header, which holds neither line ends nor all of Unicode."""
+    """Return `data` as the value of a header, which holds neither line ends nor all of Unicode."""
     return data.decode("latin-1")[:9_000].replace("\r", " ").replace("\n", " ") or " "
 
 
@@ -89,7 +89,7 @@ def names(speaker: Speaker) -> dict[str, list[Any]]:
 
 
 def chunks(target: Target, session: str, after: int, count: int) -> int:
-    """Watch until `count` chunks after `after` have come, none missing; the index of the last."""
+    """Watch until `count` chunks after `after` have come, none missing. Returns the index of the last."""
     from websockets.sync.client import connect
 
     address = f"{target.url.replace('http', 'ws', 1)}/v1/sessions/{session}/stream"
@@ -158,7 +158,7 @@ RAW_HEADERS = (
 
 
 async def publish_raw(target: Target, service: str, subject: str, head: bytes, data: bytes) -> None:
-    """One message with headers as they are: a client library would refuse to send them."""
+    """Publish one message with raw headers, which a client library would refuse to send."""
     reader, writer = await asyncio.open_connection("127.0.0.1", target.pool.nats.port)
     login = {"verbose": False, "headers": True, "user": service, "pass": target.pool.nats.passwords[service]}
     writer.write(b"CONNECT " + json.dumps(login).encode() + b"\r\n")
@@ -181,7 +181,7 @@ def test_headers_that_are_none(target: Target, speaker: Speaker) -> None:
 
 
 def headers_of(session: str, worker: str, **changes: Any) -> dict[str, str]:
-    """Those of a chunk, with `changes`."""
+    """Return a chunk's headers, with `changes`."""
     header = {
         "session": session,
         "index": 0,
@@ -219,9 +219,11 @@ POISON: tuple[dict[str, Any], ...] = (
 
 
 def test_chunks_that_cannot_be(target: Target, speaker: Speaker) -> None:
-    """A worker's credentials let it write to any chunk log. What is no chunk there stops neither the counting
-    of all sessions' chunks nor a viewer."""
-    # A session of its own: forged assignments and playheads are believed, and others made some.
+    """A worker's credentials let it write to any chunk log.
+
+    Invalid entries there stop neither the counting of all sessions' chunks nor a viewer.
+    """
+    # A session of its own, because forged assignments and playheads of other tests are believed.
     session = target.session()
     last = chunks(target, session, -1, 2)
     poison = [headers_of(session, speaker.worker, **changes) for changes in POISON]
@@ -247,7 +249,7 @@ def test_chunks_that_cannot_be(target: Target, speaker: Speaker) -> None:
         await speaker.flush()
 
     speaker.runner.run(all_of_it())
-    # At once, while the newest entry of the log is none that can be read; and for a while.
+    # At once, while the newest entry of the log is unreadable; and for a while.
     last = chunks(target, session, last, 1)
     chunks(target, session, -1, last + 3)
     with target.client("alice") as client:

@@ -1,4 +1,4 @@
-"""The scheduler's endpoint under mutated requests, from the service that may ask: typed errors only."""
+"""The scheduler's endpoint under mutated requests, from the permitted service: typed errors only."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from turboserve.subjects import MOVE_SESSION
 
 PATIENCE_S = 120.0
 REFUSALS = {"invalid_input", "session_not_found", "not_found", "no_capacity", "transition_not_allowed"}
-"""There is one worker: nowhere to migrate to."""
+"""There is one worker, so a session cannot migrate."""
 
 
 class Gateway:
-    """Asks the scheduler as the gateway does; `session` is one of alice's, `worker` the only one there is."""
+    """Calls the scheduler as the gateway does; `session` is one of alice's, `worker` the only worker."""
 
     def __init__(self, runner: asyncio.Runner, target: Target, bus: Bus, session: str) -> None:
         self.runner, self.target, self.session = runner, target, session
@@ -30,7 +30,7 @@ class Gateway:
             self.worker: str = client.get(f"/v1/sessions/{session}").json()["worker"]
 
     def migrations(self) -> list[str]:
-        """Decisions that gave the session another worker, and the worker that it is to get now."""
+        """Return the decisions that gave the session another worker, and its current target."""
         with self.target.client("alice") as client:
             row = client.get(f"/v1/sessions/{self.session}").json()
             decisions = client.get(f"/v1/sessions/{self.session}/decisions").json()["decisions"]
@@ -38,7 +38,7 @@ class Gateway:
         return begun if row["target"] is None else [*begun, row["target"]]
 
     def ask(self, data: bytes) -> str:
-        """Send `data`; the code of the refusal."""
+        """Send `data`. Returns the code of the refusal."""
         reply = self.runner.run(
             self._bus.client.request(MOVE_SESSION.request_subject(self._bus.user), data, timeout=PATIENCE_S)
         )

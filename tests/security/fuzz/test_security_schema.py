@@ -1,4 +1,4 @@
-"""What the gateway's OpenAPI says, held against the gateway by schemathesis: allowed and refused data."""
+"""The gateway against its OpenAPI document, by schemathesis: allowed and refused data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
-# Their names have to be there before the gateway is: a test compares.
+# The names must exist before the gateway does; a test compares them.
 READS = tuple(
     ("GET", path)
     for path in (
@@ -44,7 +44,7 @@ WRITES = (
     ("POST", "/v1/sessions/{session}/migrate"),
 )
 LASTING = (("GET", "/v1/sessions/{session}/events"), ("GET", "/v1/sessions/{session}/stream.mp4"))
-"""Called for sessions that do not exist alone: their answers do not end."""
+"""Called only for sessions that do not exist, because their answers do not end."""
 PATIENCE_S = 120.0
 REFUSALS = ["400", "404", "405", "413", "415", "422"]
 OPERATIONS = (*READS, *WRITES, *LASTING)
@@ -61,7 +61,7 @@ REFUSING = (
     ("POST", "/v1/sessions/{session}/migrate"),
     *LASTING,
 )
-"""Those with input that a schema can forbid: any text may be asked for as a session."""
+"""Operations with input that a schema can forbid: any text is a valid session id to ask for."""
 ANSWERS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -77,14 +77,14 @@ def schema(target: Target) -> Any:
         document = client.get("/openapi.json").json()
     schema = schemathesis.openapi.from_dict(document)
     schema.config.update(base_url=target.url)
-    # Keys have tests of their own, and unknown parameters of a query are left alone, as is usual.
+    # Keys have tests of their own. Unknown query parameters are ignored, as is usual.
     schema.config.generation.update(with_security_parameters=False, allow_extra_parameters=False)
     schema.config.checks.negative_data_rejection.expected_statuses = REFUSALS
     return schema
 
 
 def hold(target: Target, operation: Any, mode: GenerationMode, examples: int) -> None:
-    """Call `operation` with data that its schema allows (or does not), and hold the answers against it."""
+    """Call `operation` with data that its schema allows (or forbids), and check the answers against it."""
     checks = [CHECKS.get_one(name) for name in ANSWERS]
     if mode is GenerationMode.NEGATIVE:
         checks.append(CHECKS.get_one("negative_data_rejection"))

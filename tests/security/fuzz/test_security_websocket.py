@@ -1,4 +1,4 @@
-"""Thousands of frames that break the protocol of WebSocket or ours, while somebody else watches a session."""
+"""Thousands of frames that break WebSocket's protocol or ours, while another client watches a session."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from websockets.sync.client import connect
 from turboserve.gateway.stream.protocol import ClientMessage
 
 FRAMES = 5_000
-"""At least."""
+"""Minimum number of frames."""
 ROUNDS = 1_000
-"""At most: each sends hundreds of frames, until there were enough."""
+"""Maximum number of rounds. Each sends hundreds of frames, until there were enough."""
 CONCURRENT = 8
 MESSAGES_EACH = 60
 GROWTH_BYTES = 64 << 20
@@ -32,7 +32,7 @@ SCHEMA = TypeAdapter(ClientMessage).json_schema()
 
 
 class Viewer(threading.Thread):
-    """Watches a session of alice's in a thread of its own: `indices` are the chunks that came, in order."""
+    """Watches a session of alice's in its own thread: `indices` are the received chunks, in order."""
 
     def __init__(self, target: Target, session: str) -> None:
         super().__init__(daemon=True)
@@ -58,7 +58,7 @@ class Viewer(threading.Thread):
         self.join(PATIENCE_S)
 
     def more(self, count: int) -> None:
-        """Wait for `count` chunks more."""
+        """Wait for `count` more chunks."""
         wanted, deadline = len(self.indices) + count, time.monotonic() + PATIENCE_S
         while len(self.indices) < wanted:
             assert self.failure is None, repr(self.failure)
@@ -67,7 +67,7 @@ class Viewer(threading.Thread):
 
 
 class Gateway:
-    """The process under attack: what it holds."""
+    """Resources of the process under attack."""
 
     def __init__(self, target: Target) -> None:
         self._process = psutil.Process(target.pids()["attacked"])
@@ -83,7 +83,7 @@ class Gateway:
 
 @contextmanager
 def watched(target: Target, session: str) -> Iterator[Viewer]:
-    """Somebody watches meanwhile, and gets each chunk once; afterwards nothing of the attack is left."""
+    """Watch meanwhile and get each chunk once. Afterwards the gateway keeps nothing of the attack."""
     gateway = Gateway(target)
     viewer = Viewer(target, session)
     viewer.start()
@@ -122,7 +122,7 @@ def address(target: Target, session: str, tenant: str) -> str:
 
 
 async def break_rules(where: str, source: random.Random, breach: bytes) -> int:
-    """A connection that keeps the rules for a while and then breaks one; how many frames it sent."""
+    """Open a connection that keeps the rules for a while and then breaks one. Returns the frames sent."""
     socket = await RawSocket.open(where, reads=source.random() < 0.9)
     sent = 0
     try:
