@@ -1,4 +1,4 @@
-"""A person's session through all five services, over real servers."""
+"""A user's session through all five services, over real servers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from turboserve.cli.stack.background import BackgroundStack
 pytestmark = pytest.mark.stack
 
 FIRST_S = 60.0
-"""Until a first chunk: the worker may still be measuring itself."""
+"""Time limit of a first chunk: the worker may still be measuring itself."""
 NEXT_S = 60.0
 STILL_S = 4.0
-"""A session that runs makes several chunks in this time."""
+"""Time in which a running session makes several chunks."""
 PLAYING = ("active", "migrating")
-"""A session that is being watched may be on its way to another worker at any time."""
+"""Phases of a watched session: it may be migrating at any time."""
 
 
 async def test_a_prompt_becomes_video_and_a_new_prompt_changes_it(open_session, read_log) -> None:
@@ -88,7 +88,7 @@ async def test_pause_stops_the_video_and_resume_goes_on_where_it_stopped(open_se
         await viewer.more_chunks(3, FIRST_S)
         assert (await viewer.pause())["activity"] == "paused"
         await viewer.event("session.suspended", NEXT_S)
-        # The chunk that was being made may still come, on a busy machine late.
+        # The chunk under way may still come, on a busy machine late.
         stopped_at = await no_more_chunks(viewer)
         assert (await viewer.get())["phase"] == "suspended"
         assert viewer.last == stopped_at
@@ -101,7 +101,7 @@ async def test_pause_stops_the_video_and_resume_goes_on_where_it_stopped(open_se
 
 
 async def no_more_chunks(viewer: Viewer) -> int:
-    """The index of the last chunk, once none has come for `STILL_S` in a row."""
+    """Wait until no chunk has come for `STILL_S`. Returns the index of the last chunk."""
     loop = asyncio.get_running_loop()
     last, since = viewer.last, loop.time()
     async with asyncio.timeout(FIRST_S):
@@ -165,7 +165,8 @@ async def test_bad_input_is_answered_and_harms_no_session(
 
 
 async def test_a_full_pool_says_when_to_come_back(api: httpx.AsyncClient) -> None:
-    # How many fit is not known: sessions of earlier tests may still end, and unwatched ones make room.
+    # The number that fits is not known: sessions of earlier tests may still end, and unwatched ones make
+    # room.
     most = 4 * (await api.get("/v1/models")).json()["models"][0]["capacity"]
     opened: list[str] = []
     try:
@@ -210,7 +211,7 @@ async def test_bench_stream_measures_a_running_stack(stack: BackgroundStack) -> 
 
 
 async def request_sessions(url: str) -> list[dict[str, Any]]:
-    """All sessions, newest first."""
+    """Return all sessions, newest first."""
     async with httpx.AsyncClient(base_url=url, timeout=FIRST_S) as client:
         sessions: list[dict[str, Any]] = (await client.get("/v1/sessions")).json()["sessions"]
         return sessions

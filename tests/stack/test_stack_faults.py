@@ -1,4 +1,4 @@
-"""`kill -9` of any one service or server while sessions play: the rest go on, it comes back, none is lost."""
+"""`kill -9` of any one service or server while sessions play: it comes back, and no session is lost."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.stack
 
 FIRST_S = 60.0
 BACK_S = 120.0
-"""Within this the victim serves again and every session has moved on."""
+"""Time within which the victim serves again and every session continues."""
 PROMPTS = ("a red circle moving left", "a blue square moving up", "a green triangle moving right")
 
 
 async def watched(open_session, watches: asyncio.TaskGroup) -> list[Viewer]:
-    """Three sessions that play; the group's tasks watch them until the sessions end."""
+    """Open three sessions that play. The group's tasks watch them until they end."""
     viewers = [await open_session(prompt, seed=seed) for seed, prompt in enumerate(PROMPTS)]
     for viewer in viewers:
         watches.create_task(viewer.watch())
@@ -31,7 +31,7 @@ async def watched(open_session, watches: asyncio.TaskGroup) -> list[Viewer]:
 
 
 async def check_whole(viewers: list[Viewer], read_log) -> None:
-    """What each viewer saw has no gap and no repetition, can be played, and is what the log says."""
+    """Check that each viewer's video has no gap and no repetition, can be played, and equals the log."""
     for viewer in viewers:
         assert [chunk.index for chunk in viewer.chunks] == list(range(len(viewer.chunks)))
         assert (viewer.player.lost, viewer.player.repeated) == (0, 0)
@@ -63,7 +63,7 @@ async def test_sessions_play_on_after_a_kill(
         await asyncio.to_thread(stack.wait_until_back, victim, killed, BACK_S)
         for viewer in viewers:
             await viewer.more_chunks(3, deadline_s - time.monotonic())
-        # Their workers lived, so nobody took the sessions away; they may have moved.
+        # Their workers lived, so the sessions were not reassigned after a death; they may have migrated.
         for viewer in viewers:
             path = f"/v1/sessions/{viewer.session}/decisions"
             answer = await with_retry(lambda path=path: request(api, "GET", path))
@@ -110,7 +110,7 @@ async def test_sessions_of_a_killed_worker_go_on_elsewhere(
 
 
 async def use_both_workers(api, viewers: list[Viewer]) -> None:
-    """Where placement has put all on one of two workers, since the other is slower, one is moved by hand."""
+    """Migrate a session by hand if placement has put all on one worker, because the other is slower."""
     owners = {viewer.chunks[-1].worker for viewer in viewers}
     if len(owners) == 2:
         return
@@ -128,7 +128,7 @@ async def living_workers(api) -> set[str]:
 
 
 async def surviving_worker(api, owners: set[str], deadline_s: float) -> str:
-    """Whichever of the two `owners` is not declared gone."""
+    """Return the one of the two `owners` that is not declared gone."""
     while True:
         left = owners & await living_workers(api)
         if len(left) == 1:

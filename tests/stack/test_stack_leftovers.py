@@ -1,4 +1,4 @@
-"""Nothing is left running, however a stack ends; and what it kept is there when it starts again."""
+"""A stack leaves no process running, however it ends; its data exists at the next start."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ pytestmark = pytest.mark.stack
 FIRST_S = 60.0
 GONE_S = 120.0
 STILL_S = 4.0
-"""Several chunks are made in this time."""
+"""Time in which several chunks are made."""
 WINDOW_CHUNKS = 3
-"""Of toyworld: nine latent frames, three a chunk."""
+"""Chunks in toyworld's window: nine latent frames, three a chunk."""
 
 
 def still_running(processes: list[psutil.Process], limit_s: float) -> list[str]:
-    """What of `processes` lives after at most `limit_s` seconds."""
+    """Return the commands of those `processes` that live after at most `limit_s` seconds."""
     _, alive = psutil.wait_procs(processes, timeout=limit_s)
     return [" ".join(process.cmdline()) for process in alive if process.is_running()]
 
 
 def rebuilt_whole(stack: BackgroundStack, viewer: Viewer, times: int) -> None:
-    """The session was taken over so often, each time with the latents of all chunks that its window holds."""
+    """Check that the session was taken over `times` times, each with the latents of its whole window."""
 
     def lines() -> list[str]:
         return [line for line in stack.output.splitlines() if "session taken over" in line]
 
-    # What a worker logs is printed a moment later.
+    # A worker's log lines are printed a moment later.
     stack.wait(lambda: len(lines()) >= times, FIRST_S)
     taken = lines()
     assert len(taken) == times, taken
@@ -49,7 +49,7 @@ def rebuilt_whole(stack: BackgroundStack, viewer: Viewer, times: int) -> None:
 
 
 async def no_more_chunks(viewer: Viewer) -> None:
-    """Wait until none is made for a while, as for unwatched sessions: latents are kept after their chunk."""
+    """Wait until no chunk is made for a while, as if unwatched: latents are kept after their chunk."""
     deadline_s = time.monotonic() + FIRST_S
     made = None
     while made != (made := (await viewer.get())["next_chunk"]):
@@ -72,7 +72,7 @@ async def test_a_stack_stops_clean_starts_again_with_its_sessions_and_leaves_not
 
         stack.start()
         async with httpx.AsyncClient(base_url=stack.url, timeout=FIRST_S) as api:
-            # The same session, from where this viewer was, although everything was restarted in between.
+            # The same session, from this viewer's position, although everything was restarted in between.
             viewer.api = api
             async with viewer.watching():
                 await viewer.more_chunks(3, FIRST_S)

@@ -1,4 +1,4 @@
-"""A playing session moves between two real workers: the video does not stop, nothing is lost or repeated."""
+"""A playing session migrates between two real workers: the video continues without loss or repetition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOVE_S = 60.0
 
 
 async def ready_workers(api: httpx.AsyncClient, count: int, limit_s: float = FIRST_S) -> set[str]:
-    """The workers that are ready, once there are so many."""
+    """Wait until `count` workers are ready. Returns them."""
     deadline_s = time.monotonic() + limit_s
     while True:
         workers = (await api.get("/v1/workers")).json()["workers"]
@@ -32,14 +32,14 @@ async def ready_workers(api: httpx.AsyncClient, count: int, limit_s: float = FIR
 
 
 async def migrate(api: httpx.AsyncClient, session: str, workers: set[str]) -> dict[str, Any]:
-    """Ask for a move to the other of two workers, and again while the answer is to ask again."""
+    """Request a migration to the other of two workers, with retries while the answer asks for them."""
     deadline_s = time.monotonic() + MOVE_S
     while True:
         row = (await api.get(f"/v1/sessions/{session}")).json()
         [target] = workers - {row["worker"]}
         answer = await api.post(f"/v1/sessions/{session}/migrate", json={"worker": target})
         body: dict[str, Any] = answer.json()
-        # The scheduler may be moving it there of its own accord.
+        # The scheduler may be migrating it there on its own.
         there = await api.get(f"/v1/sessions/{session}")
         if answer.status_code == 202:
             return body

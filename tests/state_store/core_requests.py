@@ -1,4 +1,4 @@
-"""Requests to the rules of sessions and moves, with what a test does not say filled in."""
+"""Requests to the rules of sessions and migrations, with defaults for fields that a test does not set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def begin_request(record: SessionRecord, target: str = "w2", version: int | None
 
 
 def commit_request(record: SessionRecord, **fields: object) -> CommitMove:
-    """The commit of the move that `record` names (or of one that never was)."""
+    """Return the commit of the migration that `record` names (or of one that never existed)."""
     values = {"session": record.id, "move": record.move or 1, "target": record.target or "w2"}
     values |= {"next_chunk": record.next_chunk, "digest": "d1"}
     return CommitMove.model_validate(values | fields)

@@ -1,6 +1,6 @@
 """The state store as a process that kills itself at one point: `python crashing_store.py POINT`.
 
-The points are put in here, from outside: the store itself has none.
+The points are inserted here, from outside: the store itself has none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def die(*_: object, **__: object) -> None:
 
 
 def after(work: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Do it, then die: what it did is not committed yet."""
+    """Run `work`, then kill the process: its changes are not committed yet."""
 
     async def run(*args: Any, **kwargs: Any) -> None:
         result = await work(*args, **kwargs)
@@ -44,7 +44,7 @@ def after(work: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
 
 
 def put_and_die(put: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Once there is a rental of very many GPUs: earlier ones belong to the tests before."""
+    """Kill the process at a rental of very many GPUs: other rentals belong to earlier tests."""
 
     async def run(rentals: Any, rows: Any) -> None:
         await put(rentals, rows)

@@ -53,7 +53,7 @@ class DatabaseServer:
         return database
 
     async def until_waiting(self, sessions: int = 1) -> None:
-        """Until so many sessions wait for a lock."""
+        """Wait until `sessions` sessions wait for a lock."""
         async with asyncio.timeout(60):
             while await self._waiting() != sessions:
                 await asyncio.sleep(0.02)
@@ -64,7 +64,7 @@ class DatabaseServer:
         return await self._sessions("wait_event_type = 'Lock'")
 
     async def open_transactions(self) -> int:
-        """Transactions that wait for their client's next statement."""
+        """Count the transactions that wait for their client's next statement."""
         if self.memory is not None:
             return self.memory.idle_transactions
         return await self._sessions("state = 'idle in transaction'")

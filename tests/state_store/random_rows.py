@@ -1,4 +1,4 @@
-"""Random calls of every repository's methods, the same for each seed whatever the implementation."""
+"""Random calls of every repository's methods, the same for each seed and implementation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RandomRows:
         self._serial = 0
 
     def call(self) -> tuple[str, Call]:
-        """The next call and its name."""
+        """Return the next call with its name."""
         name = self.random.choice(sorted(name for name in dir(self) if name.startswith("do_")))
         return name.removeprefix("do_"), getattr(self, name)()
 
@@ -96,7 +96,7 @@ class RandomRows:
         )
 
     def record(self, before: SessionRecord, now: float) -> SessionRecord:
-        """Any columns that the table takes: what is allowed is not the repository's to decide."""
+        """Draw any columns that the table accepts: the repository does not decide what is permitted."""
         move = self.maybe(self.random.randrange(1, 4))
         return before.model_copy(
             update={
@@ -113,7 +113,7 @@ class RandomRows:
                 "reason": self.maybe("because"),
                 "weights_digest": self.maybe("d1"),
                 "updated_at": now,
-                # Of these, the row keeps what it has.
+                # The row keeps its own values of these columns.
                 "next_chunk": 77,
                 "playhead_s": 77.0,
                 "unwatched_s": 7.0,
@@ -389,7 +389,7 @@ class RandomRows:
         async def run(db: UnitOfWork) -> Any:
             found = await db.outbox.oldest(limit)
             await db.outbox.remove([event.number for event in found[:removed]])
-            # Numbers have gaps, which are not the same where something was rolled back.
+            # Numbers have gaps, which differ where a transaction was rolled back.
             return [(e.event_id, e.subject, e.body, e.created_at) for e in found], await db.outbox.backlog()
 
         return run

@@ -1,4 +1,4 @@
-"""What the tests of the state store are written in: one line per thing that another service would do."""
+"""The vocabulary of the state store's tests: one line per action of another service."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ from turboserve.state_store.settings import Settings
 from turboserve.tasks import stop
 
 LIMIT_S = 60.0
-"""A wait that takes longer is a failure of the store, not of the machine."""
+"""A longer wait is a failure of the store, not of the machine."""
 START_LIMIT_S = 90.0
-"""A process has to read its packages first, which a busy machine may take long for."""
+"""Time limit of a start. A process first imports its packages, which may take long on a busy machine."""
 PATIENT = {"transaction_deadline_s": 60.0, "request_deadline_s": 60.0}
-"""Settings with which what is given up was stuck: a busy machine is only slow, and a deadlock is a fault."""
+"""Settings with long deadlines: an operation that exceeds them was stuck, or there is a deadlock."""
 
 
 MEMORY_URL = "nats://admin@memory:4222"
@@ -79,7 +79,7 @@ _memory: WeakKeyDictionary[asyncio.AbstractEventLoop, MemoryServers] = WeakKeyDi
 
 
 def memory_servers(settings: Shared) -> MemoryServers | None:
-    """The servers of the running test if `settings` mean servers in memory."""
+    """Return the servers of the running test if `settings` mean servers in memory."""
     if settings.nats_url != MEMORY_URL:
         return None
     loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ def memory_servers(settings: Shared) -> MemoryServers | None:
 
 
 async def connect(service: str, settings: Shared) -> Bus:
-    """A bus to the settings' broker."""
+    """Connect a bus to the settings' broker."""
     memory = memory_servers(settings)
     if memory is None:
         return await Bus.connect(service, settings)
@@ -142,7 +142,7 @@ class Harness:
             await bus.close()
 
     async def answered(self) -> bool:
-        """Whether a store answers at the moment."""
+        """Return whether a store answers at the moment."""
         try:
             await self.bus.call(subjects.LIST_WORKERS, ListWorkers(), deadline_s=3.0)
         except UnavailableError:
@@ -152,7 +152,7 @@ class Harness:
     # Workers
 
     async def worker(self, model: str, capacity: int = 4, **fields: object) -> str:
-        """A new worker that renews once; its id."""
+        """Register a new worker, which renews once. Returns its id."""
         worker = new_id("wk")
         await self.renew(worker, model, capacity, **fields)
         return worker
@@ -193,7 +193,7 @@ class Harness:
         return await self._fenced(await self.bus.call(subjects.PLACE_SESSION, request))
 
     async def _fenced(self, record: SessionRecord) -> SessionRecord:
-        """The record once its epoch is in the log, or another follows it.
+        """Return the record once its epoch, or a later one, is in the log.
 
         The store answers after a second without it; a sweep writes it then.
         """
@@ -220,7 +220,7 @@ class Harness:
     async def commit_move(
         self, record: SessionRecord, next_chunk: int = 0, **fields: object
     ) -> SessionRecord:
-        """Commit the move that `record` names."""
+        """Commit the migration that `record` names."""
         values = {"session": record.id, "move": record.move, "target": record.target} | fields
         request = CommitMove.model_validate(
             values | {"next_chunk": next_chunk, "digest": "d1", "numbers": {"bytes_moved": 5.0}}
@@ -255,7 +255,7 @@ class Harness:
         return await self.bus.call(subjects.END_SESSION, EndSession(session=session, tenant=tenant))
 
     async def running(self, model: str, capacity: int = 4) -> SessionRecord:
-        """A session on a worker of its own."""
+        """Create a session on a worker of its own."""
         worker = await self.worker(model, capacity)
         return await self.place(await self.create(model), worker)
 
@@ -272,7 +272,7 @@ class Harness:
         began: int | None = None,
         deadline_s: float = LIMIT_S,
     ) -> Ack:
-        """Append a chunk as the owner that `record` names would. Raises as `turboserve.bus.append`."""
+        """Append a chunk as the owner that `record` names. Raises as `turboserve.bus.append`."""
         owner = worker or record.worker or "nobody"
         header = chunk_header(record.id, index, record.epoch, owner, began=began, control_seq=control_seq)
         assert record.own_revision is not None
@@ -287,7 +287,7 @@ class Harness:
         )
 
     async def history(self, subject: str) -> list[tuple[int, bytes]]:
-        """(sequence, body) of everything that the log holds on `subject`."""
+        """Return (sequence, body) of everything that the log holds on `subject`."""
         found: list[tuple[int, bytes]] = []
         log = next(log for log in subjects.LOGS if log.takes(subject))
         jetstream = self.bus.jetstream()
@@ -310,7 +310,7 @@ class Harness:
         return [event.type for event in await self.events(session)]
 
     async def until_events(self, session: str, *types: str) -> list[Event]:
-        """The events of a session once they are exactly `types`."""
+        """Wait until the session's events are exactly `types`. Returns them."""
 
         async def same() -> bool:
             return await self.event_types(session) == list(types)
@@ -323,7 +323,7 @@ class Harness:
 
 
 async def until(condition: object, limit_s: float = LIMIT_S) -> None:
-    """Wait for `condition()`, plain or async, to hold; raises TimeoutError with what it gave last."""
+    """Wait until `condition()`, plain or async, holds. Raises TimeoutError with its last result."""
     result: object = None
     try:
         async with asyncio.timeout(limit_s):
@@ -350,8 +350,10 @@ class Process:
     async def running(
         cls, settings: Settings, point: str | None = None, variables: Mapping[str, str] | None = None
     ) -> AsyncIterator[Process]:
-        """Start it, with further environment `variables`, and wait until it serves; with `point`, one that
-        dies there."""
+        """Start the process, with additional environment `variables`, and wait until it serves.
+
+        With `point`, the process dies there.
+        """
         script = [str(Path(__file__).with_name("crashing_store.py")), point] if point else []
         command = [sys.executable, *(script or ["-m", "turboserve.state_store"])]
         environment = {**os.environ, **_environment(settings), **(variables or {})}
@@ -366,7 +368,7 @@ class Process:
             await process.wait()
 
     async def died(self) -> int:
-        """Its exit status, once it is dead."""
+        """Wait until the process is dead. Returns its exit status."""
         async with asyncio.timeout(LIMIT_S):
             return await self.process.wait()
 
@@ -375,7 +377,7 @@ class Process:
         asked = asyncio.create_task(request)
         try:
             assert await self.died() == -signal.SIGKILL
-            # An answer that it had sent would be here now.
+            # An answer that it had sent would have arrived by now.
             await bus.flush()
             assert not asked.done(), asked
         finally:
@@ -417,11 +419,11 @@ class Machine:
         await wait_ready(self.server, 60.0)
 
     def signal(self, sign: signal.Signals) -> None:
-        """To the server itself, past its guard."""
+        """Signal the server itself, not its guard."""
         os.kill(int(self.server.pid_file.read_text()), sign)
 
     async def kill(self) -> None:
-        """kill -9, and wait until it is dead."""
+        """Kill with `kill -9`, and wait until it is dead."""
         self.signal(signal.SIGKILL)
         await self.stop()
 
@@ -439,7 +441,7 @@ class Machine:
 
 @asynccontextmanager
 async def machine(server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[Machine]:
-    """The server, running until the end of the block."""
+    """Run the server until the end of the block."""
     server.directory.mkdir(parents=True, exist_ok=True)
     one = Machine(server, tmp_path / f"{server.name}.log")
     await one.start()

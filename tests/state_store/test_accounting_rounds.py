@@ -1,4 +1,4 @@
-"""How many transactions counting chunks takes."""
+"""The number of transactions that the counting of chunks takes."""
 
 from __future__ import annotations
 

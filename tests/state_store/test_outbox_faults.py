@@ -64,7 +64,7 @@ class World:
         await Streams(bus, self.clock, SETTINGS).ensure(resize=True)
 
     async def write(self, until_s: float) -> None:
-        """Commit events, those of one subject one after the other."""
+        """Commit events; those of one subject one after the other."""
         database = MemoryDatabase(self.postgres)
 
         async def one(number: int) -> None:
@@ -89,7 +89,7 @@ class World:
         await asyncio.gather(*(one(number) for number in range(SUBJECTS)))
 
     async def publish(self) -> None:
-        """One life of a publisher."""
+        """Run one incarnation of a publisher."""
         bus = await Bus.connect("state-store", SETTINGS, self.broker.connect)
         database = MemoryDatabase(self.postgres, deadline_s=SETTINGS.transaction_deadline_s)
         await Outbox(database, bus, self.clock, SETTINGS).run()
@@ -99,7 +99,7 @@ class World:
         self.loop.spawn(self.publishers[index], self.publish())
 
     def problem(self) -> None:
-        """One fault, drawn from the seed."""
+        """Inject one fault, drawn from the seed."""
         index = self.random.randrange(2)
         match self.random.randrange(8):
             case 0 | 1 | 2:
@@ -144,7 +144,7 @@ STEPS_S = [number * 0.0005 for number in range(1, 40)]
 
 
 def stopped_in_its_turn(step_s: float) -> World:
-    """A world with events to publish, whose first publisher has run for `step_s`."""
+    """Return a world with events to publish, whose first publisher has run for `step_s`."""
     world = World(1)
     world.postgres.behavior.in_doubt = 0.0
     world.postgres.behavior.varied = False
@@ -165,7 +165,7 @@ def all_is_published(world: World, after_s: float) -> None:
 
 @pytest.mark.parametrize("step_s", STEPS_S)
 def test_a_publisher_may_die_between_any_two_steps(step_s: float) -> None:
-    """Of its turn: lock, read, append, removal, unlock."""
+    """The steps of its turn are lock, read, append, removal and unlock."""
     world = stopped_in_its_turn(step_s)
     world.loop.kill(world.publishers[0])
     all_is_published(world, after_s=20.0)

@@ -1,4 +1,4 @@
-"""The outbox beside a broker that is slow: what it holds meanwhile, and who may go on."""
+"""The outbox with a slow broker: the locks it holds meanwhile, and the work that may continue."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def bus(broker: MemoryBroker) -> Any:
 
 
 async def tell(database: Database, count: int) -> list[str]:
-    """Commit so many events of one subject; their ids."""
+    """Commit `count` events of one subject. Returns their ids."""
     record = WorkerRecord(
         id="wk_1", model="m", phase=WorkerPhase.READY, capacity=1, started_at=1.0, renewed_at=1.0
     )
@@ -51,13 +51,13 @@ async def tell(database: Database, count: int) -> list[str]:
 
 
 def logged(broker: MemoryBroker) -> list[str]:
-    """Message ids in the event log."""
+    """Return the message ids in the event log."""
     stored = broker.jetstream.streams[EVENTS].from_sequence(1)
     return [one.headers["Nats-Msg-Id"] for one in stored]
 
 
 class Held:
-    """Appends wait until they are let go."""
+    """Appends wait until they are released."""
 
     def __init__(self) -> None:
         self.asked, self.let_go = asyncio.Event(), asyncio.Event()
@@ -79,7 +79,7 @@ async def test_while_the_broker_is_frozen_no_row_is_locked_and_no_transaction_op
     turn = asyncio.create_task(publisher.drain())
     await held.asked.wait()
     assert await server.open_transactions() == 0
-    # Others write and lock the same rows at once.
+    # Other transactions write and lock the same rows at once.
     async with server.connect().transaction() as db:
         [first, *_] = await db.outbox.oldest(1)
         await db.outbox.remove([first.number])
@@ -98,8 +98,10 @@ async def test_while_the_broker_is_frozen_no_row_is_locked_and_no_transaction_op
 async def test_who_is_held_up_in_an_append_is_overtaken_and_repeats_nothing(
     server: DatabaseServer, database: Database, broker: MemoryBroker, bus: Bus, monkeypatch: Any
 ) -> None:
-    """As a process that was stopped: its lock ends by itself, another instance publishes everything, and
-    what it sends afterwards is known."""
+    """As with a stopped process: its lock ends by itself, and another instance publishes everything.
+
+    The broker recognizes what the stopped instance sends afterwards as repeated.
+    """
     ids = await tell(database, 4)
     held = Held()
     short = SETTINGS.model_copy(update={"transaction_deadline_s": SHORT_S})
@@ -108,7 +110,7 @@ async def test_who_is_held_up_in_an_append_is_overtaken_and_repeats_nothing(
     turn = asyncio.create_task(stopped.drain())
     asked = asyncio.create_task(held.asked.wait())
     while not asked.done():
-        # A busy machine may take longer than its deadline before it comes to the append.
+        # A busy machine may take longer than its deadline before it reaches the append.
         if turn.done():
             assert turn.exception() is None or isinstance(turn.exception(), UnavailableError)
             turn = asyncio.create_task(stopped.drain())

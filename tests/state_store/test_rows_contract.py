@@ -1,4 +1,4 @@
-"""Every repository method gives the same in memory as in Postgres: the same random calls on both."""
+"""Every repository method returns the same in memory as in Postgres: the same random calls on both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RollBackError(Exception):
 
 
 def plain(value: Any) -> Any:
-    """The value without classes, with floats that a sum in another order does not change."""
+    """Return the value without classes, with floats that a sum in another order does not change."""
     if isinstance(value, BaseModel):
         return {name: plain(getattr(value, name)) for name in type(value).model_fields}
     if is_dataclass(value) and not isinstance(value, type):
@@ -40,7 +40,7 @@ def plain(value: Any) -> Any:
 
 
 async def play(database: Database, seed: int) -> list[tuple[str, Any]]:
-    """What each of the seed's calls gave, each transaction of up to four."""
+    """Run the seed's calls, up to four per transaction. Returns the name and result of each."""
     draw, log = RandomRows(seed), []
     for _ in range(TRANSACTIONS):
         calls = [draw.call() for _ in range(draw.random.randrange(1, 5))]

@@ -1,4 +1,4 @@
-"""Sessions that nobody comes back to are ended; all others are left alone."""
+"""Sessions to which no viewer returns are ended; all others are not changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMIT_S = 3_600.0
 async def store(
     settings: Settings, abandoned_after_s: float, redis_since: float | None = 1.0
 ) -> AsyncIterator[tuple[Harness, PostgresDatabase]]:
-    """`redis_since`: since when Redis has been there, wall-clock seconds; None: it has come back empty."""
+    """`redis_since` is the wall-clock time since which Redis has existed; None: it restarted empty."""
     with redis.Redis.from_url(settings.redis_url.get_secret_value()) as client:
         key = since_key(client.info("server")["run_id"])
         client.delete(key)
@@ -72,7 +72,7 @@ async def test_who_sleeps_unwatched_for_too_long_is_ended_and_nobody_else(settin
         await api.until_events(
             left.id, "session.created", "session.placed", "session.suspended", "session.ended"
         )
-        # Several more looks.
+        # Several more checks.
         await asyncio.sleep(0.5)
         phases = [(await api.get(record.id)).phase for record in (watched, fresh, playing)]
         assert phases == [Phase.SUSPENDED, Phase.SUSPENDED, Phase.ACTIVE]

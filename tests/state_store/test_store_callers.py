@@ -1,4 +1,4 @@
-"""What a caller may ask for beyond its role's endpoints."""
+"""Limits on a caller's requests beyond its role's endpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_worker_with_a_user_of_its_own_speaks_for_itself() -> None:
     latents = GetLatents(session="s", index=0, worker="wk1_a")
     for request in (Renew(load=load), fail, latents):
         check(Caller("worker", "wk1"), request)
-        # Workers that share a user cannot be told apart.
+        # Workers that share a user cannot be distinguished.
         check(Caller("worker"), request)
         with pytest.raises(ForbiddenError) as refused:
             check(Caller("worker", "wk2"), request)

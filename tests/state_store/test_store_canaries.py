@@ -1,4 +1,4 @@
-"""The state store's canaries on a real broker: appended, kept for a short time, in nobody's way."""
+"""The state store's canaries on a real broker: appended, kept for a short time, without side effects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_old_canaries_leave_the_log(api: Harness, start_store, settings: S
     jetstream = api.bus.jetstream()
 
     async def left() -> bool:
-        """Canaries were appended and dropped: there are fewer than the newest one's place says."""
+        """Return whether canaries were appended and dropped: fewer exist than the newest one's sequence."""
         counts: list[bool] = []
         for stream in (CHUNKS, EVENTS):
             state = (await jetstream.stream_info(stream)).state

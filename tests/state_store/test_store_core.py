@@ -1,4 +1,4 @@
-"""The rules of the rows, without any server: whatever is asked in whatever order, the row stays sound."""
+"""The rules of the rows, without any server: any requests in any order keep the row consistent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from turboserve.state_store.core.workers import ModelCapacity, Slots
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Every rule, in any order, against a row; refusals must be typed and change nothing."""
+    """Every rule, in any order, against a row. Refusals must be typed and change nothing."""
 
     @initialize()
     def create(self) -> None:
@@ -87,7 +87,8 @@ class AnyOrder(RuleBasedStateMachine):
         )
         self.attempt(lambda: moves.commit(self.record, request, self.now))
         if self.record.epoch != before.epoch:
-            # Never without a move under way, never to anyone but its target, never to a state left behind.
+            # Never without a migration under way, never to another worker than its target, never with an
+            # outdated state.
             assert (before.move, before.target) == (request.move, self.record.worker)
             assert before.next_chunk <= request.next_chunk
             assert self.record.state_digest == "d1"
@@ -279,7 +280,7 @@ def test_a_process_that_is_started_again_under_its_id_takes_the_row_over() -> No
     starting = LoadReport(worker="w", model="m", capacity=0, phase=WorkerPhase.STARTING, started_at=10.0)
     ready = starting.model_copy(update={"phase": WorkerPhase.READY, "capacity": 2})
     row = workers.renewed(workers.renewed(None, starting, 11.0), ready, 12.0)
-    # Its own first word, late, does not undo it.
+    # Its own first report, late, does not undo it.
     assert workers.renewed(row, starting, 13.0).phase is WorkerPhase.READY
     again, ready_again = (load.model_copy(update={"started_at": 20.0}) for load in (starting, ready))
     row = workers.renewed(row, again, 21.0)
@@ -290,12 +291,12 @@ def test_a_process_that_is_started_again_under_its_id_takes_the_row_over() -> No
     row = workers.renewed(row, ready_again, 23.0)
     assert (row.phase, row.capacity) == (WorkerPhase.READY, 2)
     assert workers.renewed(row, again, 24.0).phase is WorkerPhase.READY
-    # Where nobody says when he began, nothing can be told.
+    # If the start time is unknown, incarnations cannot be distinguished.
     assert not workers.of_earlier_incarnation(row, ready.model_copy(update={"started_at": 0.0}))
 
 
 def test_a_drain_ends_with_the_process_that_drained() -> None:
-    """A goodbye was lost, the process was started again under its id, and never got a session."""
+    """Incident: a final report was lost, and the process that restarted under its id never got a session."""
     load = LoadReport(worker="w", model="m", capacity=2, started_at=10.0)
     row = workers.draining(workers.renewed(None, load, 11.0))
     assert row is not None

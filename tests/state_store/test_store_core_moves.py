@@ -1,4 +1,4 @@
-"""The rules of moves: from one owner to the next, and everything that ends one."""
+"""The rules of migrations: from one owner to the next, and everything that ends a migration."""
 
 from __future__ import annotations
 

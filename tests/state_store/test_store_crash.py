@@ -1,4 +1,4 @@
-"""kill -9 of the state store between a commit and what follows it: nothing lost, doubled or out of order."""
+"""kill -9 of the state store after a commit, before its effects: nothing lost, doubled or out of order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from turboserve.tasks import stop
 
 
 async def all_is_published(settings: Settings) -> None:
-    """Wait until the store that runs has nothing left in its outbox: the next one would begin with that."""
+    """Wait until the running store has published its outbox: the next store would begin with the rest."""
     database = PostgresDatabase(settings)
 
     async def nothing_left() -> bool:
@@ -34,7 +34,7 @@ async def all_is_published(settings: Settings) -> None:
 
 
 async def counted(api: Harness, session: str, next_chunk: int) -> None:
-    """Wait until a running store has counted so many chunks, and with them all that the log had before."""
+    """Wait until a running store has counted so many chunks, and with them all earlier entries of the log."""
 
     async def done() -> bool:
         return (await api.get(session)).next_chunk == next_chunk
@@ -86,7 +86,7 @@ async def test_a_change_of_owner_reaches_the_fence_exactly_once(settings: Settin
             owns = await api.history(subjects.OWN.of(before.id))
             assert [Ownership.from_bytes(body).epoch for _, body in owns] == [1, 2]
             assert row.own_revision == owns[-1][0]
-            # The scheduler asks again, and is told that it has happened; the old owner is out.
+            # The scheduler repeats its request and learns that it took effect. The old owner is fenced.
             assert (await api.place(before, second)).epoch == 2
             with pytest.raises(FencedError):
                 await api.chunk(before, 1)
@@ -127,7 +127,7 @@ async def test_a_step_of_a_move_that_was_committed_reaches_both_workers(
             assert (assigned.target, assigned.move) == (row.target, row.move)
             if step == "begin":
                 assert [one.record.id for one in incoming] == [row.id]
-                # The scheduler asks again, and is told that it has happened.
+                # The scheduler repeats its request and learns that it took effect.
                 assert (await api.begin_move(before, target)).version == row.version
             else:
                 assert (row.target, incoming) == (None, ())
@@ -168,7 +168,7 @@ async def test_a_move_that_was_committed_reaches_the_fence_exactly_once(
             assert [Ownership.from_bytes(body).epoch for _, body in owns] == [1, 2]
             assert row.own_revision == owns[-1][0]
             assert (await api.commit_move(begun, next_chunk=1)).version == row.version
-            # Whoever changes its mind now is told that it is done.
+            # A request to abandon the migration now learns that it is committed.
             assert (await api.abandon_move(begun)).worker == begun.target
             with pytest.raises(FencedError):
                 await api.chunk(begun, 1)
@@ -213,14 +213,14 @@ async def test_a_prompt_is_applied_once_and_by_its_first_chunk(settings: Setting
         async with Store.running(settings):
             record = await api.running(model)
             await api.prompt(record.id, "switch")
-            # The next one dies of the first thing that it counts.
+            # The next store dies at the first thing that it counts.
             await api.chunk(record, 0)
             await counted(api, record.id, 1)
         async with Process.running(settings, point) as process:
             await api.chunk(record, 1)
             await api.chunk(record, 2, control_seq=1)
             assert await process.died() == -signal.SIGKILL
-        # The chunk after it is in the log before anyone counts again.
+        # The next chunk is in the log before a store counts again.
         await api.chunk(record, 3, control_seq=1)
         async with Store.running(settings):
             events = await api.until_events(

@@ -32,7 +32,7 @@ async def test_what_the_driver_trips_over_after_the_cut_is_unavailable(database:
             await db.connection.execute(text("select 1"))
             driver = (await db.connection.get_raw_connection()).driver_connection
             await asyncio.sleep(DEADLINE_S + 0.2)
-            # What asyncpg does when it looks up the types of a statement that it has just prepared.
+            # asyncpg does this when it looks up the types of a statement that it has just prepared.
             driver._protocol.bind_execute(None)  # type: ignore[union-attr]
 
     with pytest.raises(UnavailableError):

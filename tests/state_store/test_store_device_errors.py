@@ -1,4 +1,4 @@
-"""Sessions that a worker's last step computed for: who is failed, who is not, and in which transaction."""
+"""Sessions of a worker's failed step: which are failed, which are not, and in which transaction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMITS = PoisonLimits(workers=3, window_s=100.0, chunks=4)
 
 
 def elsewhere(record: SessionRecord, worker: str) -> SessionRecord:
-    """Recovered by the scheduler."""
+    """Return the record as recovered by the scheduler."""
     return rules.place(record, place_request(record, worker), FREE, 5.0, 5.0).record
 
 
@@ -97,8 +97,10 @@ def test_one_that_fails_while_it_migrates_moves_no_further() -> None:
 def test_no_batch_mate_is_failed_before_the_poison(
     steps: list[tuple[set[int], list[int]]], limit: int
 ) -> None:
-    """Session 0 breaks every step that it is in, whoever shares it. In between the others make chunks, or
-    not. Whoever made enough of them starts again from one."""
+    """Session 0 breaks every step that it is in, with any other sessions.
+
+    In between, the others make chunks or not. A session that made enough of them starts again from one.
+    """
     limits = PoisonLimits(limit, 1e9, 4)
     rows = {n: active("w0").model_copy(update={"id": f"s{n}"}) for n in range(6)}
     for turn, (mates, chunks) in enumerate(steps):
@@ -123,7 +125,7 @@ def test_no_batch_mate_is_failed_before_the_poison(
 @given(st.lists(st.permutations(range(6)), min_size=12, max_size=12), st.integers(1, 6))
 @settings(max_examples=100, deadline=None)
 def test_where_suspects_compute_alone_no_mate_is_failed_at_all(orders: list[list[int]], width: int) -> None:
-    """Workers run a session that was in a failing step in steps of its own, until it has made chunks."""
+    """Workers run a session of a failing step in steps of its own, until it has made chunks."""
     limits = PoisonLimits(3, 1e9, 4)
     rows = {n: active("w0").model_copy(update={"id": f"s{n}"}) for n in range(6)}
     deaths = 0
@@ -157,7 +159,7 @@ async def test_a_goodbye_after_a_device_error_counts_for_the_sessions_of_the_las
     for turn, worker in enumerate(workers[:3]):
         named = [poison.id, "ses_never", stranger.id] + [mate.id] * (turn == 0)
         await leave(api, worker, *named)
-        # Said again, it changes nothing: the worker is gone already.
+        # Repeated, the report changes nothing: the worker is gone already.
         await leave(api, worker, *named)
         if turn < 2:
             row = await api.get(poison.id)

@@ -27,7 +27,7 @@ MIB = 2**20
 
 @pytest.fixture
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SmallDisk]:
-    """A disk of its own, of as many bytes as the test's parameter."""
+    """A disk of the test's own, of as many bytes as its parameter."""
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     with SmallDisk(tmp_path / "disk", request.param) as disk:
@@ -37,7 +37,7 @@ def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SmallDisk]:
 async def write_for_ever(
     api: Harness, record: SessionRecord, acked: list[int], writes: asyncio.Event
 ) -> None:
-    """A worker's part while `writes` is set: each chunk until the log has it, then the next."""
+    """Act as a worker while `writes` is set: repeat each chunk until the log has it."""
     while True:
         await writes.wait()
         index = len(acked)
@@ -51,7 +51,7 @@ async def write_for_ever(
 
 
 async def indices(api: Harness, record: SessionRecord) -> list[int]:
-    """Of the session's chunks in the log, each read with its contents checked."""
+    """Return the indices of the session's chunks in the log. Checks the contents of each."""
     found: list[int] = []
     sequence = 0
     while entry := await next_entry(api.bus, CHUNKS, CHUNK.of(record.id), sequence + 1):
@@ -90,7 +90,7 @@ async def test_a_log_whose_disk_was_full_goes_on_without_loss_or_repeat(
         canary_interval_s=0.3,
         canary_timeout_s=3.0,
         log_directory=server.directory,
-        # A live session's oldest chunks make room too, where the broker still can remove them.
+        # A live session's oldest chunks make room too, while the broker can still remove them.
         chunks_kept=10_000,
         log_chunks_floor=10_000,
         **PATIENT,
@@ -135,12 +135,12 @@ async def test_a_log_whose_disk_was_full_goes_on_without_loss_or_repeat(
             error = await refused(api, "full")
             assert isinstance(error, LogUnavailableError)
             assert error.retry_after_s is not None
-            # What needs no room in the log is still done, and told later.
+            # Requests that need no room in the log still take effect, and are published later.
             receipt = await api.prompt(record.id, "while nothing is stored")
             assert receipt.control_seq == 1
 
             disk.free()
-            # The broker has switched its storage off for good: its supervisor starts it again.
+            # The broker has switched its storage off for good: its supervisor restarts it.
             await nats.stop()
             await nats.start()
             await until(lambda: len(acked) > before + 5)
@@ -190,11 +190,11 @@ async def test_a_postgres_whose_disk_was_full_is_waited_for(
         record = await api.running("full-rows", capacity=8)
         await until(lambda: store.runtime.checks()["postgres"])
         disk.fill()
-        # A server that answers reads, and that may still change a row: only a write of new blocks tells.
+        # The server answers reads, and may still change a row. Only a write of new blocks reveals the fault.
         await until(lambda: not store.runtime.checks()["postgres"])
 
         async def all_typed() -> bool:
-            """New rows until there is no page left for one."""
+            """Create rows until there is no page left for one."""
             for _ in range(20):
                 error = await refused(api, "full-rows")
                 if error is not None:
@@ -244,7 +244,7 @@ async def test_a_redis_that_takes_no_writes_is_said_and_done_without(
         await client.config_set("maxmemory-policy", "noeviction")
         await client.config_set("maxmemory", "1")
         await until(lambda: "memory" in store.runtime.warnings().get("redis", ""))
-        # Who watches is not known any more: nobody is suspended or ended for it.
+        # Viewers are no longer known, so no session is suspended or ended for lack of viewers.
         await until(unknown)
         assert await refused(api, "hot") is None
         assert store.runtime.checks()["postgres"]

@@ -34,13 +34,13 @@ from turboserve.state_store.settings import Settings
 
 @pytest.fixture(params=["redis", "memory"])
 def url(request: pytest.FixtureRequest) -> str | None:
-    """Of Redis; None: in memory."""
+    """URL of Redis; None stands for the store in memory."""
     return request.getfixturevalue("redis_url") if request.param == "redis" else None
 
 
 @pytest.fixture
 async def store(url: str | None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HotStore]:
-    """A busy machine is only slow: no command is given up."""
+    """The hot store, with a long deadline: a busy machine is only slow."""
     monkeypatch.setattr(turboserve.state_store.hot.redis, "DEADLINE_S", LIMIT_S)
     store: HotStore
     store = MemoryHotStore(MemoryRedis()) if url is None else RedisStore(Settings(redis_url=url))
@@ -146,7 +146,7 @@ async def test_for_how_long_nobody_has_watched(hot: HotStoreGuard) -> None:
     assert await playheads.watched_s(session) is None
     await playheads.report(Playhead(session=session, playhead_s=1.0, viewers=2), b"")
     clock.advance(5.0)
-    # A player that has left reports no viewers: the playhead stands, and nobody watches.
+    # A player that has left reports no viewers: the playhead stays, and no viewer watches.
     await playheads.report(Playhead(session=session, playhead_s=1.5, viewers=0), b"")
     await playheads.flush()
     clock.advance(5.0)
@@ -190,7 +190,7 @@ async def test_a_frozen_server_is_given_up_and_does_later_what_was_sent(url: str
             return True
         return False
 
-    # What is sent while it is frozen goes over a connection that is there already.
+    # Commands sent while it is frozen use an existing connection.
     await until(connected)
     with frozen(url, memory), pytest.raises(HotUnavailableError):
         await store.write({key: {"a": 1.0}}, ttl_s=60)
@@ -205,7 +205,7 @@ async def test_a_frozen_server_is_given_up_and_does_later_what_was_sent(url: str
 
 @contextmanager
 def frozen(url: str | None, memory: MemoryRedis) -> Iterator[None]:
-    """Redis is stopped meanwhile; the one in memory for 3 s."""
+    """Stop Redis meanwhile; freeze the one in memory for 3 s."""
     if url is None:
         memory.freeze(3.0)
         yield
@@ -220,7 +220,7 @@ def frozen(url: str | None, memory: MemoryRedis) -> Iterator[None]:
 
 
 async def test_latents_are_one_step_on_the_server(store: HotStore) -> None:
-    """Of two writers of one chunk, the one with the later epoch wins, whoever comes first."""
+    """Of two writers of one chunk, the one with the later epoch wins, in any order."""
     key = new_id("latents")
     await asyncio.gather(
         *(
@@ -233,7 +233,7 @@ async def test_latents_are_one_step_on_the_server(store: HotStore) -> None:
 
 
 async def test_a_former_owner_removes_no_latents(store: HotStore) -> None:
-    """By latents far ahead it had all of the current owner's dropped."""
+    """Incident: with latents far ahead it had all of the current owner's dropped."""
     key = new_id("latents")
 
     async def keep(index: int, epoch: int, value: bytes) -> None:
@@ -253,7 +253,7 @@ async def test_a_former_owner_removes_no_latents(store: HotStore) -> None:
     await keep(98, 1, b"late")
     await keep(99, 1, b"forged")
     assert await kept() == {0: b"old", 98: b"late", 99: b"old", 100: b"new", 101: b"new"}
-    # Another owner goes on from an earlier end of the log; then a gap leaves nothing behind.
+    # Another owner continues from an earlier end of the log; then a gap leaves nothing behind.
     await keep(101, 3, b"newer")
     await keep(110, 3, b"newer")
     assert await kept() == {0: b"old", 110: b"newer"}

@@ -1,4 +1,4 @@
-"""Taking, keeping and leaving the lead; what is refused to those who lost it. On Postgres and in memory."""
+"""Taking, keeping and leaving the lead, and refusals to former leaders. On Postgres and in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SERVERS = ("real", "memory")
 
 @pytest.fixture
 async def database(settings, api: Harness) -> AsyncIterator[Database]:  # type: ignore[no-untyped-def]
-    """The same database; afterwards nobody has ever led, for the tests that follow."""
+    """The same database. Afterwards there is no leader and no term, for later tests."""
     memory = memory_servers(settings)
     if memory is not None:
         yield memory.database(settings)
@@ -140,7 +140,7 @@ async def test_a_command_of_an_old_term_is_refused_whatever_it_is(api: Harness, 
 
 
 async def test_a_new_term_waits_for_the_commands_of_the_old_one(api: Harness, database: Database) -> None:
-    """And renewals do not: a leader must not lose its lease because its own commands are slow."""
+    """Renewals do not wait: a leader must not lose its lease because its own commands are slow."""
     first, second = Candidate(api, "first"), Candidate(api, "second")
     await first.campaign()
     async with database.transaction() as db:

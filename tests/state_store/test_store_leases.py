@@ -1,4 +1,4 @@
-"""Who may be taken for dead by its silence: only one whose lease is surely over."""
+"""Which worker may be declared gone for its silence: only one whose lease has surely ended."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ def test_a_worker_that_is_silent_for_long_is_dead() -> None:
 
 
 def test_a_worker_that_has_renewed_since_its_row_was_read_lives() -> None:
-    """The scheduler looked, the worker came back, and what the scheduler had decided came last (`simulate`,
-    seeds 50373 and 50513)."""
+    """The scheduler read its row, the worker renewed, and the scheduler's decision arrived last.
+
+    Found by `simulate`, seeds 50373 and 50513.
+    """
     with pytest.raises(ConflictError) as refused:
         leases().check_silent(row(renewed_at=101.0), 100.0, 50.0)
     assert refused.value.field == "renewed_at"
 
 
 def test_a_worker_that_asked_a_moment_ago_may_have_been_told_to_go_on() -> None:
-    """Its row says nothing of it: the database was away, or a crash has taken the renewal back."""
+    """Its row does not show that: the database was down, or a crash reverted the renewal."""
     held = leases()
     held.renewed("w", 20.0)
     with pytest.raises(ConflictError) as refused:
@@ -48,7 +50,7 @@ def test_a_worker_that_asked_a_moment_ago_may_have_been_told_to_go_on() -> None:
 
 @pytest.mark.parametrize("connection", [1, None])
 def test_nobody_is_dead_by_silence_towards_a_store_that_was_not_there(connection: int | None) -> None:
-    """Meanwhile workers were told that nobody renews, and went on."""
+    """Meanwhile workers were told that no store renews, and continued."""
     held = leases()
     held.connected(connection, 50.0)
     held.connected(1, 50.5)

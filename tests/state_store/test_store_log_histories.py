@@ -1,4 +1,4 @@
-"""What the log keeps of a session whose chunks stand on the subjects of several identities."""
+"""What the log keeps of a session whose chunks are on the subjects of several identities."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def settings(settings: Settings) -> Settings:
 
 @pytest.fixture(autouse=True)
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store does not trim, which would come at any time: these tests do it themselves."""
+    """Keep the store from trimming, which it could do at any time: these tests trim."""
 
     async def never(_: LogHistories) -> None:
         await asyncio.Event().wait()
@@ -39,7 +39,7 @@ def histories(api: Harness, settings: Settings) -> LogHistories:
 
 
 async def placed(api: Harness, identity: str, record: SessionRecord | None = None) -> SessionRecord:
-    """The session, or a new one, on a new worker of `identity`."""
+    """Place the session, or a new one, on a new worker of `identity`."""
     worker = new_id(identity)
     await api.renew(worker, "moved")
     record = await api.get(record.id) if record else await api.create("moved")
@@ -52,7 +52,7 @@ async def make(api: Harness, record: SessionRecord, began: int, count: int) -> N
 
 
 async def forge(api: Harness, record: SessionRecord, worker: str, count: int) -> None:
-    """Copies of the owner's newest chunk, on the subject of another identity."""
+    """Append copies of the owner's newest chunk, on the subject of another identity."""
     found = await Owners(api.bus, lambda: None).newest(record.id)
     assert found is not None
     header: ChunkHeader = found[0]
@@ -62,7 +62,7 @@ async def forge(api: Harness, record: SessionRecord, worker: str, count: int) ->
 
 
 async def in_log(api: Harness, session: str) -> list[tuple[str, int]]:
-    """(identity, index) of all chunks of the session, in the log's order."""
+    """Return (identity, index) of all chunks of the session, in the log's order."""
     found: list[tuple[str, int]] = []
     position = 1
     while (entry := await next_entry(api.bus, CHUNKS, CHUNK.of(session), position)) is not None:
@@ -110,7 +110,7 @@ async def test_what_others_append_is_removed_and_displaces_nothing(
 async def test_a_session_that_moved_loses_its_oldest_chunks_for_room_and_leaves_no_gap(
     api: Harness, histories: LogHistories
 ) -> None:
-    """Cut identity by identity, chunks in the middle were gone and older ones were there."""
+    """Incident: cut identity by identity, chunks in the middle were removed and older ones were kept."""
     record = await placed(api, "wk0")
     session, began = record.id, 0
     for identity in ("wk1", "wk0", "wk2"):
@@ -125,7 +125,7 @@ async def test_a_session_that_moved_loses_its_oldest_chunks_for_room_and_leaves_
 
 
 async def test_a_subject_that_is_a_pattern_removes_nothing(api: Harness, histories: LogHistories) -> None:
-    """The broker takes `*` for a token where the subject of a message has one."""
+    """The broker accepts `*` as a token in the subject of a message."""
     record = await placed(api, "wk0")
     await make(api, record, 0, KEPT)
     for subject in (f"chunk.{record.id}.*", "chunk.*.wk7", f"chunk.{record.id}.>", "chunk.*.*"):

@@ -55,7 +55,7 @@ def settings(settings: Settings) -> Settings:
 async def start_store(
     start_store: Callable[..., Awaitable[Store]], settings: Settings
 ) -> Callable[..., Awaitable[Store]]:
-    """On streams without messages: what earlier tests have left may take all the room."""
+    """Start stores on streams without messages: those of earlier tests could take all the room."""
     bus = await Bus.connect("admin", settings)
     for name in (CHUNKS, EVENTS):
         with suppress(NotFoundError):
@@ -65,7 +65,7 @@ async def start_store(
 
 
 async def append_chunk(api: Harness, record: SessionRecord, index: int, size: int = CHUNK_BYTES) -> bool:
-    """Append as the record's owner; False: there is no room. Raises FencedError."""
+    """Append as the record's owner. Returns False if there is no room. Raises FencedError."""
     try:
         await api.chunk(record, index, bytes(size))
     except LogFullError:
@@ -109,7 +109,7 @@ async def test_finished_sessions_make_room_oldest_first_then_old_chunks_and_fenc
         assert await append_chunk(api, asleep, index)
     asleep = await api.pause(asleep.id)
     live = await api.running("live", capacity=1)
-    # 30 chunks of finished sessions are 47 % of the stream, and 10 of the sleeping one 16 %.
+    # 30 chunks of finished sessions are 47 % of the stream, and 10 of the suspended one 16 %.
     index = 0
     while await chunks_in_log(api, finished[0]):
         await append_patiently(api, live, index)
@@ -117,11 +117,11 @@ async def test_finished_sessions_make_room_oldest_first_then_old_chunks_and_fenc
         assert index < 30
     index -= 1
     await until(lambda: store.runtime.warnings().get("log_space") is None)
-    # The one that ended last stays as long as the older ones make room enough.
+    # The chunks of the session that ended last stay as long as the older ones make enough room.
     assert await chunks_in_log(api, finished[2]) == 10
     assert await chunks_in_log(api, asleep) == 10
     assert await chunks_in_log(api, live) == index + 1
-    # On and on: there is nothing left but live sessions, whose oldest chunks go, down to the floor.
+    # Only live sessions are left in the end. Their oldest chunks are removed, down to the floor.
     last = index + 120
     while index < last:
         index += 1
@@ -133,13 +133,13 @@ async def test_finished_sessions_make_room_oldest_first_then_old_chunks_and_fenc
     newest = await last_entry(api.bus, CHUNKS, CHUNK.of(live.id))
     assert newest is not None
     assert ChunkHeader.from_headers(newest.headers).index == index
-    # What is live kept its fence; what had ended lost it.
+    # Live sessions kept their fence, ended ones lost it.
     assert await owner_in_log(api, live) == live.epoch
     assert await owner_in_log(api, asleep) == asleep.epoch
     assert [await owner_in_log(api, record) for record in finished] == [0, 0, 0]
 
     async def resumed() -> bool:
-        # Refused while the log is full, until the store has looked at it again.
+        # Refused while the log is full, until the store has checked it again.
         with suppress(LogUnavailableError):
             return not (await api.resume(asleep.id)).phase.ended
         return False
@@ -172,8 +172,8 @@ async def test_nothing_is_admitted_when_only_floors_are_left_and_again_when_one_
     numbers = itertools.count(2_000)
 
     async def refused_when_full() -> bool:
-        # What every floor keeps, as large as it takes to have no room for more. Again and again: the store
-        # makes room meanwhile.
+        # Fill the stream with the chunks that every floor keeps, and repeat it, because the store makes room
+        # meanwhile.
         for record in sessions:
             for _ in range(8):
                 await append_chunk(api, record, next(numbers), 2 * CHUNK_BYTES)
@@ -208,7 +208,7 @@ async def test_old_events_make_room_and_the_newest_stay(api: Harness, store: Sto
         entry = await last_entry(api.bus, EVENTS, EVENT.of(record.id))
         return entry is not None and b'"74:x' in entry.data
 
-    # 150 KB go through a stream of 105 KB, by an outbox that tries again until there is room.
+    # 150 KB go through a stream of 105 KB, by an outbox that retries until there is room.
     await until(published)
     info = await jetstream.stream_info(EVENTS)
     assert info.state.bytes <= config.max_bytes
@@ -236,7 +236,7 @@ async def test_sessions_that_no_row_knows_make_room(api: Harness, store: Store) 
         assert index < 70
 
     async def purged() -> bool:
-        # Its fence goes after its chunks.
+        # Its fence is removed after its chunks.
         return await owner_in_log(api, unknown) == 0
 
     await until(purged)
@@ -289,7 +289,7 @@ async def test_what_no_owner_wrote_makes_room_before_live_sessions_lose_anything
 
 @asynccontextmanager
 async def log_space(api: Harness, store: Store) -> AsyncIterator[LogSpace]:
-    """As the store has, with connections of its own."""
+    """The part as the store has it, with connections of its own."""
     settings, clock = _settings_of(store), store.runtime.clock
     database = PostgresDatabase(settings)
     histories = LogHistories(api.bus, Owners(api.bus, lambda: None), settings)
@@ -301,7 +301,7 @@ async def log_space(api: Harness, store: Store) -> AsyncIterator[LogSpace]:
 
 
 async def forge_until_full(api: Harness, live: SessionRecord) -> None:
-    """Copies of the session's newest chunk, on the subject of an identity that never owned it."""
+    """Append copies of the session's newest chunk, on the subject of an identity that never owned it."""
     entry = await last_entry(api.bus, CHUNKS, CHUNK.by(live.id, live.worker or ""))
     assert entry is not None
     headers = {name: value for name, value in entry.headers.items() if not name.startswith("Nats-")}
@@ -344,7 +344,7 @@ async def test_streams_of_an_earlier_version_get_a_size_in_place(
             assert sizes[CHUNKS] > 8 * sizes[EVENTS]
             assert (await jetstream.stream_info(CHUNKS)).state.messages == 2
 
-            # Less room at the next start: what is reserved stays, and the streams are as they were.
+            # With less room at the next start, the reservation stays, and the streams do not change.
             await machine.stop()
             server._max_store_bytes = limit // 2
             await machine.start()
@@ -352,7 +352,7 @@ async def test_streams_of_an_earlier_version_get_a_size_in_place(
             await streams.ensure_with_retry()
             for name, size in sizes.items():
                 assert (await jetstream.stream_info(name)).config.max_bytes == size
-            # More: they grow.
+            # With more room they grow.
             await machine.stop()
             server._max_store_bytes = 4 * limit
             await machine.start()

@@ -1,4 +1,4 @@
-"""The fence and the outbox beyond the broker's memory for duplicates, and with several stores at work."""
+"""The fence and the outbox beyond the broker's memory for duplicates, and with several stores."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def settings(settings: Settings) -> Settings:
 
 @pytest.fixture(autouse=True)
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store itself removes nothing: when it does first is not known."""
+    """Keep the store itself from removing anything, because the time of its first removal is not known."""
 
     async def never(_: Retention) -> None:
         await asyncio.Event().wait()
@@ -51,7 +51,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def verify(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fence], Awaitable[int]]:
-    """`Fence.verify`; a store that is started after this does nothing of the kind itself."""
+    """`Fence.verify`; a store started after this does not verify by itself."""
     verify = Fence.verify
 
     async def nothing_is_lost(_: Fence) -> int:
@@ -102,7 +102,7 @@ async def test_an_owner_written_long_ago_is_found_again_and_not_written_twice(
     record = await api.running("late-owner")
     moved = await api.place(record, await api.worker("late-owner"))
     await asyncio.sleep(2 * WINDOW_S)
-    # As a crash between the append and the note of its sequence leaves it.
+    # As left by a crash between the append and the record of its sequence.
     await parts.sql(
         "update sessions set own_revision = null, fence_revision = :before where id = :id",
         before=record.own_revision,
@@ -119,7 +119,7 @@ async def test_an_owner_of_an_epoch_nobody_noted_is_followed(api: Harness, parts
     record = await api.running("skipped")
     moved = await api.place(record, await api.worker("skipped"))
     await asyncio.sleep(2 * WINDOW_S)
-    # Epoch 3 is committed by a store that knows nothing of epoch 2's place in the log.
+    # Epoch 3 is committed by a store that does not know epoch 2's place in the log.
     await parts.sql(
         "update sessions set epoch = 3, own_revision = null, fence_revision = :before where id = :id",
         before=record.own_revision,
@@ -133,8 +133,11 @@ async def test_an_owner_of_an_epoch_nobody_noted_is_followed(api: Harness, parts
 
 
 async def test_no_chunk_passes_for_an_owner_by_its_message_id(api: Harness) -> None:
-    """A worker's credential may append any chunk; the broker would have answered the store's own entry as a
-    repetition of it, and the new owner's chunks would have met a fence that nobody wrote."""
+    """A worker's credential may append any chunk.
+
+    Incident: the broker would have answered the store's own entry as a repetition of such a chunk, and the
+    new owner's chunks would have met a fence that does not exist.
+    """
     record = await api.running("poisoned")
     for epoch in range(1, 6):
         body = b"not an owner"
@@ -175,7 +178,7 @@ async def test_events_published_long_ago_are_recognised_in_the_log(api: Harness,
 
     await until(empty)
     await asyncio.sleep(2 * WINDOW_S)
-    # As a crash before the removal leaves them, with one more that was never published.
+    # As left by a crash before the removal, with one more that was never published.
     async with parts.database.transaction() as db:
         await db.outbox.add(events[2:])
         again = events[3].model_copy(update={"id": "ev_never_published"})
@@ -183,7 +186,7 @@ async def test_events_published_long_ago_are_recognised_in_the_log(api: Harness,
         await db.connection.execute(text("update outbox set created_at = created_at - 60"))
 
     async def drained() -> bool:
-        # The store that serves has its turns too; one that is late is given up.
+        # The store that serves takes turns too; a late one is given up.
         with suppress(UnavailableError):
             await parts.outbox.drain()
         return await empty()
@@ -248,7 +251,7 @@ async def test_ended_sessions_leave_the_log_after_their_time_and_the_old_owner_s
 async def test_any_number_of_ended_sessions_is_purged_and_deleted_at_once(
     api: Harness, parts: Parts, settings: Settings
 ) -> None:
-    """A hundred per round could not keep up with one tenant; all rows in one statement were too many."""
+    """Incident: a hundred per round were too few for one tenant; all rows in one statement were too many."""
     record = await api.running("many")
     await api.end(record.id)
     copies = 2 * ROWS + 1
@@ -282,7 +285,7 @@ async def test_chunks_are_counted_once_whoever_leads(api: Harness, start_store, 
     for index in range(30):
         await api.chunk(record, index, control_seq=min(index // 8, 3))
         if index == 15:
-            # The leader leaves in the middle; whichever is left goes on.
+            # The leader stops in the middle; the remaining one continues.
             for task in list(second.runtime._tasks):
                 if task.get_name() == "accounting":
                     task.cancel()

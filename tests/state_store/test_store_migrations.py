@@ -19,7 +19,7 @@ from turboserve.state_store.tables import metadata
 
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[PostgresDatabase]:
-    # Comparing takes a busy machine longer than a transaction of the store may.
+    # On a busy machine the comparison takes longer than a transaction of the store may.
     database = PostgresDatabase(Settings(postgres_url=postgres_url, transaction_deadline_s=60.0))
     yield database
     await database.close()

@@ -1,4 +1,4 @@
-"""Moving a session: what the store promises to the scheduler and to both workers, on real servers."""
+"""Migration of a session: guarantees of the store to the scheduler and both workers, on real servers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def listed(api: Harness, worker: str) -> WorkerRecord:
 
 
 async def overfull_now(api: Harness, model: str, capacity: int) -> list[str]:
-    """Workers with more slots used and reserved than they have, in one look at all rows."""
+    """Return workers with more slots used and reserved than they have, in one listing of all rows."""
     page = await api.bus.call(subjects.LIST_SESSIONS, ListSessions(limit=1_000))
     rows = [row for row in page.sessions if row.model == model and row.phase.holds_slot]
     slots = Counter(name for row in rows for name in (row.worker, row.target) if name is not None)
@@ -71,7 +71,7 @@ async def hear(api: Harness, worker: str) -> list[Assignment]:
 
 
 async def moving(api: Harness, model: str, capacity: int = 4) -> SessionRecord:
-    """A session that moves from one worker to another, both of its own."""
+    """Create a session that migrates from one worker to another, both of its own."""
     source = await api.worker(model, capacity, transfer=(ADDRESS,), host="here")
     target = await api.worker(model, capacity)
     placed = await api.place(await api.create(model), source)
@@ -88,7 +88,7 @@ async def test_a_move_from_its_beginning_to_its_commit(api: Harness) -> None:
     assert (begun.phase, begun.worker, begun.target) == (Phase.MIGRATING, source, target)
     assert (begun.epoch, begun.own_revision, begun.move) == (1, placed.own_revision, begun.version)
 
-    # Both are told at once, and with every renewal; the target also where the state is to be had.
+    # Both are informed at once, and with every renewal; the target also learns the source's address.
     await until(lambda: at_target)
     assert at_target[0].incoming is not None
     assert (at_target[0].incoming.record.move, at_target[0].incoming.source) == (begun.move, (ADDRESS,))
@@ -167,11 +167,11 @@ async def test_every_step_may_be_asked_for_again(api: Harness) -> None:
     done = await api.commit_move(begun)
     again = await api.commit_move(begun)
     assert (again.version, again.epoch, again.own_revision) == (done.version, 2, done.own_revision)
-    # An answer that was lost may be followed by a change of mind that comes too late.
+    # After a lost answer, a request to abandon the migration may come too late.
     assert (await api.abandon_move(begun)).version == done.version
     with pytest.raises(ConflictError):
         await api.begin_move(placed, target)
-    # Back again: nothing that is said of the first move is taken for the second.
+    # Back again: reports of the first migration do not apply to the second.
     back = await api.begin_move(done, str(placed.worker))
     assert (await api.commit_move(begun)).move == back.move
     assert (await api.abandon_move(begun)).move == back.move
@@ -216,7 +216,7 @@ async def test_what_overtakes_a_move_ends_it(api: Harness, how: str) -> None:
     }[how]
     after = await call()
     assert (after.target, after.move) == (None, None)
-    # The target, which the row does not name any more, is told so.
+    # The target, which the row no longer names, is informed of it.
     await until(lambda: any(one.record.version == after.version for one in at_target))
     with pytest.raises(MoveOverError):
         await api.commit_move(begun)
@@ -236,7 +236,7 @@ async def test_a_suspended_session_moves_with_its_state_and_stays_suspended(api:
         await api.begin_move(begun, await api.worker("asleep"))
     done = await api.commit_move(begun)
     assert (done.phase, done.worker, done.epoch) == (Phase.SUSPENDED, full, 2)
-    # The target asks before it has heard of the commit: what it has copied must not be taken for left over.
+    # The target asks before it has learned of the commit: its copy must not count as left over.
     reports = (MoveReport(session=done.id, move=begun.move or 0, stage=MoveStage.VERIFIED),)
     renewal = await api.renew(full, "asleep", 1, moves=reports)
     assert done.id in {row.id for row in renewal.assigned}
@@ -245,7 +245,7 @@ async def test_a_suspended_session_moves_with_its_state_and_stays_suspended(api:
 
 
 async def test_a_source_without_the_state_hears_of_the_move_and_is_released(api: Harness) -> None:
-    """Nothing told its worker of the session, which always answered "not known", and never left the pool."""
+    """Incident: its worker was never informed, always answered "not known", and never left the pool."""
     placed = await api.running("empty")
     source, target = str(placed.worker), await api.worker("empty")
     paused = await api.pause(placed.id)
@@ -257,7 +257,7 @@ async def test_a_source_without_the_state_hears_of_the_move_and_is_released(api:
     assert (await api.abandon_move(begun, release=True)).version == released.version
     assert (await listed(api, source)).suspended == 0
     assert "release" in {decision.kind for decision in await api.decisions(placed.id)}
-    # The fence follows: an old owner cannot append any more.
+    # The fence follows: the old owner cannot append any more.
     with pytest.raises(FencedError):
         await api.chunk(placed, 0)
     back = await api.place(await api.resume(placed.id), target)
@@ -442,12 +442,12 @@ async def test_only_the_two_workers_of_a_move_get_its_key(api: Harness, settings
     assert (await api.renew(stranger, "keys")).keys == ()
     assert at_stranger == []
 
-    # What changes the row meanwhile leaves the key as it is; a repeated request makes no other.
+    # Other changes of the row keep the key; a repeated request makes no other.
     await api.prompt(begun.id, "while it moves")
     assert (await api.begin_move(placed, target)).move == begun.move
     assert await key_in_row(settings, begun.id) == key
 
-    # Nobody else learns it: not by an answer, not by an event, not by what is printed of it.
+    # No other caller learns it: not by an answer, not by an event, not by a printed form.
     answers = [begun, await api.get(begun.id), renewals[0], at_source[-1]]
     assert not any(key in repr(answer) for answer in answers)
     page = await api.bus.call(subjects.LIST_SESSIONS, ListSessions(limit=1_000))
@@ -458,7 +458,7 @@ async def test_only_the_two_workers_of_a_move_get_its_key(api: Harness, settings
     assert everything
     assert not any(key.encode() in data for data in everything)
 
-    # It ends with the move, and the next one has its own.
+    # It ends with the migration, and the next one has its own.
     assert await key_in_row(settings, begun.id) is None
     assert [(await api.renew(worker, "keys")).keys for worker in (source, target)] == [(), ()]
     again = await api.begin_move(done, source)

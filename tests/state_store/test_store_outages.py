@@ -29,7 +29,7 @@ from turboserve.state_store.settings import Settings
 from turboserve.tasks import stop
 
 WITHOUT_DISK = ("fsync=off", "full_page_writes=off")
-"""Safe when the server is killed, not the machine: a commit is written before it is answered."""
+"""Safe if the server is killed, not the machine: a commit is written before it is answered."""
 WAITS = {**PATIENT, "sweep_s": 0.2, "canary_timeout_s": 60.0, "worker_timeout_s": 3_600.0}
 """For tests whose outage ends by itself: a busy machine is only slow."""
 
@@ -62,7 +62,7 @@ async def test_postgres_dies_hangs_and_comes_back(
                 assert isinstance(result, UnavailableError), result
                 assert result.code == "unavailable"
                 assert result.retry_after_s is not None
-            # The deadline of a transaction and the undoing of it, not the caller's patience, ends the wait.
+            # The wait ends by the deadline of the transaction and its rollback, not by the caller's deadline.
             assert time.monotonic() - started < settings.request_deadline_s
 
         async def serves() -> bool:
@@ -107,7 +107,7 @@ async def test_postgres_dies_hangs_and_comes_back(
 
 
 async def with_retry(ask: Callable[[], Awaitable[SessionRecord]]) -> SessionRecord:
-    """Ask until it is answered: on a busy machine a transaction may take longer than its deadline."""
+    """Ask until it is answered: on a busy machine a transaction may exceed its deadline."""
     async with asyncio.timeout(60):
         while True:
             with suppress(UnavailableError):
@@ -205,7 +205,7 @@ def broker(layout: Layout, ports: Ports, name: str) -> NatsServer:
 async def test_the_broker_dies_while_sessions_change(
     postgres_url: str, redis_url: str, layout: Layout, ports: Ports, tmp_path: Path
 ) -> None:
-    """With the store's own permissions: whatever it needs of the broker stands in the table of subjects."""
+    """With the store's own permissions: the table of subjects covers all that it needs of the broker."""
     server = broker(layout, ports, "mortal-nats")
     settings = Settings(
         nats_url=server.url("state-store"), redis_url=redis_url, postgres_url=postgres_url, **WAITS
@@ -285,7 +285,7 @@ async def test_the_store_waits_for_servers_that_are_not_there_yet(
     )
     nats_machine = Machine(nats_server, tmp_path / "nats.log")
     postgres_machine = Machine(postgres_server, tmp_path / "postgres.log")
-    # Its limit is for its own start, not for a disk on which a cluster is made.
+    # Its limit is for its own start, not for a disk on which a cluster is created.
     for server in (nats_server, postgres_server):
         await server.prepare()
     starting = asyncio.ensure_future(_serves(settings))

@@ -1,4 +1,4 @@
-"""Pools and cost: shares, what is ordered, room that a pool may still make; nothing counted twice."""
+"""Pools and cost: shares, orders, room that a pool may still make; nothing counted twice."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_two_sessions_share_their_workers_time_and_the_rest_is_idle(api: H
         return await share(api, session) >= gpu_seconds
 
     await until(lambda: reaches(two.id, 60.0))
-    # Apart by what one had alone: between two samples, and while the second was being placed.
+    # They differ by the time that one had alone: between two samples, and during the second's placement.
     assert await share(api, one.id) >= await share(api, two.id) > 0.0
     await api.pause(two.id)
     before = await share(api, two.id)
@@ -91,7 +91,7 @@ async def test_two_sessions_share_their_workers_time_and_the_rest_is_idle(api: H
     found = await cost(api)
     parts = (found.used, found.idle, found.corrected)
     assert found.total.gpu_seconds == pytest.approx(sum(part.gpu_seconds for part in parts))
-    # Before anyone held a slot it was idle, and the time until it was ready is told apart.
+    # Before any session held a slot it was idle, and the time until it was ready is reported separately.
     assert found.idle.gpu_seconds >= 900.0
     [kind] = [kind for kind in found.kinds if kind.kind == "test"]
     assert kind.starting_gpu_seconds == pytest.approx(600.0, rel=0.1)
@@ -100,7 +100,7 @@ async def test_two_sessions_share_their_workers_time_and_the_rest_is_idle(api: H
 
 
 async def test_a_worker_that_starts_is_paid_for_and_nobodys(api: Harness) -> None:
-    """It never registers: only its pool knows of it."""
+    """It never registers: only its pool knows it."""
     pool, worker = new_id("p"), new_id("wk")
     await report(api, pool, paid(worker, 30.0))
     assert await of_pool(api, pool) == pytest.approx(30.0, abs=1.0)
@@ -138,7 +138,10 @@ async def test_orders_are_kept_and_every_change_has_a_number(api: Harness) -> No
 async def test_a_stored_table_outside_of_todays_limits_costs_nothing_but_itself(
     api: Harness, settings: Settings
 ) -> None:
-    """An earlier version had stored it; since then the reports of the pool failed, and no order was taken."""
+    """An earlier version had stored it.
+
+    Incident: since then the pool's reports failed, and no order was read.
+    """
     pool = new_id("p")
     await report(api, pool)
     row = LevelParameters(level=1, volatility_from=0, latency_weight=0.2, target_utilization=0.8)
@@ -153,7 +156,7 @@ async def test_a_stored_table_outside_of_todays_limits_costs_nothing_but_itself(
     assert (told.version, told.table) == (1, None)
     order = OrderPool(pool=pool, change=("override",), override=3)
     assert (await api.bus.call(subjects.ORDER_POOL, order)).override == 3
-    # What is stored stays: a version that can read it may still want it.
+    # The stored table stays: a version that can read it may still need it.
     async with database.transaction() as db:
         assert (
             await db.connection.execute(select(pools.c.table).where(pools.c.id == pool))
@@ -167,7 +170,7 @@ async def test_a_pool_that_may_grow_lets_sessions_wait_and_one_that_may_not_refu
     with pytest.raises(UnknownModelError):
         await api.create(model)
     await report(api, pool, model=model, maximum=2)
-    # Nobody knows yet how many fit on a worker of it: one at least.
+    # The capacity of its workers is not known yet: at least one session.
     await api.create(model)
     await api.create(model)
     with pytest.raises(NoCapacityError):
@@ -180,7 +183,7 @@ async def test_a_pool_that_may_grow_lets_sessions_wait_and_one_that_may_not_refu
 
 
 async def test_a_share_is_never_given_at_the_price_of_an_unknown_kind(settings: Settings) -> None:
-    """The pool does not say what its worker runs on; the worker does, and no sample has looked yet."""
+    """The pool does not report its worker's hardware; the worker does, and no sample has been taken yet."""
     rare = settings.model_copy(update={"prices": {"cpu": 3_600.0}, "cost_sample_s": 3_600.0})
     pool, model, worker = new_id("p"), new_id("m"), new_id("wk")
     launched = time.time() - 3.0
@@ -206,7 +209,7 @@ async def test_a_share_is_never_given_at_the_price_of_an_unknown_kind(settings: 
 @pytest.mark.real_servers
 @pytest.mark.parametrize("point", ["shares given, not committed", "rentals written, not committed"])
 async def test_kill_9_while_counting_neither_loses_nor_doubles(settings: Settings, point: str) -> None:
-    """Two GPUs more than MANY_GPUS of the store that dies, so that it knows the rental by them."""
+    """Two GPUs more than MANY_GPUS of the store that dies, so that it recognizes the rental by them."""
     pool, model, worker = new_id("p"), new_id("m"), new_id("wk")
 
     def rental(**more: Any) -> Rental:
@@ -217,7 +220,7 @@ async def test_kill_9_while_counting_neither_loses_nor_doubles(settings: Setting
         async with Store.running(settings):
             await api.renew(worker, model)
             record = await api.place(await api.create(model), worker)
-        # A store that died answers nothing.
+        # A dead store answers nothing.
         short = settings.model_copy(update={"request_deadline_s": 2.0})
         async with Process.running(settings, point) as process, Harness.connected(short) as unanswered:
             with suppress(UnavailableError):
@@ -235,7 +238,7 @@ async def test_kill_9_while_counting_neither_loses_nor_doubles(settings: Setting
             assert await of_pool(api, pool) == pytest.approx(502.0 * last.age_s)
             await asyncio.sleep(3 * settings.cost_sample_s)
             given = await share(api, record.id)
-            # All that was paid since it has its slot is its own; a sample that counted twice would be more.
+            # The session gets the whole cost since it has its slot; a sample counted twice would give more.
             assert 502.0 < given <= 502.0 * last.age_s * (1 + 1e-9)
             await asyncio.sleep(3 * settings.cost_sample_s)
             assert await share(api, record.id) == given

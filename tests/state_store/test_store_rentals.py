@@ -1,4 +1,4 @@
-"""What a worker is paid for: rules only."""
+"""The rules of what a worker is paid for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOUR_S, DAYS_40_S = 3_600.0, 40 * 86_400.0
 
 
 def at(seconds: float, process: str = "sto_1", step_s: float = 0.0) -> ClockReading:
-    """`seconds` after the beginning, by a store whose wall clock is off by `step_s`."""
+    """Return a reading `seconds` after the beginning, by a store whose wall clock is off by `step_s`."""
     return ClockReading(process, 50.0 + seconds, WALL + seconds + step_s)
 
 
@@ -59,7 +59,7 @@ def test_a_worker_is_paid_for_from_its_launch_and_while_it_starts() -> None:
 
 @pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S, DAYS_40_S, -DAYS_40_S])
 def test_a_step_of_the_wall_clock_costs_nothing(step_s: float) -> None:
-    """An hour forward, or backward, added 7,200 GPU-seconds to two workers; 40 days 6.9 million."""
+    """Incident: an hour forward or backward added 7,200 GPU-seconds to two workers; 40 days 6.9 million."""
     row = told(None, 10.0, at(10.0))
     row = told(row, 11.0, at(11.0, step_s=step_s))
     row = told(row, 12.0, at(12.0))
@@ -74,7 +74,7 @@ def test_reports_that_come_twice_or_late_change_nothing() -> None:
     assert (late.paid_s, late.seen_at, late.meter_s) == (row.paid_s, row.seen_at, row.meter_s)
     ended = told(row, 12.0, at(12.0), ended_ago_s=1.0)
     assert told(ended, 14.0, at(14.0), ended_ago_s=3.0).paid_s == ended.paid_s == 11.0
-    # One from before its end does not bring it back.
+    # A report from before its end does not reopen it.
     assert told(ended, 10.0, at(14.0)).ended_at == ended.ended_at
 
 
@@ -92,7 +92,7 @@ def test_where_the_store_was_replaced_as_well_wall_clocks_bridge_a_bounded_time(
     assert (row.paid_s, row.estimated_s) == (112.0, 10.0)
     row = told(row, 2.0, at(130.0, "sto_3", step_s=DAYS_40_S), "asc_3")
     assert (row.paid_s, row.estimated_s) == (114.0 + BRIDGE_S, 10.0 + BRIDGE_S)
-    # Backwards there is nothing to bridge, and what was measured counts.
+    # A backward step leaves nothing to bridge, and the measured time counts.
     row = told(row, 3.0, at(140.0, "sto_4", step_s=-DAYS_40_S), "asc_4")
     assert (row.paid_s, row.estimated_s) == (117.0 + BRIDGE_S, 10.0 + BRIDGE_S)
 
@@ -104,20 +104,20 @@ def test_an_autoscaler_that_went_on_while_the_store_was_replaced_has_measured_it
 
 
 def test_a_time_that_two_processes_report_is_paid_once() -> None:
-    """The store knows up to where it has counted, whoever reported that."""
+    """The store knows up to which time it has counted, whoever reported that."""
     row = told(None, 100.0, at(100.0))
     assert told(row, 60.0, at(105.0), "asc_2").paid_s == 105.0
 
 
 def test_what_was_paid_before_a_pool_reported_the_worker_is_not_paid_again() -> None:
-    """Also where another process of the store had followed it."""
+    """Also if another process of the store had followed it."""
     row = followed(None, record(WALL + 1), PRICES, at(2.0))
     row = followed(row, record(WALL + 4), PRICES, at(4.0))
     assert row is not None
     assert row.paid_s == 4.0
     assert told(row, 10.0, at(10.0)).paid_s == 10.0
     assert told(row, 10.0, at(10.0, "sto_2")).paid_s == 10.0
-    # No step makes that take away what was paid.
+    # No step can take away what was paid.
     assert told(row, 10.0, at(10.0, "sto_2", step_s=-DAYS_40_S)).paid_s == 10.0
 
 
@@ -153,7 +153,7 @@ def test_an_unknown_kind_is_what_the_worker_says() -> None:
 
 
 def test_a_pool_that_was_away_pays_no_further_than_its_last_report() -> None:
-    """A night between two lives of the whole stack costs nothing."""
+    """A night between two runs of the whole stack costs nothing."""
     row = told(None, 10.0, at(10.0))
     ended = unmentioned(row)
     assert (ended.ended_at, ended.paid_s) == (WALL + 10.0, 10.0)
@@ -165,7 +165,7 @@ def test_a_pool_that_was_away_pays_no_further_than_its_last_report() -> None:
 
 def test_a_worker_that_nobodys_pool_started_is_paid_for_from_renewal_to_renewal() -> None:
     assert followed(None, record(WALL, WorkerPhase.GONE), PRICES, at(0.0)) is None
-    # Of one that a pool has started, the pool knows more.
+    # If a pool started the worker, the pool's reports are more precise.
     assert followed(None, record(WALL, pool_slot="local-0"), PRICES, at(0.0)) is None
     row = followed(None, record(WALL + 9), PRICES, at(10.0))
     assert row is not None

@@ -24,12 +24,12 @@ PRICES = {"*": 1.0}
 STEP_S = st.floats(-60 * 86_400.0, 60 * 86_400.0)
 PASS_S = st.floats(0.0, 900.0)
 SLACK_S = 1e-3
-"""What sums of floats may be off by where wall-clock times are among them."""
+"""Maximum error of sums of floats that contain wall-clock times."""
 
 
 @dataclass
 class World:
-    """One worker, its pool's processes and the store's, over true time `now`, seconds."""
+    """One worker, its pool's processes and the store's, over true time `now`, in seconds."""
 
     now: float = 0.0
     wall_error: float = 1_700_000_000.0
@@ -40,12 +40,12 @@ class World:
     current: tuple[str | None, tuple[str, ...]] = (None, ())
     sent: list[tuple[str, Rental]] = field(default_factory=list)
     bridges: int = 0
-    """Times at which no process on either side went on."""
+    """Number of times at which no process on either side continued."""
     both_new: bool = False
     history: list[RentalRow] = field(default_factory=list)
 
     def moment(self) -> ClockReading:
-        # Each process's monotonic clock has a beginning of its own.
+        # Each process's monotonic clock has a start of its own.
         return ClockReading(f"sto_{self.store}", self.now + 1_000.0 * self.store, self.now + self.wall_error)
 
     def send(self, ended: bool = False) -> None:
@@ -95,13 +95,13 @@ def test_what_is_paid_is_what_was_measured_and_a_bounded_rest(actions: list[tupl
             case "store":
                 world.store += 1
             case "autoscaler":
-                # It finds the worker as it starts.
+                # It finds the worker at its start.
                 world.autoscaler += 1
                 world.found_at = world.now
     world.send(ended=True)
     row = world.row
     assert row is not None
-    # Never more than true time, but for what wall clocks said, which is bounded and marked.
+    # Never more than true time, except for the wall clocks' share, which is bounded and marked.
     assert row.paid_s - row.estimated_s <= world.now + SLACK_S
     assert row.estimated_s <= world.bridges * BRIDGE_S + SLACK_S
     if not world.bridges:

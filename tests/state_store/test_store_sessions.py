@@ -1,4 +1,4 @@
-"""What callers of the state store may rely on, asked over the bus of a store on real servers."""
+"""Guarantees of the state store to its callers, over the bus of a store on real servers."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ async def test_failing_is_for_the_owner(api: Harness) -> None:
 
 
 async def test_a_session_without_an_owner_is_failed_by_no_worker(api: Harness) -> None:
-    """A session that waits for its first worker has epoch 0, which anybody can guess."""
+    """A session that waits for its first worker has epoch 0, which any worker can guess."""
     await api.worker("unowned")
     record = await api.create("unowned")
     assert (record.worker, record.epoch) == (None, 0)

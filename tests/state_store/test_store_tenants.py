@@ -28,14 +28,13 @@ Starts = Callable[..., Awaitable[Store]]
 
 
 def tenant() -> str:
-    """One that no other test has used."""
+    """A tenant that no other test has used."""
     return new_id("t")
 
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    """Only the limits that a test sets are there. A worker that renewed once stays: a slow machine is refused
-    nothing."""
+    """Settings with only the limits that a test sets. A worker that renewed once stays."""
     names = [name for name in Settings.model_fields if name.startswith("tenant_")]
     patient = {**PATIENT, "worker_timeout_s": 3_600.0}
     return settings.model_copy(update={**dict.fromkeys(names, 0), **patient})
@@ -65,7 +64,7 @@ async def test_sessions_that_have_not_ended(start_store: Starts, settings: Setti
         await api.pause(second.id)
         error = await refused(api.create(model, tenant=ours), "tenant_sessions")
         assert error.limit == "2"
-        # A repeat of a creation that was answered is no creation.
+        # A repeat of an answered creation is no creation.
         again = await api.create(model, tenant=ours, id=first.id)
         assert again.id == first.id
         await api.create(model, tenant=tenant())
@@ -110,7 +109,7 @@ async def test_a_place_is_left_for_a_tenant_that_has_none(start_store: Starts, s
         model, ours, theirs = new_id("m"), tenant(), tenant()
         await api.worker(new_id("m"))
         await api.worker(model, capacity=4)
-        # Another tenant is known from its first request on, though that was refused.
+        # Another tenant is known from its first request on, even if that was refused.
         full = new_id("m")
         await api.worker(full, capacity=1)
         await api.create(full, tenant=ours)
@@ -121,7 +120,7 @@ async def test_a_place_is_left_for_a_tenant_that_has_none(start_store: Starts, s
         last = await api.create(model, tenant=theirs)
         await api.pause(taken[0].id)
         await api.resume(taken[0].id)
-        # All are taken. The place that the other tenant gives up is not the greedy one's.
+        # All are taken. The place that the other tenant frees is not available to the greedy one.
         await api.end(last.id)
         await refused(api.create(model, tenant=ours), "tenant_slots_factor")
         await api.create(model, tenant=theirs)
@@ -179,7 +178,7 @@ async def test_stored_bytes(start_store: Starts, settings: Settings) -> None:
         await api.prompt(record.id, "x" * 20)
         await refused(api.prompt(record.id, "x"), "tenant_stored_bytes")
         await api.end(record.id)
-        # Kept for as long as the row is.
+        # The text is kept for as long as the row is.
         await refused(api.create(model, tenant=ours, prompt="x"), "tenant_stored_bytes")
 
 
@@ -269,7 +268,7 @@ async def test_deleted_rows_give_their_tenants_bytes_back(database: Database) ->
 
 
 async def test_a_tenant_that_stores_nothing_and_has_not_asked_lately_is_forgotten(database: Database) -> None:
-    """For ever remembered, it would cost the others the places that are kept for newcomers."""
+    """If remembered for ever, it would cost the others the places that are kept for newcomers."""
     await new_session(database, "ta", "x", {})
     async with database.transaction() as db:
         for name, full_at in (("tb", 5.0), ("tc", 15.0)):

@@ -77,8 +77,10 @@ def test_rates_of_creations_and_prompts_are_counted_apart() -> None:
 def test_a_bucket_holds_a_minute_and_says_when_to_come_back(
     per_minute: int, pauses: list[float], start: float
 ) -> None:
-    """In any window of w seconds at most `per_minute` · (1 + w / 60) pass, and a refused client that waits as
-    it is told to passes."""
+    """In any window of w seconds at most `per_minute` · (1 + w / 60) requests pass.
+
+    A refused client that waits for the time in its answer passes.
+    """
     limits = TenantLimits(prompts_per_minute=per_minute)
     tenant, now, passed = ANY, start, []
     for pause_s in pauses:
@@ -104,7 +106,7 @@ def test_a_clock_that_was_set_back_keeps_no_tenant_waiting() -> None:
     limits = TenantLimits(prompts_per_minute=1)
     tenant = tenants.submit_prompt(ANY, "x", limits, 1e6)
     tenant = tenants.submit_prompt(tenant, "x", limits, 1e3)
-    # The clock of another instance is behind: that is no reason for more.
+    # The clock of another instance is behind. That gives no additional requests.
     error = refused(tenants.submit_prompt, tenant, "x", limits, 1e3 - 50.0)
     assert error.retry_after_s == pytest.approx(110.0)
 
@@ -115,8 +117,10 @@ def test_a_clock_that_was_set_back_keeps_no_tenant_waiting() -> None:
     wishes=st.lists(st.integers(0, 4), min_size=1, max_size=400),
 )
 def test_greedy_tenants_leave_a_place_for_one_more(factor: float, capacity: int, wishes: list[int]) -> None:
-    """Five tenants take whatever they get; where a share of the places is a whole place, another one that has
-    none yet always gets in."""
+    """Five tenants take as much as they get.
+
+    If a share of the places is a whole place, another tenant that has none yet always gets in.
+    """
     limits = TenantLimits(slots_factor=factor)
     taken = [0] * 5
     for wish in wishes:

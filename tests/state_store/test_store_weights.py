@@ -1,4 +1,4 @@
-"""Which weights made a session's chunks: in its row, compared wherever a worker becomes its owner."""
+"""The weights that made a session's chunks: stored in its row, compared at every change of owner."""
 
 from __future__ import annotations
 

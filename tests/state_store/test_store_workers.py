@@ -90,7 +90,7 @@ async def test_a_placement_whose_answer_was_lost_is_answered_again(api: Harness)
 
 
 async def test_a_prompt_is_not_taken_for_the_placement_that_it_overtook(api: Harness) -> None:
-    """Version and worker fit: but the version was made by a prompt, and the session sleeps."""
+    """Version and worker match, but a prompt made that version, and the session is suspended."""
     record = await api.running("overtaken")
     await api.pause(record.id)
     resumed = await api.resume(record.id)
@@ -201,7 +201,7 @@ async def test_one_that_was_started_again_at_once_is_told_what_its_id_had_and_he
 
 
 async def test_the_drain_of_a_process_whose_goodbye_was_lost_ends_with_it(api: Harness) -> None:
-    """It is started again under its old id: the row says `draining`, and the next process serves."""
+    """It restarts under its old id: the row says `draining`, and the next process serves."""
     worker = await api.worker("undrained", started_at=10.0)
     await api.bus.call(subjects.DRAIN_WORKER, DrainWorker(worker=worker))
     assert (await api.renew(worker, "undrained", phase=WorkerPhase.DRAINING, started_at=10.0)).drain
@@ -213,7 +213,7 @@ async def test_the_drain_of_a_process_whose_goodbye_was_lost_ends_with_it(api: H
     assert not (await api.renew(worker, "undrained", started_at=20.0)).drain
     assert (await listed(api, worker)).phase is WorkerPhase.READY
     assert (await api.place(await api.create("undrained"), worker)).worker == worker
-    # Its own drain is for good.
+    # Its own drain is final.
     await api.bus.call(subjects.DRAIN_WORKER, DrainWorker(worker=worker))
     assert (await api.renew(worker, "undrained", started_at=20.0)).drain
     assert (await listed(api, worker)).phase is WorkerPhase.DRAINING
@@ -252,7 +252,7 @@ async def _equals(count: Callable[[], Awaitable[int]], wanted: int) -> bool:
 
 
 async def test_a_renewal_leaves_out_what_sleeps_elsewhere(api: Harness) -> None:
-    """Sessions that people paused and left, many enough, once made the answer too large to be sent."""
+    """Incident: paused and abandoned sessions, if many, made the answer too large to be sent."""
     worker = await api.worker("asleep")
     record = await api.create("asleep", metadata={"note": "x" * 512})
     await api.place(record, worker)
@@ -300,7 +300,7 @@ async def test_anything_at_once_leaves_rows_and_logs_that_agree(start_store, set
                     lambda: api.prompt(session, f"prompt {choose.random()}"),  # noqa: B023
                     lambda: api.renew(choose.choice(workers), "chaos", 2),
                 )
-                # Anything but these refusals ends the test.
+                # Any error but these refusals ends the test.
                 with suppress(ConflictError, TransitionError, NoCapacityError):
                     await choose.choice(calls)()
 

@@ -1,4 +1,4 @@
-"""Transactions, locks and deadlines: the same of Postgres and of the database in memory."""
+"""Transactions, locks and deadlines: the same in Postgres and in the database in memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def worker(name: str = "wk_1", **fields: object) -> WorkerRecord:
 
 
 async def unless_late(work: Callable[[], Awaitable[None]], begun: asyncio.Event) -> None:
-    """Do it, again if a busy machine takes longer than a deadline before `begun` is set."""
+    """Run `work`; repeat it if a busy machine exceeds a deadline before `begun` is set."""
     while True:
         try:
             return await work()
@@ -125,7 +125,7 @@ async def test_a_locked_row_is_waited_for_and_read_as_it_is_then(
         assert found is not None
         task = asyncio.create_task(second())
         await server.until_waiting()
-        # Who only reads does not wait.
+        # A transaction that only reads does not wait.
         assert await capacity(server.connect()) == 1
         await db.workers.write(found.model_copy(update={"capacity": 5}))
     assert await task == 5
@@ -148,7 +148,7 @@ async def test_a_plain_update_waits_for_a_lock_too(server: DatabaseServer, datab
         await server.until_waiting()
         after = row.record.model_copy(update={"epoch": 1, "version": 2})
         await db.changes.write(Change(after, ()))
-    # Its condition is looked at again once it has the lock.
+    # Its condition is checked again once it has the lock.
     assert await task is None
 
 
@@ -315,7 +315,7 @@ async def test_advisory_locks_are_held_until_the_end(server: DatabaseServer, dat
 
     async with database.transaction() as db:
         await db.admission.lock()
-        # Again, by the same: no deadlock. And another's lock is another.
+        # Taken again by the same transaction: no deadlock. Another transaction's lock is another lock.
         await db.admission.lock()
         async with server.connect().transaction() as other:
             await other.rentals.lock()
@@ -359,7 +359,7 @@ async def test_a_lock_is_not_waited_for_beyond_the_deadline(
         with pytest.raises(UnavailableError):
             async with server.connect(SHORT_S).transaction() as other:
                 await other.workers.get("wk_1", lock=True)
-        # Who waited holds nothing now.
+        # The transaction that waited holds nothing now.
         await db.workers.write(worker(capacity=3))
     assert await capacity(database) == 3
 
@@ -416,7 +416,7 @@ async def test_one_at_a_time_is_exclusive_and_no_row_stays_locked(
         [event] = await db.outbox.oldest(9)
         task = asyncio.create_task(second())
         await server.until_waiting()
-        # Another key is another lock; and nothing is locked but the key.
+        # Another key is another lock, and nothing is locked but the key.
         async with server.connect().exclusive(KEY + 1) as other:
             assert len(await other.outbox.oldest(9)) == 1
         await db.outbox.remove([event.number])
@@ -456,7 +456,7 @@ async def test_the_exclusive_lock_ends_with_its_holder(
 
 @pytest.fixture
 def patient_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A holder that a busy machine holds up keeps its lock."""
+    """Raise the limits, so that a holder that is delayed by a busy machine keeps its lock."""
     for module in (turboserve.state_store.database, turboserve.bench.runtime.rows.database):
         for name in ("LOCK_ANSWER_S", "LOCK_SILENCE_S"):
             monkeypatch.setattr(module, name, 60.0)

@@ -1,4 +1,4 @@
-"""A worker's device by itself, real or virtual: commands in, and what its packager makes out."""
+"""A worker's device alone, real or virtual: commands in, and the output of its packager."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from turboserve.worker.settings import Settings
 PATIENCE_S = 120.0
 SLOTS, HOST_STATES, LEAD_S = 2, 1, 2.0
 LED = 3
-"""Chunks that start within the lead of a viewer who has seen nothing."""
+"""Chunks that start within the lead of a viewer at the beginning."""
 T = TypeVar("T")
 
 
 class DeviceHarness:
-    """A running device and what it delivered. Belongs to the loop that it was made on."""
+    """A running device and its deliveries. It belongs to the loop on which it was created."""
 
     def __init__(self, platform: Platform, engine: Engine) -> None:
         self.delivered: asyncio.Queue[ToLoop] = asyncio.Queue()
@@ -63,7 +63,7 @@ class DeviceHarness:
         self.runner.submit(AdmitRequest(admit, **rest))
 
     async def next(self, *kinds: type[Any]) -> Any:
-        """The next delivery of one of these kinds; others are dropped."""
+        """Return the next delivery of one of these kinds; others are dropped."""
         while not isinstance(item := await self._delivery(), kinds):
             pass
         return item
@@ -82,7 +82,7 @@ class DeviceHarness:
         return await asyncio.wrap_future(self.runner.call(function))
 
     async def settled(self) -> None:
-        """Whatever was to be done has been: the engine has gone round and round since and found nothing."""
+        """Wait until all work is done: the engine has run several rounds since without any."""
         busy = True
         while busy:
             turns, async_busy = self.runner.turns, False
@@ -101,9 +101,9 @@ class DeviceHarness:
         )
 
     async def told_so_far(self, kind: type[T]) -> list[T]:
-        """Deliveries of this kind up to now, once the device has settled."""
+        """Return the deliveries of this kind up to now, once the device has settled."""
         await self.settled()
-        # Through the packager as well: what was settled before has passed it when a later item has.
+        # The packager must settle too: all earlier items have passed it when a later one has.
         self._markers += 1
         marker = events.ControlTookEffect("marker", 0, self._markers)
         packager: Any = self.packager
@@ -115,7 +115,7 @@ class DeviceHarness:
         return found
 
     async def quiesced(self, session: str) -> tuple[Mapping[str, Any], dict[str, list[Any]]]:
-        """Header and pages of a session that stands still, copied."""
+        """Return header and pages of a quiesced session, copied."""
         header, pages = await self.call(lambda engine: session_import.read_quiesced(engine, session))
         return header, {page.name: [page, [part.clone() for part in page.parts]] for page in pages}
 
@@ -141,7 +141,7 @@ class DeviceHarness:
 
 
 def fill(buffer: ReceiveBuffer, pages: Mapping[str, list[Any]]) -> None:
-    """Put pages down as a transfer does."""
+    """Write pages as a transfer does."""
     buffer.begin()
     for name, (page, parts) in pages.items():
         for target, source in zip(buffer.place(name, page.size, page.dtype, page.shape), parts, strict=True):
@@ -152,17 +152,17 @@ class Kind(ABC):
     """A kind of device, and the loop that it runs on."""
 
     fails: str
-    """Prompt of a session that cannot be computed."""
+    """Prompt of a session whose computation fails."""
 
     @abstractmethod
     def play(
         self, scenario: Callable[[Callable[[], Awaitable[DeviceHarness]]], Coroutine[Any, Any, None]]
     ) -> None:
-        """Run a scenario, which is given what makes desks. They are closed after it."""
+        """Run a scenario, which receives a factory of harnesses. They are closed after it."""
 
 
 class Tensors(Kind):
-    """Machine with a tiny model, on threads."""
+    """A machine with a tiny model, on threads."""
 
     def __init__(self, models: Callable[[ModelConfig], Models], config: ModelConfig) -> None:
         self._models, self._config = models, config

@@ -1,6 +1,6 @@
 """A tiny worker as a process of its own, forked from one that has loaded torch.
 
-To load torch costs two seconds of a core, and tests start dozens of workers.
+Loading torch costs two seconds of a core, and tests start dozens of workers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOADED = ("turboserve.worker.service.app", "turboserve.worker.settings")
 
 
 class ForkedWorker:
-    """As `subprocess.Popen` of `tiny_worker.py`. Its environment is `environment` alone."""
+    """As `subprocess.Popen` of `tiny_worker.py`. Its environment is only `environment`."""
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -29,7 +29,7 @@ class ForkedWorker:
 
     @property
     def returncode(self) -> int | None:
-        """Negative: the number of the signal that ended it. None while it runs."""
+        """Exit status; negative for the number of the signal that ended it, None while it runs."""
         return self._process.exitcode
 
     def poll(self) -> int | None:

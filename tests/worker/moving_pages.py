@@ -1,4 +1,4 @@
-"""Copies a session from one engine to another, by hand, and compares what becomes of it."""
+"""Copies a session from one engine to another by hand, and compares its chunks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def equal(ours: list[ChunkReady], theirs: list[ChunkReady]) -> bool:
 
 
 def stayed(make_driver: Callable[..., Any], chunks: int, **options: Any) -> list[ChunkReady]:
-    """What the session makes where nothing happens to it."""
+    """Return the session's chunks without a migration."""
     driver = make_driver(max_lead_s=FAR, **options)
     driver.engine.admit(SPEC, driver.now)
     found: list[ChunkReady] = driver.chunks("a", chunks)

@@ -1,4 +1,4 @@
-"""A session table by itself: tells it what happens, and keeps what it says."""
+"""A session table alone: gives it events, and keeps its commands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def row(session: str = "s1", **changes: object) -> SessionRecord:
 
 
 class Bench:
-    """A table and what it said."""
+    """A table and its commands."""
 
     def __init__(self, capacity: int = 2, worker: str = ME) -> None:
         self.table = Table(worker, "toyworld", capacity, LEASE_S)
@@ -54,7 +54,7 @@ class Bench:
         assert not [command for command in self.said if isinstance(command, kinds)], self.said
 
     def run_from(self, record: SessionRecord, log_end: int = 0, *, mine: bool = False) -> commands.Admit:
-        """Place a session and see it admitted at the log's end."""
+        """Place a session and check that it is admitted at the log's end."""
         self.handle(events.Assigned(record))
         question = self.last(commands.ReadLogEnd)
         self.handle(events.LogEndRead(record.id, question.query, log_end, mine))

@@ -1,4 +1,4 @@
-"""Session tables at both ends of a move: where a test begins."""
+"""Session tables at both ends of a migration: the states in which tests begin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def moving(**changes: object) -> SessionRecord:
 
 
 def running(chunks: int = 2) -> tuple[Bench, int]:
-    """A source whose session has published `chunks`, and its run."""
+    """Return a source whose session has published `chunks`, and its run."""
     bench = Bench(worker=A)
     bench.handle(events.Assigned(row()))
     bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 0, False))
@@ -34,7 +34,7 @@ def running(chunks: int = 2) -> tuple[Bench, int]:
 
 
 def sealed() -> tuple[Bench, int]:
-    """A source that has given its session away."""
+    """Return a source that has given its session away."""
     bench, run = running()
     bench.handle(events.Assigned(moving()))
     assert not bench.table.offer("s1", 5, B)
@@ -48,7 +48,7 @@ def sealed() -> tuple[Bench, int]:
 
 
 def expecting(**changes: object) -> tuple[Bench, int]:
-    """A target that was told of a move, and the run of the copy."""
+    """Return a target that was informed of a migration, and the run of the copy."""
     bench = Bench(worker=B)
     record = moving(**changes)
     bench.handle(events.Assigned(record, Incoming(record=record, source=FROM)))

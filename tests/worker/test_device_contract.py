@@ -1,4 +1,4 @@
-"""What holds for every device: the one with tensors and threads, and the virtual one of simulations."""
+"""Properties of every device: the one with tensors and threads, and the virtual one of simulations."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_a_session_stands_still_whole_until_it_is_thawed(kind: Kind) -> None:
         harness.generate()
         harness.admit(run=1)
         await harness.chunk()
-        # So far away that there is always something to make, however fast the device is.
+        # So far away that there is always a chunk to make, however fast the device is.
         harness.submit(commands.SetPlayhead("a", 1, 10_000.0, False), commands.Quiesce("a", 1, 11))
         frozen = await harness.next(events.Quiesced)
         assert frozen.number == 11
@@ -303,7 +303,7 @@ def test_a_session_without_latents_goes_on_at_its_chunk(kind: Kind) -> None:
         harness = await make()
         harness.generate()
         harness.admit(run=1, next_chunk=5)
-        # What arrives meanwhile takes effect once the session is there.
+        # Commands that arrive meanwhile take effect once the session is there.
         harness.submit(commands.SetPrompt("a", 1, 3, "a blue square"))
         first = await harness.chunk()
         assert (first.index, first.packaged.frames) == (5, 12)
@@ -460,7 +460,7 @@ def test_a_call_that_was_given_up_is_not_carried_out(kind: Kind) -> None:
         called: list[int] = []
         given_up = harness.runner.call(called.append)
         if given_up.cancel():
-            # Else a thread was faster.
+            # Otherwise a thread was faster.
             await harness.call(lambda engine: None)
         assert len(called) == (not given_up.cancelled())
 
@@ -491,7 +491,7 @@ def test_an_ended_device_delivers_what_it_has_made_and_no_more(kind: Kind) -> No
 
 
 async def latents_of(harness: DeviceHarness, chunks: list[PackagedChunk]) -> Any:
-    """As a takeover brings them from the hot store."""
+    """Return the latents as a takeover reads them from the hot store."""
     import torch
 
     shape = harness.runner.engine.config.latent_shape

@@ -1,4 +1,4 @@
-"""The budget in bytes: it holds for what an engine really takes, and is not far above it."""
+"""The budget in bytes: it covers what an engine really takes, and is not far above it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -44,7 +44,7 @@ META = torch.device("meta")
 
 
 def short_window() -> ModelConfig:
-    """Of two chunks, sink included."""
+    """A window of two chunks, sink included."""
     return ModelConfig(
         dim=48, ffn_dim=96, num_heads=2, num_layers=2, text_dim=12, text_len=5, latent_height=4,
         latent_width=4, freq_dim=32, local_attn_size=6, sink_size=3,
@@ -52,7 +52,7 @@ def short_window() -> ModelConfig:
 
 
 class NoMemory:
-    """Attention that gives tensors of the right shape, one row at a time, as rings do."""
+    """Attention that returns tensors of the right shape, one row at a time, as rings do."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.cat([torch.empty_like(row) for row in q.split(1)])
@@ -62,7 +62,7 @@ class NoMemory:
 
 
 def measured(config: ModelConfig, dtype: torch.dtype, rows: int, frames: int) -> int:
-    """Bytes at the peak of one forward, on tensors without contents."""
+    """Return the peak bytes of one forward, on tensors without contents."""
     with META:
         model = CausalWanTransformer(config).to(dtype).requires_grad_(False)
         latents = torch.empty(rows, frames, *config.latent_shape[1:])
@@ -85,7 +85,7 @@ def measured(config: ModelConfig, dtype: torch.dtype, rows: int, frames: int) ->
 def test_a_forward_at_full_size_takes_what_its_formula_says(
     dtype: torch.dtype, rows: int, frames: int
 ) -> None:
-    # What one layer takes, the next takes again.
+    # Each layer reuses the memory of the previous one.
     config = dataclasses.replace(preset("longlive-1.3b"), num_layers=2)
     expected = rows * forward_bytes(config, dtype, frames)
     assert measured(config, dtype, rows, frames) <= expected <= 1.35 * measured(config, dtype, rows, frames)
@@ -136,7 +136,7 @@ def test_more_is_decoded_at_once_where_memory_hardly_notices() -> None:
     assert affordable_decodes(load_toyworld(), 2 << 30, 8) == 8
     one, four = (plan(Models(transformer, text, tiny), gpu_bytes, rows) for rows in (1, 4))
     assert one.sessions() - 2 <= four.sessions() < one.sessions()
-    # On a CPU none but one, unless it was asked for; never more than there may be sessions.
+    # One on a CPU, unless more are configured; never more than there may be sessions.
     for settings, rows in (({}, 1), ({"decode_batch": 3}, 3), ({"decode_batch": 9}, 4)):
         engine = make_engine(
             load_toyworld(), Settings(worker_max_sessions=4, host_memory_bytes=0, **settings)
@@ -167,7 +167,7 @@ def test_the_host_pool_holds_as_many_states_as_there_are_slots_by_default(tmp_pa
         transformer = CausalWanTransformer(preset("longlive-1.3b")).to(torch.bfloat16)
         wan = WanDecoder(WanVae(WanVaeConfig()).to(torch.bfloat16), 60, 104)
     models = Models(transformer, load_toyworld().text, wan)
-    # The slab, the prompt's keys and values, and the decoder's cache are each what the facts say.
+    # Slab, the prompt's keys and values, and the decoder's cache each have the known size.
     state = 3_450_470_400 + 94_371_840 + 1_888_573_440
     one = state_host_bytes(models)
     assert state < one < 1.03 * state
@@ -206,7 +206,7 @@ def test_a_worker_says_when_its_host_memory_may_hold_no_session(capsys: pytest.C
         assert engine.host_states == states
         said = "no host memory for sessions" in capsys.readouterr().out
         assert said == (states == 0)
-    # What fits is what a session that arrives there asks for.
+    # The size that fits is the size that an arriving session requests.
     session_import.reserve(
         make_engine(toyworld, Settings(worker_max_sessions=1, host_memory_bytes=one)), on_host=True
     )
@@ -228,7 +228,7 @@ def test_recaches_have_no_more_tokens_than_a_full_batch(make_driver: Callable[..
     for name in "abcd":
         driver.engine.control(name, Control(1, prompt="a blue square"))
     driver.run()
-    # Nine frames each: of four rows of three frames' memory one recache fits at a time.
+    # Nine frames each: memory for four rows of three frames fits one recache at a time.
     assert sizes == [(1, 9)] * 4
 
 
@@ -269,7 +269,7 @@ def test_only_recaches_of_a_full_window_refine_their_profile(make_driver: Callab
         driver.engine.control("a", Control(1 + chunks, prompt=f"prompt {chunks}"))
         driver.chunks("a", 1)
         counts.append(len(seen))
-    # Before the first chunk, and of windows of one, two and three chunks; three are full.
+    # Before the first chunk, and with windows of one, two and three chunks; three are full.
     assert counts == [0, 0, 0, 1]
 
 
@@ -279,7 +279,7 @@ def test_models_say_what_they_weigh(make_models: Callable[..., Models], tiny_con
 
 
 def test_a_worker_whose_host_memory_went_to_others_takes_half_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that start together all see the same memory free."""
+    """Workers that start together all see the same free memory."""
     asked: list[int] = []
 
     def scarce(limit_bytes: int, pinned: bool) -> HostPool:
@@ -296,7 +296,7 @@ def test_a_worker_whose_host_memory_went_to_others_takes_half_of_it(monkeypatch:
     most = 0
     with pytest.raises(HostMemoryUnavailableError):
         make_engine(toyworld, Settings(worker_max_sessions=1))
-    # What a setting says is not changed.
+    # A configured value is not changed.
     most, asked[:] = LEAST_BYTES, []
     with pytest.raises(HostMemoryUnavailableError):
         make_engine(toyworld, Settings(worker_max_sessions=1, host_memory_bytes=2 * LEAST_BYTES))

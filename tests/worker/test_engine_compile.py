@@ -1,4 +1,4 @@
-"""What torch's compiler makes of the blocks gives the same chunks."""
+"""Blocks compiled by torch's compiler give the same chunks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ def test_real_numbers_turn_as_complex_ones_do(tiny_config: ModelConfig) -> None:
 def test_sessions_together_make_the_chunks_that_they_make_uncompiled(
     make_driver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Traces in one piece or fails; what a backend then writes for its device is measured, not tested, here.
+    # The trace must be in one piece. The code that a backend generates for its device is not tested here.
     monkeypatch.setattr(engine_module, "COMPILER", "eager")
 
     def chunks(compile: bool) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Decoding several sessions at once: alike rows alone, by the profile, and the same pictures as alone."""
+"""Decoding several sessions at once: only equal rows, by the profile, with the same frames as alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS, SIDE = 3, (4, 6)
 def wan(dtype: torch.dtype) -> Decoder:
     vae = WanVae(WanVaeConfig(base_dim=4)).requires_grad_(False)
     for name, parameter in vae.named_parameters():
-        # Weights at their initial scale let the frames be almost all alike.
+        # With weights at their initial scale, the frames would be almost all alike.
         nn.init.normal_(parameter, 1.0 if name.endswith("gamma") else 0.0, 0.15)
     return WanDecoder(vae.to(dtype), *SIDE)
 
@@ -66,26 +66,26 @@ def test_a_batch_gives_each_session_what_it_gets_alone(
         assert frames.float().std() > 1
         for row in range(ROWS):
             [expected], alone[row] = decoder.decode(latents[row : row + 1], alone[row])
-            # Not bit-equal: a convolution over more rows may be blocked differently. But that is rounding:
-            # a level of a pixel at most, and next to nothing in float64.
+            # Not bit-equal: a convolution over more rows may be blocked differently. The difference is
+            # rounding: a level of a pixel at most, and next to nothing in float64.
             assert (frames[row].int() - expected.int()).abs().max() <= 1
             [own] = alone[row] or ()
             assert own.keys() == together[row].keys()
             for name, part in own.items():
                 assert together[row][name].shape == part.shape
                 assert (together[row][name] - part).abs().max() <= tolerance * (1 + part.abs().max())
-    # A session's cache moves, is freed and outlives its neighbours by itself.
+    # A session's cache migrates, is freed and outlives its neighbors independently.
     parts = [part for cache in together or () for part in cache.values()]
     assert len({part.untyped_storage().data_ptr() for part in parts}) == len(parts)
     assert decoder.cache_bytes == sum(t.untyped_storage().nbytes() for t in (together or [{}])[0].values())
 
 
 class Counted:
-    """Remembers the latents of every batch that a stage computes."""
+    """Records the latents of every batch that a stage computes."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batches: list[list[tuple[str, int, bool]]] = []
-        """Of each row: session, latent frames, whether it has a cache."""
+        """Per row: session, latent frames, whether it has a cache."""
         compute = engine.decode.compute
 
         def counted(batch: list[Any]) -> Any:
@@ -102,7 +102,7 @@ class Counted:
 
 
 def queued(driver: Any, names: str, chunks: int = 1) -> None:
-    """Sessions of which each has its next chunk's latents undecoded."""
+    """Give each session the undecoded latents of its next chunk."""
     for name in names:
         driver.engine.admit(SessionSpec(name, "a red circle", seed=ord(name)), driver.now)
     driver.run()
@@ -215,7 +215,7 @@ def test_only_usual_chunks_refine_the_profile(
     lost = torch.randn(3, *driver.engine.config.latent_shape[1:])
     driver.engine.admit(SessionSpec("b", "a red circle", rebuild=Rebuild(1, lost)), driver.now)
     made = [event.index for event in driver.run() if isinstance(event, ChunkReady)]
-    # Neither a video's first chunk nor what only warmed a decoder.
+    # Neither a video's first chunk nor decodes that only warmed a decoder.
     assert len(seen) == len(made) - 1
 
 

@@ -1,4 +1,4 @@
-"""What only a GPU would show: tensors left on the host, waits for it, and a device that fails."""
+"""Errors that only a GPU would show: tensors left on the host, waits for it, and a failing device."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from turboserve.worker.model.wan_vae import WanDecoder, WanVae
 from turboserve.worker.model.wan_vae_config import WanVaeConfig
 
 DEVICE = torch.device("meta")
-"""Stands for a GPU: it has shapes and no contents, so nothing on it can be waited for."""
+"""Stands for a GPU: it has shapes and no contents, so no value on it can be waited for."""
 
 
 class AllThere(TorchDispatchMode):
-    """Refuses every operation that touches a tensor which is not on the device."""
+    """Refuses every operation on a tensor that is not on the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class AllThere(TorchDispatchMode):
 
 @torch.inference_mode()
 def test_no_forward_at_full_size_touches_a_tensor_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What one layer does, the next does again, and so it is with steps.
+    # All layers do the same, and so do all steps.
     config = dataclasses.replace(
         preset("longlive-1.3b"), num_layers=1, denoising_steps=(1000, 500), rotation="window"
     )
@@ -74,7 +74,7 @@ def test_no_forward_at_full_size_touches_a_tensor_of_the_host(monkeypatch: pytes
                 assert flow.shape == (work.frames, *config.latent_shape[1:])
                 work.advance(flow)
 
-    # It would copy a number of the host's to the device, and wait for that.
+    # It would copy a number from the host to the device, and wait for that.
     monkeypatch.setattr(torch, "tensor", None)
     with AllThere() as guard:
         for state in states:
@@ -112,8 +112,10 @@ def test_no_decode_at_full_size_touches_a_tensor_of_the_host(make: Callable[[], 
 def test_a_lost_device_is_no_session_s_fault_and_ends_the_engine(
     make_driver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, stage: str, overlap: bool
 ) -> None:
-    """Else every session of a worker with a broken GPU would fail for good, one after the other, when each
-    could go on elsewhere."""
+    """Otherwise every session of a worker with a broken GPU would fail for good, one after the other.
+
+    Each of them could continue on another worker.
+    """
     driver = make_driver(overlap=overlap)
 
     def lost(*_: object) -> Any:

@@ -21,7 +21,7 @@ READERS = ("attention", "view", "slice", "select", "unbind", "transpose", "permu
 
 
 class Guard(TorchDispatchMode):
-    """Refuses to wait for a value; refuses to read guarded memory except by attention, and views of it."""
+    """Refuses to wait for a value. Refuses reads of guarded memory except by attention, and views of it."""
 
     def __init__(self, guarded: list[Tensor]) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Guard(TorchDispatchMode):
         packet = func.overloadpacket
         if packet in WAITS:
             raise AssertionError(f"{func} makes the host wait")
-        # The first argument of an operation in place is what it writes to.
+        # An in-place operation writes to its first argument.
         read = args[1:] if packet in (aten.copy_, aten.fill_) else args
         if any(self._held(leaf) for leaf in tree_leaves((read, kwargs or {}))):
             name = packet._qualified_op_name.split("::")[1]
@@ -65,7 +65,7 @@ def test_a_forward_neither_waits_nor_copies_the_cache(make_driver: Callable[...,
 
     engine.forward.compute = guarded
     driver.run(lambda events: len(events) > 4 * rows)
-    # Denoising past the window's end, where others shift their cache, and the recache after a prompt.
+    # Denoising past the window's end, where other caches shift, and the recache after a prompt.
     assert kinds == {"ChunkWork", "RecacheWork"}
     assert guard.attended > 0
     assert all(s.state.ring.end > engine.config.window_frames for s in engine.table.sessions.values())

@@ -62,7 +62,7 @@ def test_every_batch_respects_the_contract(
 
 
 class Queue:
-    """Sessions that want a chunk again as soon as they have one, on a virtual clock."""
+    """Sessions that request a chunk again as soon as they have one, on a virtual clock."""
 
     def __init__(
         self, slacks: list[float], gather: GatherPolicy, profile: LatencyProfile, limit: int
@@ -102,12 +102,12 @@ class Queue:
 def test_nobody_starves_however_unequal_the_slack(
     slacks: list[float], name: str, profile: LatencyProfile, limit: int
 ) -> None:
-    """Slack stands still here, which is worse than any viewer: only waiting can bring a session forward."""
+    """Slack does not change here, which is worse than any viewer: only waiting can advance a session."""
     queue = Queue(slacks, GATHER_POLICIES.make(name), profile, limit)
     while queue.now < 300:
         queue.turn()
     assert min(queue.made) > 0
-    # The aging of `step` brings a session past any other within (difference of credit) / aging seconds.
+    # The aging of `step` advances a session past any other within (difference of credit) / aging seconds.
     spread = (max(slacks) - min(slacks)) / 0.25
     assert max(queue.longest) <= spread + 2 * len(slacks) * STEPS * profile(1) + 1
 
@@ -136,7 +136,7 @@ def test_step_batches_no_further_than_the_tightest_slack_allows() -> None:
     ready = [tight, *(candidate(f"s{i}") for i in range(8))]
     batch = LeastCreditFirst().gather(ready, FLAT, 16)
     assert [c.session for c in batch] == ["tight"]
-    # Whoever is late already gains nothing from smaller batches.
+    # A session that is late already gains nothing from smaller batches.
     late = candidate("late", slack_s=0.01, credit_s=-1)
     assert len(LeastCreditFirst().gather([late, *ready[1:]], FLAT, 16)) == 9
 
@@ -166,7 +166,7 @@ def test_the_best_batch_stops_where_a_larger_one_no_longer_pays() -> None:
     assert FLAT.best_batch(16) == 16
     assert FLAT.best_batch(5) == 5
     assert LatencyProfile({1: 0.1, 4: 0.12, 8: 0.3, 16: 0.6}).best_batch(16) == 4
-    # A size that does not pay says nothing of the next.
+    # A size that does not pay gives no information on the next.
     dipped = LatencyProfile({1: 0.1, 2: 0.1, 4: 0.21, 8: 0.25, 16: 0.6})
     assert [dipped.best_batch(limit) for limit in (1, 2, 4, 8, 16)] == [1, 2, 2, 8, 8]
 
@@ -184,7 +184,7 @@ def test_a_size_that_seemed_bad_is_tried_again() -> None:
         assert profile.best_batch(8) == 1
         profile.observe(1, 0.1)
     profile.observe(1, 0.1)
-    # Once, whether or not it comes to be.
+    # Once, whether or not it takes place.
     assert [profile.best_batch(8) for _ in range(2)] == [2, 1]
     for _ in range(60):
         profile.observe(2, 0.18)
@@ -193,7 +193,7 @@ def test_a_size_that_seemed_bad_is_tried_again() -> None:
 
 
 def test_a_size_that_is_tried_again_and_still_bad_changes_nothing_else() -> None:
-    """It once made the next size look good beside it, which was then taken, and it was never measured."""
+    """Incident: it made the next size look good, which was then chosen and never measured."""
     seconds = {1: 0.1, 2: 0.25, 3: 0.33, 4: 0.44}
     profile, taken = LatencyProfile(seconds), Counter[int]()
     for _ in range(2_000):
@@ -201,7 +201,7 @@ def test_a_size_that_is_tried_again_and_still_bad_changes_nothing_else() -> None
         taken[size] += 1
         profile.observe(size, seconds[size])
     assert taken[1] > 1_900
-    # Each of the others now and then, so that none stays as it once was measured.
+    # Each of the others from time to time, so that no old measurement stays.
     assert all(0 < taken[size] < 20 for size in (2, 3, 4))
 
 

@@ -27,7 +27,7 @@ FILES = (
 
 
 def rewritten(source: Path, target: Path, **changes: torch.Tensor | None) -> Path:
-    """A copy of a reference file with tensors replaced, or removed where None."""
+    """Copy a reference file with tensors replaced, or removed if None."""
     with safe_open(source, "pt") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -51,7 +51,7 @@ def test_window_rotation_is_not_the_absolute_one(tmp_path: Path) -> None:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     save_file(tensors, tmp_path / "x", {"config": json.dumps(config)})
     report = check_file(tmp_path / "x")
-    # The window is full after three chunks: until then the two are one.
+    # The window is full after three chunks: until then the two are equal.
     assert max(report.per_chunk[:3]) < 5e-6
     assert min(report.per_chunk[3:]) > 1e-3
 
@@ -60,7 +60,7 @@ def test_window_rotation_is_not_the_absolute_one(tmp_path: Path) -> None:
 def test_every_chunk_agrees_with_the_reference(name: str) -> None:
     report = check_file(GOLDEN / f"{name}.safetensors")
     assert report.passed
-    # Far below the 1e-4 asked for: what is left is float32 rounding, so an error in the maths cannot hide.
+    # Far below the required 1e-4: the rest is float32 rounding, so an error in the math cannot hide.
     assert report.max_abs_error < 5e-6
 
 

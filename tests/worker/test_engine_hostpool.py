@@ -1,4 +1,4 @@
-"""The host pool: never more than its bytes, nothing twice, nothing left behind."""
+"""The host pool: never more than its bytes, no overlap, no leak."""
 
 import itertools
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def test_pieces_fit_do_not_overlap_and_come_back(limit: int, calls: list[tuple[b
         pool.give_back(extent)
     assert pool.used_bytes == 0
     if limit >= ALIGNMENT:
-        # In one piece again, whatever the order was.
+        # In one piece again, in any order of the releases.
         assert pool.take(limit // ALIGNMENT * ALIGNMENT).start == 0
 
 
@@ -115,7 +115,7 @@ def test_a_full_pool_refuses_and_its_bytes_return(make_driver: Callable[..., Any
     [refused] = [event for event in events if isinstance(event, SuspendRefused)]
     assert refused.session == "b"
     assert f"{limit - room} of {limit} free" in refused.reason
-    # The one that was refused goes on, and has the place once the other has gone.
+    # The refused one continues, and has the place once the other has left.
     tight.engine.playhead("b", 1.0, now=tight.now, playing=False)
     assert [event.session for event in tight.run() if isinstance(event, ChunkReady)] == ["b"]
     tight.engine.resume("a", tight.now)

@@ -1,6 +1,6 @@
 """The engine runs on a machine that has torch, numpy and safetensors.
 
-Of the other distributions it imports `turboserve.policies` alone, which needs the standard library only.
+Of the other distributions it imports only `turboserve.policies`, which needs the standard library alone.
 """
 
 import pkgutil

@@ -1,4 +1,4 @@
-"""What may have broken a device is computed alone, so that it is known whose it was if another one breaks."""
+"""Sessions suspected of breaking a device compute alone, so that another failure identifies the session."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Batch:
     stage: str
     names: tuple[str, ...]
     computing: frozenset[str]
-    """Sessions that anything is computed for at that moment."""
+    """Sessions with a computation at that moment."""
     isolated: frozenset[str]
 
 
 class Watch:
-    """Notes who is computed for, by stage, and what else is under way then."""
+    """Records the sessions of each computation, by stage, and the other work under way."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batches: list[Batch] = []
@@ -71,7 +71,7 @@ def test_a_suspect_shares_no_step_until_it_has_made_its_chunks(
     for batch in alone:
         assert batch.names == ("a",) or "a" not in batch.names
         assert batch.computing == {"a"} or "a" not in batch.computing
-    # The others take their turns meanwhile, with each other.
+    # The others take turns meanwhile, together.
     assert {"b", "c"} in [set(batch.names) for batch in alone]
     assert chunks(made, "b")
     assert chunks(made, "c")

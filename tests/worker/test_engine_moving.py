@@ -1,4 +1,4 @@
-"""Moving a session between two engines: page by page, while it generates and at rest."""
+"""Migration of a session between two engines: page by page, while it generates and while it is quiesced."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_moved_session_goes_on_bit_for_bit(
     source.engine.admit(SPEC, source.now)
     source.chunks("a", before)
     buffer = session_import.reserve(target.engine, on_host=False)
-    # The bulk goes in the middle of a chunk, whose own slots are left out.
+    # The bulk is sent in the middle of a chunk, whose own slots are left out.
     source.run(lambda _: source.engine.table.sessions["a"].work is not None)
     bulk = session_import.read(source.engine, "a")
     copy(bulk, buffer)
@@ -132,7 +132,7 @@ def test_it_stands_still_when_the_viewer_has_enough_and_not_before(make_driver: 
 
 
 def test_it_takes_the_best_moment_that_there_is_between_two_chunks(make_driver: Callable[..., Any]) -> None:
-    """Asked for more than there is, it ran on until patience ended, and stood still just before a chunk."""
+    """Incident: asked for too long a window, it ran until the timeout and quiesced just before a chunk."""
     driver = make_driver(max_lead_s=2.0)
     driver.engine.admit(SPEC, driver.now)
     driver.run()

@@ -29,7 +29,7 @@ def of(kind: type, events: list[Any]) -> list[Any]:
 
 
 class Gate:
-    """Holds a call back on a lane's thread until it is opened."""
+    """Holds a call back on a stream executor's thread until it is opened."""
 
     def __init__(self, held: Callable[..., Any]) -> None:
         self.entered = threading.Semaphore(0)
@@ -71,7 +71,7 @@ def steps_until(driver: Any, holds: Callable[[], bool]) -> list[Any]:
 
 
 def story(driver: Any) -> list[ChunkReady]:
-    """A session's chunks through a suspension, a return and a prompt switch, with a lead of three chunks."""
+    """Return a session's chunks through suspension, resumption and prompt switch, with a lead of 3 chunks."""
     driver.engine.admit(spec("a"), driver.now)
     chunks = of(ChunkReady, driver.run())
     driver.engine.suspend("a")
@@ -105,7 +105,7 @@ def test_the_next_chunk_is_denoised_while_one_is_decoded_and_no_more_than_that(
     assert gate.entered.acquire(timeout=WAIT_S)
     events += steps_until(driver, lambda: session.work is None)
     assert of(ChunkReady, events) == []
-    # Two chunks wait for the decoder: a third is not begun, and nobody turns in circles meanwhile.
+    # Two chunks wait for the decoder: a third is not begun, and there is no busy loop meanwhile.
     assert [each.index for each in session.undecoded] == [0, 1]
     assert not driver.engine.has_work(driver.now)
     assert driver.engine.next_due(driver.now) is None
@@ -235,7 +235,7 @@ def test_a_session_can_be_evicted_on_its_way(
     driver.engine.evict("a")
     assert driver.engine.free_slots == 1
     assert driver.engine.table.host_bytes_used == 0
-    # The slab and the host memory are another's at once; what was on its way does not touch them.
+    # The slab and the host memory are reused at once; transfers under way do not touch them.
     driver.engine.admit(spec("b", seed=5), driver.now)
     chunks = of(ChunkReady, driver.run(lambda e: len(of(ChunkReady, e)) == 1))
     gated_transfers.open.set()
@@ -277,7 +277,7 @@ def test_calls_at_any_moment_leave_every_chunk_in_order_and_no_memory_behind(
     works = decoder.decode
 
     def slow(latents: Tensor, caches: list[dict[str, Tensor]] | None) -> Any:
-        # Not of `chance`: the lane's thread would change which calls are made.
+        # Not from `chance`: the stream executor's thread would change which calls are made.
         time.sleep(delays.choice((0, 0, 0.002)))
         return works(latents, caches)
 
@@ -303,7 +303,7 @@ def test_calls_at_any_moment_leave_every_chunk_in_order_and_no_memory_behind(
             del following[name]
             suspended.discard(name)
         if turn % 50 == 49 and engine.executors_busy:
-            # On a busy machine the lanes' threads would get no turn, and nothing would be made.
+            # On a busy machine the stream executors' threads would get no turn, and no chunk would be made.
             engine.wait(WAIT_S)
         for _ in range(chance.randrange(8)):
             driver.now += 0.001
@@ -316,7 +316,7 @@ def test_calls_at_any_moment_leave_every_chunk_in_order_and_no_memory_behind(
                 elif isinstance(event, Suspended):
                     assert event.next_chunk == following[event.session]
                     suspended.add(event.session)
-    # Of all sessions: those that are left may be new.
+    # Of all sessions: the remaining ones may be new.
     assert made > 0
     for name in list(following):
         engine.evict(name)

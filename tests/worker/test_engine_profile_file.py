@@ -1,4 +1,4 @@
-"""Profile files: written, read again, and refused when they are of something else."""
+"""Profile files: written, read again, and refused if they belong to another configuration."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Where a session arrives: memory that is kept for it, what is refused, and what is given back."""
+"""The arrival of a session: memory reserved for it, refusals, and the release."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from turboserve.worker.transfer.errors import TransferAbortedError
 
 
 def arrived(make_driver: Callable[..., Any]) -> tuple[Any, PagedReceiveBuffer, Mapping[str, Any], list[Page]]:
-    """A target with all pages of a session that stands still elsewhere."""
+    """Return a target with all pages of a session that is quiesced at the source."""
     source, target = make_driver(max_lead_s=FAR), make_driver(slots=1, max_lead_s=FAR, host_bytes=1 << 10)
     source.engine.admit(SPEC, source.now)
     source.chunks("a", 2)
@@ -123,7 +123,7 @@ def test_hashing_a_large_state_ends_when_nobody_wants_it_any_more(
     assert fingerprint_of(page) == whole
     with pytest.raises(TransferAbortedError):
         fingerprints_of({"a": page, "b": page, "c": page}, check)
-    # Each of them asks once more at most.
+    # Each of them polls once more at most.
     assert asked <= 5 + hashers
 
 
@@ -146,7 +146,7 @@ def test_a_full_host_refuses_a_suspended_session_before_anything_is_copied(
 
 
 def suspended(make_driver: Callable[..., Any], chunks: int = 3) -> tuple[Any, Mapping[str, Any], list[Page]]:
-    """A source whose session is suspended: header and pages."""
+    """Return a source whose session is suspended, with header and pages."""
     source = make_driver(max_lead_s=FAR)
     source.engine.admit(SPEC, source.now)
     source.chunks("a", chunks)
@@ -160,7 +160,7 @@ def suspended(make_driver: Callable[..., Any], chunks: int = 3) -> tuple[Any, Ma
 def test_a_session_that_arrives_suspended_is_counted_by_the_host_and_stays_where_it_was_put(
     make_driver: Callable[..., Any], chunks: int
 ) -> None:
-    """It was put down beside the host's memory, and copied there twice while the engine did nothing else."""
+    """Incident: it was stored beside the host's memory, and copied there twice while the engine waited."""
     source, header, pages = suspended(make_driver, chunks)
     target = make_driver(max_lead_s=FAR)
     host = target.engine.table.host

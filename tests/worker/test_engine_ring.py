@@ -1,4 +1,4 @@
-"""The ring against a naive list of frames: whatever is generated, evicted, recached, the same attention."""
+"""The ring against a naive list of frames: generation, eviction and recache give the same attention."""
 
 import dataclasses
 from typing import Any
@@ -38,7 +38,7 @@ def ring_of(config: ModelConfig) -> KVRing:
 
 
 class NaiveWindow:
-    """Frames in order in a list, copied about as needed: what the ring must be equal to."""
+    """Frames in order in a list, copied as needed: the ring must be equal to it."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -61,13 +61,14 @@ class NaiveWindow:
         for i, frame in enumerate(order):
             key = self.frames[frame][0]
             if self.config.rotation == "window" and self.config.local_attn_size != -1:
-                # Every key as if the window's frames were numbered without gaps, ending at the newest.
+                # Every key is rotated as if the window's frames were numbered without gaps, ending at the
+                # newest.
                 start = order[-1] + 1 - len(order)
                 key = rotate(key.unsqueeze(0), rotation.by_frames(start + i - frame, CPU))[0]
             keys.append(key)
         values = [self.frames[frame][1] for frame in order]
         for _ in range(len(order), self.config.sink_size):
-            # LongLive 1 reads all of its sink, zeros where no frame is yet.
+            # LongLive 1 reads its whole sink, with zeros for frames that do not exist yet.
             keys.append(torch.zeros_like(keys[0]))
             values.append(torch.zeros_like(keys[0]))
         parts = (q, torch.cat(keys), torch.cat(values))

@@ -1,4 +1,4 @@
-"""A session at the end of the rotation table: absolute rotation ends there, window-relative goes on."""
+"""A session at the end of the rotation table: absolute rotation ends there, window-relative continues."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def with_rotation(config: ModelConfig, rotation: Rotation) -> ModelConfig:
 
 
 def near_the_end(driver: Any) -> list[Any]:
-    """Events of a session that is rebuilt four chunks before the end of the table and then plays on."""
+    """Return the events of a session that is rebuilt four chunks before the end of the table and plays on."""
     latents = torch.randn(9, 16, 4, 4, generator=torch.Generator().manual_seed(9))
     at = driver.engine.config.media_start(LAST - 3)
     spec = SessionSpec("a", "red", seed=1, rebuild=Rebuild(LAST - 3, latents), playhead_s=at)
@@ -67,7 +67,7 @@ def test_window_rotation_passes_the_end_of_the_table(
 
 
 def window_flow(config: ModelConfig, model: CausalWanTransformer, start: int) -> torch.Tensor:
-    """Flow of a chunk after a full window of earlier ones, all of the same content, from frame `start`."""
+    """Return the flow of a chunk from frame `start`, after a full window of chunks of the same content."""
     layout = SlabLayout.of(config, torch.float32)
     slab = SlabPool(layout, layout.total_bytes, torch.device("cpu")).acquire()
     ring = KVRing(slab, config, model.rotation)

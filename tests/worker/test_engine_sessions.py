@@ -228,7 +228,7 @@ def test_a_lost_session_within_its_window_is_rebuilt_exactly(make_driver: MakeDr
     rebuilt = driver.chunks("a", 2)
     assert [c.index for c in rebuilt] == [chunks, chunks + 1]
     for ours, theirs in zip(rebuilt, made[chunks:], strict=True):
-        # The noise depends on seed and chunk alone, so only rounding is between the two.
+        # The noise depends only on seed and chunk, so the two differ only by rounding.
         assert torch.allclose(ours.latents, theirs.latents, atol=1e-5)
         assert ours.frames.shape == theirs.frames.shape
 

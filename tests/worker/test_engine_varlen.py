@@ -1,4 +1,4 @@
-"""Kinds of attention: each finds the same tokens, in one call for all rows or by a certain kernel."""
+"""Kinds of attention: each gives the same result, in one call for all rows or by a specific kernel."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_rows_of_different_fill_and_slab_read_their_own_keys(
 ) -> None:
     def chunks(attention: str) -> list[Any]:
         driver = make_driver(slots=3, max_lead_s=2.0, attention=attention)
-        # The slabs that rows have, and how full they are, differ: one session is ahead, one is elsewhere.
+        # The rows' slabs, and how full they are, differ: one session is ahead, one slab is elsewhere.
         driver.engine.admit(SessionSpec("gone", "x", 9), driver.now)
         driver.engine.admit(SessionSpec("a", "a red circle", 1), driver.now)
         made = driver.chunks("a", 2)

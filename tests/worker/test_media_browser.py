@@ -1,4 +1,4 @@
-"""The same fragments in a real browser: Media Source Extensions take them, and red is red."""
+"""The same fragments in a real browser: Media Source Extensions accept them, and red is red."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_chromium_plays_joined_fragments_in_the_right_colours() -> None:
         frames = np.full((count, 64, 64, 3), colour, np.uint8)
         chunks.append(FragmentEncoder().encode(frames, index=index, first_frame=first, fps=16))
         first += count
-    # Each with its init segment, as the chunks travel: a repeated one must not disturb the timeline.
+    # Each with its init segment, as chunks are sent: a repeated one must not disturb the timeline.
     parts = [base64.b64encode(data).decode() for chunk in chunks for data in (chunk.init, chunk.fragment)]
 
     async with playwright.async_playwright() as p:

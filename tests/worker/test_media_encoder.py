@@ -1,4 +1,4 @@
-"""Packaging: closed fragments that join to one video, whoever made them, in the right colours."""
+"""Packaging: closed fragments that join to one video, by any encoders, in the right colors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def solid(colour: tuple[int, int, int], count: int, size: tuple[int, int] = (64,
 
 
 def moving(count: int, first: int, size: tuple[int, int] = (64, 64)) -> NDArray[np.uint8]:
-    """A white square on blue that moves two pixels a frame."""
+    """Draw a white square on blue that moves two pixels a frame."""
     frames = solid((20, 20, 160), count, size)
     for offset in range(count):
         x = (2 * (first + offset)) % (size[1] - 16)
@@ -38,7 +38,7 @@ def moving(count: int, first: int, size: tuple[int, int] = (64, 64)) -> NDArray[
 
 
 def session(chunks: int, fps: float = 16, size: tuple[int, int] = (64, 64)) -> list[EncodedChunk]:
-    """Chunks of 9, 12, 12, … frames, each by an encoder of its own."""
+    """Encode chunks of 9, 12, 12, … frames, each by an encoder of its own."""
     packaged, first = [], 0
     for index in range(chunks):
         count = 9 if index == 0 else 12

@@ -27,7 +27,7 @@ def base(tiny_config: ModelConfig, make_models: Callable[..., Models]) -> dict[s
 
 @pytest.fixture
 def adapter(base: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`MODULE.lora_A` and `MODULE.lora_B` of every Linear of the blocks."""
+    """Return `MODULE.lora_A` and `MODULE.lora_B` of every Linear of the blocks."""
     generator = torch.Generator().manual_seed(4)
     made = {}
     for name, weight in base.items():

@@ -81,7 +81,7 @@ def test_unknown_names_pass_unchanged_for_the_loader_to_list() -> None:
 def test_diffusers_computes_the_same_flow_with_the_same_weights(
     tiny_config: ModelConfig, make_models: Callable[..., Models]
 ) -> None:
-    """Of a session's first chunk: there, causal attention over chunks is attention over all frames."""
+    """The flow of a session's first chunk: there, causal attention over chunks covers all frames."""
     config = tiny_config
     model = make_models(config).transformer
     theirs = library(config).eval()

@@ -32,7 +32,7 @@ from turboserve.worker.settings import Settings
 
 @pytest.fixture
 def config(tiny_config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
-    """Stands in for both public presets, whose own sizes no test can hold."""
+    """Stands in for both public presets, whose own sizes are too large for a test."""
     config = dataclasses.replace(tiny_config, rotation="absolute", text_len=8)
     for name in ("longlive-1.3b", "self-forcing-1.3b"):
         monkeypatch.setitem(presets._PUBLIC, name, config)
@@ -46,7 +46,7 @@ def weights(config: ModelConfig, make_models: Callable[..., Models]) -> dict[str
 
 @pytest.fixture
 def files(tmp_path: Path, config: ModelConfig, weights: dict[str, Tensor]) -> PublicFiles:
-    """As LongLive publishes them, with the VAE and the text encoder of a diffusers folder."""
+    """Files as LongLive publishes them, with the VAE and the text encoder of a diffusers folder."""
     torch.manual_seed(8)
     raw = {f"model.{name}": tensor for name, tensor in weights.items()}
     torch.save({"generator": raw, "generator_ema": {n: t + 1 for n, t in raw.items()}}, tmp_path / "base.pt")

@@ -23,7 +23,7 @@ def model() -> Taehv:
     torch.manual_seed(2)
     made = Taehv(CONFIG).eval().requires_grad_(False)
     for parameter in made.parameters():
-        # Weights at their initial scale let the frames be almost all alike.
+        # With weights at their initial scale, the frames would be almost all alike.
         parameter.mul_(1.6)
     nn.init.constant_(made.decoder[-1].bias, 0.5)
     return made
@@ -34,7 +34,7 @@ def latents(frames: int) -> Tensor:
 
 
 def frame_by_frame(state: dict[str, Tensor], latents: Tensor) -> Tensor:
-    """The decoder as its authors describe it, from the weights alone: one frame at a time, depth first."""
+    """Decode as the authors describe it, from the weights alone: one frame at a time, depth first."""
     grows = {7: 1, 13: 2, 19: 2}
     memory: dict[int, Tensor] = {}
     out = []

@@ -1,4 +1,4 @@
-"""The transformer beside what the reference files check: schedule, gradients, types, mixed rows."""
+"""The transformer beyond the checks of the reference files: schedule, gradients, types, mixed rows."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from turboserve.worker.model.transformer import CausalWanTransformer
 
 
 class NoMemory:
-    """Every row attends to itself and its prompt only."""
+    """Every row attends only to itself and its prompt."""
 
     def __init__(self, text: list[tuple[Tensor, Tensor]]) -> None:
         self._text = text

@@ -71,7 +71,7 @@ def original(library: UMT5EncoderModel) -> dict[str, Tensor]:
 
 
 def full_forward(library: UMT5EncoderModel, tokenizer: Any) -> Tensor:
-    """As diffusers' Wan pipeline: everything padded to the full length, padding zeroed afterwards."""
+    """Encode as diffusers' Wan pipeline: all padded to the full length, padding zeroed afterwards."""
     tokens = tokenizer(
         [" ".join(prompt.split()) for prompt in PROMPTS],
         padding="max_length",
@@ -113,7 +113,7 @@ def test_bfloat16_stays_near_float32(folders: dict[str, Path]) -> None:
 
 
 def wan_forward(state: dict[str, Tensor], ids: Tensor, mask: Tensor) -> Tensor:
-    """Wan's T5 encoder from its own file: no scaling of attention, a relative bias in every layer."""
+    """Compute Wan's T5 encoder from its own file: no scaling of attention, a relative bias in every layer."""
 
     def norm(x: Tensor, weight: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight

@@ -51,7 +51,7 @@ def library(config: WanVaeConfig) -> AutoencoderKLWan:
         latents_std=list(config.latents_std),
     )
     for name, parameter in made.named_parameters():
-        # Weights at their initial scale let the frames be almost all alike.
+        # With weights at their initial scale, the frames would be almost all alike.
         torch.nn.init.normal_(parameter, 1.0 if name.endswith("gamma") else 0.0, 0.15)
     return made.eval().requires_grad_(False)
 
@@ -61,7 +61,7 @@ def latents(frames: int) -> Tensor:
 
 
 def whole(made: AutoencoderKLWan, raw: Tensor) -> Tensor:
-    """[N, 3, H, W] by the library."""
+    """Decode a whole clip with the library: [N, 3, H, W]."""
     frames: Tensor = made.decode(raw.transpose(0, 1).unsqueeze(0)).sample[0].transpose(0, 1)
     return frames
 

@@ -1,4 +1,4 @@
-"""The digest by which a worker tells its own checkpoint from another of the same configuration."""
+"""The digest that distinguishes checkpoints of the same configuration."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_fingerprint_covers_the_configuration_too(tiny_config: ModelConfig) 
 
 @pytest.fixture
 def two_checkpoints(make_driver: Callable[..., Any]) -> tuple[Any, Any]:
-    """Two engines of one configuration with different weights; the first has made two chunks of a session."""
+    """Return two engines with different weights; the first has made two chunks of a session."""
     source, target = make_driver(max_lead_s=FAR), make_driver(max_lead_s=FAR)
     for driver, name in ((source, "one"), (target, "other")):
         models: Models = replace(driver.engine.models, weights=name)

@@ -1,4 +1,4 @@
-"""A worker that loads its model is known, and takes nothing yet."""
+"""A worker that loads its model is known, and accepts no session yet."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_it_says_that_it_starts_until_it_has_loaded(store: Store, nats_ser
         for _ in range(2):
             store.renewed.clear()
             await store.renewed.wait()
-        # Under way when loading ends: carried out before anything else is said.
+        # Under way when loading ends: it finishes before any other report is sent.
         store.takes_s = 0.3
         store.asked.clear()
         await store.asked.wait()
@@ -91,7 +91,7 @@ async def test_it_leaves_if_it_cannot_load(store: Store, nats_server: NatsServer
         async with loading(nats_server, []):
             await store.renewed.wait()
             raise ValueError("a checkpoint that is none")
-    # It does not wait for the answer to its goodbye.
+    # It does not wait for the answer to its final report.
     async with asyncio.timeout(60):
         while WorkerPhase.GONE not in store.phases:
             await asyncio.sleep(0.01)
@@ -102,7 +102,7 @@ async def test_it_leaves_if_it_cannot_load(store: Store, nats_server: NatsServer
 async def test_what_the_process_before_it_had_is_refused_as_long_as_rows_name_it(
     store: Store, nats_server: NatsServer
 ) -> None:
-    """Somebody started it again at once, under the same id: the others need not wait until it has loaded."""
+    """The process restarted at once under the same id: other workers need not wait until it has loaded."""
     row = SessionRecord.model_validate(
         {"id": "s1", "tenant": "t", "model": "toyworld", "prompt": "p", "seed": 7, "phase": Phase.ACTIVE}
         | {"version": 3, "epoch": 2, "worker": "loading-1", "created_at": 0, "updated_at": 0}

@@ -1,4 +1,4 @@
-"""Workers that die or are cut off, with the real scheduler: who may run what, and when."""
+"""Workers that die or are cut off, with the real scheduler: which worker may run a session, and when."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from turboserve.subjects import (
 )
 from turboserve.tasks import stop
 
-# The tests are no package: what they share is found beside them.
+# The tests are no package: shared modules are imported from this folder.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from worker_scene import TAKEOVERS, Scene, environment, pool, scene, store
 
 __all__ = ["environment", "pool", "scene", "store"]
 
-# The first test waits until torch, Postgres and the state store are there.
+# The first test waits until torch, Postgres and the state store have started.
 pytestmark = pytest.mark.timeout(900)
 
 TIMES = {
     "TURBOSERVE_LEASE_S": "8",
     "TURBOSERVE_WORKER_TIMEOUT_S": "14",
     "TURBOSERVE_IDLE_AFTER_S": "3600",
-    # Only deaths move sessions here.
+    # Sessions change workers here only after a death.
     "TURBOSERVE_REBALANCE": "false",
 }
 
 
 class Cable:
-    """The way from one process to the broker, which can be cut."""
+    """The connection from one process to the broker, which can be cut."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -56,17 +56,17 @@ class Cable:
         self._server: asyncio.Server | None = None
 
     async def lay(self) -> int:
-        """Returns the port of its near end."""
+        """Open the near end. Returns its port."""
         self._server = await asyncio.start_server(self._joined, "127.0.0.1", 0)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     def cut(self) -> None:
-        """Nothing passes any more, and nobody is told: connections stay as they are."""
+        """Stop all traffic without notice: connections stay open."""
         self._whole = False
 
     def mend(self) -> None:
-        """What was sent meanwhile is lost, and so are the connections."""
+        """Restore traffic. Data sent meanwhile is lost, and so are the connections."""
         for end in self._ends:
             end.transport.abort()
         self._whole = True
@@ -97,7 +97,7 @@ class Cable:
 
 @pytest.fixture
 async def cable(nats_server: NatsServer) -> AsyncIterator[tuple[Cable, str]]:
-    """A cable, and the address of the broker by it for a worker."""
+    """A cable, and the broker's address through it for a worker."""
     url = urlsplit(nats_server.url("worker"))
     assert url.port is not None
     cable = Cable(url.port)
@@ -130,7 +130,7 @@ async def runs_on(scene: Scene, session: str, worker: str) -> None:
 
 
 async def recovered_at(scene: Scene, session: str) -> float:
-    """When the session was taken from a worker that was silent: Unix seconds."""
+    """Return when the session was recovered from a silent worker, in Unix seconds."""
     page = await scene.ask(LIST_DECISIONS, SessionRef(session=session))
     [recovery] = [decision for decision in page.decisions if decision.kind == "recover"]
     return float(recovery.at)
@@ -153,7 +153,7 @@ async def test_a_worker_that_is_cut_off_has_stopped_before_its_sessions_are_take
     log = scene.pool.log(first)
     beats = scene.beats[first]
     await scene.until(lambda: scene.beats[first] > beats, "it lives")
-    # On a machine that is busy with other things a lease may well have ended before, and come back.
+    # On a busy machine a lease may well have ended before, and been renewed.
     before = len(log.read_text())
     way.cut()
 
@@ -164,7 +164,7 @@ async def test_a_worker_that_is_cut_off_has_stopped_before_its_sessions_are_take
     assert datetime.fromisoformat(stopped[-1]).timestamp() < await recovered_at(scene, session)
     came = await scene.chunks(session, 6)
     way.mend()
-    # It learns that it was taken for dead, and makes room for a worker with another name.
+    # It learns that it was declared gone, and makes room for a worker with another id.
     assert await scene.exit_status(first) != 0
     chunks = await scene.chunks(session, came[-1].header.index + 4)
     assert [chunk.header.index for chunk in chunks] == list(range(len(chunks)))
@@ -208,7 +208,7 @@ async def test_a_sleeping_session_whose_holder_died_is_rebuilt_when_its_user_is_
 
 
 async def test_a_rolling_upgrade_of_the_weights_empties_the_old_worker(scene: Scene, scheduler: None) -> None:
-    """No state of the old weights fits the new: what runs is rebuilt, what sleeps is when it is wanted."""
+    """No state of the old weights fits the new: running sessions are rebuilt, suspended ones when resumed."""
     old = await scene.worker(**TIMES)
     runs, sleeps = await scene.create(), await scene.create(seed=2)
     for session in (runs, sleeps):

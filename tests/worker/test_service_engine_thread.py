@@ -1,4 +1,4 @@
-"""The engine's thread: commands in, stamped events out, with the run that they belong to."""
+"""The engine's thread: commands in, stamped events out, each with its run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAIT_S = 120.0
 
 
 class EngineHarness:
-    """A running engine thread and what it delivered."""
+    """A running engine thread and its deliveries."""
 
     def __init__(self, thread: EngineThread) -> None:
         self.thread = thread
@@ -35,7 +35,7 @@ class EngineHarness:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """The thread takes all commands of the body at once: it makes nothing between two of them."""
+        """Make the thread take all commands of the body at once, with no chunk between two of them."""
         gate = threading.Event()
         holding = self.thread.call(lambda engine: gate.wait(WAIT_S))
         try:
@@ -45,7 +45,7 @@ class EngineHarness:
         assert holding.result(WAIT_S)
 
     def next(self, kind: type[Any]) -> Any:
-        """The next event of this kind; others are dropped."""
+        """Return the next event of this kind; others are dropped."""
         while True:
             item = self.delivered.get(timeout=WAIT_S)
             if isinstance(item, kind):
@@ -110,7 +110,7 @@ def test_a_session_goes_to_the_host_and_back_and_a_missing_slab_leaves_it_there(
 
 
 def test_a_command_that_a_suspension_overtook_harms_no_session(harness: EngineHarness) -> None:
-    """A viewer's playhead that was on its way when the session left its slab once failed the session."""
+    """Incident: a playhead under way when the session left its slab failed the session."""
     harness.admit(run=1)
     harness.next(GeneratedChunk)
     harness.thread.submit(commands.Suspend("a", 1))
@@ -128,7 +128,7 @@ def test_a_session_without_latents_goes_on_at_its_chunk_with_a_decoder_that_is_w
 ) -> None:
     with harness.held():
         harness.admit(run=1, next_chunk=5)
-        # What arrives meanwhile takes effect once the session is there.
+        # Commands that arrive meanwhile take effect once the session is there.
         harness.thread.submit(commands.SetPrompt("a", 1, 3, "a blue square"))
     first = harness.next((GeneratedChunk, events.ControlTookEffect))
     while not isinstance(first, GeneratedChunk):
@@ -166,7 +166,7 @@ def test_nothing_is_made_while_generating_is_stopped(harness: EngineHarness) -> 
 
 
 def test_nothing_is_made_after_the_time_that_was_given(harness: EngineHarness) -> None:
-    """A process that stood still goes on with its next step, before anyone can tell it to stop."""
+    """A process that was stopped continues with its next step, before any command can stop it."""
     harness.thread.submit(commands.GenerateUntil(time.monotonic()))
     harness.admit(run=1)
     with pytest.raises(queue.Empty):
@@ -176,7 +176,7 @@ def test_nothing_is_made_after_the_time_that_was_given(harness: EngineHarness) -
 
 
 def test_a_call_that_nobody_waits_for_any_more_harms_nobody(harness: EngineHarness) -> None:
-    """A move that was given up while the engine was in a step ended the thread, and so the worker."""
+    """Incident: a migration that was given up during a step ended the thread, and thus the worker."""
     gate = threading.Event()
     busy = harness.thread.call(lambda engine: gate.wait(WAIT_S))
     given_up = harness.thread.call(lambda engine: 1)

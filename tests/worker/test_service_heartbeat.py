@@ -1,4 +1,4 @@
-"""What an answer to a renewal, or none, means for the lease."""
+"""The effect of an answer to a renewal, or of none, on the lease."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from turboserve.worker.service.heartbeat import Heartbeat
 
 @pytest.fixture
 async def buses(nats_url: str, nats_server: NatsServer) -> AsyncIterator[tuple[Bus, Bus]]:
-    """As state store, and as a worker with little patience."""
+    """A bus as the state store, and one as a worker with a short timeout."""
     store = await Bus.connect("state-store", Settings(nats_url=nats_server.url("state-store")))
     worker = await Bus.connect("worker", Settings(nats_url=nats_server.url("worker"), request_deadline_s=0.3))
     yield store, worker
@@ -32,7 +32,7 @@ async def buses(nats_url: str, nats_server: NatsServer) -> AsyncIterator[tuple[B
 
 
 async def first_told(bus: Bus, seconds: float) -> events.Input | None:
-    """What the table is told first within `seconds`."""
+    """Return the first input that the table receives within `seconds`."""
     received: asyncio.Queue[events.Input] = asyncio.Queue()
     report = LoadReport(worker="heartbeat-1", model="toyworld", capacity=1)
     heartbeat = Heartbeat(bus, SystemClock(), 0.1, lambda: report, received.put_nowait, lambda reason: None)
@@ -51,7 +51,7 @@ async def test_nobody_there_keeps_the_lease(buses: tuple[Bus, Bus]) -> None:
 
 
 async def test_a_store_without_its_database_keeps_the_lease(buses: tuple[Bus, Bus]) -> None:
-    """All video stopped eight seconds into an outage of Postgres, although nobody could take it over."""
+    """Incident: all video stopped 8 s into an outage of Postgres, although no worker could take it over."""
     store, worker = buses
 
     async def renew(_: Renew, __: Caller) -> Renewal:

@@ -24,14 +24,14 @@ from turboserve.subjects import (
     SUBMIT_PROMPT,
 )
 
-# The tests are no package: what they share is found beside them.
+# The tests are no package: shared modules are imported from this folder.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from worker_scene import Chunk, Scene, environment, pool, scene, store
 
 __all__ = ["environment", "pool", "scene", "store"]
 
-# The first test waits until torch, Postgres and the state store are there.
+# The first test waits until torch, Postgres and the state store have started.
 pytestmark = pytest.mark.timeout(900)
 
 SLAB_BYTES = "turboserve_worker_kv_bytes"
@@ -50,7 +50,7 @@ async def begin(scene: Scene, session: str, target: str) -> SessionRecord:
 
 
 async def reported(scene: Scene, row: SessionRecord, *stages: MoveStage) -> MoveReport:
-    """What the target says of the move, once it says one of `stages`; played on meanwhile."""
+    """Wait until the target reports one of `stages`; the video plays on meanwhile. Returns the report."""
     found: list[MoveReport] = []
     assert row.target is not None
     target = row.target
@@ -66,7 +66,7 @@ async def reported(scene: Scene, row: SessionRecord, *stages: MoveStage) -> Move
 
 
 async def play_on(scene: Scene, session: str) -> None:
-    """A viewer two seconds behind the log's end."""
+    """Report a viewer two seconds behind the log's end."""
     record = await scene.record(session)
     at = max(0.0, 0.75 * record.next_chunk - 2.0)
     await scene.bus.publish(PLAYHEAD, session, Playhead(session=session, playhead_s=at, viewers=1))
@@ -111,7 +111,7 @@ def video(chunks: list[Chunk]) -> list[bytes]:
 
 
 async def unmoved(scene: Scene, worker: str, seed: int, count: int) -> list[bytes]:
-    """The session of this seed where nothing happens to it."""
+    """Return the video of this seed's session without a migration."""
     return video(await scene.chunks(await scene.started(worker, seed=seed), count))
 
 
@@ -134,7 +134,7 @@ async def test_a_moved_session_goes_on_bit_for_bit_and_the_source_lets_go(
     assert [chunk.header.epoch for chunk in chunks] == [1 + (maker == target) for maker in makers]
     assert (await scene.record(session)).state_digest == report.digest
     await empty(scene, source)
-    # And back again, over links that are warm.
+    # And back again, over warm links.
     again = await moved(scene, session, source)
     assert (await scene.chunks(session, again.next_chunk + 2))[-1].header.worker == source
 
@@ -146,7 +146,7 @@ async def test_an_abandoned_move_leaves_the_session_where_it_is(scene: Scene) ->
     await scene.chunks(session, 3)
     row = await begin(scene, session, target)
     await reported(scene, row, MoveStage.VERIFIED)
-    # It stands still for the end of the copy, and goes on by itself once the row says so.
+    # It is quiesced for the end of the copy, and resumes once the row changes.
     await abandon(scene, row)
     chunks = await scene.chunks(session, 12)
     assert video(chunks) == wanted
@@ -297,7 +297,7 @@ async def test_a_target_without_a_free_slot_says_so(scene: Scene) -> None:
     row = await begin(scene, session, target)
     full = [await scene.started(target) for _ in range(1)]
     assert await reported(scene, row, MoveStage.VERIFIED)
-    # The slot that is kept for the move is not given to anyone else.
+    # The slot reserved for the migration is not given to another session.
     extra = await scene.create()
     with pytest.raises(NoCapacityError):
         await scene.place(extra, target)

@@ -1,4 +1,4 @@
-"""The order in which a worker ends: what others wait for comes first."""
+"""The order in which a worker ends: first the steps that others wait for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turboserve.worker.service.worker import Worker
 
 
 def stopping(said: list[str], *, engine_ends: bool) -> Worker:
-    """A worker of which only the order of its end is real; `said` gets what happens."""
+    """Return a worker of which only the order of its end is real; `said` records the steps."""
     left = asyncio.Event()
 
     async def leave() -> None:
@@ -49,7 +49,7 @@ def stopping(said: list[str], *, engine_ends: bool) -> Worker:
 
 
 async def test_the_goodbye_does_not_wait_for_a_copy_that_takes_long_to_end() -> None:
-    """Its sessions moved only when its silence was taken for death: hashing a large state ended too late."""
+    """Incident: the hash of a large state ended too late; sessions moved only after the worker's timeout."""
     said: list[str] = []
     async with asyncio.timeout(30.0):
         await stopping(said, engine_ends=True).stop()
@@ -57,7 +57,7 @@ async def test_the_goodbye_does_not_wait_for_a_copy_that_takes_long_to_end() -> 
 
 
 async def test_there_is_no_goodbye_while_the_engine_may_still_make_chunks() -> None:
-    """The goodbye gives its sessions to others, whatever the lease says."""
+    """The final report gives its sessions to other workers, whatever the lease."""
     said: list[str] = []
     async with asyncio.timeout(30.0):
         await stopping(said, engine_ends=False).stop()

@@ -1,4 +1,4 @@
-"""The session table, rule by rule: where a session starts, and how its chunks come into the log."""
+"""The session table, rule by rule: where a session starts, and how its chunks enter the log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_where_the_log_is_gone_the_row_says_how_far_it_came() -> None:
 
 
 def test_where_the_log_is_lost_its_owner_goes_on_behind_what_viewers_have_seen() -> None:
-    """The broker's disk went; the store had not read the newest chunks, and its row is behind."""
+    """The broker's disk was lost; the store had not read the newest chunks, and its row is behind."""
     bench = Bench()
     run = bench.run_from(row()).run
     for index in range(3):
@@ -39,7 +39,7 @@ def test_where_the_log_is_lost_its_owner_goes_on_behind_what_viewers_have_seen()
     bench.none(commands.Evict)
     publish = bench.last(commands.PublishChunk)
     assert (publish.index, publish.ownership) == (3, (1, 1))
-    # Their latents stay those of its epoch for whoever comes after it.
+    # Their latents keep their epoch for later owners.
     assert bench.last(commands.PublishLatents).epoch == 1
     assert (bench.last(commands.PublishLatents).began, bench.last(commands.PublishLatents).before) == (0, 0)
 
@@ -88,7 +88,7 @@ def test_an_unknown_outcome_is_repeated_with_back_off_until_it_is_known() -> Non
 
 
 def test_after_a_long_silence_the_log_is_read_before_the_chunk_is_appended_again() -> None:
-    """The broker recognises a repeated message for two minutes only: a chunk must not be there twice."""
+    """The broker recognizes a repeated message for two minutes only, and a chunk must not be stored twice."""
     bench = Bench()
     run = bench.run_from(row()).run
     bench.package("s1", run, 0)
@@ -138,7 +138,7 @@ def test_a_refused_worker_whose_session_went_elsewhere_lets_go_of_everything() -
 
 
 def test_a_state_that_someone_else_went_past_is_dropped_and_rebuilt() -> None:
-    """It was here at epoch 1, elsewhere at 2, and comes back at 3: what is on the host is old."""
+    """It was here at epoch 1, elsewhere at 2, and returns at 3: the state on the host is old."""
     bench = Bench()
     run = bench.run_from(row()).run
     bench.package("s1", run, 0)
@@ -155,7 +155,7 @@ def test_a_state_that_someone_else_went_past_is_dropped_and_rebuilt() -> None:
 
 
 def test_latents_say_where_their_epoch_began_and_which_was_before() -> None:
-    """So that whoever goes on can tell those of the chunks in the log from those that the broker refused."""
+    """The next owner can thereby tell the latents of chunks in the log from those that the broker refused."""
     bench = Bench()
     bench.handle(events.Assigned(row(epoch=4, own_revision=40)))
     bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 6, False, 2))
@@ -172,7 +172,7 @@ def test_latents_say_where_their_epoch_began_and_which_was_before() -> None:
     bench.package("s1", run, 8)
     sent = bench.last(commands.PublishLatents)
     assert (sent.epoch, sent.began, sent.before) == (5, 8, 4)
-    # An end that is read once more under one epoch says nothing new of where that began.
+    # An end that is read again under one epoch does not change where that epoch began.
     bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.ACKED)
     bench.table.entries["s1"].checked = None
     bench.handle(events.Tick())

@@ -169,14 +169,14 @@ class World:
                 outcome = events.PublishOutcome.UNKNOWN
         if outcome is events.PublishOutcome.FENCED:
             self.refused[session] = command.ownership
-        # Each publication has exactly one outcome, told before the next one of the session.
+        # Each publication has exactly one outcome, reported before the next one of the session.
         self.give(events.Published(session, command.run, command.index, command.ownership, outcome))
 
     LOSSY = (events.Assigned, events.PlayheadMoved, events.Renewed)
     ORDERED = (events.ChunkPackaged, events.MovedToHost, events.SuspendFailed)
 
     def deliver(self) -> None:
-        """Hand over one message: any of those that may overtake, the first of those that may not."""
+        """Deliver one message: any of those that may overtake, the first of those that may not."""
         if not self.mail:
             return
         first = next((n for n, message in enumerate(self.mail) if isinstance(message, self.ORDERED)), None)
@@ -213,7 +213,7 @@ class World:
                 self.deliver()
 
     def settle(self) -> None:
-        """Faults stop: everything arrives, the store renews, time passes."""
+        """End the faults: everything arrives, the store renews, time passes."""
         self.calm = True
         for _ in range(60):
             self.renew()
@@ -242,7 +242,7 @@ def test_the_invariants_hold_in_any_history(capacity: int, seed: int) -> None:
     world.settle()
     wanted = {s: t.record for s, t in world.truths.items() if t.record.worker == ME}
     assert world.table.entries.keys() == wanted.keys()
-    # What nobody wants here any more holds no memory.
+    # A session that is no longer wanted here holds no memory.
     assert world.engine.keys() <= wanted.keys()
     running = {s for s, (_, _, place) in world.engine.items() if place == "slab" and s not in world.paused}
     active = {s for s, record in wanted.items() if record.phase is Phase.ACTIVE}

@@ -53,9 +53,9 @@ class World:
         self.revision = 0
         self.copies: dict[tuple[str, str], Copy] = {}
         self.words: dict[tuple[str, str], set[object]] = {}
-        """What a source's table has said about its gift: "rest", or the number of a seal."""
+        """Commands of a source's table about its transfer: "rest", or the number of a manifest."""
         self.sealed: dict[str, int] = {}
-        """Session → the move whose target has all it needs."""
+        """Session → the migration whose target has everything it needs."""
         self.calm = False
         self.commits = 0
         for session in self.rows:
@@ -117,7 +117,7 @@ class World:
         self.commit()
 
     def commit(self) -> None:
-        """Commit what a target reports as verified."""
+        """Commit the migrations that a target reports as verified."""
         for name, table in self.tables.items():
             for report in table.incoming.reports():
                 record = self.rows[report.session]
@@ -153,7 +153,7 @@ class World:
                         self.mail[name].append(events.ChunkPackaged(session, held.run, held.next - 1, 0))
 
     def wire(self) -> None:
-        """One step of one transfer, or its end."""
+        """Do one step of one transfer, or end it."""
         if not self.copies:
             return
         key = self.random.choice(list(self.copies))
@@ -200,7 +200,7 @@ class World:
             self.give(copy.source, events.TransferEnded(session, move))
 
     def broken(self, key: tuple[str, str]) -> None:
-        """The connection breaks: the target tries again or gives up."""
+        """Break the connection: the target retries or gives up."""
         copy = self.copies[key]
         if copy.stage != "ask":
             self.give(copy.source, events.TransferEnded(key[0], copy.fetch.move))
@@ -333,7 +333,7 @@ class World:
                 self.deliver(self.random.choice((A, B)))
 
     def settle(self) -> None:
-        """Faults stop, and no new move is begun: those under way end as the store's scheduler ends them."""
+        """End the faults, and begin no migration: those under way end as the store's scheduler ends them."""
         self.calm = True
         for turn in range(60):
             for name in (A, B):
@@ -377,7 +377,7 @@ def test_the_invariants_hold_in_any_history_of_moves(seed: int) -> None:
 
 
 def test_moves_are_committed_in_these_histories() -> None:
-    """So that the test above is about something."""
+    """Otherwise the test above would be empty."""
     total = 0
     for seed in range(30):
         world = World(seed)

@@ -1,4 +1,4 @@
-"""Moves in the session table: the rules of both roles, one by one."""
+"""Migrations in the session table: the rules of both roles, one by one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_target_that_hangs_up_before_the_seal_lets_it_go_on() -> None:
 
 
 def test_that_it_stood_still_for_an_attempt_that_is_over_means_nothing_to_the_next() -> None:
-    """The late word gave the rest of a session away that had gone on by then."""
+    """Incident: the late event gave away the rest of a session that had continued by then."""
     bench, run = running()
     bench.handle(events.Assigned(moving()))
     bench.table.offer("s1", 5, B)
@@ -160,8 +160,11 @@ def test_a_suspended_session_is_given_from_the_host() -> None:
 
 
 def test_a_state_that_is_not_here_cannot_be_given() -> None:
-    """Also where the log was not read for it, as for every suspended session without state: the answer was
-    "not ready", its target tried to the end, and a worker that drained waited for the session without end."""
+    """Also if the log was not read for it, as for every suspended session without state.
+
+    Incident: the answer was "not ready", its target retried to the end, and a draining worker waited for the
+    session without end.
+    """
     bench = Bench(worker=A)
     record = moving(phase=Phase.SUSPENDED)
     bench.handle(events.Assigned(record))
@@ -222,7 +225,7 @@ def test_a_target_says_how_long_it_will_try() -> None:
 
 
 def test_the_viewer_has_played_on_since_the_target_heard_of_him() -> None:
-    """His next report came after the next chunk was due, which came late by as much."""
+    """The viewer's next report came after the next chunk was due, which was late by as much."""
     bench, _ = verified()
     bench.handle(events.PlayheadMoved("s1", 1.25))
     bench.now += 0.2
@@ -235,7 +238,7 @@ def test_a_viewer_who_stands_still_has_not_played_on(playing: bool) -> None:
     bench, _ = verified()
     bench.handle(events.PlayheadMoved("s1", 1.25, playing))
     bench.now += 0.2
-    # Where the row knows better, nobody knows since when.
+    # If the row has a newer playhead, its time is unknown.
     later = 1.25 + playing
     bench.handle(events.Assigned(row(version=6, epoch=2, worker=B, own_revision=20, playhead_s=later)))
     assert (bench.last(commands.SetPlayhead).playhead_s, bench.last(commands.SetPlayhead).age_s) == (

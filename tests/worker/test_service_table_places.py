@@ -1,4 +1,4 @@
-"""The session table, rule by rule: slots, host memory, leases, and how sessions end."""
+"""The session table, rule by rule: slots, host memory, leases, and the end of sessions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_pause_and_resume_keep_the_state() -> None:
     run = bench.run_from(row()).run
     bench.handle(events.Assigned(row(version=3, phase=Phase.SUSPENDED, activity=Activity.PAUSED)))
     bench.last(commands.Suspend)
-    # A chunk that was in work is still made, and still published: the epoch has not changed.
+    # A chunk under way is still made and published: the epoch has not changed.
     bench.package("s1", run, 0)
     bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.ACKED)
     bench.handle(events.MovedToHost("s1", run, 1))
@@ -52,7 +52,7 @@ def test_a_suspension_that_the_host_has_no_room_for_parks_the_session_and_is_rep
 
 
 def test_a_full_host_lets_go_of_the_state_that_slept_longest() -> None:
-    """Viewers who never came back once filled the host for ever, and after it slab after slab."""
+    """Incident: viewers who never came back filled the host for ever, and then slab after slab."""
     bench = Bench(capacity=3)
     runs = {}
     for session in ("s1", "s2", "s3"):
@@ -141,7 +141,7 @@ def test_the_lease_counts_from_the_question_and_its_end_stops_generation() -> No
 
 
 def test_while_nobody_serves_renewals_the_lease_goes_on() -> None:
-    """Then nobody gives our sessions away either."""
+    """Without a store that renews, no store gives the worker's sessions away either."""
     bench = Bench()
     bench.renew(row(), asked_at=bench.now)
     for _ in range(3):
@@ -151,8 +151,10 @@ def test_while_nobody_serves_renewals_the_lease_goes_on() -> None:
 
 
 def test_a_lease_that_is_over_comes_back_only_with_a_renewal() -> None:
-    """A worker that was cut off, taken for dead and then found the state store away went on with sessions
-    that were others' (`simulate`, seed 50587)."""
+    """Incident: a worker was cut off and declared gone, and then found the state store down.
+
+    It continued sessions that were others' (`simulate`, seed 50587).
+    """
     bench = Bench()
     bench.handle(events.RenewalUnavailable(bench.now))
     bench.none(commands.GenerateUntil)

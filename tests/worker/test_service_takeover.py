@@ -1,4 +1,4 @@
-"""What a session is rebuilt from: the latents of the chunks that are in the log, and of no others."""
+"""The latents from which a session is rebuilt: those of chunks in the log, and no others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Kept:
 
     headers: dict[int, LatentsHeader] = field(default_factory=dict)
     first: int | None = 1
-    """Epoch of chunk 0 in the log; None: dropped."""
+    """Epoch of chunk 0 in the log; None if it was dropped."""
 
     def keep(self, index: int, epoch: int, began: int, before: int = 0) -> None:
         self.headers[index] = LatentsHeader(
@@ -47,7 +47,7 @@ class Kept:
 
 
 async def found(kept: Kept, config: ModelConfig, next_chunk: int, epoch: int) -> tuple[list[int], int | None]:
-    """The numbers of the context's chunks, and that of the sink."""
+    """Return the numbers of the context's chunks, and that of the sink."""
     takeover = Takeover(kept, config, SystemClock())  # type: ignore[arg-type]
     latents, sink = await takeover.latents(SESSION, next_chunk, epoch, lambda: True)
     chunks = [] if latents is None else [int(chunk[0, 0, 0, 0]) for chunk in torch.split(latents, 3)]
@@ -99,7 +99,7 @@ async def test_a_sink_whose_chunk_the_log_has_dropped_is_used(kept: Kept, tiny_c
 async def test_where_the_log_is_lost_the_newest_latents_are_the_context(
     kept: Kept, tiny_config: ModelConfig
 ) -> None:
-    """Nothing is left that could say that they are wrong, and an empty context certainly is."""
+    """Nothing is left that could show that they are wrong, and an empty context certainly is."""
     kept.first = None
     assert await found(kept, tiny_config, 8, 0) == ([105, 306, 307], 100)
     assert await found(kept, tiny_config, 7, 0) == ([104, 105, 306], 100)

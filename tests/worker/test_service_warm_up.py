@@ -1,4 +1,4 @@
-"""The warm-up: what it measures, what it leaves behind, and how many sessions follow from it."""
+"""The warm-up: its measurements, its side effects, and the resulting number of sessions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from turboserve.worker.settings import Settings
         ({1: 0.1, 2: 0.2, 4: 0.4}, 0.6, 3, 3),
         ({1: 0.1, 2: 0.11, 4: 0.13}, 0.6, 16, 16),
         ({1: 0.2}, 0.6, 16, 2),
-        # A machine that is too slow for one still serves one.
+        # A machine that is too slow for one session still serves one.
         ({1: 2.0, 2: 4.0}, 0.6, 16, 1),
     ],
 )

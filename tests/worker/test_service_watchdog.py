@@ -1,4 +1,4 @@
-"""A device that hangs: the thread lives, and nothing is made."""
+"""A device that hangs: the thread lives, and makes no chunk."""
 
 from turboserve.worker.service.watchdog import Watchdog
 

@@ -35,14 +35,14 @@ from turboserve.subjects import (
     SUBMIT_PROMPT,
 )
 
-# The tests are no package: what they share is found beside them.
+# The tests are no package: shared modules are imported from this folder.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from worker_scene import FENCED, LOST, TAKEOVERS, Scene, Store, environment, pool, scene, store
 
 __all__ = ["environment", "pool", "scene", "store"]
 
-# The first test waits until torch, Postgres and the state store are there.
+# The first test waits until torch, Postgres and the state store have started.
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -71,7 +71,7 @@ async def test_a_placed_session_fills_the_log_and_stops_at_its_lead(scene: Scene
 
 
 async def test_a_gateway_whose_viewers_are_behind_does_not_hold_back_anothers(scene: Scene) -> None:
-    """Before a playhead named its gateway, the last word was everybody's."""
+    """Incident: before a playhead named its gateway, the last report counted for all."""
     session = await scene.started(await scene.worker())
     await scene.chunks(session, 1)
     for gateway, playhead_s, viewers in (("gtw_ahead", 9.0, 1), ("gtw_behind", 0.0, 1), ("gtw_left", 0.0, 0)):
@@ -155,7 +155,7 @@ async def test_lost_latents_cost_the_context_but_not_the_session(
     session = await scene.started(first)
     await scene.chunks(session, 5)
     scene.signal(first, signal.SIGKILL)
-    # Latents that it has received and not written yet would come back otherwise.
+    # Otherwise, latents that it has received and not written yet would come back.
     store.kill()
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
@@ -188,9 +188,9 @@ async def test_a_worker_that_slept_through_a_change_of_owner_is_kept_out(scene: 
 
 
 async def grows(scene: Scene, worker: str, session: str) -> bool:
-    """Whether the log grows while its viewer plays on, for three reports of the worker.
+    """Return whether the log grows while its viewer plays on, for three reports of the worker.
 
-    By the worker's own time: between two reports it looks several times for what it can make and publish.
+    The worker's own time counts: between two reports it checks several times what it can make and publish.
     """
     before = last = await scene.newest(session)
     reports = scene.beats[worker] + 3
@@ -206,7 +206,7 @@ async def grows(scene: Scene, worker: str, session: str) -> bool:
 
 
 async def test_the_broker_refuses_who_is_not_the_owner_and_the_worker_stops(scene: Scene) -> None:
-    """The owner changes in the log, and the word to the old worker is late."""
+    """The owner changes in the log, and the message to the old worker is late."""
     first, second = await scene.worker(), await scene.worker()
     session = await scene.started(first)
     await scene.chunks(session, 3)
@@ -255,7 +255,7 @@ async def test_a_session_that_cannot_be_computed_fails_alone(scene: Scene) -> No
 
 
 async def test_a_session_begins_behind_what_no_owner_wrote(scene: Scene) -> None:
-    """Anybody with a worker's credentials may append to its log, before it has an owner and after."""
+    """Any process with a worker's credentials may append to its log, before it has an owner and after."""
     worker = await scene.worker()
     session = await scene.create()
     header = ChunkHeader(
@@ -325,7 +325,7 @@ async def test_a_worker_that_gets_no_answer_stops_when_its_lease_is_over(scene: 
         return not await grows(scene, worker, session)
 
     try:
-        # What was in work when the lease was over may take long to come.
+        # A chunk under way at the end of the lease may take long to come.
         await scene.until(stands_still, "it stops")
     finally:
         store.process.send_signal(signal.SIGCONT)
@@ -334,7 +334,7 @@ async def test_a_worker_that_gets_no_answer_stops_when_its_lease_is_over(scene: 
 
 
 async def test_a_worker_goes_on_while_there_is_no_state_store(scene: Scene, store: Store) -> None:
-    # Long enough for a busy machine to answer one of its renewals that nobody is there.
+    # Long enough for a busy machine to answer one of its renewals that no store is there.
     lease_s = 6.0
     worker = await scene.worker(TURBOSERVE_LEASE_S=str(lease_s), TURBOSERVE_REQUEST_DEADLINE_S="0.5")
     session = await scene.started(worker)
@@ -344,7 +344,7 @@ async def test_a_worker_goes_on_while_there_is_no_state_store(scene: Scene, stor
         over = time.monotonic() + lease_s + 1.0
         while time.monotonic() < over:
             await grows(scene, worker, session)
-        # More than a lease that is over could have left in work.
+        # More than an ended lease could have left under way.
         await scene.chunks(session, (await scene.newest(session)).header.index + 9)
     finally:
         store.start()
@@ -356,7 +356,7 @@ async def test_a_worker_goes_on_while_there_is_no_state_store(scene: Scene, stor
 
 
 async def test_a_session_that_breaks_devices_is_failed_and_its_mate_goes_on(scene: Scene) -> None:
-    """Three workers die of it, each saying so as it leaves. It is not placed on a fourth."""
+    """Three workers die of it, and each reports it as it leaves. It is not placed on a fourth."""
     first = await scene.worker()
     mate = await scene.started(first)
     await scene.chunks(mate, 2)

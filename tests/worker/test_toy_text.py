@@ -1,4 +1,4 @@
-"""The text encoder: what it reads, and that the shipped one hears the same in different words."""
+"""The text encoder: its input, and equal results of the shipped one for different words."""
 
 from __future__ import annotations
 

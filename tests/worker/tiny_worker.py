@@ -1,4 +1,4 @@
-"""A worker process with a tiny random model: everything real but the picture. Started by tests."""
+"""A worker process with a tiny random model: everything is real but the picture. Tests start it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ CONFIG = ModelConfig(
 
 
 class Text:
-    """Prompts → embeddings that depend on the prompt alone; the prompt `raise` fails, and `break` takes the
-    device along."""
+    """Encodes prompts as embeddings that depend on the prompt alone.
+
+    The prompt `raise` fails, and `break` breaks the device as well.
+    """
 
     weight_bytes = 0
     workspace_bytes = 0
@@ -55,7 +57,7 @@ class Text:
 
 
 class Decoder:
-    """Streaming: each frame depends on all latents since the first, or since the cache was lost."""
+    """Streaming decoder: each frame depends on all latents since the first, or since the cache was lost."""
 
     cache_bytes = 64
     weight_bytes = 0

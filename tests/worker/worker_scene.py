@@ -1,4 +1,4 @@
-"""Workers as processes, with a real broker, state store, Redis and Postgres. Its user plays the scheduler."""
+"""Workers as processes, with a real broker, state store, Redis and Postgres. The test plays the scheduler."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from turboserve.subjects import (
 
 PATIENCE_S = 240.0
 ANSWER_S = 20.0
-"""A request without an answer is repeated after this long."""
+"""Time after which a request without an answer is repeated."""
 LOG_LINES = 30
 TAKEOVERS = "turboserve_worker_takeovers_total"
 LOST = 'turboserve_worker_takeovers_total{context="lost"'
@@ -80,12 +80,12 @@ class Scene:
         self.latents: dict[tuple[str, int], bytes] = {}
         self.loads: dict[str, LoadReport] = {}
         self.beats: Counter[str] = Counter()
-        """How many reports each worker has sent."""
+        """Number of reports of each worker."""
         self.sessions: list[str] = []
         self.used: set[str] = set()
         """Workers of this test."""
         self.spent: set[str] = set()
-        """Those that no other test should get."""
+        """Workers that no other test should get."""
 
     async def listen(self) -> None:
         async def latents(header: LatentsHeader, data: bytes) -> None:
@@ -99,9 +99,9 @@ class Scene:
         await self.bus.subscribe(LOAD, "*", load)
 
     async def worker(self, **environment: str) -> str:
-        """A worker that has loaded and joined, left over from an earlier test or new; its id.
+        """Return the id of a worker that has loaded and joined: an idle one of an earlier test, or a new one.
 
-        It has renewed a moment ago: one that is silent counts as no room for sessions.
+        It has just renewed: a silent worker would count as no room for sessions.
         """
         since = time.time()
         worker = None if environment else self.pool.idle()
@@ -143,7 +143,7 @@ class Scene:
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     async def clear(self) -> None:
-        """Leave no session behind, and only such workers as are as good as new."""
+        """Leave no session behind, and only workers that are as good as new."""
         for session in self.sessions:
             await self.ask(END_SESSION, EndSession(session=session))
         for worker in self.used & self.spent:
@@ -154,7 +154,10 @@ class Scene:
     # The store
 
     async def ask(self, endpoint: Endpoint[Req, Resp], request: Req) -> Resp:
-        """The answer. Repeats the request while the state store is slow, away or without its servers."""
+        """Return the answer.
+
+        Repeats the request while the state store is slow, down or without its servers.
+        """
         return await self._answer(partial(self.bus.call, endpoint, request), endpoint.subject)
 
     async def create(self, prompt: str = "a red circle", seed: int = 1) -> str:
@@ -186,20 +189,23 @@ class Scene:
     # The log
 
     async def append(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> None:
-        """Without the fence, as often as it takes."""
+        """Append without the fence, with retries."""
         message_id = new_id("test")
         attempt = partial(append, self.bus, subject, data, message_id=message_id, headers=headers)
         await self._answer(attempt, f"append to {subject}")
 
     async def newest(self, session: str) -> Chunk:
-        """The last chunk of a session that has some."""
+        """Return the last chunk of a session that has some."""
         subject = CHUNK.of(session)
         entry = await self._answer(partial(last_entry, self.bus, CHUNKS, subject), f"end of {subject}")
         assert entry is not None, f"{session} has no chunk"
         return Chunk.of(entry)
 
     async def chunks(self, session: str, count: int) -> list[Chunk]:
-        """The first `count` chunks, waiting and playing on as needed. Checks that they are contiguous."""
+        """Return the first `count` chunks, waiting and playing on as needed.
+
+        Checks that they are contiguous.
+        """
         found: list[Chunk] = []
         sequence = 1
         deadline = time.monotonic() + PATIENCE_S
@@ -244,7 +250,7 @@ class Scene:
             await asyncio.sleep(0.05)
 
     def diagnosis(self, what: str) -> str:
-        """What was waited for, what the test's workers have reported last, and the ends of all logs."""
+        """Return the awaited condition, the last reports of the test's workers, and the ends of all logs."""
         found = [f"not in {PATIENCE_S:g} s: {what}"]
         found += [str(self.loads.get(worker, f"no report of {worker}")) for worker in sorted(self.used)]
         for log in (*map(self.pool.log, sorted(self.used)), self._store.log):
@@ -270,7 +276,7 @@ def environment(nats_server: NatsServer, nats_url: str, redis_url: str, postgres
         "TURBOSERVE_REDIS_URL": redis_url,
         "TURBOSERVE_POSTGRES_URL": postgres_url,
         "TURBOSERVE_HEARTBEAT_S": "0.3",
-        # A machine that is busy with other things breaks attempts at a copy, and makes each of them slow.
+        # A busy machine breaks attempts at a copy, and makes each of them slow.
         "TURBOSERVE_MOVE_LIMIT_S": "90",
         "TURBOSERVE_MOVE_STILL_S": "90",
         "OMP_NUM_THREADS": "1",

@@ -1,4 +1,4 @@
-"""Both roles of a migration on a network of sockets and in memory: what holds for every network."""
+"""Both roles of a migration on a network of sockets and in memory: properties of every network."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KEY = bytes(range(32))
 PAGES, SIZE = 4, 1_000
 LIMIT_S = 60.0
 SHORT_S = 1.0
-"""The target's patience where nothing is to come."""
+"""The target's timeout in tests where nothing arrives."""
 
 
 def content(page: int, *, changed: bool = False) -> Tensor:
@@ -55,7 +55,7 @@ class Giver:
 
     quiesced: bool = False
     harm: TransferError | None = None
-    """Raised where the state is read."""
+    """Raised when the state is read."""
     rests: asyncio.Event = field(default_factory=asyncio.Event)
     said: list[str] = field(default_factory=list)
 
@@ -160,7 +160,7 @@ class Kind(ABC):
         worker: str = TARGET,
         **provider: Any,
     ) -> None:
-        """Run a scenario. `model`: the target's. `provider`: fields of `Giver`."""
+        """Run a scenario. `model` is the target's; `provider` gives fields of `Giver`."""
 
         async def played() -> None:
             now = asyncio.get_running_loop().time
@@ -193,7 +193,7 @@ class Sockets(Kind):
 
 
 class InMemory(Kind):
-    """On a virtual loop."""
+    """A network on a virtual loop."""
 
     def __init__(self, seed: int = 1, faults: FabricFaults | None = None) -> None:
         self.loop = VirtualLoop(seed)
@@ -213,7 +213,7 @@ class InMemory(Kind):
 
 @pytest.fixture(params=["sockets", "memory"])
 def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
-    # A network sets variables for libraries that read them when they begin.
+    # A network sets variables for libraries that read them when they start.
     with mock.patch.dict(os.environ):
         yield Sockets() if request.param == "sockets" else InMemory()
 

@@ -1,4 +1,4 @@
-"""What every way of moving a state has to keep, whoever dies, stops or lies on the other side."""
+"""Guarantees of every transfer backend, if the other side dies, stops or lies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from turboserve.worker.transfer import target as target_role
 from turboserve.worker.transfer.links import available
 from turboserve.worker.transfer.target import FetchedState
 
-# The tests are no package: what they share is found beside them.
+# The tests are no package: shared modules are imported from this folder.
 sys.path.insert(0, str(Path(__file__).parent))
 
 import transfer_peer
@@ -36,14 +36,14 @@ SIZE = 50_000
 """Bytes of one part: odd enough to cross pieces."""
 PATIENCE_S = 240.0
 DEADLINE_S = 8.0
-"""Of a target it counts from when the test lets time pass."""
+"""For a target it counts from when the test lets time pass."""
 WITHOUT_ANSWER_S = 2.0
-"""How long a target looks for a source that is dead: what it gives up for is then not the deadline."""
+"""Time for which a target searches for a dead source, so that it does not end by the deadline."""
 LATE_S = 100.0
-"""Beyond its deadline a side may be late by this much on a busy machine, and never hang."""
+"""Maximum delay of a side beyond its deadline on a busy machine. It must never hang."""
 STEPS = ("pages", "rest", "acknowledged")
 ENDS = [
-    # A peer that stands still costs a whole deadline: with gloo in every run, with the others in `make soak`.
+    # A stopped peer costs a whole deadline: with gloo in every run, with the others in `make soak`.
     pytest.param(
         backend, number, step, marks=[pytest.mark.soak] * (number is signal.SIGSTOP and backend != "gloo")
     )
@@ -55,7 +55,7 @@ ENDS = [
 
 
 def missing(backend: str) -> str | None:
-    """Why a backend cannot be tried on this machine."""
+    """Return why a backend cannot be tried on this machine."""
     if backend == "nccl" and torch.cuda.device_count() < 2:
         return "nccl needs two GPUs"
     if not available(backend, torch.device("cuda" if backend == "nccl" else "cpu")):
@@ -201,7 +201,7 @@ def test_large_pages_go_in_pieces(pair: Pair) -> None:
 def test_a_source_that_dies_or_stops_costs_the_target_an_error_and_no_memory(
     pair: Pair, step: str, number: signal.Signals
 ) -> None:
-    # One that is dead is not there when it is asked again; one that is stopped costs the deadline.
+    # A dead source does not answer the retry; a stopped one costs the deadline.
     patience_s = WITHOUT_ANSWER_S if number is signal.SIGKILL else 2 * DEADLINE_S
     source, address = pair.source(stop_at=step)
     target = pair.target(deadline_s=DEADLINE_S, patience_s=patience_s)
@@ -212,7 +212,7 @@ def test_a_source_that_dies_or_stops_costs_the_target_an_error_and_no_memory(
     target.say("time passes")
     assert failed(target) in ("peer_lost", "deadline_passed", "backend_failed")
     target.until(links=0, files=before["files"] + 2)
-    # It is as good as new for the next source.
+    # It works for the next source as before.
     _, other = pair.source()
     fetch(target, other)
     fetched(target)
@@ -268,18 +268,18 @@ def test_a_source_that_never_comes_to_the_boundary_costs_the_deadline(pair: Pair
 
 
 def test_a_way_that_is_slower_than_the_session_writes_costs_it_no_standstill(pair: Pair) -> None:
-    """Every round finds as much to send as the one before: it would stand still for all of that."""
+    """Every round finds as much to send as the one before: it would be quiesced for all of that."""
     size = 200_000
     source, address = pair.source(size=size, restless=True, still_s=1e-6, stop_at="rest")
     target = pair.target(size=size)
     fetch(target, address)
     assert failed(target) == "too_slow"
-    # It was never asked to stand still.
+    # It was never asked to quiesce.
     assert not source.pipe.poll(0.1)
 
 
 def test_a_session_stands_still_for_no_longer_than_it_may(pair: Pair) -> None:
-    # Its chunks never come into the log; a busy machine may need the time for the last round already.
+    # Its chunks never enter the log; a busy machine may need the time for the last round already.
     (_, address), target = pair.source(stop_at="acknowledged", still_s=1.0), pair.target()
     fetch(target, address)
     assert failed(target) == "too_slow"
@@ -306,8 +306,8 @@ def test_a_flipped_bit_is_found(pair: Pair) -> None:
 def test_a_truncated_transfer_is_refused(pair: Pair) -> None:
     (_, address), target = pair.source(harm="truncate"), pair.target(deadline_s=DEADLINE_S)
     fetch(target, address)
-    # A message that is too short is no error to gloo: there the digest finds it, and twice is enough. What
-    # the link itself finds is tried again until the deadline.
+    # For gloo, a message that is too short is no error: there the digest finds it, and twice is enough.
+    # Errors that the link itself finds are retried until the deadline.
     by_digest = pair.backend in ("gloo", "nccl")
     if not by_digest:
         target.say("time passes")
@@ -353,7 +353,7 @@ def test_nobody_is_asked_for_as_long_as_a_large_copy_may_take(pair: Pair) -> Non
 
 
 def test_a_copy_that_broke_in_the_middle_is_tried_again_all_the_same(pair: Pair) -> None:
-    """That it took longer than the patience is no matter: something came."""
+    """It may take longer than the timeout, because something arrived."""
     (_, address), target = pair.source(), pair.target(harm="flip once", patience_s=LONG_S / 2)
     fetch(target, address)
     fetched(target)

@@ -1,4 +1,4 @@
-"""Making links: to peers that stand still, and by way of the control channel alone."""
+"""Creation of links: to stopped peers, and through the control channel alone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def nobody_connects() -> None:
 
 
 async def test_two_sides_find_each_other_through_the_channel(channels: tuple[Channel, Channel]) -> None:
-    """Bytes of any value; each side waits for the other's, and both end together."""
+    """Bytes of any value. Each side waits for the other's, and both end together."""
     value = bytes(range(256))
 
     async def side(channel: Channel, mine: str, theirs: str) -> bytes:

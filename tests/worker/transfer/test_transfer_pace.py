@@ -1,4 +1,4 @@
-"""How long a copy may take, by its size and what its way has shown."""
+"""Time allowed for a copy, by its size and the measured pace of its link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group of two in one process: what an aborted transfer leaves behind."""
+"""A group of two in one process: the aftereffects of an aborted transfer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def test_nobody_writes_to_the_memory_of_an_aborted_receive_while_its_error_is_he
     threads: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Given up with a piece in flight, a receive's memory went to another session; the piece came later."""
+    """Incident: after an abort with a piece in flight, a receive's memory went to another session.
+
+    The piece arrived later.
+    """
     # Neither end is dead here, however slow this machine is.
     monkeypatch.setattr(pair, "PROGRESS_S", PATIENCE_S)
     source, target = links
@@ -85,7 +88,7 @@ def test_nobody_writes_to_the_memory_of_an_aborted_receive_while_its_error_is_he
 
 
 def test_an_end_with_another_key_is_not_the_peer(threads: ThreadPoolExecutor) -> None:
-    """Who reached the library's listener first passed for the peer, and got the state."""
+    """Incident: the first process to reach the library's listener passed for the peer and got the state."""
     stranger = pair.LinkEndpoints(b"1" * 32, HOST, (HOST,))
     with pytest.raises(AuthenticationError):
         made(threads, ENDS, stranger)

@@ -1,4 +1,4 @@
-"""The source's side in one process: who is listened to, what is refused, and whose thread is waited for."""
+"""The source's side in one process: accepted peers, refusals, and the threads that it waits for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from turboserve.worker.transfer.pace import CopyLimits
 from turboserve.worker.transfer.source import Source, listen
 from turboserve.worker.transfer.transfer_attempt import TransferAttempt
 
-# The tests are no package: what they share is found beside them.
+# The tests are no package: shared modules are imported from this folder.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from transfer_peer import KEY, MODEL, MOVE, SESSION, TARGET
@@ -34,7 +34,7 @@ HELLO = Hello(model=MODEL, backends=("shm",), machine=shm.machine(), limit_s=PAT
 
 
 class Giver:
-    """Notes what is asked of it, and never has anything to give."""
+    """Notes the requests to it, and never has a state to give."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -141,7 +141,7 @@ async def test_a_source_that_is_not_ready_yet_says_that_it_is_there(hello: Say) 
 async def test_no_more_than_the_budget_counts_send_while_their_sessions_generate(
     provider: Giver, hello: Say
 ) -> None:
-    """Each keeps a second cache of the decoder. The next waits, saying so, until one of them has ended."""
+    """Each keeps a second cache of the decoder. The next waits, and reports it, until one has ended."""
     first, *_ = [await hello(f"s{n}") for n in range(SOURCES_AT_ONCE)]
     async with asyncio.timeout(PATIENCE_S):
         while provider.said.count("pages") < SOURCES_AT_ONCE:
@@ -152,7 +152,7 @@ async def test_no_more_than_the_budget_counts_send_while_their_sessions_generate
         assert [(await heard(third)).type for _ in range(2)] == ["wait", "wait"]
         assert provider.said.count("pages") == SOURCES_AT_ONCE
         if hangs_up:
-            # One that gives up while it waits takes nobody's turn along.
+            # A source that gives up while it waits takes no other's turn along.
             over = provider.said.count("over")
             third.abort()
             async with asyncio.timeout(PATIENCE_S):
@@ -165,7 +165,7 @@ async def test_no_more_than_the_budget_counts_send_while_their_sessions_generate
 
 
 async def test_so_does_one_that_is_still_busy_when_all_has_been_taken() -> None:
-    """A large state takes long to hash, at both ends, and not equally long."""
+    """A large state takes long to hash at both ends, and not equally long."""
     said: list[str] = []
     hashed = asyncio.Event()
 
@@ -196,7 +196,7 @@ async def test_what_nobody_thought_of_is_refused_too(provider: Giver, hello: Say
 
 
 async def test_a_warm_link_that_went_meanwhile_is_no_reason_to_give_the_move_up() -> None:
-    """Others had pushed it out of the warm ones between the target's hello and the source's answer."""
+    """Others had displaced it from the warm links between the target's hello and the source's answer."""
     links = Links(["shm"], torch.device("cpu"), MODEL)
     welcome = Welcome(backend="shm", link="gone", warm=True)
     with pytest.raises(PeerLostError) as caught:

@@ -1,6 +1,6 @@
-"""One side of a transfer in a process of its own, driven over a pipe. Its state is made of numbers alone.
+"""One side of a transfer in a process of its own, driven over a pipe. Its state consists of numbers.
 
-It tells of each step and waits for a word before it goes on, so that a test can kill or stop it, or the other
+It reports each step and waits for permission to continue, so that a test can kill or stop it, or the other
 side, exactly there.
 """
 
@@ -34,18 +34,18 @@ SESSION, MOVE, TARGET = "ses_1", 7, "wrk_target"
 STEPS = ("pages", "rest", "acknowledged", "sending_manifest")
 LONG_S = 1_000.0
 KEY = bytes(range(32))
-"""The migration's."""
+"""Key of the migration."""
 
 
 def layers(slot: int, size: int, *, changed: bool) -> tuple[Tensor, ...]:
-    """One page's bytes. Views of one piece of memory, as in a slab."""
+    """Return one page's bytes as views of one piece of memory, as in a slab."""
     generator = torch.Generator().manual_seed(2 * slot + changed)
     whole = torch.randint(0, 256, (LAYERS, size), dtype=torch.uint8, generator=generator)
     return tuple(whole.unbind(0))
 
 
 class State:
-    """The source's session: the last pages are written again before it stands still."""
+    """The source's session: its last pages are written again before it is quiesced."""
 
     def __init__(self, size: int) -> None:
         self.bulk = [self._page(slot, size, changed=False) for slot in range(SLOTS)]
@@ -58,7 +58,7 @@ class State:
 
 
 class Steps:
-    """Where the test stands in the way."""
+    """Steps of a side, at which the test can hold it."""
 
     def __init__(self, pipe: Connection, stop_at: str | None) -> None:
         self._pipe, self._stop_at = pipe, stop_at
@@ -72,7 +72,7 @@ class Steps:
 
 
 class HeldClock:
-    """A side's time, seconds. It stands until the test lets it pass: a busy machine costs no deadline."""
+    """A side's time, in seconds. It stops until the test lets it pass: a busy machine costs no deadline."""
 
     def __init__(self) -> None:
         self._at = 0.0
@@ -92,10 +92,10 @@ class HeldClock:
 
 
 class Giver:
-    """The source's worker. `Giver` of `transfer.source`."""
+    """The source's worker. `StateProvider` of `transfer.source`."""
 
     def __init__(self, size: int, steps: Steps, *, quiesced: bool, restless: bool = False) -> None:
-        """`restless`: all of its state is written again before it is read again."""
+        """With `restless`, all of its state is written again before it is read again."""
         self.state, self.steps, self.quiesced = State(size), steps, quiesced
         self._restless = restless
         self.overs = self._reads = 0
@@ -125,14 +125,14 @@ class Giver:
         await self.steps.at("acknowledged")
 
     def sending_manifest(self, session: str, move: int) -> None:
-        """Nothing stands in the way here: the step is the one before."""
+        """Do nothing: the step is the previous one."""
 
     def over(self, session: str, move: int) -> None:
         self.overs += 1
 
 
 class Room:
-    """The target's memory. `Room` of `transfer.target`."""
+    """The target's memory. `ReceiveMemory` of `transfer.target`."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -152,7 +152,7 @@ class Room:
             raise SnapshotRejectedError("header", header, "that of the session")
 
     def holds(self, state: State) -> bool:
-        """Whether it is the source's state, bit for bit."""
+        """Return whether it is the source's state, bit for bit."""
         return all(
             torch.equal(ours, theirs)
             for page in state.final
@@ -161,7 +161,7 @@ class Room:
 
 
 def harmed(link: Link, harm: str | None, clock: HeldClock) -> Link:
-    """A link that loses or changes what it moves. One that does so once takes `LONG_S`."""
+    """Return a link that loses or changes data. With a single fault, that fault takes `LONG_S`."""
     move = link.transfer
 
     def transfer(
@@ -202,7 +202,7 @@ class HarmedLinks(Links):
 
 
 def facts(links: Links) -> dict[str, int]:
-    """What a process holds."""
+    """Return what a process holds."""
     gc.collect()
     return {"files": len(list(Path("/proc/self/fd").iterdir())), "links": links.idle}
 
@@ -235,7 +235,7 @@ async def _source(
     pipe.send(("address", f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
     loop = asyncio.get_running_loop()
     while True:
-        # While it stands at a step the word on the pipe is for that.
+        # While it is held at a step, the message on the pipe is for that step.
         while not pipe.poll() or (provider.steps._stop_at is not None and source._open):
             await asyncio.sleep(0.01)
         match pipe.recv():
