@@ -7,8 +7,8 @@ A session plays in real time and is migrated to and fro between two workers.
   arrival over the chunks that no migration touched, of the same session under the same viewer. The stall is
   thus the delay against the arrival without the migration. The viewer, who is seconds behind, notices only a
   stall longer than that.
-- `viewer_stall_s`: how long after the due time of its playback any chunk arrived, which the viewer does
-  notice.
+- `viewer_stall_s`: the part of a delay that the viewer notices. It is the largest delay of a chunk beyond the
+  time at which its playback is due.
 - `first_chunk_s`: the time to compute the first chunk at the target, of which `chunk_s` is usual. The rest of
   a stall is waiting.
 - `kept_up`: whether the machine keeps up with the viewer. If not, a stall means nothing.

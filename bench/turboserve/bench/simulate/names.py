@@ -22,7 +22,7 @@ INVARIANTS = {
 
 
 def brief(command: object) -> str:
-    """Return a command in a few words."""
+    """Return a short form of a command: its name and its main fields."""
     names = ("session", "worker", "move", "reason")
     told = (f"{name}={getattr(command, name)}" for name in names if getattr(command, name, None) is not None)
     return " ".join((type(command).__name__, *told))

@@ -1,4 +1,4 @@
-"""Tells whether a world has settled: every session runs, is suspended or has ended, no rest is left."""
+"""Checks whether a world has settled: all sessions run, are suspended or have ended, no work is left."""
 
 from __future__ import annotations
 
