@@ -184,9 +184,9 @@ async def test_a_leaders_answer_is_the_one_that_comes_though_all_instances_hear(
 
 
 async def test_what_comes_over_another_connection_is_told_from_it(connect) -> None:  # type: ignore[no-untyped-def]
-    """Incident: while the state store was down, workers were told so.
+    """While the store was disconnected, the broker told workers that no store serves.
 
-    It must know before the first request.
+    The store must know of the reconnection before the first request over it.
     """
     store, caller = await connect("state-store"), await connect("autoscaler")
     connections: list[int | None] = []

@@ -46,7 +46,7 @@ async def test_a_prompt_becomes_video_and_a_new_prompt_changes_it(open_session, 
     assert viewer.ended is not None
     assert viewer.ended["last"] == viewer.last
     assert [chunk.index for chunk in viewer.chunks] == list(range(len(viewer.chunks)))
-    # The receipt names the first chunk that was made under the prompt.
+    # The receipt names the first chunk made under the prompt.
     made_under = [chunk.index for chunk in viewer.chunks if chunk.control_seq >= switch.control_seq]
     assert made_under[0] == applied["chunk_index"]
 

@@ -50,7 +50,7 @@ def test_a_worker_that_asked_a_moment_ago_may_have_been_told_to_go_on() -> None:
 
 @pytest.mark.parametrize("connection", [1, None])
 def test_nobody_is_dead_by_silence_towards_a_store_that_was_not_there(connection: int | None) -> None:
-    """Meanwhile workers were told that no store renews, and continued."""
+    """While the store was disconnected, workers learned that no store renews, and continued."""
     held = leases()
     held.connected(connection, 50.0)
     held.connected(1, 50.5)

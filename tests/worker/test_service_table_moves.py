@@ -225,7 +225,7 @@ def test_a_target_says_how_long_it_will_try() -> None:
 
 
 def test_the_viewer_has_played_on_since_the_target_heard_of_him() -> None:
-    """The viewer's next report came after the next chunk was due, which was late by as much."""
+    """Incident: the next report came after the next chunk was due, and the chunk was late by as much."""
     bench, _ = verified()
     bench.handle(events.PlayheadMoved("s1", 1.25))
     bench.now += 0.2
