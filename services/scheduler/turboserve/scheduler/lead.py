@@ -27,7 +27,7 @@ FINAL_REPORT_TIMEOUT_S = 3.0
 
 log = logs.get("scheduler")
 _meter = meter("scheduler")
-_taken = _meter.create_counter("turboserve_scheduler_terms", description="Times this process took the lead.")
+_taken = _meter.create_counter("turboserve_scheduler_terms", description="Times this process became leader.")
 
 
 class Lead:
