@@ -76,8 +76,8 @@ def list_again(bench: Bench, *provider_workers: RunningWorker, after: float = 2.
         (None, "NoneType"),
         (["wrk_a"], "AttributeError"),
         ([ProviderWorker("local-0", "wrk a\n")], "a worker that cannot be one"),
-        ([ProviderWorker("local-0", "wrk_a"), ProviderWorker("", "wrk_b")], "a slot that cannot be one"),
-        ([ProviderWorker("x" * 65, "wrk_a")], "a slot that cannot be one"),
+        ([ProviderWorker("local-0", "wrk_a"), ProviderWorker("", "wrk_b")], "a member that cannot be one"),
+        ([ProviderWorker("x" * 65, "wrk_a")], "a member that cannot be one"),
     ],
 )
 async def test_a_list_that_is_none_is_no_list(answer: object, why: str) -> None:
