@@ -48,16 +48,20 @@ class Policies(Generic[P]):
 
     def check(self, name: str) -> str:
         """Return `name`, without importing its policy. Raises `UnknownPolicyError`."""
-        if name not in self._built_in and name not in self._installed():
-            raise UnknownPolicyError(self.kind, name, self.names)
+        self._find(name)
         return name
 
     def make(self, name: str) -> P:
         """Return a new policy. Raises `UnknownPolicyError`, and `ImportError` for a broken installation."""
-        factory = self._built_in.get(self.check(name))
-        if factory is None:
-            factory = self._installed()[name].load()
-        return factory()
+        found = self._find(name)
+        return found.load()() if isinstance(found, EntryPoint) else found()
+
+    def _find(self, name: str) -> Callable[[], P] | EntryPoint:
+        # Listing what is installed reads the metadata of every distribution.
+        found = self._built_in.get(name) or self._installed().get(name)
+        if found is None:
+            raise UnknownPolicyError(self.kind, name, self.names)
+        return found
 
     def _installed(self) -> dict[str, EntryPoint]:
         prefix = f"{self.kind}."
