@@ -21,9 +21,11 @@ class Truth:
 
     record: SessionRecord
     log: list[tuple[int, str]] = dataclasses.field(default_factory=list)
-    """(epoch, worker) of each chunk."""
+    """(epoch, worker) of each chunk that was accepted."""
+    kept_from: int = 0
+    """Index of the first chunk that the log still has. The broker lost those before it with its disk."""
     own: int = 0
-    """Revision of the newest `own.<session>`."""
+    """Revision of the newest `own.<session>`. 0: the log has none."""
 
 
 class World:
@@ -43,8 +45,10 @@ class World:
         self.engine: dict[str, tuple[int, int, str]] = {}
         """session → (run, next chunk, slab | leaving | host)."""
         self.paused: set[str] = set()
-        self.flying: dict[str, commands.PublishChunk] = {}
-        self.refused: dict[str, events.Ownership] = {}
+        self.flying: dict[str, tuple[commands.PublishChunk, int]] = {}
+        """session → the publication in flight, and the version of the row by which the table began it."""
+        self.refused: dict[str, tuple[events.Ownership, int]] = {}
+        self.lost_revisions: dict[str, int] = {}
         self.generating = False
         self.calm = False
 
@@ -63,10 +67,35 @@ class World:
         if ME in (record.worker, truth.record.worker):
             self.mail.append(events.Assigned(truth.record))
 
+    def lose_log(self) -> None:
+        """The broker loses its disk. It refuses every owner until the store has written the fences again."""
+        for truth in self.truths.values():
+            truth.kept_from, truth.own = len(truth.log), 0
+            truth.record = truth.record.model_copy(update={"next_chunk": len(truth.log)})
+
+    def write_fence(self, session: str) -> None:
+        """The store notices that the log has lost the fence, or writes it again."""
+        truth = self.truths[session]
+        record = truth.record
+        if truth.own or not record.epoch or record.phase.ended:
+            return
+        if record.own_revision is not None:
+            self.lost_revisions[session] = record.own_revision
+            update: dict[str, object] = {"version": record.version + 1, "own_revision": None}
+            truth.record = record.model_copy(update=update)
+            return
+        # The new stream counts from 1, and may have the fence where the lost one had it.
+        self.revision += 1
+        again = self.random.random() < 0.7
+        truth.own = self.lost_revisions[session] if again else self.revision
+        truth.record = record.model_copy(update={"own_revision": truth.own})
+        if record.worker == ME:
+            self.mail.append(events.Assigned(truth.record))
+
     def anything(self) -> None:
         session = self.random.choice(list(self.truths))
         record = self.truths[session].record
-        match self.random.randrange(9):
+        match self.random.randrange(11):
             case 0 | 1:
                 self.change(session, phase=Phase.ACTIVE, worker=ME)
             case 2:
@@ -87,6 +116,11 @@ class World:
                 self.mail.append(events.PlayheadMoved(session, self.random.random() * 10))
             case 8:
                 self.renew()
+            case 9:
+                if self.random.random() < 0.2:
+                    self.lose_log()
+            case 10:
+                self.write_fence(session)
 
     def renew(self) -> None:
         rows = tuple(t.record for t in self.truths.values() if t.record.worker == ME)
@@ -116,9 +150,10 @@ class World:
             case commands.GenerateUntil() | commands.StopGenerating():
                 self.generating = isinstance(command, commands.GenerateUntil)
             case commands.ReadLogEnd(session=session, query=query):
-                log = self.truths[session].log
-                mine = bool(log) and log[-1][1] == ME
-                self.mail.append(events.LogEndRead(session, query, len(log), mine))
+                truth = self.truths[session]
+                kept = len(truth.log) > truth.kept_from
+                mine = kept and truth.log[-1][1] == ME
+                self.mail.append(events.LogEndRead(session, query, len(truth.log) if kept else 0, mine))
             case commands.FetchLatents(session=session, query=query):
                 self.mail.append(events.LatentsFetched(session, query))
             case commands.Admit(session=session, run=run, next_chunk=index):
@@ -145,21 +180,26 @@ class World:
     def publish(self, command: commands.PublishChunk) -> None:
         session = command.session
         assert session not in self.flying, "two publications in flight"
-        assert command.ownership != self.refused.get(session), "published after it was refused"
-        self.flying[session] = command
+        version = self.table.entries[session].record.version
+        assert (command.ownership, version) != self.refused.get(session), "published after it was refused"
+        self.flying[session] = command, version
 
     def land(self, session: str) -> None:
-        command = self.flying.pop(session)
+        command, version = self.flying.pop(session)
         truth = self.truths[session]
         fate = self.random.random()
         if not self.calm and fate < 0.15:
             outcome = events.PublishOutcome.UNKNOWN
-        elif command.index < len(truth.log) and truth.log[command.index][1] != ME:
+        elif truth.kept_from <= command.index < len(truth.log) and truth.log[command.index][1] != ME:
             outcome = events.PublishOutcome.FENCED
-        elif command.index < len(truth.log):
+        elif truth.kept_from <= command.index < len(truth.log):
             outcome = events.PublishOutcome.ACKED
         elif command.ownership[1] != truth.own:
             outcome = events.PublishOutcome.FENCED
+        elif command.index < truth.kept_from:
+            # The worker did not know that the lost log had accepted it.
+            assert truth.kept_from == len(truth.log) == command.index + 1, "an index is used again"
+            truth.kept_from, outcome = command.index, events.PublishOutcome.ACKED
         else:
             assert command.index == len(truth.log), "a gap in the log"
             assert truth.record.worker == ME or truth.own == command.ownership[1]
@@ -168,7 +208,7 @@ class World:
             if not self.calm and fate < 0.25:
                 outcome = events.PublishOutcome.UNKNOWN
         if outcome is events.PublishOutcome.FENCED:
-            self.refused[session] = command.ownership
+            self.refused[session] = command.ownership, version
         # Each publication has exactly one outcome, reported before the next one of the session.
         self.give(events.Published(session, command.run, command.index, command.ownership, outcome))
 
@@ -216,6 +256,8 @@ class World:
         """End the faults: everything arrives, the store renews, time passes."""
         self.calm = True
         for _ in range(60):
+            for session in self.truths:
+                self.write_fence(session)
             self.renew()
             while self.mail:
                 self.deliver()

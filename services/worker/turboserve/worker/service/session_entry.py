@@ -67,8 +67,11 @@ class SessionEntry:
     """Number of the newest query. Answers to older queries are ignored."""
     checked: Ownership | None = None
     """The ownership under which the log's end was read. Publishing is allowed under no other."""
-    fenced: Ownership | None = None
-    """The ownership that the broker refused. Nothing is published until the row names another."""
+    fenced: tuple[Ownership, int] | None = None
+    """The ownership that the broker refused, and the version of the row that named it. Nothing is published
+    until a later row. A log that was lost counts from 1 again, so the same ownership may be valid later."""
+    tried_version: int = 0
+    """Version of the row when the newest publication began."""
     next_publish: int = 0
     """Index after the last chunk known to be in the log."""
     last_epoch: int = 0
@@ -123,7 +126,7 @@ class SessionEntry:
 
     @property
     def is_fenced(self) -> bool:
-        return self.fenced == self.ownership
+        return self.fenced == (self.ownership, self.record.version)
 
     @property
     def takes_slot(self) -> bool:

@@ -208,6 +208,7 @@ class SessionReconciler:
             index, ownership = entry.pending[0], entry.ownership
             began = index if entry.began is None else entry.began
             self.in_flight.add(entry.session)
+            entry.tried_version = entry.record.version
             if entry.attempts == 0:
                 entry.tried_at = now
                 latents = commands.PublishLatents(

@@ -7,7 +7,7 @@ row with the state's location. An event that is lost, repeated or late costs tim
 - At most one publication is in flight per session.
 - A session's chunks are published contiguously.
 - Nothing is published under an ownership for which the log's end was not read, nor after the broker refused
-  it.
+  it, until the row changes.
 - Slots never exceed the capacity.
 - Nothing is generated once the lease is over.
 """
@@ -347,8 +347,9 @@ class Table:
             entry.retry_at = now + min(RETRY_LIMIT_S, RETRY_S * 2**entry.attempts)
             entry.attempts = min(entry.attempts + 1, _DOUBLINGS)
         elif message.outcome is events.PublishOutcome.FENCED:
-            if message.ownership == entry.ownership:
-                entry.fenced = message.ownership
+            # A refusal from before a change of the row proves nothing: the fence may be in the log by now.
+            if (message.ownership, entry.tried_version) == (entry.ownership, entry.record.version):
+                entry.fenced = message.ownership, entry.record.version
                 self._say(commands.Report())
         elif entry.pending and entry.pending[0] == message.index:
             entry.pending.popleft()
