@@ -29,6 +29,9 @@ log = logs.get("service")
 EXIT_SETTINGS = 78
 """Exit status of a process that refuses its settings (EX_CONFIG of sysexits.h). A restart does not help."""
 
+CLOSE_S = 5.0
+"""Deadline of each closer when a service stops, seconds."""
+
 _S = TypeVar("_S", bound=Settings)
 
 
@@ -131,7 +134,11 @@ async def run_service(runtime: Runtime, start: Callable[[Runtime], Awaitable[Non
         log.info("stopping")
         for close in reversed(runtime._closers):
             try:
-                await asyncio.wait_for(close(), 5.0)
+                async with asyncio.timeout(CLOSE_S):
+                    await close()
+            except TimeoutError as error:
+                # Expected where a server does not answer, or where this process was stopped meanwhile.
+                log.warning("close timed out", limit_s=CLOSE_S, error=repr(error))
             except Exception:
                 log.exception("close failed")
         await stop(*runtime._tasks)

@@ -96,6 +96,33 @@ def test_nothing_of_a_run_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [world() for world in worlds] == [None] * 4
 
 
+def test_memory_does_not_grow_with_the_number_of_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run freezes what exists when it begins, so the collector has to find the worlds in between."""
+    monkeypatch.setattr(command, "TWICE_EVERY", 3)
+    worlds: list[weakref.ref[World]] = []
+    alive: list[int] = []
+    begin = World.begin
+
+    def begins(self: World) -> None:
+        alive.append(sum(world() is not None for world in worlds))
+        worlds.append(weakref.ref(self))
+        begin(self)
+
+    monkeypatch.setattr(World, "begin", begins)
+    gc.collect()
+    frozen = gc.get_freeze_count()
+    # An automatic collection would depend on the number of objects that exist.
+    gc.disable()
+    try:
+        command.run(seeds=9, first=1, seconds=1.0)
+    finally:
+        gc.enable()
+    assert len(worlds) == 12
+    assert max(alive) <= 4
+    assert [world() for world in worlds] == [None] * 12
+    assert gc.get_freeze_count() == frozen
+
+
 def test_a_failing_seed_prints_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stream, "_check", without_fence("chunk."))
     failed = next(o for o in (run_scenario(seed, seconds=SHORT_S) for seed in range(60)) if o.violations)
