@@ -11,9 +11,9 @@ of the same identity. A session that returns to an identity may lose chunks in t
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 
+from cachetools import LRUCache
 from nats.aio.msg import Msg as NatsMsg
 from pydantic import ValidationError
 
@@ -41,8 +41,8 @@ class Owners:
     """
 
     def __init__(self, bus: Bus, on_foreign: Callable[[], None], remembered: int = REMEMBERED) -> None:
-        self._bus, self._on_foreign, self._remembered = bus, on_foreign, remembered
-        self._known: OrderedDict[str, History] = OrderedDict()
+        self._bus, self._on_foreign = bus, on_foreign
+        self._known: LRUCache[str, History] = LRUCache(remembered)
 
     async def listen(self) -> None:
         """Subscribe to new owners. Without it, a former owner stays valid until its successor's first chunk.
@@ -214,7 +214,6 @@ class Owners:
     async def _has_written(self, session: str, header: ChunkHeader, sequence: int) -> bool:
         known = self._known.get(session)
         if known is not None and known.current and known.has_written(header, sequence):
-            self._known.move_to_end(session)
             return True
         # The owner has changed, the stream was replaced, or the entry is foreign.
         return (await self._read(session)).has_written(header, sequence)
@@ -227,9 +226,6 @@ class Owners:
             known = History([], unnamed.sequence if unnamed is not None else 0)
         last = known.entries[-1] if known.entries else None
         history = self._known[session] = History(list(known.entries), known.unnamed_until)
-        self._known.move_to_end(session)
-        while len(self._known) > self._remembered:
-            self._known.popitem(last=False)
         if last is not None and await self._next(session, last.sequence) != last:
             history.entries.clear()
             history.unnamed_until = 0

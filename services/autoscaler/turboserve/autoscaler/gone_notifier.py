@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
+
+from cachetools import FIFOCache
 
 REMEMBERED = 10_000
 
@@ -21,13 +22,11 @@ class GoneNotifier:
     def __init__(self, retry_s: float) -> None:
         self._retry_s = retry_s
         self._open: dict[str, _GoneReport] = {}
-        self._gone_at: OrderedDict[str, int] = OrderedDict()
+        self._gone_at: FIFOCache[str, int] = FIFOCache(REMEMBERED)
 
     def add(self, worker: str, reason: str, stamp: int) -> None:
         """Declare `worker` gone. Another call after the acknowledgment declares it again."""
         self._gone_at[worker] = stamp
-        while len(self._gone_at) > REMEMBERED:
-            self._gone_at.popitem(last=False)
         self._open.setdefault(worker, _GoneReport(reason))
 
     def gone_after(self, worker: str, stamp: int) -> bool:

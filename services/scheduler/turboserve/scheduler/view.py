@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import partial
+
+from cachetools import FIFOCache
 
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
@@ -40,8 +42,8 @@ class View:
         """Workers added, removed or changed since the cluster projection last read this set."""
         self.changed_sessions: set[str] = set()
         self._stamp = 0
-        self._gone: OrderedDict[str, None] = OrderedDict()
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._gone: FIFOCache[str, None] = FIFOCache(REMEMBERED)
+        self._ended: FIFOCache[str, None] = FIFOCache(REMEMBERED)
 
     def stamp(self) -> int:
         """Return a number larger than all before it. Stamps order rows and answers against requests."""
@@ -115,7 +117,7 @@ class View:
 
     def drop_worker(self, worker: str) -> None:
         """Remove a gone worker for good. Its sessions that need another worker join `wanting`."""
-        _remember(self._gone, worker)
+        self._gone[worker] = None
         view = self.workers.pop(worker, None)
         if view is None:
             return
@@ -170,7 +172,7 @@ class View:
 
     def drop_session(self, session: str) -> None:
         """Remove an ended session for good."""
-        _remember(self._ended, session)
+        self._ended[session] = None
         self.forget_session(session)
 
     def forget_session(self, session: str) -> None:
@@ -273,10 +275,3 @@ class View:
                 worker.holding.discard(record.id)
                 worker.incoming.discard(record.id)
         self.moving.discard(record.id)
-
-
-def _remember(names: OrderedDict[str, None], name: str) -> None:
-    names[name] = None
-    names.move_to_end(name)
-    while len(names) > REMEMBERED:
-        names.popitem(last=False)

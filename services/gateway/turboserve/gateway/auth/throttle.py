@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-from collections import OrderedDict
 from dataclasses import dataclass
+
+from cachetools import FIFOCache
 
 MINUTE_S = 60.0
 ADDRESSES_LIMIT = 10_000
@@ -24,18 +25,15 @@ class FailureThrottle:
 
     def __init__(self, per_minute: int, addresses_limit: int = ADDRESSES_LIMIT) -> None:
         self._per_minute = per_minute
-        self._addresses_limit = addresses_limit
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._buckets: FIFOCache[str, _Bucket] = FIFOCache(addresses_limit)
 
     def __len__(self) -> int:
         return len(self._buckets)
 
     def failed(self, address: str, now_s: float) -> float | None:
         """Count a failure. Returns None within the limit, else the seconds until another one is allowed."""
-        bucket = self._buckets.pop(address, None) or _Bucket(float(self._per_minute), now_s)
+        bucket = self._buckets.get(address) or _Bucket(float(self._per_minute), now_s)
         self._buckets[address] = bucket
-        if len(self._buckets) > self._addresses_limit:
-            self._buckets.popitem(last=False)
         refilled = bucket.tokens + max(0.0, now_s - bucket.at_s) * self._per_minute / MINUTE_S
         bucket.tokens, bucket.at_s = min(float(self._per_minute), refilled), now_s
         if bucket.tokens >= 1.0:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
-from typing import TypeVar
+
+from cachetools import FIFOCache
 
 from turboserve.bus import Bus
 from turboserve.clock import Clock
@@ -44,8 +44,6 @@ from turboserve.subjects import (
     SUBMIT_PROMPT,
 )
 
-T = TypeVar("T")
-
 SEED_BITS = 53
 """Bits of a seed that the gateway chooses. JavaScript represents such a number exactly."""
 REMEMBERED = 4_096
@@ -60,8 +58,8 @@ class Sessions:
         self._bus = bus
         self._clock = clock
         self._default_model = default_model
-        self._known: OrderedDict[str, SessionRecord] = OrderedDict()
-        self._requested_at: OrderedDict[str, float] = OrderedDict()
+        self._known: FIFOCache[str, SessionRecord] = FIFOCache(REMEMBERED)
+        self._requested_at: FIFOCache[str, float] = FIFOCache(REMEMBERED)
 
     async def create(self, tenant: str, request: NewSession, key: str | None) -> SessionRecord:
         """Create a session. A repeat with the same `key` returns the session of the first request."""
@@ -90,7 +88,7 @@ class Sessions:
                 "this Idempotency-Key was used with a different request", field="Idempotency-Key"
             ) from None
         metrics.sessions_created.add(1)
-        _keep(self._requested_at, session, began)
+        self._requested_at[session] = began
         return self.remember(record)
 
     async def get(self, tenant: str, session: str) -> SessionRecord:
@@ -174,7 +172,7 @@ class Sessions:
         """Keep the record of an answer or event, unless a newer one is known. Returns `record`."""
         known = self._known.get(record.id)
         if known is None or known.version <= record.version:
-            _keep(self._known, record.id, record)
+            self._known[record.id] = record
         return record
 
     def first_chunk_sent(self, session: str) -> None:
@@ -196,10 +194,3 @@ def _digest(*parts: str) -> str:
 
 def _derived(prefix: str, *parts: str) -> str:
     return f"{prefix}_{_digest(prefix, *parts)[:32]}"
-
-
-def _keep(store: OrderedDict[str, T], key: str, value: T) -> None:
-    store[key] = value
-    store.move_to_end(key)
-    while len(store) > REMEMBERED:
-        store.popitem(last=False)

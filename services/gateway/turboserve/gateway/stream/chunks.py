@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
+
+from cachetools import FIFOCache
 
 from turboserve.bus import Bus, Entry, Owners, follow, next_entry
 from turboserve.contracts.chunks import ChunkHeader
@@ -77,7 +78,7 @@ class ChunkLog:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._owners = Owners(bus, lambda: metrics.foreign_chunks.add(1, {"reason": "owner"}))
-        self._sequences: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._sequences: FIFOCache[tuple[str, int], int] = FIFOCache(REMEMBERED)
 
     async def listen(self) -> None:
         """Subscribe to changes of owners. Call this once."""
@@ -247,9 +248,6 @@ class ChunkLog:
 
     def _remember(self, header: ChunkHeader, entry: Entry) -> Chunk:
         self._sequences[header.session, header.index] = entry.sequence
-        self._sequences.move_to_end((header.session, header.index))
-        while len(self._sequences) > REMEMBERED:
-            self._sequences.popitem(last=False)
         return Chunk(header, entry.sequence, entry.data)
 
 

@@ -6,8 +6,9 @@ Playheads and buffers are seconds of media.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
+
+from cachetools import FIFOCache
 
 EMPTY_BUFFER_S = 0.2
 """A viewer with a smaller buffer (about three frames) that does not advance has stalled."""
@@ -106,7 +107,7 @@ class Timeline:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._sessions: dict[str, _Session] = {}
-        self._bounds: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._bounds: FIFOCache[str, tuple[float, float]] = FIFOCache(REMEMBERED)
         """Formerly watched session → the bound of its playhead, and the time for which it holds."""
 
     def joined(
@@ -158,8 +159,6 @@ class Timeline:
             del self._sessions[session]
             state.raise_bound(now)
             self._bounds[session] = (state.bound_s, now)
-            while len(self._bounds) > REMEMBERED:
-                self._bounds.popitem(last=False)
             return [Publish(session, state.playhead_s, 0)]
         return [self._publish(session, state, now)]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from cachetools import LRUCache
 from torch import Tensor
 
 from turboserve.worker.engine.ring import KVRing, Placement
@@ -71,7 +71,7 @@ class RowsForward:
         self._weight = model.patch_embedding.weight
         model.rotation.prepare(self._weight.device)
         self._conditions: dict[float, Conditioning] = {}
-        self._rotations: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
+        self._rotations: LRUCache[tuple[int, int], Tensor] = LRUCache(ROTATIONS)
 
     @torch.inference_mode()
     def __call__(self, rows: Sequence[Row]) -> Tensor:
@@ -107,7 +107,4 @@ class RowsForward:
             index = torch.arange(first, first + frames, device=self._weight.device).unsqueeze(0)
             rotation = self._model.rotation.at(index)
             self._rotations[key] = torch.view_as_real(rotation) if self._compiled else rotation
-            while len(self._rotations) > ROTATIONS:
-                self._rotations.popitem(last=False)
-        self._rotations.move_to_end(key)
         return self._rotations[key]

@@ -15,8 +15,9 @@ row with the state's location. An event that is lost, repeated or late costs tim
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable
+
+from cachetools import FIFOCache
 
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import HeldSession, Incoming, SessionRefusal
@@ -47,7 +48,7 @@ class Table:
         self.incoming = IncomingMigrations(worker, model, out)
         self._reconciler = SessionReconciler(model, capacity, self.entries, out, lambda: self.incoming.slots)
         self._lease = Lease(lease_s)
-        self._left: OrderedDict[str, tuple[int, bool]] = OrderedDict()
+        self._left: FIFOCache[str, tuple[int, bool]] = FIFOCache(LEFT_KEPT)
 
     def handle(self, message: events.Input, now: float) -> list[commands.Command]:
         """Handle one event. Returns the commands that follow from it, in order."""
@@ -246,9 +247,6 @@ class Table:
     def _remember_left(self, session: str, age: tuple[int, bool]) -> None:
         """Ignore rows older than `age` from now on."""
         self._left[session] = max(age, self._left.get(session, age))
-        self._left.move_to_end(session)
-        if len(self._left) > LEFT_KEPT:
-            self._left.popitem(last=False)
 
     def _say(self, command: commands.Command) -> None:
         self._reconciler.out.append(command)

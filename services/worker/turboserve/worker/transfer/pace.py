@@ -9,8 +9,10 @@ Three parties wait for a copy, each longer than the one before:
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
+
+from cachetools import LRUCache
 
 LATER_S = 2.0
 """Time by which a source waits longer than its target announced, seconds."""
@@ -39,7 +41,7 @@ class CopyRate:
 
     def __init__(self, limits: CopyLimits) -> None:
         self._limits = limits
-        self._measured: OrderedDict[str, deque[float]] = OrderedDict()
+        self._measured: LRUCache[str, deque[float]] = LRUCache(HOSTS_KEPT)
 
     def limit_s(self, host: str, size: int) -> float:
         """Time limit for a state of `size` bytes from this host, seconds."""
@@ -51,9 +53,6 @@ class CopyRate:
         """Record a copy of `size` bytes from this host in `seconds`."""
         if size > 0 and seconds > 0:
             self._measured.setdefault(host, deque(maxlen=COPIES_KEPT)).append(size / seconds)
-            self._measured.move_to_end(host)
-            while len(self._measured) > HOSTS_KEPT:
-                self._measured.popitem(last=False)
 
     def forget(self, host: str) -> None:
         """After a failed copy, drop the host's rates if they exceed the assumed rate: they may be wrong."""
