@@ -22,7 +22,7 @@ from turboserve.config import Settings, SettingsError
 from turboserve.contracts.canaries import SpaceLevel
 from turboserve.contracts.errors import UnavailableError
 from turboserve.health import HealthServer
-from turboserve.tasks import stop
+from turboserve.tasks import BackgroundTasks
 
 log = logs.get("service")
 
@@ -49,7 +49,7 @@ class Runtime:
         self.stopping = asyncio.Event()
         self._checks: dict[str, Callable[[], bool]] = {"broker": lambda: bus.connected}
         self._warnings: dict[str, Callable[[], str | None]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = BackgroundTasks()
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._failed: BaseException | None = None
         self._started = False
@@ -87,11 +87,9 @@ class Runtime:
 
         If `work` raises, the process exits with status 1, and its supervisor restarts it.
         """
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
+        task = self._tasks.create(work, name)
 
         def ended(done: asyncio.Task[Any]) -> None:
-            self._tasks.discard(done)
             if not done.cancelled() and done.exception() is not None and not self.stopping.is_set():
                 self._failed = done.exception()
                 log.error("task failed", task=name, exc_info=self._failed)
@@ -141,7 +139,7 @@ async def run_service(runtime: Runtime, start: Callable[[Runtime], Awaitable[Non
                 log.warning("close timed out", limit_s=CLOSE_S, error=repr(error))
             except Exception:
                 log.exception("close failed")
-        await stop(*runtime._tasks)
+        await runtime._tasks.stop()
         await bus.close()
     return 1 if runtime._failed else 0
 

@@ -1,11 +1,53 @@
-"""Reliable cancellation of asyncio tasks."""
+"""Background tasks, and reliable cancellation of asyncio tasks."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
 
 CANCEL_AGAIN_S = 2.0
+
+T = TypeVar("T")
+
+
+class BackgroundTasks:
+    """Tasks that end by themselves or with `stop`. It keeps them from the garbage collector.
+
+    `asyncio.TaskGroup` does not fit: its tasks must start inside one `async with`, and the first failure
+    cancels all others. These tasks start from callbacks, and each handles its own failure.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[asyncio.Task[Any], None] = {}
+        """In the order of their start, so that a simulation repeats exactly."""
+
+    def create(self, work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
+        """Start `work` as a task."""
+        return self.add(asyncio.create_task(work, name=name))
+
+    def add(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
+        """Keep a task until it ends."""
+        self._running[task] = None
+        task.add_done_callback(self._running.pop)
+        return task
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait until all tasks have ended, at most `timeout_s` seconds."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout_s)
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return iter(tuple(self._running))
+
+    def cancel(self) -> None:
+        """Request the end of all tasks."""
+        for task in self._running:
+            task.cancel()
+
+    async def stop(self) -> None:
+        """Cancel all tasks and wait until they have ended."""
+        await stop(*self._running)
 
 
 async def stop(*tasks: asyncio.Future[Any]) -> None:

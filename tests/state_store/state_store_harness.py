@@ -122,7 +122,7 @@ class Store:
             runtime.stopping.set()
             for close in reversed(runtime._closers):
                 await close()
-            await stop(*runtime._tasks)
+            await runtime._tasks.stop()
             await bus.close()
 
 

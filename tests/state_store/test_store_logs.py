@@ -286,7 +286,7 @@ async def test_chunks_are_counted_once_whoever_leads(api: Harness, start_store, 
         await api.chunk(record, index, control_seq=min(index // 8, 3))
         if index == 15:
             # The leader stops in the middle; the remaining one continues.
-            for task in list(second.runtime._tasks):
+            for task in second.runtime._tasks:
                 if task.get_name() == "accounting":
                     task.cancel()
 

@@ -32,6 +32,7 @@ from turboserve.contracts.errors import (
     error_from,
 )
 from turboserve.subjects import ADMIN, Caller, Endpoint, Topic, inbox_prefix
+from turboserve.tasks import BackgroundTasks
 from turboserve.telemetry import context_of, inject_context, tracer
 
 ERROR_HEADER = "Ts-Error"
@@ -69,7 +70,7 @@ class Bus:
         self.service = service
         self.incarnations = StreamIncarnations(self.jetstream)
         self._deadline_s = settings.request_deadline_s
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._requests = BackgroundTasks()
         self._jetstreams: dict[float, JetStreamContext] = {}
         """JetStream clients by timeout, seconds."""
 
@@ -155,8 +156,7 @@ class Bus:
     async def close(self) -> None:
         """Finish the requests that are being answered, then close the connection."""
         self.incarnations.close()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=2.0)
+        await self._requests.wait(2.0)
         try:
             await asyncio.wait_for(self.client.drain(), 3.0)
         except (TimeoutError, nats.errors.Error, OSError):
@@ -328,9 +328,7 @@ class Bus:
             if not is_reply_subject(endpoint, raw):
                 log.warning("request without an inbox of its caller", subject=raw.subject, reply=raw.reply)
                 return
-            task = asyncio.create_task(run(raw))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._requests.create(run(raw))
 
         group = endpoint.server if queue is None else queue
         return await self.client.subscribe(endpoint.every, queue=group, cb=receive)

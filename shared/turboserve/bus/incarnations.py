@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import nats
 from nats.js import JetStreamContext
 
+from turboserve.tasks import BackgroundTasks
+
 ASK_S = 1.0
 """Minimum interval between two questions to the broker about one stream, for all followers together."""
 
@@ -33,21 +35,18 @@ class StreamIncarnations:
         self._jetstream = jetstream
         self._known: dict[str, StreamIncarnation] = {}
         self._asked_at: dict[str, float] = {}
-        self._asking: set[asyncio.Task[None]] = set()
+        self._questions = BackgroundTasks()
 
     def look(self, stream: str) -> StreamIncarnation | None:
         """Return the newest answer, or None if there is none yet. Requests the next one without waiting."""
         now = asyncio.get_running_loop().time()
         if now >= self._asked_at.get(stream, -ASK_S) + ASK_S:
             self._asked_at[stream] = now
-            asking = asyncio.create_task(self._ask(stream, now))
-            self._asking.add(asking)
-            asking.add_done_callback(self._asking.discard)
+            self._questions.create(self._ask(stream, now))
         return self._known.get(stream)
 
     def close(self) -> None:
-        for asking in self._asking:
-            asking.cancel()
+        self._questions.cancel()
 
     async def _ask(self, stream: str, now: float) -> None:
         try:

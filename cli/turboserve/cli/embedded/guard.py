@@ -7,8 +7,8 @@ milliseconds.
 - When the guard itself is killed, the kernel signals the server (PR_SET_PDEATHSIG).
 - When the server ends, the guard ends with the server's status.
 
-The server has no capability, and runs as an unprivileged user if the guard runs as root. The guard keeps its
-own privileges.
+The server has no privileges: if the guard runs as root, the server runs as an unprivileged user. Postgres
+refuses root. The guard keeps its own privileges.
 
 Guard *and* server hold a lock file, because they share the open file. A successor therefore starts only when
 all processes of its predecessor have ended, whichever of them was killed.
@@ -24,15 +24,14 @@ import os
 import select
 import signal
 import stat
-import struct
 import sys
 import time
 from types import FrameType
 
 PR_SET_PDEATHSIG = 1
-PR_CAPBSET_DROP = 24
 PR_SET_NO_NEW_PRIVS = 38
-CAPABILITY_VERSION_3 = 0x20080522
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
 FOLDER_FD = 100
 UMASK = 0o077
 LOCK_TIMEOUT_S = 5.0
@@ -55,16 +54,15 @@ def enter(folder: str) -> None:
 
 
 def give_up_privileges(uid: int | None, gid: int | None) -> None:
-    """Change to user `uid`, if it is given, and drop all capabilities for good."""
-    for capability in range(64):
-        if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-            # This process is not root, or this kernel has no further capabilities.
-            break
+    """Change to user `uid`, if it is given. The program that runs next has no capability, for good.
+
+    A program of an ordinary user has only the ambient capabilities, and `no_new_privs` prevents any gain.
+    """
     if uid is not None and gid is not None:
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-    _libc.capset(struct.pack("Ii", CAPABILITY_VERSION_3, 0), struct.pack("6I", 0, 0, 0, 0, 0, 0))
+    _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from turboserve.backoff import backoff_s
 from turboserve.cli.supervisor.commands import (
     Alarm,
     AlarmOver,
@@ -69,7 +70,6 @@ class Policy:
     """Delays and limits of restarts."""
 
     first_delay_s: float = 0.1
-    factor: float = 2.0
     longest_delay_s: float = 10.0
     settled_after_s: float = 20.0
     """Time after which a ready member's earlier crashes no longer count, seconds."""
@@ -201,7 +201,7 @@ class Supervision:
         ):
             self._enter(process_state, State.STOPPED, now_s)
             return [GaveUp(name, process_state.crashes, refused), *self.stop(now_s)]
-        delay_s = self._delay(process_state.crashes)
+        delay_s = backoff_s(process_state.crashes, self.policy.first_delay_s, self.policy.longest_delay_s)
         self._enter(process_state, State.BACKOFF, now_s, now_s + delay_s)
         return [Crashed(name, delay_s)]
 
@@ -272,9 +272,10 @@ class Supervision:
         if now_s < process_state.repair_due_s:
             return self._raise_alarm(process_state, reason)
         failures = process_state.failures
-        delay_s = self.policy.first_repair_delay_s * self.policy.factor ** min(process_state.repairs, 32)
-        process_state.repair_due_s = now_s + min(delay_s, self.policy.longest_repair_delay_s)
         process_state.repairs += 1
+        process_state.repair_due_s = now_s + backoff_s(
+            process_state.repairs, self.policy.first_repair_delay_s, self.policy.longest_repair_delay_s
+        )
         self._enter(process_state, State.ENDING, now_s, now_s + process_state.member.grace_s)
         return [Failing(name, failures, reason), Terminate(name)]
 
@@ -358,10 +359,6 @@ class Supervision:
     def _launch(self, process_state: _ProcessState, now_s: float) -> Command:
         self._enter(process_state, State.STARTING, now_s, now_s + process_state.member.start_limit_s)
         return Launch(process_state.member.name)
-
-    def _delay(self, crashes: int) -> float:
-        exponent = min(crashes - 1, 32)
-        return min(self.policy.first_delay_s * self.policy.factor**exponent, self.policy.longest_delay_s)
 
     @staticmethod
     def _enter(process_state: _ProcessState, state: State, now_s: float, due_s: float | None = None) -> None:

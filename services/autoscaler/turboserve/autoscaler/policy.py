@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from turboserve.backoff import backoff_s
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -25,6 +27,4 @@ class Policy:
 
     def backoff(self, failures: int) -> float:
         """Return the wait in seconds after `failures` failures in a row: 0 after the first, then doubling."""
-        if failures <= 1:
-            return 0.0
-        return min(self.backoff_s * 2.0 ** min(failures - 2, 16), self.backoff_limit_s)
+        return backoff_s(failures - 1, self.backoff_s, self.backoff_limit_s)

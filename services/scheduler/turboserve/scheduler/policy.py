@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from turboserve.backoff import backoff_s
 from turboserve.contracts.workers import WorkerPhase
 
 
@@ -69,8 +70,8 @@ class Policy:
 
     def retry_after(self, failures: int) -> float:
         """How long to wait after `failures` failures in a row, in seconds."""
-        return min(self.retry_s * 2.0 ** min(failures - 1, 16), self.retry_limit_s)
+        return backoff_s(failures, self.retry_s, self.retry_limit_s)
 
     def rest_after(self, refusals: int) -> float:
         """How long a worker that has refused a session `refusals` times does not get it again, in seconds."""
-        return min(self.refused_s * 2.0 ** min(refusals - 1, 16), self.refused_limit_s)
+        return backoff_s(refusals, self.refused_s, self.refused_limit_s)

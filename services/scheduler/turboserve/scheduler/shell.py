@@ -45,7 +45,7 @@ from turboserve.scheduler.messages import (
 from turboserve.scheduler.operator_endpoint import OperatorEndpoint
 from turboserve.service import Runtime
 from turboserve.subjects import Caller
-from turboserve.tasks import stop
+from turboserve.tasks import BackgroundTasks
 from turboserve.telemetry import meter
 
 log = logs.get("scheduler")
@@ -95,7 +95,7 @@ class Shell:
         self._room = asyncio.Semaphore(IN_FLIGHT)
         self._synced = asyncio.Event()
         self._subscriptions: list[Subscription] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = BackgroundTasks()
         self._listed_up_to = 0
         """Stream sequence up to which events were committed before the newest listing. They are skipped."""
 
@@ -110,7 +110,7 @@ class Shell:
 
     async def stop(self) -> None:
         """End all tasks and subscriptions, because the term is over."""
-        await stop(*self._tasks)
+        await self._tasks.stop()
         for subscription in self._subscriptions:
             try:
                 await subscription.unsubscribe()
@@ -118,9 +118,7 @@ class Shell:
                 log.debug("subscription not ended", error=repr(error))
 
     def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
-        task = self._runtime.spawn(work, name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.add(self._runtime.spawn(work, name))
 
     def feed(self, event: Event) -> None:
         """Pass one event to the core and start the commands that it returns. Does nothing after the term."""

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.responses import Response
 
 from turboserve.gateway.aio import or_silence
@@ -51,17 +52,20 @@ async def events(
     position = after if last_event_id is None else last_event_id
     if record.phase.ended and await newest_event(gateway.bus, session) <= position:
         return Response(status_code=204)
-    return LiveResponse(_lines(gateway, session, position), gateway.streams, tenant, "text/event-stream")
+    # FastAPI's EventSourceResponse can neither answer 204, nor end at a stop of the gateway, nor count the
+    # tenant's streams. Its interval of keep-alive comments is fixed.
+    lines = _lines(gateway, session, position)
+    return LiveResponse(lines, gateway.streams, tenant, EventSourceResponse.media_type)
 
 
 async def _lines(gateway: Gateway, session: str, position: int) -> AsyncGenerator[bytes, None]:
-    yield f"retry: {RECONNECT_MS}\n\n".encode()
+    yield format_sse_event(retry=RECONNECT_MS)
     coming = or_silence(follow_events(gateway.bus, session, position), gateway.settings.events_keepalive_s)
     async with aclosing(coming):
         async for one in coming:
             if one is None:
-                yield b": still here\n\n"
+                yield KEEPALIVE_COMMENT
                 continue
             event, sequence = one
             data = EventMessage.of(event, sequence).text()
-            yield f"id: {sequence}\nevent: {event.type}\ndata: {data}\n\n".encode()
+            yield format_sse_event(data_str=data, event=event.type, id=str(sequence))

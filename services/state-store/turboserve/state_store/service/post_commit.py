@@ -12,6 +12,7 @@ from turboserve.state_store.ports.records import SessionRow
 from turboserve.state_store.publish.assignments import Assignments
 from turboserve.state_store.publish.fence import Fence
 from turboserve.state_store.publish.outbox import Outbox
+from turboserve.tasks import BackgroundTasks
 
 FENCE_TIMEOUT_S = 1.0
 """Maximum seconds that a caller waits for the fence. The row is committed, and the steps continue anyway."""
@@ -25,7 +26,7 @@ class PostCommit:
     def __init__(self, outbox: Outbox, fence: Fence, assignments: Assignments, playheads: Playheads) -> None:
         self._outbox, self._fence = outbox, fence
         self._assignments, self._playheads = assignments, playheads
-        self._tasks: set[asyncio.Task[SessionRecord | None]] = set()
+        self._tasks = BackgroundTasks()
 
     def events(self) -> None:
         self._outbox.wake()
@@ -49,9 +50,7 @@ class PostCommit:
     async def _fenced(
         self, record: SessionRecord, known: SessionRow | None, *named: str | None
     ) -> SessionRecord:
-        task = asyncio.create_task(self._settle(record.id, known, *named))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self._tasks.create(self._settle(record.id, known, *named))
         await asyncio.wait({task}, timeout=FENCE_TIMEOUT_S)
         settled = task.result() if task.done() else None
         same = settled is not None and settled.epoch == record.epoch

@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from cachetools import FIFOCache
 
+from turboserve.backoff import backoff_s
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import HeldSession, Incoming, SessionRefusal
 from turboserve.worker.service import commands, events
@@ -29,7 +30,6 @@ from turboserve.worker.service.session_reconciler import REFUSAL_S, RETRY_LIMIT_
 
 LEFT_KEPT = 1_024
 """Number of sessions remembered after they left, so that an old row cannot bring them back."""
-_DOUBLINGS = 16
 _LOCAL = (events.ChunkPackaged, events.ControlTookEffect, events.PlayheadMoved, events.Published)
 """Events that affect only their session, unless its location or slot changes."""
 
@@ -342,8 +342,8 @@ class Table:
 
     def _published(self, entry: SessionEntry, message: events.Published, now: float) -> None:
         if message.outcome is events.PublishOutcome.UNKNOWN:
-            entry.retry_at = now + min(RETRY_LIMIT_S, RETRY_S * 2**entry.attempts)
-            entry.attempts = min(entry.attempts + 1, _DOUBLINGS)
+            entry.attempts += 1
+            entry.retry_at = now + backoff_s(entry.attempts, RETRY_S, RETRY_LIMIT_S)
         elif message.outcome is events.PublishOutcome.FENCED:
             # A refusal from before a change of the row proves nothing: the fence may be in the log by now.
             if (message.ownership, entry.tried_version) == (entry.ownership, entry.record.version):

@@ -20,6 +20,7 @@ from turboserve.contracts.errors import TurboServeError, UnavailableError
 from turboserve.contracts.requests import FailSession
 from turboserve.contracts.workers import Assignment, LoadReport, Playhead, WorkerPhase
 from turboserve.subjects import ASSIGN, FAIL_SESSION, PLAYHEAD
+from turboserve.tasks import BackgroundTasks
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.profile import LatencyProfile
 from turboserve.worker.service import commands, events, metrics
@@ -78,7 +79,7 @@ class Worker:
         self._fetched: dict[tuple[str, int], tuple[Tensor | None, Tensor | None]] = {}
         self._playheads: dict[str, asyncio.Task[Subscription]] = {}
         self._audiences: dict[str, Audience] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._stopping = False
 
     # Start and stop
@@ -111,8 +112,7 @@ class Worker:
             # take time.
             await self.heartbeat.leave()
         await self._moves.stop()
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
 
     @property
     def alive(self) -> bool:
@@ -324,11 +324,9 @@ class Worker:
             log.info("failure of an unassigned session", session=command.session, error=error.detail)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
+        self._tasks.create(work).add_done_callback(_log_failure)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("task failed", exc_info=task.exception())
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("task failed", exc_info=task.exception())
