@@ -1,8 +1,8 @@
 """A small HTTP server in every service: /healthz, /readyz, /metrics. The supervisor and probes read it.
 
-Starlette on uvicorn does not replace it. uvicorn does not limit the time of a request's headers, and its limit on
-connections refuses the newest one, so that 16 half-open connections would stop every probe. It would also add
-0.2 s and 4 MiB to the start of each process.
+Starlette on uvicorn does not replace it. uvicorn does not limit the time for a request's headers, and its
+limit on connections refuses the newest one, so that 16 half-open connections would stop every probe. It would
+also add 0.2 s and 4 MiB to the start of each process.
 """
 
 from __future__ import annotations

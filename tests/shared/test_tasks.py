@@ -38,3 +38,33 @@ async def test_a_task_that_swallows_a_cancellation_is_asked_again(monkeypatch: p
 
 async def test_nothing_to_end() -> None:
     await tasks.stop()
+
+
+async def test_background_tasks_are_kept_until_they_end() -> None:
+    background, release = tasks.BackgroundTasks(), asyncio.Event()
+    first = background.create(release.wait(), "first")
+    second = background.add(asyncio.create_task(asyncio.sleep(3600)))
+    assert list(background) == [first, second]
+    release.set()
+    await first
+    await asyncio.sleep(0)
+    assert list(background) == [second]
+    await background.stop()
+    assert second.cancelled()
+    assert list(background) == []
+    await background.wait(0.0)
+
+
+async def test_a_failure_ends_no_other_background_task() -> None:
+    background = tasks.BackgroundTasks()
+
+    async def fails() -> None:
+        raise ValueError("own failure")
+
+    other = background.create(asyncio.sleep(3600))
+    with pytest.raises(ValueError, match="own failure"):
+        await background.create(fails())
+    assert not other.done()
+    background.cancel()
+    await background.wait(60.0)
+    assert other.cancelled()

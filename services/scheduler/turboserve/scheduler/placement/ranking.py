@@ -12,7 +12,7 @@ Item = tuple[float | str, ...]
 class Ranking:
     """A sorted list with one item per name. A change takes two binary searches and a shift of pointers.
 
-    `SortedList` of sortedcontainers is slower up to 4,096 workers: its lists of lists cost more than the shift.
+    `SortedList` of sortedcontainers is slower up to 4,096 workers: its nested lists cost more than the shift.
     """
 
     __slots__ = ("_of", "items")
