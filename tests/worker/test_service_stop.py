@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from turboserve.clock import SystemClock
+from turboserve.tasks import BackgroundTasks
 from turboserve.worker.service.worker import Worker
 
 
@@ -40,7 +41,7 @@ def stopping(said: list[str], *, engine_ends: bool) -> Worker:
         "heartbeat": SimpleNamespace(leave=leave),
         "table": SimpleNamespace(unpublished=0),
         "_clock": SystemClock(),
-        "_tasks": set(),
+        "_tasks": BackgroundTasks(),
     }
     worker = object.__new__(Worker)
     for name, part in parts.items():
