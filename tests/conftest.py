@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -26,19 +25,21 @@ from nats.js.errors import NotFoundError
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from tests.helpers.pool_harness import Pool
 from turboserve import subjects
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer
 from turboserve.cli.embedded.running import running
 from turboserve.cli.embedded.server import NotReadyError
 from turboserve.cli.stack.background import BackgroundStack
 
-# The tests are no package: modules that several folders share are imported by name.
-sys.path.insert(0, str(Path(__file__).with_name("helpers")))
-from pool_harness import Pool
-
 # Rewritten, so that their assertions report as much as those in test files.
 pytest.register_assert_rewrite(
-    "scheduler_rows", "scheduler_world", "moves_bench", "pool_world", "table_bench", "table_moves"
+    "tests.scheduler.scheduler_rows",
+    "tests.scheduler.scheduler_world",
+    "tests.scheduler.moves_bench",
+    "tests.autoscaler.pool_world",
+    "tests.worker.table_bench",
+    "tests.worker.table_moves",
 )
 
 # The same commit gets the same verdict. `make test PYTEST_ARGS="--hypothesis-profile explore"` draws new

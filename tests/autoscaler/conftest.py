@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from service_process import Service, connected, eventually, state_store
 
+from tests.helpers.service_process import Service, connected, eventually, state_store
 from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.cli.embedded import NatsServer
@@ -22,9 +22,6 @@ from turboserve.contracts.pool import PoolStatus
 from turboserve.contracts.requests import ListWorkers
 from turboserve.contracts.workers import WorkerRecord
 from turboserve.ids import new_id
-
-sys.path.insert(0, str(Path(__file__).parent))
-"""Makes the helpers beside this file importable."""
 
 WORKER = Path(__file__).with_name("renewing_worker.py")
 

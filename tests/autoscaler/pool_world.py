@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from virtual_world import VirtualWorld
-
+from tests.helpers.virtual_world import VirtualWorld
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.messages import (
     Command,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_process import eventually
 
+from tests.helpers.service_process import eventually
 from turboserve import subjects
 from turboserve.contracts.cost import GetCost
 from turboserve.contracts.pool import OrderPool, PoolMemberPhase

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
-from virtual_clock import VirtualClock
 
+from tests.helpers.virtual_clock import VirtualClock
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.default import default_table
 from turboserve.autoscaler.control.policy import ControlPolicy

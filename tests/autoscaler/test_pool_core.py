@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from autoscaler_bench import Bench, row
-
+from tests.autoscaler.autoscaler_bench import Bench, row
 from turboserve.autoscaler.messages import (
     DeclareGone,
     Done,

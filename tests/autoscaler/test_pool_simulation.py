@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pool_world import MANY, NONE, Faults, World, play, settle
 
+from tests.autoscaler.pool_world import MANY, NONE, Faults, World, play, settle
 from turboserve.autoscaler.status import pool_status
 from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord

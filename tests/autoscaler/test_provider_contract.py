@@ -11,7 +11,9 @@ from unittest import mock
 
 import psutil
 import pytest
-from provider_places import (
+
+import turboserve.autoscaler.providers.ray
+from tests.autoscaler.provider_places import (
     LIMIT_S,
     NEEDS,
     Place,
@@ -21,8 +23,6 @@ from provider_places import (
     raylets,
     started,
 )
-
-import turboserve.autoscaler.providers.ray
 from turboserve.autoscaler.providers.base import (
     LaunchError,
     NoResourcesError,

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from autoscaler_bench import Bench, row
 
+from tests.autoscaler.autoscaler_bench import Bench, row
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.executor import Executor
 from turboserve.autoscaler.messages import (

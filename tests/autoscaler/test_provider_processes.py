@@ -10,14 +10,14 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
-from provider_places import (
+
+from tests.autoscaler.provider_places import (
     PROGRAM,
     Place,
     clear,
     eventually,
     spawn,
 )
-
 from turboserve.autoscaler.providers.base import (
     LaunchError,
     NoResourcesError,

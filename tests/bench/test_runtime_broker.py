@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from broker_scene import Scene
 
+from tests.helpers.broker_scene import Scene
 from turboserve import subjects
 from turboserve.bench.runtime.broker import (
     FaultyNetwork,

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from broker_scene import Scene
 from nats.aio.msg import Msg
 
+from tests.helpers.broker_scene import Scene
 from turboserve import subjects
 from turboserve.bench.runtime.broker import FaultyNetwork, MemoryClient, Rates, Storage
 from turboserve.bench.runtime.process import Process

@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from worker_world import PROFILE, WorkerWorld
 
+from tests.bench.worker_world import PROFILE, WorkerWorld
 from turboserve.bench.runtime.device.contents import begin
 from turboserve.bench.runtime.device.platform import VirtualPlatform
 from turboserve.contracts.sessions import Phase

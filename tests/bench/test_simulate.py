@@ -12,8 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from simulate_plants import SHORT_S, without_fence
 
+from tests.bench.simulate_plants import SHORT_S, without_fence
 from turboserve.bench.report import BenchError
 from turboserve.bench.runtime.broker.stream import Stream
 from turboserve.bench.runtime.device.runner import VirtualEngineRunner

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from simulate_plants import BUSY, violations
 
+from tests.bench.simulate_plants import BUSY, violations
 from turboserve.bench.simulate.faults import CALM, Faults
 from turboserve.state_store.core import workers
 from turboserve.state_store.ports.records import PendingEvent

@@ -7,8 +7,8 @@ import random
 from functools import cache
 
 import pytest
-from simulate_scene import Scene, scene
 
+from tests.bench.simulate_scene import Scene, scene
 from turboserve.bench.runtime.device import backend
 from turboserve.bench.simulate.faults import CALM, Faults, draw
 from turboserve.bench.simulate.scenario import run_scenario

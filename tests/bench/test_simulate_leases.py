@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from simulate_scene import Scene, scene
 
+from tests.bench.simulate_scene import Scene, scene
 from turboserve.bus import Bus
 from turboserve.contracts.requests import WorkerGone
 from turboserve.state_store.core.leases import Leases

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from simulate_scene import LIMIT_S, scene
 
+from tests.bench.simulate_scene import LIMIT_S, scene
 from turboserve.bench.simulate.service import ServiceProcess
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.scheduler.messages import CommitMove

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
-from simulate_plants import BUSY, all_on_the_first, violations, without_fence
 
+from tests.bench.simulate_plants import BUSY, all_on_the_first, violations, without_fence
 from turboserve.autoscaler import lifecycle
 from turboserve.autoscaler.control.advisor import Advice, Advisor
 from turboserve.autoscaler.control.feedback_monitor import FeedbackMonitor

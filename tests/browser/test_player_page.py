@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from browser import NEEDS_CHROMIUM, chromium
+from tests.helpers.browser import NEEDS_CHROMIUM, chromium
 from turboserve.cli.stack.background import BackgroundStack
 
 WAIT_MS = 90_000

@@ -19,9 +19,9 @@ import nats.errors
 import psutil
 import pytest
 import redis
-from broker_clients import connected_client, processed
 from nats.js.errors import APIError
 
+from tests.helpers.broker_clients import connected_client, processed
 from turboserve import subjects
 from turboserve.cli.embedded import (
     Layout,

@@ -15,8 +15,8 @@ from pathlib import Path
 import asyncpg
 import psutil
 import pytest
-from broker_clients import PATIENCE_S, connected_client
 
+from tests.helpers.broker_clients import PATIENCE_S, connected_client
 from turboserve.cli.embedded import Layout
 from turboserve.cli.stack.background import BackgroundStack
 from turboserve.cli.stack.options import Options

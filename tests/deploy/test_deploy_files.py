@@ -15,9 +15,9 @@ from types import ModuleType
 import asyncpg
 import pytest
 import yaml
-from earlier_cluster import make_as_before
 from pydantic import ValidationError
 
+from tests.helpers.earlier_cluster import make_as_before
 from turboserve.cli.embedded import Layout, Ports, PostgresServer, binaries
 from turboserve.cli.embedded.binaries import nats_server
 from turboserve.cli.embedded.postgres import DATABASE, ROLE, SUPERUSER

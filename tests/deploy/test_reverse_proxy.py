@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 import pytest
 import websockets
-from pool_harness import Pool
-from ports import free_ports
 
+from tests.helpers.pool_harness import Pool
+from tests.helpers.ports import free_ports
 from turboserve.bench.edge import attacks
 
 ROOT = Path(__file__).parent.parent.parent

@@ -14,9 +14,9 @@ from pathlib import Path
 import nats.errors
 import psutil
 import pytest
-from broker_clients import connected_client
 from nats.js.errors import ServerError
 
+from tests.helpers.broker_clients import connected_client
 from turboserve.bench.chaos.small_disk import SmallDisk, why_not
 from turboserve.cli.embedded.binaries import nats_server
 from turboserve.free_ports import any_free

@@ -13,7 +13,8 @@ from zipfile import ZipFile
 
 import httpx
 import pytest
-from ports import free_ports
+
+from tests.helpers.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 PROJECTS = sorted(

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from chunk_headers import chunk_header
-from followers import acquainted
 from nats.js import api
 
+from tests.helpers.chunk_headers import chunk_header
+from tests.helpers.followers import acquainted
 from turboserve.bus import Bus, append
 from turboserve.cli.embedded import NatsServer
 from turboserve.config import Settings

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from chunk_headers import chunk_header
 from nats.js import api
 
+from tests.helpers.chunk_headers import chunk_header
 from turboserve.bus import Bus, append
 from turboserve.cli.embedded import NatsServer
 from turboserve.config import Settings

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from pool_harness import DRAWN_WORKER
+
+from tests.helpers.pool_harness import DRAWN_WORKER
 
 NUMBERS = itertools.count()
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from pool_harness import DRAWN_WORKER, Pool
+
+from tests.helpers.pool_harness import DRAWN_WORKER, Pool
 
 KEYS = {
     "alice": "key-of-alice-1111111111",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from broker_clients import connected_client, processed
 from nats.aio.client import Client
 
+from tests.helpers.broker_clients import connected_client, processed
 from turboserve import subjects
 from turboserve.cli.embedded import NatsServer
 

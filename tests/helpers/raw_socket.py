@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from hostile import Hostile
+from tests.helpers.hostile import Hostile
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 PATIENCE_S = 120.0

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
-from service_process import Service, connected, eventually, state_store
 
+from tests.helpers.service_process import Service, connected, eventually, state_store
+from tests.scheduler.scheduler_instances import Instance
 from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.cli.embedded import NatsServer, Ports
@@ -33,10 +32,6 @@ from turboserve.contracts.workers import (
 from turboserve.ids import new_id
 from turboserve.subjects import Endpoint
 from turboserve.tasks import stop
-
-# Makes the helpers beside this file importable.
-sys.path.insert(0, str(Path(__file__).parent))
-from scheduler_instances import Instance
 
 HEARTBEAT_S = 0.2
 REQUEST_DEADLINE_S = 60.0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from scheduler_faults import Faults
-from scheduler_workers import Worker
-from served_store import ServedStore
-from virtual_world import VirtualWorld
-
+from tests.helpers.virtual_world import VirtualWorld
+from tests.scheduler.scheduler_faults import Faults
+from tests.scheduler.scheduler_workers import Worker
+from tests.scheduler.served_store import ServedStore
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import MoveStage, WorkerPhase, WorkerRecord
 from turboserve.scheduler.messages import (

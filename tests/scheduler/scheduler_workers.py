@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from served_store import WALL
-
+from tests.scheduler.served_store import WALL
 from turboserve.contracts.workers import LoadReport, WorkerPhase
 
 MODEL = "quiet"

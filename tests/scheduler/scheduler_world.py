@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scheduler_faults import NONE, Faults
-from scheduler_rows import RowsWorld
-from scheduler_workers import MODEL, Worker
-
+from tests.scheduler.scheduler_faults import NONE, Faults
+from tests.scheduler.scheduler_rows import RowsWorld
+from tests.scheduler.scheduler_workers import MODEL, Worker
 from turboserve.baselines.least_loaded import LeastLoaded
 from turboserve.contracts.requests import CreateSession
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from tests.scheduler import test_scheduler_simulation
 from turboserve.scheduler.cluster_projection import session_state, worker_state
 from turboserve.scheduler.core import Scheduler
 from turboserve.scheduler.messages import Event
-
-
-def simulation() -> ModuleType:
-    """Import the model of the scheduler's surroundings that its simulation uses."""
-    name = "scheduler_simulation_for_pictures"
-    if name not in sys.modules:
-        path = Path(__file__).with_name("test_scheduler_simulation.py")
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
 
 
 def compare(core: Scheduler, now: float) -> None:
@@ -47,9 +31,7 @@ def compare(core: Scheduler, now: float) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_changes_alone_keep_the_picture_true(seed: int) -> None:
-    model = simulation()
-
-    class World(model.World):  # type: ignore[misc, name-defined]
+    class World(test_scheduler_simulation.World):
         compared = 0
 
         def feed(self, event: Event, generation: int) -> None:
@@ -58,7 +40,7 @@ def test_changes_alone_keep_the_picture_true(seed: int) -> None:
                 compare(self.core, self.now)
                 self.compared += 1
 
-    world = World(seed, model.MANY)
+    world = World(seed, test_scheduler_simulation.MANY)
     for _ in range(60):
         for _ in range(world.random.choice((0, 0, 1, 1, 4))):
             world.fiddle()

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from scheduler_instances import Instance
-from service_process import eventually
 
+from tests.helpers.service_process import eventually
+from tests.scheduler.scheduler_instances import Instance
 from turboserve import subjects
 from turboserve.contracts.requests import EndSession, SessionRef
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_scheduler_core import Bench, session, worker
 
+from tests.scheduler.test_scheduler_core import Bench, session, worker
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.scheduler.fairness import in_fair_order, share_of

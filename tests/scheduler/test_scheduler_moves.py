@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from moves_bench import Bench, moving, session, worker
 
+from tests.scheduler.moves_bench import Bench, moving, session, worker
 from turboserve.contracts import errors
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.contracts.workers import NO_STATE, MoveReport, MoveStage, WorkerPhase

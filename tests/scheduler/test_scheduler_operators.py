@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from moves_bench import Bench, session, worker
 
+from tests.scheduler.moves_bench import Bench, session, worker
 from turboserve.baselines.least_loaded import LeastLoaded
 from turboserve.contracts import errors
 from turboserve.contracts.sessions import Phase

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_faults import MANY, NONE, Faults
-from scheduler_rows import OPEN
-from scheduler_world import World, play
 
+from tests.scheduler.scheduler_faults import MANY, NONE, Faults
+from tests.scheduler.scheduler_rows import OPEN
+from tests.scheduler.scheduler_world import World, play
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.scheduler.messages import ViewersReported

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from scheduler_instances import Instance
 
+from tests.scheduler.scheduler_instances import Instance
 from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.contracts.leading import GetLeader, LeaderRecord

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_scheduler_core import Bench, session, worker
 
+from tests.scheduler.test_scheduler_core import Bench, session, worker
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord

@@ -10,9 +10,12 @@ from contextlib import suppress
 
 import nats
 import pytest
-from broker_clients import PATIENCE_S, processed
-from broker_refusals import connected, refusals
-from broker_subjects import (
+from nats.aio.msg import Msg
+from nats.js import api
+
+from tests.helpers.broker_clients import PATIENCE_S, processed
+from tests.helpers.broker_refusals import connected, refusals
+from tests.helpers.broker_subjects import (
     ID,
     NEEDS,
     USERS,
@@ -21,9 +24,6 @@ from broker_subjects import (
     every_api_subject,
     every_application_subject,
 )
-from nats.aio.msg import Msg
-from nats.js import api
-
 from turboserve import subjects
 from turboserve.cli.embedded import NatsServer
 

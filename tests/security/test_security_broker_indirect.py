@@ -14,11 +14,11 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from broker_clients import PATIENCE_S, connected_client, processed
 from nats.aio.client import Client
 from nats.aio.msg import Msg as NatsMsg
 from nats.js import api
 
+from tests.helpers.broker_clients import PATIENCE_S, connected_client, processed
 from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.cli.embedded import NatsServer

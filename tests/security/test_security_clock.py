@@ -6,7 +6,6 @@ Never the machine's own clock.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +14,7 @@ from typing import Any
 import pytest
 import redis
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "state_store"))
-
-from state_store_harness import Harness, Process, Store, until
-
+from tests.state_store.state_store_harness import Harness, Process, Store, until
 from turboserve import subjects
 from turboserve.bus import last_entry
 from turboserve.clock import SystemClock

@@ -22,9 +22,9 @@ import httpx
 import psutil
 import pytest
 import websockets
-from pool_harness import Pool
-from ports import free_ports
 
+from tests.helpers.pool_harness import Pool
+from tests.helpers.ports import free_ports
 from turboserve.bench.edge import attacks
 from turboserve.gateway.serving.guard import READ_BYTES
 from turboserve.gateway.serving.settings import ServerSettings

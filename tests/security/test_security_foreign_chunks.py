@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from attack_target import KEYS, Target, running_target
-from service_process import connected
 from websockets.sync.client import ClientConnection, connect
 
+from tests.helpers.attack_target import KEYS, Target, running_target
+from tests.helpers.service_process import connected
 from turboserve.bus import Bus, append, last_entry, next_entry
 from turboserve.contracts.chunks import ChunkHeader, Ownership
 from turboserve.contracts.errors import TurboServeError

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import cast
 
 import pytest
-from virtual_clock import VirtualClock
 
+from tests.helpers.virtual_clock import VirtualClock
+from tests.state_store.state_store_harness import Machine, until
 from turboserve.bench.chaos.small_disk import SmallDisk, why_not
 from turboserve.cli.embedded import Layout, Ports, RedisServer
 from turboserve.clock import SystemClock
@@ -24,11 +24,6 @@ from turboserve.state_store.hot.latents import Latents
 from turboserve.state_store.hot.playheads import Playheads
 from turboserve.state_store.hot.redis import RedisStore
 from turboserve.state_store.settings import Settings
-
-# The tests are no package: shared modules are imported from this folder.
-sys.path.insert(0, str(Path(__file__).parents[1] / "state_store"))
-
-from state_store_harness import Machine, until
 
 DISK_BYTES = 32 << 20
 LATENTS_BYTES = 1 << 20

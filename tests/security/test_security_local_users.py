@@ -14,9 +14,9 @@ from pathlib import Path
 import asyncpg
 import psutil
 import pytest
-from broker_clients import PATIENCE_S, connected_client
-from earlier_cluster import make_as_before
 
+from tests.helpers.broker_clients import PATIENCE_S, connected_client
+from tests.helpers.earlier_cluster import make_as_before
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer, binaries
 from turboserve.cli.embedded.folder import UnsafeFolderError, is_own_group, secure
 from turboserve.cli.embedded.postgres import ROLE, SUPERUSER

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 import websockets
-from pool_harness import Pool
 from websockets.asyncio.client import ClientConnection
 
+from tests.helpers.pool_harness import Pool
 from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.config import Settings

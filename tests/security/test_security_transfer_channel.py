@@ -6,15 +6,14 @@ import asyncio
 import contextlib
 import json
 import struct
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any, cast
 
 import psutil
 import pytest
 import torch
 
+from tests.worker.transfer.transfer_peer import KEY, MODEL, MOVE, SESSION, TARGET, Giver, Room, State, Steps
 from turboserve.worker.transfer import half_open_connections, handshake
 from turboserve.worker.transfer.channel import FRAME_LIMIT, Channel
 from turboserve.worker.transfer.errors import AuthenticationError, PeerLostError, TransferError
@@ -23,11 +22,6 @@ from turboserve.worker.transfer.links import Links
 from turboserve.worker.transfer.pace import CopyLimits
 from turboserve.worker.transfer.source import Source, listen
 from turboserve.worker.transfer.target import Target
-
-# The tests are no package: shared modules are imported from this folder.
-sys.path.insert(0, str(Path(__file__).parents[1] / "worker" / "transfer"))
-
-from transfer_peer import KEY, MODEL, MOVE, SESSION, TARGET, Giver, Room, State, Steps
 
 HOST = "127.0.0.1"
 SIZE = 2_000

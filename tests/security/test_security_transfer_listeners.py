@@ -15,6 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.worker.test_service_moves import begin as begin_move
+from tests.worker.test_service_moves import commit, moved, reported
+from tests.worker.worker_scene import Scene, environment, pool, scene, store
+from turboserve.contracts.requests import SessionRef
+from turboserve.contracts.workers import MoveStage
+from turboserve.subjects import PAUSE_SESSION
 from turboserve.worker.transfer import nixl
 from turboserve.worker.transfer.interface import (
     Interface,
@@ -24,20 +30,10 @@ from turboserve.worker.transfer.interface import (
 )
 from turboserve.worker.transfer.listeners import opened_by
 
-# The tests are no package: shared modules are imported from this folder.
-sys.path.insert(0, str(Path(__file__).parents[1] / "worker"))
-
-from test_service_moves import begin as begin_move
-from test_service_moves import commit, moved, reported
-from worker_scene import Scene, environment, pool, scene, store
-
-from turboserve.contracts.requests import SessionRef
-from turboserve.contracts.workers import MoveStage
-from turboserve.subjects import PAUSE_SESSION
-
 __all__ = ["environment", "pool", "scene", "store"]
 
-NAMESPACE = Path(__file__).with_name("transfer_in_namespace.py")
+ROOT = Path(__file__).parents[2]
+NAMESPACE = "tests.security.transfer_in_namespace"
 LOOPBACK = "127.0.0.1"
 HOST_BYTES = "turboserve_worker_host_bytes"
 SET_FOR_LIBRARIES = ("UCX_NET_DEVICES", "NCCL_SOCKET_IFNAME")
@@ -140,10 +136,12 @@ def why_no_namespaces() -> str | None:
 def test_another_address_of_the_machine_is_refused_and_no_stranger_reaches_a_library() -> None:
     """Tested from another machine (a namespace), which is not the peer of any migration."""
     backends = ["gloo", *(["nixl"] if nixl.installed() else [])]
-    command = ["unshare", "--net", "--mount", sys.executable, str(NAMESPACE), *backends]
+    command = ["unshare", "--net", "--mount", sys.executable, "-m", NAMESPACE, *backends]
     # A worker's network of another test in this process has set them.
     own = {name: value for name, value in os.environ.items() if name not in SET_FOR_LIBRARIES}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=own)
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, env=own, cwd=ROOT
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     for backend in backends:
         seen: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])[backend]

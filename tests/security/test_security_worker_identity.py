@@ -13,16 +13,16 @@ from pathlib import Path
 import httpx
 import nats
 import pytest
-from broker_clients import connected_client, processed
-from broker_refusals import refusals
-from broker_subjects import ID, NEEDS, USERS, every_api_subject, every_application_subject
-from chunk_headers import chunk_header
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import api
-from ports import free_ports
-from service_process import Service, connected, eventually, state_store
 
+from tests.helpers.broker_clients import connected_client, processed
+from tests.helpers.broker_refusals import refusals
+from tests.helpers.broker_subjects import ID, NEEDS, USERS, every_api_subject, every_application_subject
+from tests.helpers.chunk_headers import chunk_header
+from tests.helpers.ports import free_ports
+from tests.helpers.service_process import Service, connected, eventually, state_store
 from turboserve import subjects
 from turboserve.broker_accounts import worker_user
 from turboserve.bus import Bus, Owners, append

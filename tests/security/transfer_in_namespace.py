@@ -16,16 +16,12 @@ from pathlib import Path
 import psutil
 import torch
 
+from tests.worker.transfer.transfer_peer import KEY, MODEL, MOVE, SESSION, TARGET, Giver, Room, State, Steps
 from turboserve.worker.transfer.interface import confine_libraries, find_interface
 from turboserve.worker.transfer.links import Links
 from turboserve.worker.transfer.pace import CopyLimits
 from turboserve.worker.transfer.source import Source, listen
 from turboserve.worker.transfer.target import Target
-
-# The tests are no package: shared modules are imported from this folder.
-sys.path.insert(0, str(Path(__file__).parents[1] / "worker" / "transfer"))
-
-from transfer_peer import KEY, MODEL, MOVE, SESSION, TARGET, Giver, Room, State, Steps
 
 SIZE = 50_000
 TRANSFER, OTHER = "10.77.1.1", "10.77.2.1"

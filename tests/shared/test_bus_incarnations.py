@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from followers import acquainted
 from nats.js import api
 
+from tests.helpers.followers import acquainted
 from turboserve.bus import Bus, append, follow, headers_reader, last_entry, read, read_headers
 from turboserve.subjects import CHUNK, CHUNKS, OWN
 from turboserve.tasks import stop

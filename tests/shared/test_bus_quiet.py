@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
-from broker_scene import Scene
 
+from tests.helpers.broker_scene import Scene
 from turboserve.bench.runtime.broker import Message
 from turboserve.bus import follow
 from turboserve.bus.log import QUIET_LIMIT_S

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from broker_clients import PATIENCE_S, connected_client
 from nats.js.errors import NotFoundError
 
+from tests.helpers.broker_clients import PATIENCE_S, connected_client
 from turboserve.bench.streaming.viewer import ProblemError, Viewer
 from turboserve.cli.stack.background import BackgroundStack
 from turboserve.contracts.chunks import ChunkHeader

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import turboserve.bus.log
+from tests.state_store.database_servers import KINDS, DatabaseServer
+from tests.state_store.state_store_harness import LIMIT_S, MEMORY_URL, PATIENT, Harness, Store
 from turboserve.bus import Bus, append
 from turboserve.state_store.ports.database import Database
 from turboserve.state_store.settings import Settings
-
-# The tests are no package: shared modules are imported from this folder.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from database_servers import KINDS, DatabaseServer
-from state_store_harness import LIMIT_S, MEMORY_URL, PATIENT, Harness, Store
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from chunk_headers import chunk_header
 from pydantic import SecretStr
 
+from tests.helpers.chunk_headers import chunk_header
 from turboserve import subjects
 from turboserve.bench.runtime.broker import MemoryBroker
 from turboserve.bench.runtime.hot import MemoryHotStore, MemoryRedis

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from broker_scene import Scene
-from chunk_headers import chunk_header
-
+from tests.helpers.broker_scene import Scene
+from tests.helpers.chunk_headers import chunk_header
 from turboserve.bench.runtime.rows.database import MemoryDatabase
 from turboserve.bench.runtime.rows.server import MemoryPostgres
 from turboserve.bench.simulate.hosts import HostClock

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from database_servers import DatabaseServer
 
+from tests.state_store.database_servers import DatabaseServer
 from turboserve.bench.runtime.broker import MemoryBroker
 from turboserve.bus import Ack, Bus, append
 from turboserve.clock import SystemClock

@@ -7,10 +7,10 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import pytest
-from database_servers import DatabaseServer
 from pydantic import BaseModel
-from random_rows import RandomRows
 
+from tests.state_store.database_servers import DatabaseServer
+from tests.state_store.random_rows import RandomRows
 from turboserve.contracts.errors import TurboServeError
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import WorkerRecord

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 import redis
 from sqlalchemy import text
-from state_store_harness import Harness, Store, until
 
+from tests.state_store.state_store_harness import Harness, Store, until
 from turboserve import subjects
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Playhead

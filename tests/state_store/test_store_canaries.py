@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from state_store_harness import Harness, Store, until
-
+from tests.state_store.state_store_harness import Harness, Store, until
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import CANARIES, CHUNKS, EVENTS
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from core_requests import FREE, REQUEST, active, begin_request, commit_request, place_request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.state_store.core_requests import (
+    FREE,
+    REQUEST,
+    active,
+    begin_request,
+    commit_request,
+    place_request,
+)
 from turboserve.contracts.errors import (
     ConflictError,
     InvalidInputError,

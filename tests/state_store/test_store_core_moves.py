@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from core_requests import FREE, REQUEST, active, begin_request, commit_request, place_request
 
+from tests.state_store.core_requests import (
+    FREE,
+    REQUEST,
+    active,
+    begin_request,
+    commit_request,
+    place_request,
+)
 from turboserve.contracts.errors import (
     InvalidInputError,
     MoveOverError,

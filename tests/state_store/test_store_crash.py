@@ -6,8 +6,8 @@ import asyncio
 import signal
 
 import pytest
-from state_store_harness import Harness, Process, Store, until
 
+from tests.state_store.state_store_harness import Harness, Process, Store, until
 from turboserve import subjects
 from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.errors import FencedError

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 from sqlalchemy import text
-from state_store_harness import PATIENT, until
 
+from tests.state_store.state_store_harness import PATIENT, until
 from turboserve.contracts.errors import UnavailableError
 from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.settings import Settings

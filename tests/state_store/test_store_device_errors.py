@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from core_requests import FREE, active, begin_request, place_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from state_store_harness import Harness, until
 
+from tests.state_store.core_requests import FREE, active, begin_request, place_request
+from tests.state_store.state_store_harness import Harness, until
 from turboserve import subjects
 from turboserve.contracts.events import SessionEnded
 from turboserve.contracts.requests import ListWorkers

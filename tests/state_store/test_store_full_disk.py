@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import redis.asyncio
-from state_store_harness import PATIENT, Harness, Store, machine, until
 
+from tests.state_store.state_store_harness import PATIENT, Harness, Store, machine, until
 from turboserve import subjects
 from turboserve.bench.chaos.small_disk import SmallDisk, why_not
 from turboserve.bus import next_entry

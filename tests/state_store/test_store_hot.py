@@ -10,11 +10,11 @@ from contextlib import contextmanager, suppress
 
 import pytest
 import redis
-from state_store_harness import LIMIT_S, until
-from virtual_clock import VirtualClock
 
 import turboserve.state_store.hot.guard
 import turboserve.state_store.hot.redis
+from tests.helpers.virtual_clock import VirtualClock
+from tests.state_store.state_store_harness import LIMIT_S, until
 from turboserve.audience import SILENT_S
 from turboserve.bench.runtime.hot import MemoryHotStore, MemoryRedis
 from turboserve.clock import SystemClock

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from sqlalchemy import text
-from state_store_harness import Harness, memory_servers
 
+from tests.state_store.state_store_harness import Harness, memory_servers
 from turboserve import subjects
 from turboserve.contracts.errors import ConflictError, StaleTermError
 from turboserve.contracts.leading import Campaign, CampaignResult, GetLeader, KeepLead, LeaderRecord, StepDown

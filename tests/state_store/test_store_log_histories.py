@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from state_store_harness import Harness, until
 
+from tests.state_store.state_store_harness import Harness, until
 from turboserve.bus import Owners, append, next_entry
 from turboserve.contracts.chunks import ChunkHeader
 from turboserve.contracts.sessions import SessionRecord

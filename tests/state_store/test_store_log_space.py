@@ -12,8 +12,8 @@ import pytest
 from nats.js import api as js
 from nats.js.errors import NotFoundError
 from sqlalchemy import text
-from state_store_harness import Harness, Machine, Store, until
 
+from tests.state_store.state_store_harness import Harness, Machine, Store, until
 from turboserve import subjects
 from turboserve.bus import Bus, Owners, append, last_entry, next_entry
 from turboserve.cli.embedded import Layout, NatsServer, Ports

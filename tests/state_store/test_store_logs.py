@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 from sqlalchemy import text
-from state_store_harness import Harness, Store, until
 
+from tests.state_store.state_store_harness import Harness, Store, until
 from turboserve import subjects
 from turboserve.bus import append, last_entry
 from turboserve.contracts.chunks import Ownership

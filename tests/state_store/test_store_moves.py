@@ -10,8 +10,8 @@ from contextlib import suppress
 import pytest
 from nats.aio.msg import Msg
 from sqlalchemy import text
-from state_store_harness import PATIENT, Harness, until
 
+from tests.state_store.state_store_harness import PATIENT, Harness, until
 from turboserve import subjects
 from turboserve.contracts.chunks import Ownership
 from turboserve.contracts.errors import (

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from nats.js.errors import NotFoundError as StreamNotFound
-from state_store_harness import PATIENT, Harness, Machine, Process, Store, machine, until
 
+from tests.state_store.state_store_harness import PATIENT, Harness, Machine, Process, Store, machine, until
 from turboserve import subjects
 from turboserve.bus import append
 from turboserve.cli.embedded import Layout, NatsServer, Ports, PostgresServer, RedisServer

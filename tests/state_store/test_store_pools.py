@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, update
-from state_store_harness import Harness, Process, Store, until
 
+from tests.state_store.state_store_harness import Harness, Process, Store, until
 from turboserve import subjects
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
 from turboserve.contracts.cost import CostReport, GetCost, Rental

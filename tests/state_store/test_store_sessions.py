@@ -6,8 +6,8 @@ import asyncio
 import json
 
 import pytest
-from state_store_harness import Harness, Store, until
 
+from tests.state_store.state_store_harness import Harness, Store, until
 from turboserve import subjects
 from turboserve.bus.client import ERROR_HEADER
 from turboserve.contracts.chunks import LatentsHeader

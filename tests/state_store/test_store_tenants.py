@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from database_servers import DatabaseServer
-from state_store_harness import PATIENT, Harness, Process, Store
 
+from tests.state_store.database_servers import DatabaseServer
+from tests.state_store.state_store_harness import PATIENT, Harness, Process, Store
 from turboserve.contracts.errors import NoCapacityError, TenantLimitError
 from turboserve.contracts.requests import CreateSession
 from turboserve.contracts.sessions import Phase, SessionRecord

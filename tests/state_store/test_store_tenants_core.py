@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from core_requests import REQUEST
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.state_store.core_requests import REQUEST
 from turboserve.contracts.errors import TenantLimitError
 from turboserve.state_store.core import tenants
 from turboserve.state_store.core.tenants import ROW_BYTES, Tenant, TenantLimits, TenantUse

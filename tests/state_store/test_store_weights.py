@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from core_requests import REQUEST, begin_request, place_request
-from state_store_harness import Harness, until
 
+from tests.state_store.core_requests import REQUEST, begin_request, place_request
+from tests.state_store.state_store_harness import Harness, until
 from turboserve import subjects
 from turboserve.contracts.errors import ConflictError, InvalidInputError, TransitionError
 from turboserve.contracts.events import SessionPlaced

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import pytest
-from core_requests import REQUEST
-from database_servers import DatabaseServer
 
 import turboserve.bench.runtime.rows.database
 import turboserve.state_store.database
+from tests.state_store.core_requests import REQUEST
+from tests.state_store.database_servers import DatabaseServer
 from turboserve.contracts.errors import ConflictError, UnavailableError
 from turboserve.contracts.leading import LeaderRecord
 from turboserve.contracts.sessions import Decision, PromptReceipt

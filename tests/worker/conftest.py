@@ -1,9 +1,7 @@
 """A tiny model with random weights, stand-ins for its text encoder and decoder, and a driver for engines."""
 
 import hashlib
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +14,6 @@ from turboserve.worker.engine.slab import SlabLayout
 from turboserve.worker.engine.spec import EngineOptions
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.transformer import CausalWanTransformer
-
-sys.path.insert(0, str(Path(__file__).parent))
-"""Makes the helpers beside this file importable."""
 
 
 class HashedText:

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-import tiny_worker
+from tests.worker import tiny_worker
 
 LOADED = ("turboserve.worker.service.app", "turboserve.worker.settings")
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import table_bench
-from table_bench import Bench
-
+from tests.worker import table_bench
+from tests.worker.table_bench import Bench
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Incoming
 from turboserve.worker.service import commands, events

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
-from device_harness import LED, SLOTS, DeviceHarness, Kind, Tensors, Virtual
 
+from tests.worker.device_harness import LED, SLOTS, DeviceHarness, Kind, Tensors, Virtual
 from turboserve.worker.engine import session_import
 from turboserve.worker.engine.engine import Models
 from turboserve.worker.engine.errors import (

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from moving_pages import FAR, SPEC, copy, equal, frozen, prints, stayed
 
+from tests.worker.moving_pages import FAR, SPEC, copy, equal, frozen, prints, stayed
 from turboserve.worker.engine import session_import
 from turboserve.worker.engine.events import ChunkReady, SessionQuiesced, Suspended
 from turboserve.worker.engine.moving import DECODER, changed, digest_of

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from moving_pages import FAR, SPEC, copy, frozen
 from torch import Tensor
 
+from tests.worker.moving_pages import FAR, SPEC, copy, frozen
 from turboserve.worker.engine import moving, session_import
 from turboserve.worker.engine.errors import (
     DuplicateSessionError,

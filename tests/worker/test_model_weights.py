@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from moving_pages import FAR, SPEC, copy, frozen
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from tests.worker.moving_pages import FAR, SPEC, copy, frozen
 from turboserve.worker.engine import session_import
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.errors import SnapshotRejectedError

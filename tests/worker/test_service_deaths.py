@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.worker.worker_scene import TAKEOVERS, Scene, environment, pool, scene, store
 from turboserve.cli.embedded import NatsServer
 from turboserve.contracts.requests import DrainWorker, ListWorkers, SessionRef
 from turboserve.contracts.sessions import Phase
@@ -25,11 +26,6 @@ from turboserve.subjects import (
     RESUME_SESSION,
 )
 from turboserve.tasks import stop
-
-# The tests are no package: shared modules are imported from this folder.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from worker_scene import TAKEOVERS, Scene, environment, pool, scene, store
 
 __all__ = ["environment", "pool", "scene", "store"]
 

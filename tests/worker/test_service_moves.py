@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.worker.worker_scene import Chunk, Scene, environment, pool, scene, store
 from turboserve.contracts.errors import MoveOverError, NoCapacityError
 from turboserve.contracts.requests import AbandonMove, BeginMove, CommitMove, SessionRef, SubmitPrompt
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
@@ -23,11 +22,6 @@ from turboserve.subjects import (
     RESUME_SESSION,
     SUBMIT_PROMPT,
 )
-
-# The tests are no package: shared modules are imported from this folder.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from worker_scene import Chunk, Scene, environment, pool, scene, store
 
 __all__ = ["environment", "pool", "scene", "store"]
 

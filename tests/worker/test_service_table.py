@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from table_bench import Bench, row
-
+from tests.worker.table_bench import Bench, row
 from turboserve.contracts.sessions import Phase
 from turboserve.worker.service import commands, events
 

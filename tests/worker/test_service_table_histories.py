@@ -8,8 +8,8 @@ import random
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from table_bench import LEASE_S, ME, OTHER, row
 
+from tests.worker.table_bench import LEASE_S, ME, OTHER, row
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.worker.service import commands, events
 from turboserve.worker.service.table import Table

@@ -7,9 +7,9 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from table_bench import LEASE_S
-from table_moves import FROM, A, B, row
 
+from tests.worker.table_bench import LEASE_S
+from tests.worker.table_moves import FROM, A, B, row
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import Incoming, MoveStage
 from turboserve.worker.service import commands, events

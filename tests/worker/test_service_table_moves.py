@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from table_bench import Bench
-from table_moves import FROM, A, B, expecting, moving, row, running, sealed, verified
 
+from tests.worker.table_bench import Bench
+from tests.worker.table_moves import FROM, A, B, expecting, moving, row, running, sealed, verified
 from turboserve.contracts.sessions import Phase
 from turboserve.contracts.workers import NO_STATE, Incoming, MoveStage
 from turboserve.worker.service import commands, events

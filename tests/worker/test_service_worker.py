@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import time
 from pathlib import Path
 
 import av
 import pytest
 
+from tests.worker.worker_scene import FENCED, LOST, TAKEOVERS, Scene, Store, environment, pool, scene, store
 from turboserve.bus import next_entry
 from turboserve.bus.log import Entry
 from turboserve.contracts.chunks import HEADER, ChunkHeader, Ownership
@@ -34,11 +34,6 @@ from turboserve.subjects import (
     RESUME_SESSION,
     SUBMIT_PROMPT,
 )
-
-# The tests are no package: shared modules are imported from this folder.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from worker_scene import FENCED, LOST, TAKEOVERS, Scene, Store, environment, pool, scene, store
 
 __all__ = ["environment", "pool", "scene", "store"]
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from forked_worker import ForkedWorker
+from tests.worker.forked_worker import ForkedWorker
 
 
 class Pool:

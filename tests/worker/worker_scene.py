@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 import pytest
-from worker_processes import Pool, Store
 
+from tests.worker.worker_processes import Pool, Store
 from turboserve.bus import Bus, append, last_entry, next_entry
 from turboserve.bus.log import Entry
 from turboserve.cli.embedded import NatsServer, Ports

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from browser import NEEDS_CHROMIUM, chromium
+from tests.helpers.browser import NEEDS_CHROMIUM, chromium
 
 # The attacker's name server: first it returns the attacker's address, later this machine's.
 REBOUND = "--host-resolver-rules=MAP foe.example 127.0.0.1"

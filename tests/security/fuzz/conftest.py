@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from attack_target import Target, running_target
+
+from tests.helpers.attack_target import Target, running_target
 
 
 @pytest.fixture(scope="session")

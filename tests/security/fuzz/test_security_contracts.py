@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from annotated_types import BaseMetadata
-from hostile import Hostile, attacks
 from pydantic import ValidationError
 
+from tests.helpers.hostile import Hostile, attacks
 from turboserve import subjects
 from turboserve.contracts.base import NUMBER_LIMIT, TEXT_LIMIT, Contract
 from turboserve.contracts.chunks import ChunkHeader, Ownership

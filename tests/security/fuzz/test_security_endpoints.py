@@ -9,9 +9,9 @@ from typing import Any
 
 import asyncpg
 import pytest
-from hostile import NOT_DOCUMENTS, Hostile, attacks
-from service_process import Service, connected, eventually, state_store
 
+from tests.helpers.hostile import NOT_DOCUMENTS, Hostile, attacks
+from tests.helpers.service_process import Service, connected, eventually, state_store
 from turboserve import subjects
 from turboserve.bus import Bus
 from turboserve.bus.client import ERROR_HEADER

@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import pytest
 import websockets
-from attack_target import KEYS, PATIENCE_S, Target
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from websockets.sync.client import connect
 
+from tests.helpers.attack_target import KEYS, PATIENCE_S, Target
 from turboserve.gateway.app import create_app, create_gateway
 from turboserve.gateway.settings import Settings
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
-from attack_target import KEYS, Target
-from broker_clients import connected_client, processed
-from hostile import NOT_DOCUMENTS, Hostile, attacks
 from nats.aio.client import Client
 
+from tests.helpers.attack_target import KEYS, Target
+from tests.helpers.broker_clients import connected_client, processed
+from tests.helpers.hostile import NOT_DOCUMENTS, Hostile, attacks
 from turboserve import subjects
 from turboserve.bus.client import META_HEADER
 from turboserve.contracts.chunks import HEADER

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from attack_target import Target
-from hostile import NOT_DOCUMENTS, Hostile, attacks
-from service_process import connected
 
+from tests.helpers.attack_target import Target
+from tests.helpers.hostile import NOT_DOCUMENTS, Hostile, attacks
+from tests.helpers.service_process import connected
 from turboserve.bus import Bus
 from turboserve.bus.client import ERROR_HEADER
 from turboserve.contracts.errors import ErrorBody

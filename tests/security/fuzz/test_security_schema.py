@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import requests
 import schemathesis
-from attack_target import KEYS, Target
-from hostile import NOT_DOCUMENTS
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
+
+from tests.helpers.attack_target import KEYS, Target
+from tests.helpers.hostile import NOT_DOCUMENTS
 
 # The names must exist before the gateway does; a test compares them.
 READS = tuple(

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
-from attack_target import KEYS, Target
-from hostile import Hostile, attacks
 from pydantic import TypeAdapter
-from raw_socket import RawSocket, breaches, lawful, message
 from websockets.sync.client import connect
 
+from tests.helpers.attack_target import KEYS, Target
+from tests.helpers.hostile import Hostile, attacks
+from tests.helpers.raw_socket import RawSocket, breaches, lawful, message
 from turboserve.gateway.stream.protocol import ClientMessage
 
 FRAMES = 5_000

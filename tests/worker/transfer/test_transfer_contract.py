@@ -5,28 +5,22 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.worker.transfer import transfer_peer
+from tests.worker.transfer.transfer_peer import CHANGED, LAYERS, LONG_S, MOVE, SESSION, SLOTS
 from turboserve.worker.transfer import nixl
 from turboserve.worker.transfer import source as source_role
 from turboserve.worker.transfer import target as target_role
 from turboserve.worker.transfer.links import available
 from turboserve.worker.transfer.target import FetchedState
-
-# The tests are no package: shared modules are imported from this folder.
-sys.path.insert(0, str(Path(__file__).parent))
-
-import transfer_peer
-from transfer_peer import CHANGED, LAYERS, LONG_S, MOVE, SESSION, SLOTS
 
 # The first test waits until torch is loaded.
 pytestmark = pytest.mark.timeout(900)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 
+from tests.worker.transfer.transfer_peer import KEY, MODEL, MOVE, SESSION, TARGET
 from turboserve.worker.engine.moving import SOURCES_AT_ONCE, Page
 from turboserve.worker.transfer import handshake, shm
 from turboserve.worker.transfer.channel import Channel
@@ -23,11 +22,6 @@ from turboserve.worker.transfer.links import Links
 from turboserve.worker.transfer.pace import CopyLimits
 from turboserve.worker.transfer.source import Source, listen
 from turboserve.worker.transfer.transfer_attempt import TransferAttempt
-
-# The tests are no package: shared modules are imported from this folder.
-sys.path.insert(0, str(Path(__file__).parent))
-
-from transfer_peer import KEY, MODEL, MOVE, SESSION, TARGET
 
 PATIENCE_S = 60.0
 HELLO = Hello(model=MODEL, backends=("shm",), machine=shm.machine(), limit_s=PATIENCE_S)
