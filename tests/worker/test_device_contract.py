@@ -55,6 +55,20 @@ def test_chunks_come_in_order_with_their_run_up_to_the_lead(kind: Kind) -> None:
     kind.play(scenario)
 
 
+def test_one_chunk_is_made_on_request_wherever_the_viewer_is(kind: Kind) -> None:
+    async def scenario(make: Make) -> None:
+        harness = await make()
+        harness.admit(run=4)
+        harness.generate()
+        assert len(await harness.told_so_far(PackagedChunk)) == LED
+        harness.submit(commands.GenerateNext("a", 4))
+        assert [chunk.index for chunk in await harness.told_so_far(PackagedChunk)] == [LED]
+        harness.submit(commands.SetPlayhead("a", 4, 0.0, False))
+        assert await harness.told_so_far(PackagedChunk) == []
+
+    kind.play(scenario)
+
+
 def test_nothing_is_made_before_or_after_it_may_be(kind: Kind) -> None:
     async def scenario(make: Make) -> None:
         harness = await make()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.worker.table_bench import Bench, row
 from turboserve.contracts.sessions import Phase
 from turboserve.worker.service import commands, events
@@ -41,6 +43,76 @@ def test_where_the_log_is_lost_its_owner_goes_on_behind_what_viewers_have_seen()
     # Their latents keep their epoch for later owners.
     assert bench.last(commands.PublishLatents).epoch == 1
     assert (bench.last(commands.PublishLatents).began, bench.last(commands.PublishLatents).before) == (0, 0)
+
+
+@pytest.mark.parametrize("in_slab", [True, False])
+def test_where_the_log_is_lost_the_next_chunk_does_not_wait_for_viewers(in_slab: bool) -> None:
+    """They wait for a chunk that was lost, and notice its loss with the next one. It is requested once."""
+    bench = Bench()
+    if in_slab:
+        run = bench.run_from(row()).run
+        bench.none(commands.GenerateNext)
+        for index in range(3):
+            bench.package("s1", run, index)
+            bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.ACKED)
+        bench.renew(row(version=3, own_revision=4))
+        bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 0, False))
+    else:
+        bench.handle(events.Assigned(row(next_chunk=3)))
+        bench.handle(events.LogEndRead("s1", bench.last(commands.ReadLogEnd).query, 0, False))
+        bench.handle(events.LatentsFetched("s1", bench.last(commands.FetchLatents).query))
+        run = bench.last(commands.Admit).run
+    assert bench.last(commands.GenerateNext).run == run
+    bench.handle(events.Tick(), bench.now + 1)
+    bench.none(commands.GenerateNext)
+
+    # A state that left its slab before the chunk was made forgot the request.
+    suspended = row(version=4, own_revision=4, next_chunk=3, phase=Phase.SUSPENDED)
+    bench.handle(events.Assigned(suspended if in_slab else suspended.model_copy(update={"own_revision": 10})))
+    bench.last(commands.Suspend)
+    bench.handle(events.MovedToHost("s1", run, 3))
+    active = {"version": 5, "next_chunk": 3, "own_revision": 4 if in_slab else 10}
+    bench.handle(events.Assigned(row(**active)))
+    bench.last(commands.Resume)
+    assert bench.last(commands.GenerateNext).run == run
+
+    bench.package("s1", run, 3)
+    bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.ACKED)
+    bench.handle(events.Assigned(row(**active | {"version": 6, "phase": Phase.SUSPENDED})))
+    bench.handle(events.MovedToHost("s1", run, 4))
+    bench.handle(events.Assigned(row(**active | {"version": 7})))
+    bench.last(commands.Resume)
+    bench.none(commands.GenerateNext)
+
+
+def test_a_refusal_by_a_lost_log_does_not_outlive_it() -> None:
+    """The new stream counts from 1, and may have the fence at the sequence of the lost one."""
+    bench = Bench()
+    run = bench.run_from(row()).run
+    bench.package("s1", run, 0)
+    bench.outcome(bench.last(commands.PublishChunk), events.PublishOutcome.FENCED)
+    bench.last(commands.PauseGeneration)
+    bench.renew(row(version=3, own_revision=None))
+    bench.none(commands.PublishChunk)
+    bench.renew(row(version=3, own_revision=10))
+    bench.last(commands.ResumeGeneration)
+    assert bench.last(commands.PublishChunk).ownership == (1, 10)
+
+
+def test_a_late_refusal_by_a_lost_log_does_not_stop_its_owner() -> None:
+    """The row with the new fence overtakes the broker's answer."""
+    bench = Bench()
+    run = bench.run_from(row()).run
+    bench.package("s1", run, 0)
+    publish = bench.last(commands.PublishChunk)
+    bench.renew(row(version=3))
+    bench.outcome(publish, events.PublishOutcome.FENCED)
+    bench.none(commands.PauseGeneration)
+    again = bench.last(commands.PublishChunk)
+    # The second answer is about the row that the worker knows.
+    bench.outcome(again, events.PublishOutcome.FENCED)
+    bench.last(commands.PauseGeneration)
+    bench.none(commands.PublishChunk)
 
 
 def test_a_row_whose_fence_is_not_in_the_log_yet_waits() -> None:

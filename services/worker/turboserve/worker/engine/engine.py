@@ -153,6 +153,11 @@ class Engine:
         playhead = self.table.active(session).playhead
         playhead.position_s, playhead.reported_at_s, playhead.playing = seconds, now, playing
 
+    def generate_next(self, session: str) -> None:
+        """Make the current or next chunk due wherever its viewer is. Raises `UnknownSessionError`."""
+        active = self.table.active(session)
+        active.unpaced_until = active.state.next_chunk + 1
+
     def suspend(self, session: str) -> None:
         """Request that the session's state move to the host at the next boundary; `Suspended` reports it.
 

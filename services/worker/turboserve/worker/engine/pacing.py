@@ -51,7 +51,9 @@ class Pacing:
         return session.playhead.at(now, self._generated(session), self._options.playhead_trust_s)
 
     def may_generate(self, session: Session, now: float) -> bool:
-        """Whether the next chunk starts less than the session's lead ahead of its playhead."""
+        """Whether the next chunk starts less than the session's lead ahead of its playhead, or is unpaced."""
+        if session.state.next_chunk < session.unpaced_until:
+            return True
         playhead = session.playhead
         start = self._config.media_start(session.state.next_chunk) - session.max_lead_s
         # The viewer is at least at the reported position, and at most as much further as time has passed.

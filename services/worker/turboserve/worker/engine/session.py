@@ -114,6 +114,8 @@ class Session:
     due_at_s: float | None = None
     """When the current or next chunk became due; None while it is not due."""
     started_at_s: float | None = None
+    unpaced_until: int = 0
+    """Chunks before this one are due wherever the viewer is."""
     isolated_until: int = 0
     """Chunks before this one are computed in separate batches, while nothing else computes."""
 

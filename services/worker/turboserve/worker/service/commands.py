@@ -44,6 +44,14 @@ class Admit:
 
 
 @dataclass(frozen=True)
+class GenerateNext:
+    """Generate the session's next chunk wherever its playhead is: viewers wait for it, and do not play."""
+
+    session: str
+    run: int
+
+
+@dataclass(frozen=True)
 class Evict:
     """Release all memory of this run, on device and host, and its unpublished chunks."""
 
@@ -235,6 +243,7 @@ Command = (
     ReadLogEnd
     | FetchLatents
     | Admit
+    | GenerateNext
     | Evict
     | Suspend
     | Resume

@@ -62,6 +62,7 @@ EngineCommand = (
     | commands.ResumeGeneration
     | commands.SetPrompt
     | commands.SetPlayhead
+    | commands.GenerateNext
     | commands.GenerateUntil
     | commands.StopGenerating
 )
@@ -194,6 +195,8 @@ class EngineDriver:
                 self.engine.control(session, Control(seq, prompt=prompt))
             case commands.SetPlayhead(session=session, playhead_s=seconds, playing=playing, age_s=age_s):
                 self.engine.playhead(session, seconds, now=now - age_s, playing=playing)
+            case commands.GenerateNext(session=session):
+                self.engine.generate_next(session)
 
     def _admit(self, command: AdmitRequest) -> None:
         admit = command.admit

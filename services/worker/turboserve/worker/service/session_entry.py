@@ -70,6 +70,11 @@ class SessionEntry:
     fenced: tuple[Ownership, int] | None = None
     """The ownership that the broker refused, and the version of the row that named it. Nothing is published
     until a later row. A log that was lost counts from 1 again, so the same ownership may be valid later."""
+    log_lost: bool = False
+    """Whether the log ends before `next_publish`. Its viewers wait for a chunk that was lost. They notice the
+    loss with the next chunk, which therefore must not wait for their playhead."""
+    next_asked: bool = False
+    """Whether that chunk was requested of the engine in the state's current place."""
     tried_version: int = 0
     """Version of the row when the newest publication began."""
     next_publish: int = 0

@@ -83,7 +83,7 @@ class SessionReconciler:
             False,
             False,
         )
-        entry.quiesced = False
+        entry.quiesced = entry.next_asked = False
         entry.pending.clear()
         entry.attempts, entry.retry_at = 0, 0.0
         entry.run = self.number()
@@ -131,6 +131,9 @@ class SessionReconciler:
                 self.out.append(
                     commands.SetPrompt(entry.session, entry.run, entry.control_sent, entry.record.prompt)
                 )
+            if entry.log_lost and not entry.pending and not entry.next_asked:
+                entry.next_asked = True
+                self.out.append(commands.GenerateNext(entry.session, entry.run))
 
     def _find_slot(self, entry: SessionEntry, now: float) -> None:
         if entry.awaiting is None and now >= entry.refused_until:
@@ -178,7 +181,7 @@ class SessionReconciler:
         if entry.place is StateLocation.SLAB:
             self._unquiesce(entry)
             if now >= entry.refused_until:
-                entry.place = StateLocation.LEAVING
+                entry.place, entry.next_asked = StateLocation.LEAVING, False
                 self.out.append(commands.Suspend(entry.session, entry.run))
             else:
                 self._pause(entry)

@@ -302,6 +302,7 @@ class Table:
                     entry.place = StateLocation.HOST if message.on_host else StateLocation.NOWHERE
                     # The engine did not take the commands after it: the next attempt repeats them.
                     entry.control_sent, entry.paused = entry.control_taken, message.on_host
+                    entry.next_asked = False
                     self._reconciler.refuse(entry, message.reason, now + REFUSAL_S)
             case events.RunFailed():
                 self._reconciler.fail(entry, message.reason)
@@ -329,6 +330,7 @@ class Table:
         elif end != entry.next_publish:
             entry.last_epoch = 0
         entry.next_publish, entry.checked = end, entry.ownership
+        entry.log_lost, entry.next_asked = message.next_chunk < end, False
         if entry.began is None or entry.last_epoch != entry.record.epoch:
             entry.began, entry.before = end, entry.last_epoch
         entry.attempts, entry.retry_at = 0, 0.0
@@ -352,7 +354,7 @@ class Table:
         elif entry.pending and entry.pending[0] == message.index:
             entry.pending.popleft()
             entry.next_publish, entry.last_epoch = message.index + 1, message.ownership[0]
-            entry.attempts, entry.retry_at = 0, 0.0
+            entry.attempts, entry.retry_at, entry.log_lost = 0, 0.0, False
             self._say(commands.ForgetChunk(entry.session, entry.run, message.index))
 
 
