@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.worker.service import commands, events
 from turboserve.worker.service.table import Table
 
 ME, OTHER = "wrk_me", "wrk_other"
 LEASE_S = 8.0
+
+C = TypeVar("C", bound=commands.Command)
 
 
 def row(session: str = "s1", **changes: object) -> SessionRecord:
@@ -45,7 +49,7 @@ class Bench:
     def renew(self, *records: SessionRecord, asked_at: float | None = None) -> list[commands.Command]:
         return self.handle(events.Renewed(self.now if asked_at is None else asked_at, records))
 
-    def last(self, kind: type[commands.Command]) -> commands.Command:
+    def last(self, kind: type[C]) -> C:
         found = [command for command in self.said if isinstance(command, kind)]
         assert len(found) == 1, f"{kind.__name__} in {self.said}"
         return found[0]
