@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import redis
+from pydantic import SecretStr
 
 from tests.state_store.state_store_harness import Harness, Process, Store, until
 from turboserve import subjects
@@ -58,8 +59,8 @@ def settings(nats_url: str, redis_url: str, postgres_url: str) -> Settings:
         client.set(since_key(str(client.info("server")["run_id"])), 1.0)
     return Settings(
         nats_url=nats_url,
-        redis_url=redis_url,
-        postgres_url=postgres_url,
+        redis_url=SecretStr(redis_url),
+        postgres_url=SecretStr(postgres_url),
         prices={"*": 3_600.0},
         transaction_deadline_s=PATIENCE_S,
         request_deadline_s=PATIENCE_S,

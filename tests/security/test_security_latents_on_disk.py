@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from pydantic import SecretStr
 
 from tests.helpers.virtual_clock import VirtualClock
 from tests.state_store.state_store_harness import Machine, until
@@ -44,7 +45,7 @@ class Store:
 
     def __init__(self, server: RedisServer, machine: Machine) -> None:
         self.server, self.machine = server, machine
-        self.hot = HotStoreGuard(RedisStore(Settings(redis_url=server.url)), SystemClock())
+        self.hot = HotStoreGuard(RedisStore(Settings(redis_url=SecretStr(server.url))), SystemClock())
         self.latents = Latents(self.hot, kept=4, ttl_s=3_600)
 
     async def keep(self, index: int) -> None:

@@ -27,7 +27,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def servers(request: pytest.FixtureRequest) -> dict[str, str]:
+def servers(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Addresses of the real servers, or of servers in memory."""
     if getattr(request, "param", "real") == "memory":
         return {"nats_url": MEMORY_URL}
@@ -35,7 +35,7 @@ def servers(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def settings(servers: dict[str, str]) -> Settings:
+def settings(servers: dict[str, Any]) -> Settings:
     return Settings(
         **servers,
         sweep_s=0.2,
@@ -58,7 +58,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the bus's default deadlines to those of `PATIENT`."""
     monkeypatch.setattr(turboserve.bus.log, "DIRECT_GET_S", LIMIT_S)
     monkeypatch.setattr(Bus.jetstream, "__defaults__", (LIMIT_S,))
-    monkeypatch.setitem(append.__kwdefaults__, "deadline_s", LIMIT_S)
+    defaults = append.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "deadline_s", LIMIT_S)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def die(*_: object, **__: object) -> None:
 def after(work: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """Run `work`, then kill the process: its changes are not committed yet."""
 
-    async def run(*args: Any, **kwargs: Any) -> None:
+    async def run(*args: Any, **kwargs: Any) -> Any:
         result = await work(*args, **kwargs)
         if result != []:
             die()

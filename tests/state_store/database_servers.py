@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from pydantic import SecretStr
 from sqlalchemy import text
 
 from turboserve.bench.runtime.rows.database import MemoryDatabase
@@ -47,7 +48,8 @@ class DatabaseServer:
         if self.memory is not None:
             database = MemoryDatabase(self.memory, deadline_s=deadline_s)
         else:
-            settings = Settings(postgres_url=self._url, transaction_deadline_s=deadline_s)
+            assert self._url is not None
+            settings = Settings(postgres_url=SecretStr(self._url), transaction_deadline_s=deadline_s)
             database = PostgresDatabase(settings)
         self._open.append(database)
         return database

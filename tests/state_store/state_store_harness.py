@@ -56,7 +56,7 @@ LIMIT_S = 60.0
 """A longer wait is a failure of the store, not of the machine."""
 START_LIMIT_S = 90.0
 """Time limit of a start. A process first imports its packages, which may take long on a busy machine."""
-PATIENT = {"transaction_deadline_s": 60.0, "request_deadline_s": 60.0}
+PATIENT: dict[str, Any] = {"transaction_deadline_s": 60.0, "request_deadline_s": 60.0}
 """Settings with long deadlines: an operation that exceeds them was stuck, or there is a deadlock."""
 
 
@@ -151,7 +151,7 @@ class Harness:
 
     # Workers
 
-    async def worker(self, model: str, capacity: int = 4, **fields: object) -> str:
+    async def worker(self, model: str, capacity: int = 4, **fields: Any) -> str:
         """Register a new worker, which renews once. Returns its id."""
         worker = new_id("wk")
         await self.renew(worker, model, capacity, **fields)

@@ -278,9 +278,10 @@ def test_a_drain_is_kept_and_a_gone_worker_stays_gone() -> None:
     left = workers.left(drained, "released")
     assert left is not None
     assert workers.left(left, "again") is None
-    for refused in (lambda: workers.renewed(left, load, 3.0), lambda: workers.draining(left)):
-        with pytest.raises(WorkerGoneError):
-            refused()
+    with pytest.raises(WorkerGoneError):
+        workers.renewed(left, load, 3.0)
+    with pytest.raises(WorkerGoneError):
+        workers.draining(left)
 
 
 def test_a_process_that_is_started_again_under_its_id_takes_the_row_over() -> None:

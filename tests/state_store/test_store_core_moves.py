@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.state_store.core_requests import (
@@ -30,6 +32,7 @@ from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.state_store.core import moves
 from turboserve.state_store.core import sessions as rules
+from turboserve.state_store.core.change import Change
 from turboserve.state_store.core.workers import Slots
 
 
@@ -98,14 +101,15 @@ def test_a_running_session_is_never_released_by_the_end_of_a_move() -> None:
 @pytest.mark.parametrize("how", ["pause", "idle", "end", "fail", "place", "abandon"])
 def test_whatever_ends_a_move_makes_its_commit_too_late(how: str) -> None:
     begun = moving()
-    over = {
+    ended: dict[str, Callable[[], Change | None]] = {
         "pause": lambda: rules.pause(begun, 4.0),
         "idle": lambda: rules.suspend_idle(begun, SuspendIdle(session="s1", expected_version=3), 4.0),
         "end": lambda: rules.end(begun, "bye", 4.0),
         "fail": lambda: rules.fail(begun, FailSession(session="s1", epoch=1, worker="w1", reason="x"), 4.0),
         "place": lambda: rules.place(begun, place_request(begun, "w3"), FREE, 4.0, 5.0),
         "abandon": lambda: moves.abandon(begun, begun.move or 0, "x", 4.0),
-    }[how]()
+    }
+    over = ended[how]()
     assert over is not None
     assert (over.record.target, over.record.move) == (None, None)
     with pytest.raises(MoveOverError):

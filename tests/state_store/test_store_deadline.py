@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import text
 
 from tests.state_store.state_store_harness import PATIENT, until
@@ -19,7 +20,9 @@ DEADLINE_S = 2.0
 
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[PostgresDatabase]:
-    database = PostgresDatabase(Settings(postgres_url=postgres_url, transaction_deadline_s=DEADLINE_S))
+    database = PostgresDatabase(
+        Settings(postgres_url=SecretStr(postgres_url), transaction_deadline_s=DEADLINE_S)
+    )
     yield database
     await database.close()
 
@@ -48,7 +51,7 @@ async def test_what_the_driver_trips_over_after_the_cut_is_unavailable(database:
 
 
 async def test_a_mistake_of_ours_is_not_taken_for_an_outage(postgres_url: str) -> None:
-    database = PostgresDatabase(Settings(postgres_url=postgres_url, **PATIENT))
+    database = PostgresDatabase(Settings(postgres_url=SecretStr(postgres_url), **PATIENT))
     with pytest.raises(AttributeError):
         async with database.transaction() as db:
             db.no_such_thing  # type: ignore[attr-defined]  # noqa: B018

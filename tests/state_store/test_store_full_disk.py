@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis.asyncio
+from pydantic import SecretStr
 
 from tests.state_store.state_store_harness import PATIENT, Harness, Store, machine, until
 from turboserve import subjects
@@ -83,8 +84,8 @@ async def test_a_log_whose_disk_was_full_goes_on_without_loss_or_repeat(
     )
     settings = Settings(
         nats_url=server.url(),
-        redis_url=redis_url,
-        postgres_url=postgres_url,
+        redis_url=SecretStr(redis_url),
+        postgres_url=SecretStr(postgres_url),
         sweep_s=0.2,
         worker_timeout_s=3_600.0,
         canary_interval_s=0.3,
@@ -176,8 +177,8 @@ async def test_a_postgres_whose_disk_was_full_is_waited_for(
     )
     settings = Settings(
         nats_url=nats_url,
-        redis_url=redis_url,
-        postgres_url=server.url(),
+        redis_url=SecretStr(redis_url),
+        postgres_url=SecretStr(server.url()),
         sweep_s=0.2,
         worker_timeout_s=3_600.0,
         **PATIENT,
@@ -219,8 +220,8 @@ async def test_a_redis_that_takes_no_writes_is_said_and_done_without(
     server = RedisServer(layout.server("full-redis"), ports.get("full-redis"), layout.secret("full-redis"))
     settings = Settings(
         nats_url=nats_url,
-        redis_url=server.url,
-        postgres_url=postgres_url,
+        redis_url=SecretStr(server.url),
+        postgres_url=SecretStr(postgres_url),
         worker_timeout_s=3_600.0,
         canary_timeout_s=60.0,
         **PATIENT,

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 import redis
+from pydantic import SecretStr
 
 import turboserve.state_store.hot.guard
 import turboserve.state_store.hot.redis
@@ -43,7 +44,7 @@ async def store(url: str | None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     """The hot store, with a long deadline: a busy machine is only slow."""
     monkeypatch.setattr(turboserve.state_store.hot.redis, "DEADLINE_S", LIMIT_S)
     store: HotStore
-    store = MemoryHotStore(MemoryRedis()) if url is None else RedisStore(Settings(redis_url=url))
+    store = MemoryHotStore(MemoryRedis()) if url is None else RedisStore(Settings(redis_url=SecretStr(url)))
     yield store
     await store.close()
 
@@ -153,7 +154,8 @@ async def test_for_how_long_nobody_has_watched(hot: HotStoreGuard) -> None:
     assert await playheads.watched_s(session) == pytest.approx(10.0)
     assert await Playheads(hot, clock).watched_s(session) == pytest.approx(10.0)
     [never_changed] = await playheads.onto([row(session, clock.wall() - 100.0)])
-    assert (never_changed.playhead_s, never_changed.unwatched_s) == (1.5, pytest.approx(10.0))
+    assert never_changed.playhead_s == 1.5
+    assert never_changed.unwatched_s == pytest.approx(10.0)
     [just_resumed] = await playheads.onto([row(session, clock.wall() - 2.0)])
     assert just_resumed.unwatched_s == pytest.approx(2.0)
     [ended] = await playheads.onto([row(session, 0.0).model_copy(update={"phase": Phase.TERMINATED})])
@@ -162,7 +164,7 @@ async def test_for_how_long_nobody_has_watched(hot: HotStoreGuard) -> None:
 
 async def test_an_unreachable_redis_is_left_alone_for_a_while() -> None:
     clock = VirtualClock()
-    hot = HotStoreGuard(RedisStore(Settings(redis_url="redis://127.0.0.1:1/0")), clock)
+    hot = HotStoreGuard(RedisStore(Settings(redis_url=SecretStr("redis://127.0.0.1:1/0"))), clock)
     tries = 0
 
     async def work(store: HotStore) -> str:
@@ -182,7 +184,9 @@ async def test_an_unreachable_redis_is_left_alone_for_a_while() -> None:
 
 async def test_a_frozen_server_is_given_up_and_does_later_what_was_sent(url: str | None) -> None:
     memory, key = MemoryRedis(), new_id("k")
-    store: HotStore = MemoryHotStore(memory) if url is None else RedisStore(Settings(redis_url=url))
+    store: HotStore = (
+        MemoryHotStore(memory) if url is None else RedisStore(Settings(redis_url=SecretStr(url)))
+    )
 
     async def connected() -> bool:
         with suppress(HotUnavailableError):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from sqlalchemy import text
 
 from tests.state_store.state_store_harness import Harness, memory_servers
 from turboserve import subjects
+from turboserve.contracts.base import Contract
 from turboserve.contracts.errors import ConflictError, StaleTermError
 from turboserve.contracts.leading import Campaign, CampaignResult, GetLeader, KeepLead, LeaderRecord, StepDown
 from turboserve.contracts.requests import (
@@ -22,6 +24,7 @@ from turboserve.contracts.requests import (
 from turboserve.contracts.sessions import Decision, Phase, SessionRecord
 from turboserve.state_store.database import PostgresDatabase
 from turboserve.state_store.ports.database import Database
+from turboserve.subjects import Endpoint
 
 SERVERS = ("real", "memory")
 
@@ -119,7 +122,7 @@ async def test_a_command_of_an_old_term_is_refused_whatever_it_is(api: Harness, 
     await new.campaign()
     decision = Decision(session=waiting.id, epoch=0, kind="wait", reason="no room")
     idle = SuspendIdle(session=running.id, expected_version=running.version, term=1)
-    for endpoint, request in (
+    requests: tuple[tuple[Endpoint[Any, Any], Contract], ...] = (
         (subjects.PLACE_SESSION, place(waiting, worker, term=1)),
         (subjects.PLACE_SESSION, place(waiting, worker, term=0)),
         (subjects.NOTE_DECISION, NoteDecision(decision=decision, term=1)),
@@ -129,7 +132,8 @@ async def test_a_command_of_an_old_term_is_refused_whatever_it_is(api: Harness, 
             ReleaseSession(session=running.id, expected_version=2, decision=decision, term=1),
         ),
         (subjects.WORKER_GONE, WorkerGone(worker=spare, reason="silent", term=1)),
-    ):
+    )
+    for endpoint, request in requests:
         with pytest.raises(StaleTermError):
             await api.bus.call(endpoint, request)
     assert (await api.get(waiting.id)).version == waiting.version

@@ -9,6 +9,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from pydantic import SecretStr
 from sqlalchemy import Connection, inspect
 
 from turboserve.state_store.database import PostgresDatabase
@@ -20,7 +21,7 @@ from turboserve.state_store.tables import metadata
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[PostgresDatabase]:
     # On a busy machine the comparison takes longer than a transaction of the store may.
-    database = PostgresDatabase(Settings(postgres_url=postgres_url, transaction_deadline_s=60.0))
+    database = PostgresDatabase(Settings(postgres_url=SecretStr(postgres_url), transaction_deadline_s=60.0))
     yield database
     await database.close()
 
@@ -53,4 +54,4 @@ async def test_every_migration_can_be_undone_and_done_again(database: PostgresDa
 
 def test_the_address_is_taken_as_people_write_it() -> None:
     for url in ("postgresql://u:p@h:5/d", "postgres://u:p@h:5/d", "postgresql+asyncpg://u:p@h:5/d"):
-        assert Settings(postgres_url=url).sqlalchemy_url == "postgresql+asyncpg://u:p@h:5/d"
+        assert Settings(postgres_url=SecretStr(url)).sqlalchemy_url == "postgresql+asyncpg://u:p@h:5/d"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import pytest
@@ -209,12 +210,12 @@ async def test_what_overtakes_a_move_ends_it(api: Harness, how: str) -> None:
     begun = await moving(api, model)
     at_target = await hear(api, str(begun.target))
     other = await api.worker(model)
-    call = {
+    calls: dict[str, Callable[[], Awaitable[SessionRecord]]] = {
         "pause": lambda: api.pause(begun.id),
         "end": lambda: api.end(begun.id),
         "place": lambda: api.place(begun, other, kind="recover"),
-    }[how]
-    after = await call()
+    }
+    after = await calls[how]()
     assert (after.target, after.move) == (None, None)
     # The target, which the row no longer names, is informed of it.
     await until(lambda: any(one.record.version == after.version for one in at_target))

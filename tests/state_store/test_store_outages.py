@@ -11,9 +11,11 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nats.js.errors import NotFoundError as StreamNotFound
+from pydantic import SecretStr
 
 from tests.state_store.state_store_harness import PATIENT, Harness, Machine, Process, Store, machine, until
 from turboserve import subjects
@@ -30,7 +32,7 @@ from turboserve.tasks import stop
 
 WITHOUT_DISK = ("fsync=off", "full_page_writes=off")
 """Safe if the server is killed, not the machine: a commit is written before it is answered."""
-WAITS = {**PATIENT, "sweep_s": 0.2, "canary_timeout_s": 60.0, "worker_timeout_s": 3_600.0}
+WAITS: dict[str, Any] = {**PATIENT, "sweep_s": 0.2, "canary_timeout_s": 60.0, "worker_timeout_s": 3_600.0}
 """For tests whose outage ends by itself: a busy machine is only slow."""
 
 
@@ -42,8 +44,8 @@ async def test_postgres_dies_hangs_and_comes_back(
     )
     settings = Settings(
         nats_url=nats_url,
-        redis_url=redis_url,
-        postgres_url=server.url(),
+        redis_url=SecretStr(redis_url),
+        postgres_url=SecretStr(server.url()),
         **{**WAITS, "transaction_deadline_s": 1.0},
     )
     async with (
@@ -137,7 +139,9 @@ async def test_without_redis_sessions_go_on(
     nats_url: str, postgres_url: str, layout: Layout, ports: Ports, tmp_path: Path
 ) -> None:
     server = RedisServer(layout.server("mortal-redis"), ports.get("mortal_redis"), "secret")
-    settings = Settings(nats_url=nats_url, redis_url=server.url, postgres_url=postgres_url, **WAITS)
+    settings = Settings(
+        nats_url=nats_url, redis_url=SecretStr(server.url), postgres_url=SecretStr(postgres_url), **WAITS
+    )
     async with (
         machine(server, tmp_path) as redis,
         Store.running(settings) as store,
@@ -208,7 +212,10 @@ async def test_the_broker_dies_while_sessions_change(
     """With the store's own permissions: the table of subjects covers all that it needs of the broker."""
     server = broker(layout, ports, "mortal-nats")
     settings = Settings(
-        nats_url=server.url("state-store"), redis_url=redis_url, postgres_url=postgres_url, **WAITS
+        nats_url=server.url("state-store"),
+        redis_url=SecretStr(redis_url),
+        postgres_url=SecretStr(postgres_url),
+        **WAITS,
     )
     admin = settings.model_copy(update={"nats_url": server.url()})
     async with (
@@ -239,7 +246,9 @@ async def test_a_broker_that_lost_its_disk_gets_streams_and_owners_again(
     postgres_url: str, redis_url: str, layout: Layout, ports: Ports, tmp_path: Path
 ) -> None:
     server = broker(layout, ports, "forgetful-nats")
-    settings = Settings(nats_url=server.url(), redis_url=redis_url, postgres_url=postgres_url, **WAITS)
+    settings = Settings(
+        nats_url=server.url(), redis_url=SecretStr(redis_url), postgres_url=SecretStr(postgres_url), **WAITS
+    )
     async with (
         machine(server, tmp_path) as nats,
         Store.running(settings),
@@ -281,7 +290,10 @@ async def test_the_store_waits_for_servers_that_are_not_there_yet(
         layout.server("late-postgres"), ports.get("late_postgres"), "admin", "secret", WITHOUT_DISK
     )
     settings = Settings(
-        nats_url=nats_server.url(), redis_url=redis_url, postgres_url=postgres_server.url(), **WAITS
+        nats_url=nats_server.url(),
+        redis_url=SecretStr(redis_url),
+        postgres_url=SecretStr(postgres_server.url()),
+        **WAITS,
     )
     nats_machine = Machine(nats_server, tmp_path / "nats.log")
     postgres_machine = Machine(postgres_server, tmp_path / "postgres.log")
@@ -310,7 +322,7 @@ async def test_a_server_without_the_services_password_is_waited_for(postgres_url
     """Its supervisor sets the password a moment after it answers."""
     wrong = re.sub(r":[^:@]+@", ":not-set-yet@", postgres_url)
     assert wrong != postgres_url
-    database = PostgresDatabase(Settings(postgres_url=wrong))
+    database = PostgresDatabase(Settings(postgres_url=SecretStr(wrong)))
     with pytest.raises(UnavailableError):
         await database.migrate()
     await database.engine.dispose()

@@ -156,10 +156,10 @@ async def test_a_worker_that_is_gone_is_told_so_for_ever_and_its_rows_wait(api: 
         history = await api.history(subjects.WORKER_EVENT.of(worker))
         return [event_from_bytes(body).type for _, body in history]
 
-    async def left() -> bool:
+    async def reported() -> bool:
         return "worker.left" in await told()
 
-    await until(left)
+    await until(reported)
     assert await told() == ["worker.joined", "worker.left"]
 
 
