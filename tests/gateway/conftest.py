@@ -28,8 +28,11 @@ async def api(gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+StartSession = Callable[..., Awaitable[dict[str, Any]]]
+
+
 @pytest.fixture
-async def start(api: httpx.AsyncClient) -> AsyncIterator[Callable[..., Awaitable[dict[str, Any]]]]:
+async def start(api: httpx.AsyncClient) -> AsyncIterator[StartSession]:
     """`await start(prompt="…")` creates a session. All end with the test, so that the next test has room."""
     made: list[str] = []
 
@@ -97,8 +100,11 @@ class Viewer:
         await self.socket.send(json.dumps(message))
 
 
+Watch = Callable[..., Awaitable[Viewer]]
+
+
 @pytest.fixture
-async def watch(gateway_url: str) -> AsyncIterator[Callable[..., Awaitable[Viewer]]]:
+async def watch(gateway_url: str) -> AsyncIterator[Watch]:
     """`await watch(session, after=3)` opens a stream."""
     opened: list[ClientConnection] = []
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
+
+from tests.gateway.conftest import StartSession, Watch
 
 PROBLEM = "application/problem+json"
 
 
-async def test_probes_may_ask_with_head_for_all_that_has_an_end(start, api) -> None:
+async def test_probes_may_ask_with_head_for_all_that_has_an_end(
+    start: StartSession, api: httpx.AsyncClient
+) -> None:
     """Incident: load balancers and monitors use HEAD, and every one of these answered 405."""
     session = await start()
     for path in ("/healthz", "/readyz", "/metrics", "/", "/pool", "/v1/models", session["links"]["self"]):
@@ -24,7 +29,7 @@ async def test_probes_may_ask_with_head_for_all_that_has_an_end(start, api) -> N
 
 
 @pytest.mark.parametrize("path", ["/v1/sessions/", "/v1/sessions/ses_x/", "/healthz/", "/page"])
-async def test_nobody_is_sent_to_a_host_that_the_client_made_up(api, path) -> None:
+async def test_nobody_is_sent_to_a_host_that_the_client_made_up(api: httpx.AsyncClient, path: str) -> None:
     """Incident: a missing slash was answered with a redirect to the value of the Host header."""
     for host, status in (("localhost:9", 404), ("elsewhere.example", 421)):
         answer = await api.get(path, headers={"Host": host})
@@ -33,7 +38,9 @@ async def test_nobody_is_sent_to_a_host_that_the_client_made_up(api, path) -> No
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None])
-async def test_a_body_that_is_not_declared_as_json_says_how_to(api, start, kind) -> None:
+async def test_a_body_that_is_not_declared_as_json_says_how_to(
+    api: httpx.AsyncClient, start: StartSession, kind: str | None
+) -> None:
     """Incident: the answer to `curl -d '{"prompt": …}'` said that its prompt is no dictionary."""
     session = await start()
     body = b'{"prompt": "a red circle"}'
@@ -49,7 +56,9 @@ async def test_a_body_that_is_not_declared_as_json_says_how_to(api, start, kind)
         )
 
 
-async def test_a_socket_that_arrives_as_a_plain_request_is_told_so(start, api) -> None:
+async def test_a_socket_that_arrives_as_a_plain_request_is_told_so(
+    start: StartSession, api: httpx.AsyncClient
+) -> None:
     """A proxy that does not pass Upgrade on causes this.
 
     Incident: the answer suggested that the path is unknown.
@@ -60,7 +69,7 @@ async def test_a_socket_that_arrives_as_a_plain_request_is_told_so(start, api) -
     assert answer.json()["code"] == "upgrade_required"
 
 
-async def test_names_that_are_too_long_are_shown_shortened(api) -> None:
+async def test_names_that_are_too_long_are_shown_shortened(api: httpx.AsyncClient) -> None:
     long = "k" * 50_000
     for body in ({"prompt": "x", long: 1}, {"prompt": "x", "metadata": {long: "v"}}):
         answer = await api.post("/v1/sessions", json=body)
@@ -71,7 +80,11 @@ async def test_names_that_are_too_long_are_shown_shortened(api) -> None:
     assert len((await api.get(f"/{long[:9000]}")).json()["detail"]) < 300
 
 
-async def test_a_reused_key_is_named_as_the_client_gave_it(start, api, watch) -> None:
+async def test_a_reused_key_is_named_as_the_client_gave_it(
+    start: StartSession,
+    api: httpx.AsyncClient,
+    watch: Watch,
+) -> None:
     session = await start()
     first, other = ({"prompt": prompt} for prompt in ("a blue square", "a green square"))
     headers = {"Idempotency-Key": "one"}
@@ -87,7 +100,9 @@ async def test_a_reused_key_is_named_as_the_client_gave_it(start, api, watch) ->
     assert (error["code"], error["field"], error["id"]) == ("idempotency_key_reused", "id", "mine")
 
 
-async def test_a_session_that_has_ended_is_not_unknown_to_whoever_would_move_it(start, api) -> None:
+async def test_a_session_that_has_ended_is_not_unknown_to_whoever_would_move_it(
+    start: StartSession, api: httpx.AsyncClient
+) -> None:
     session = await start()
     assert (await api.delete(session["links"]["self"])).status_code == 200
     answer = await api.post(session["links"]["migrate"])
@@ -100,7 +115,7 @@ async def test_a_session_that_has_ended_is_not_unknown_to_whoever_would_move_it(
     assert (answer.status_code, answer.json()["code"]) == (409, "transition_not_allowed")
 
 
-async def test_openapi_promises_only_what_is_sent(api) -> None:
+async def test_openapi_promises_only_what_is_sent(api: httpx.AsyncClient) -> None:
     document = (await api.get("/openapi.json")).json()
     schemas = document["components"]["schemas"]
     for name in set(_references(document)):
@@ -119,7 +134,9 @@ async def test_openapi_promises_only_what_is_sent(api) -> None:
     assert document["paths"]["/v1/sessions"]["post"]["responses"]["201"]["headers"]["Location"]
 
 
-async def test_a_body_where_none_is_read_has_its_limit_too(start, api) -> None:
+async def test_a_body_where_none_is_read_has_its_limit_too(
+    start: StartSession, api: httpx.AsyncClient
+) -> None:
     session = await start()
     for method, path in (("POST", session["links"]["pause"]), ("DELETE", session["links"]["self"])):
         answer = await api.request(method, path, content=b" " * (64 * 1024 + 1))

@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 
+from tests.gateway.conftest import StartSession, Watch
+from tests.helpers.pool_harness import Pool
 from turboserve.bus import Bus, append, last_entry
 from turboserve.config import Settings
 from turboserve.contracts.events import PromptApplied, session_event_from_bytes
@@ -34,7 +36,9 @@ async def read(api: httpx.AsyncClient, path: str, count: int, **headers: str) ->
     return found
 
 
-async def test_events_come_in_order_from_the_beginning_and_end_with_the_session(start, api) -> None:
+async def test_events_come_in_order_from_the_beginning_and_end_with_the_session(
+    start: StartSession, api: httpx.AsyncClient
+) -> None:
     session = await start()
     path = session["links"]["events"]
     reading = asyncio.create_task(read(api, path, 100))
@@ -53,7 +57,7 @@ async def test_events_come_in_order_from_the_beginning_and_end_with_the_session(
     assert not any("tenant" in event for event in events)
 
 
-async def test_a_client_goes_on_behind_its_last_event_id(start, api) -> None:
+async def test_a_client_goes_on_behind_its_last_event_id(start: StartSession, api: httpx.AsyncClient) -> None:
     session = await start()
     path = session["links"]["events"]
     first, second = await read(api, path, 2)
@@ -61,7 +65,9 @@ async def test_a_client_goes_on_behind_its_last_event_id(start, api) -> None:
     assert (await read(api, f"{path}?after={first['sse_id']}", 1))[0]["id"] == second["id"]
 
 
-async def test_a_client_that_comes_back_after_the_end_is_told_to_stop(start, api) -> None:
+async def test_a_client_that_comes_back_after_the_end_is_told_to_stop(
+    start: StartSession, api: httpx.AsyncClient
+) -> None:
     session = await start()
     await api.delete(session["links"]["self"])
     events = await read(api, session["links"]["events"], 100)
@@ -69,13 +75,17 @@ async def test_a_client_that_comes_back_after_the_end_is_told_to_stop(start, api
     assert answer.status_code == 204
 
 
-async def test_a_last_event_id_that_is_no_number_is_refused(start, api) -> None:
+async def test_a_last_event_id_that_is_no_number_is_refused(
+    start: StartSession, api: httpx.AsyncClient
+) -> None:
     session = await start()
     answer = await api.get(session["links"]["events"], headers={"Last-Event-ID": "yesterday"})
     assert (answer.status_code, answer.json()["field"]) == (422, "last-event-id")
 
 
-async def test_an_event_behind_the_end_does_not_keep_its_reader_for_ever(pool, start, api) -> None:
+async def test_an_event_behind_the_end_does_not_keep_its_reader_for_ever(
+    pool: Pool, start: StartSession, api: httpx.AsyncClient
+) -> None:
     """The last chunk may be counted after the session has ended; its prompt is applied then."""
     session = await start()
     path = session["links"]["events"]
@@ -99,7 +109,11 @@ async def test_an_event_behind_the_end_does_not_keep_its_reader_for_ever(pool, s
     assert answer.status_code == 204
 
 
-async def test_what_happened_to_an_ended_session_is_told_over_a_websocket_too(start, api, watch) -> None:
+async def test_what_happened_to_an_ended_session_is_told_over_a_websocket_too(
+    start: StartSession,
+    api: httpx.AsyncClient,
+    watch: Watch,
+) -> None:
     session = await start()
     await api.delete(session["links"]["self"])
     events = await read(api, session["links"]["events"], 100)

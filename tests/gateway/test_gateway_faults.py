@@ -8,8 +8,15 @@ from typing import Any
 
 import httpx
 
+from tests.gateway.conftest import StartSession, Watch
+from tests.helpers.pool_harness import Pool
 
-async def test_no_room_is_429_with_a_time_to_wait(api, start, watch) -> None:
+
+async def test_no_room_is_429_with_a_time_to_wait(
+    api: httpx.AsyncClient,
+    start: StartSession,
+    watch: Watch,
+) -> None:
     async with asyncio.timeout(120):
         while (answer := await api.post("/v1/sessions", json={"prompt": "x"})).status_code == 201:
             # The session is watched, because an idle session gives its slot to the next.
@@ -23,7 +30,12 @@ async def test_no_room_is_429_with_a_time_to_wait(api, start, watch) -> None:
     await start()
 
 
-async def test_viewers_go_on_and_calls_are_503_while_the_state_store_is_away(pool, api, start, watch) -> None:
+async def test_viewers_go_on_and_calls_are_503_while_the_state_store_is_away(
+    pool: Pool,
+    api: httpx.AsyncClient,
+    start: StartSession,
+    watch: Watch,
+) -> None:
     session = await start()
     viewer = await watch(session["id"])
     await viewer.chunks(2)
@@ -51,7 +63,9 @@ async def test_viewers_go_on_and_calls_are_503_while_the_state_store_is_away(poo
     assert indices == list(range(len(indices)))
 
 
-async def test_a_gateway_that_stops_sends_its_viewers_back(pool, start, watch) -> None:
+async def test_a_gateway_that_stops_sends_its_viewers_back(
+    pool: Pool, start: StartSession, watch: Watch
+) -> None:
     url: str = pool.gateway("leaving")
     session = await start()
     viewer = await watch(session["id"], url=url)
@@ -81,7 +95,9 @@ async def test_a_gateway_that_stops_sends_its_viewers_back(pool, start, watch) -
     assert (await elsewhere.until("chunk"))["index"] == last + 1
 
 
-async def test_a_viewer_of_a_killed_gateway_goes_on_at_another(pool, start, watch) -> None:
+async def test_a_viewer_of_a_killed_gateway_goes_on_at_another(
+    pool: Pool, start: StartSession, watch: Watch
+) -> None:
     url: str = pool.gateway("doomed")
     session = await start()
     viewer = await watch(session["id"], url=url)
@@ -92,7 +108,9 @@ async def test_a_viewer_of_a_killed_gateway_goes_on_at_another(pool, start, watc
     assert (await elsewhere.until("chunk"))["index"] == last + 1
 
 
-async def test_a_worker_that_dies_costs_a_wait_and_no_chunk(pool: Any, start, watch) -> None:
+async def test_a_worker_that_dies_costs_a_wait_and_no_chunk(
+    pool: Any, start: StartSession, watch: Watch
+) -> None:
     session = await start()
     viewer = await watch(session["id"])
     await viewer.chunks(3)

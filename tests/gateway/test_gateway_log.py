@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx
 import nats
 
+from tests.gateway.conftest import StartSession, Watch
+from tests.helpers.pool_harness import Pool
 from turboserve.subjects import EVENTS
 
 
 async def test_admission_is_503_while_a_stream_takes_nothing_and_viewers_play_on(
-    pool, api, start, watch
+    pool: Pool,
+    api: httpx.AsyncClient,
+    start: StartSession,
+    watch: Watch,
 ) -> None:  # type: ignore[no-untyped-def]
     session = await start()
     viewer = await watch(session["id"])

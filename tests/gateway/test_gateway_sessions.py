@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from tests.gateway.conftest import StartSession
+from tests.helpers.pool_harness import Pool
+
 PROBLEM = "application/problem+json"
 LIMIT = 2_000
 
@@ -25,7 +28,7 @@ def problem(answer: httpx.Response, status: int, code: str, field: str | None = 
     return body
 
 
-async def test_a_session_from_creation_to_end(api, start) -> None:
+async def test_a_session_from_creation_to_end(api: httpx.AsyncClient, start: StartSession) -> None:
     session = await start("a red circle", seed=7, metadata={"who": "me"})
     assert session["phase"] == session["state"] == "requested"
     assert (session["model"], session["seed"], session["metadata"]) == ("toyworld", 7, {"who": "me"})
@@ -52,13 +55,13 @@ async def test_a_session_from_creation_to_end(api, start) -> None:
     problem(await api.post(links["pause"]), 409, "transition_not_allowed", "phase")
 
 
-async def test_location_says_where_the_session_is(api) -> None:
+async def test_location_says_where_the_session_is(api: httpx.AsyncClient) -> None:
     answer = await api.post("/v1/sessions", json={"prompt": "x"})
     assert (await api.get(answer.headers["location"])).json()["id"] == answer.json()["id"]
     await api.delete(answer.headers["location"])
 
 
-async def test_decisions_say_why_it_was_placed(api, start) -> None:
+async def test_decisions_say_why_it_was_placed(api: httpx.AsyncClient, start: StartSession) -> None:
     session = await start()
     async with asyncio.timeout(60):
         while not (found := (await api.get(session["links"]["decisions"])).json()["decisions"]):
@@ -67,7 +70,7 @@ async def test_decisions_say_why_it_was_placed(api, start) -> None:
     assert found[0]["reason"]
 
 
-async def test_a_repeated_creation_is_one_session(api) -> None:
+async def test_a_repeated_creation_is_one_session(api: httpx.AsyncClient) -> None:
     headers = {"Idempotency-Key": "create-once"}
     answers = await asyncio.gather(
         *(api.post("/v1/sessions", json={"prompt": "a red circle"}, headers=headers) for _ in range(4))
@@ -80,7 +83,7 @@ async def test_a_repeated_creation_is_one_session(api) -> None:
     await api.delete(answers[0].headers["location"])
 
 
-async def test_a_repeated_prompt_is_accepted_once(api, start) -> None:
+async def test_a_repeated_prompt_is_accepted_once(api: httpx.AsyncClient, start: StartSession) -> None:
     session = await start()
     headers = {"Idempotency-Key": "prompt-once"}
     first, second = [
@@ -90,7 +93,7 @@ async def test_a_repeated_prompt_is_accepted_once(api, start) -> None:
     assert first.json() == second.json()
 
 
-async def test_pages_hold_every_session_once(api, start) -> None:
+async def test_pages_hold_every_session_once(api: httpx.AsyncClient, start: StartSession) -> None:
     made = {(await start())["id"] for _ in range(3)}
     seen: list[str] = []
     cursor = {}
@@ -135,21 +138,21 @@ BAD = [
 
 
 @pytest.mark.parametrize(("body", "field"), BAD)
-async def test_a_bad_field_is_named(api, body, field) -> None:
+async def test_a_bad_field_is_named(api: httpx.AsyncClient, body, field) -> None:
     problem(await api.post("/v1/sessions", json=body), 422, "invalid_input", field)
 
 
-async def test_limits_are_named(api) -> None:
+async def test_limits_are_named(api: httpx.AsyncClient) -> None:
     answer = await api.post("/v1/sessions", json={"prompt": "x" * (LIMIT + 1)})
     assert answer.json()["limit"] == str(LIMIT)
     assert str(LIMIT) in answer.json()["detail"]
 
 
-async def test_the_longest_prompt_is_taken(start) -> None:
+async def test_the_longest_prompt_is_taken(start: StartSession) -> None:
     assert len((await start("ü😀" * (LIMIT // 2)))["prompt"]) == LIMIT
 
 
-async def test_an_unknown_model_is_refused(api) -> None:
+async def test_an_unknown_model_is_refused(api: httpx.AsyncClient) -> None:
     problem(
         await api.post("/v1/sessions", json={"prompt": "x", "model": "wan-900b"}),
         422,
@@ -161,14 +164,14 @@ async def test_an_unknown_model_is_refused(api) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"null", b"[]", b'"x"', b"5", b"\xff\xfe", b"[" * 60_000, b'{"prompt": "\\ud800"}']
 )
-async def test_a_body_that_cannot_be_read_is_refused(api, content) -> None:
+async def test_a_body_that_cannot_be_read_is_refused(api: httpx.AsyncClient, content) -> None:
     answer = await api.post("/v1/sessions", content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code in (400, 422)
     assert answer.headers["content-type"] == PROBLEM
     assert answer.json()["field"] in ("body", "prompt")
 
 
-async def test_a_body_over_the_limit_is_refused_with_and_without_a_length(api) -> None:
+async def test_a_body_over_the_limit_is_refused_with_and_without_a_length(api: httpx.AsyncClient) -> None:
     body = problem(
         await api.post("/v1/sessions", content=b" " * (64 * 1024 + 1)), 413, "body_too_large", "body"
     )
@@ -195,7 +198,7 @@ SESSION_PATHS = [
 
 @pytest.mark.parametrize("session", ["ses_nobody", "no.such", "*", "%3E", "a b", "x" * 65, "ses_%00"])
 @pytest.mark.parametrize(("method", "path"), SESSION_PATHS)
-async def test_an_unknown_session_is_not_found(api, method, path, session) -> None:
+async def test_an_unknown_session_is_not_found(api: httpx.AsyncClient, method, path, session) -> None:
     body = {"prompt": "x"} if path == "/prompts" else None
     answer = await api.request(method, f"/v1/sessions/{session}{path}", json=body)
     assert answer.status_code == 404
@@ -213,11 +216,11 @@ async def test_an_unknown_session_is_not_found(api, method, path, session) -> No
         ("/v1/sessions/ses_x/stream.mp4?after=last", "after"),
     ],
 )
-async def test_bad_queries_are_refused(api, path, field) -> None:
+async def test_bad_queries_are_refused(api: httpx.AsyncClient, path: str, field: str) -> None:
     problem(await api.get(path), 422, "invalid_input", field)
 
 
-async def test_unknown_paths_and_methods_are_problems(api) -> None:
+async def test_unknown_paths_and_methods_are_problems(api: httpx.AsyncClient) -> None:
     problem(await api.get("/v2/sessions"), 404, "not_found", "path")
     problem(await api.get("/page/nothing.js"), 404, "not_found", "path")
     answer = await api.put("/v1/sessions", json={})
@@ -226,7 +229,7 @@ async def test_unknown_paths_and_methods_are_problems(api) -> None:
     assert (await api.post("/")).headers["allow"] == "GET, HEAD"
 
 
-async def test_the_pool_is_shown(api) -> None:
+async def test_the_pool_is_shown(api: httpx.AsyncClient) -> None:
     models = (await api.get("/v1/models")).json()["models"]
     # Other tests' workers may serve other models here.
     [default] = [model for model in models if model["default"]]
@@ -235,7 +238,7 @@ async def test_the_pool_is_shown(api) -> None:
     assert {worker["phase"] for worker in workers} == {"ready"}
 
 
-async def test_health_and_metrics(api) -> None:
+async def test_health_and_metrics(api: httpx.AsyncClient) -> None:
     assert (await api.get("/healthz")).json() == {"status": "ok"}
     ready = await api.get("/readyz")
     assert (ready.status_code, ready.json()["status"]) == (200, "ready")
@@ -243,7 +246,7 @@ async def test_health_and_metrics(api) -> None:
     assert "turboserve_gateway_sessions_created_total" in text
 
 
-async def test_the_page_loads_nothing_from_elsewhere(api) -> None:
+async def test_the_page_loads_nothing_from_elsewhere(api: httpx.AsyncClient) -> None:
     page = await api.get("/")
     assert page.headers["content-type"].startswith("text/html")
     policy = page.headers["content-security-policy"]
@@ -255,7 +258,7 @@ async def test_the_page_loads_nothing_from_elsewhere(api) -> None:
     assert script.headers["x-content-type-options"] == "nosniff"
 
 
-def test_nothing_of_this_was_logged_as_a_crash(pool, gateway_url) -> None:
+def test_nothing_of_this_was_logged_as_a_crash(pool: Pool, gateway_url: str) -> None:
     log = pool.log("gateway")
     assert "Traceback" not in log
     assert " error " not in log

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 
+from tests.gateway.conftest import StartSession, Watch
+from tests.helpers.pool_harness import Pool
 from turboserve.bus import Bus
 from turboserve.config import Settings
 from turboserve.contracts.workers import Playhead
@@ -14,14 +17,14 @@ from turboserve.subjects import PLAYHEAD
 
 
 @pytest.fixture(scope="module")
-def other_url(pool):
+def other_url(pool: Pool):
     url: str = pool.gateway("other")
     yield url
     pool.stop("other")
 
 
 @pytest.fixture
-async def words(pool) -> AsyncIterator[list[Playhead]]:
+async def words(pool: Pool) -> AsyncIterator[list[Playhead]]:
     """The gateways' playhead reports, as a worker receives them."""
     settings = Settings(
         nats_url=pool.nats.address, nats_user="worker", nats_password=pool.nats.passwords["worker"]
@@ -38,7 +41,11 @@ async def words(pool) -> AsyncIterator[list[Playhead]]:
 
 
 async def test_viewers_of_one_session_through_two_gateways_are_taken_together(
-    api, start, watch, other_url, words
+    api: httpx.AsyncClient,
+    start: StartSession,
+    watch: Watch,
+    other_url,
+    words: list[Playhead],
 ) -> None:
     session = (await start())["id"]
     ahead = await watch(session)

@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 import websockets
 
+from tests.gateway.conftest import StartSession, Watch
+from tests.helpers.pool_harness import Pool
+
 
 def frames(data: bytes) -> list[np.ndarray]:
     with av.open(io.BytesIO(data)) as container:
@@ -29,7 +32,9 @@ def is_blue(frame: np.ndarray) -> bool:
     return bool(b > 150 and r < 100)
 
 
-async def test_chunks_are_whole_contiguous_and_show_what_was_asked_for(start, watch) -> None:
+async def test_chunks_are_whole_contiguous_and_show_what_was_asked_for(
+    start: StartSession, watch: Watch
+) -> None:
     session = await start("a red circle")
     viewer = await watch(session["id"])
     hello = await viewer.next()
@@ -46,7 +51,7 @@ async def test_chunks_are_whole_contiguous_and_show_what_was_asked_for(start, wa
     assert all(is_red(frame) for frame in video)
 
 
-async def test_a_prompt_gets_both_receipts_and_the_video_changes(start, watch) -> None:
+async def test_a_prompt_gets_both_receipts_and_the_video_changes(start: StartSession, watch: Watch) -> None:
     viewer = await watch((await start("a red circle"))["id"])
     await viewer.chunks(2)
     await viewer.say(type="prompt", prompt="a blue square", id="mine")
@@ -65,7 +70,9 @@ async def test_a_prompt_gets_both_receipts_and_the_video_changes(start, watch) -
     assert [m["event_id"] for m in accepted] == [receipt["event_id"]]
 
 
-async def test_a_dropped_connection_goes_on_without_a_lost_or_repeated_chunk(start, watch) -> None:
+async def test_a_dropped_connection_goes_on_without_a_lost_or_repeated_chunk(
+    start: StartSession, watch: Watch
+) -> None:
     session = await start()
     indices: list[int] = []
     for cut in range(6):
@@ -78,7 +85,11 @@ async def test_a_dropped_connection_goes_on_without_a_lost_or_repeated_chunk(sta
     assert indices == list(range(len(indices)))
 
 
-async def test_events_go_on_where_they_stopped(start, watch, api) -> None:
+async def test_events_go_on_where_they_stopped(
+    start: StartSession,
+    watch: Watch,
+    api: httpx.AsyncClient,
+) -> None:
     session = await start()
     viewer = await watch(session["id"])
     await viewer.until("chunk")
@@ -91,7 +102,11 @@ async def test_events_go_on_where_they_stopped(start, watch, api) -> None:
     assert not [m for m in again.seen if m.get("sequence", 10**9) <= first["sequence"]]
 
 
-async def test_without_after_it_begins_at_the_playhead(start, watch, api) -> None:
+async def test_without_after_it_begins_at_the_playhead(
+    start: StartSession,
+    watch: Watch,
+    api: httpx.AsyncClient,
+) -> None:
     session = await start()
     first = await watch(session["id"])
     chunks = await first.chunks(1)
@@ -110,7 +125,7 @@ async def test_without_after_it_begins_at_the_playhead(start, watch, api) -> Non
     assert (await late.until("chunk"))["index"] == hello["next"]
 
 
-async def test_any_index_is_found(start, watch) -> None:
+async def test_any_index_is_found(start: StartSession, watch: Watch) -> None:
     # Sessions share the stream, so their chunks lie apart: let two grow together.
     one, two = [await watch((await start())["id"]) for _ in range(2)]
     await asyncio.gather(one.chunks(14), two.chunks(14))
@@ -122,14 +137,18 @@ async def test_any_index_is_found(start, watch) -> None:
 
 
 @pytest.mark.parametrize("after", ["last", "-2", "1.5", "", "9" * 40])
-async def test_an_after_that_is_no_index_is_refused(start, watch, after) -> None:
+async def test_an_after_that_is_no_index_is_refused(start: StartSession, watch: Watch, after) -> None:
     viewer = await watch((await start())["id"], after=after)
     error = await viewer.next()
     assert (error["type"], error["code"], error["field"]) == ("error", "invalid_input", "after")
     assert await viewer.closed() == 4422
 
 
-async def test_an_index_that_was_never_made_is_refused(start, watch, api) -> None:
+async def test_an_index_that_was_never_made_is_refused(
+    start: StartSession,
+    watch: Watch,
+    api: httpx.AsyncClient,
+) -> None:
     session = await start()
     viewer = await watch(session["id"], after=1_000)
     error = await viewer.next()
@@ -138,7 +157,7 @@ async def test_an_index_that_was_never_made_is_refused(start, watch, api) -> Non
     assert (answer.status_code, answer.json()["code"]) == (422, "chunk_not_made")
 
 
-async def test_an_unknown_session_says_so_and_closes(watch) -> None:
+async def test_an_unknown_session_says_so_and_closes(watch: Watch) -> None:
     for name in ("ses_nobody", "a.b", "*"):
         viewer = await watch(name)
         assert (await viewer.next())["code"] == "session_not_found"
@@ -169,7 +188,7 @@ BROKEN = [
 ]
 
 
-async def test_broken_messages_are_answered_and_harm_nothing(start, watch) -> None:
+async def test_broken_messages_are_answered_and_harm_nothing(start: StartSession, watch: Watch) -> None:
     viewer = await watch((await start())["id"])
     await viewer.until("chunk")
     for message, field in BROKEN:
@@ -184,14 +203,14 @@ async def test_broken_messages_are_answered_and_harm_nothing(start, watch) -> No
     assert indices == list(range(len(indices)))
 
 
-async def test_too_many_broken_messages_close_the_connection(start, watch) -> None:
+async def test_too_many_broken_messages_close_the_connection(start: StartSession, watch: Watch) -> None:
     viewer = await watch((await start())["id"])
     for _ in range(32):
         await viewer.socket.send("broken")
     assert await viewer.closed() == 1008
 
 
-async def test_pages_of_other_origins_may_not_open_streams(start, gateway_url) -> None:
+async def test_pages_of_other_origins_may_not_open_streams(start: StartSession, gateway_url: str) -> None:
     session = await start()
     address = gateway_url.replace("http", "ws", 1) + session["links"]["stream"]
     elsewhere = "https://elsewhere.example"
@@ -201,7 +220,7 @@ async def test_pages_of_other_origins_may_not_open_streams(start, gateway_url) -
         assert json.loads(await socket.recv())["type"] == "hello"
 
 
-async def test_pausing_stops_the_video_and_resuming_goes_on(start, watch) -> None:
+async def test_pausing_stops_the_video_and_resuming_goes_on(start: StartSession, watch: Watch) -> None:
     viewer = await watch((await start())["id"])
     await viewer.chunks(2)
     await viewer.say(type="pause")
@@ -216,7 +235,11 @@ async def test_pausing_stops_the_video_and_resuming_goes_on(start, watch) -> Non
     assert indices == list(range(len(indices)))
 
 
-async def test_the_end_is_said_after_the_last_chunk(start, watch, api) -> None:
+async def test_the_end_is_said_after_the_last_chunk(
+    start: StartSession,
+    watch: Watch,
+    api: httpx.AsyncClient,
+) -> None:
     session = await start()
     viewer = await watch(session["id"])
     await viewer.chunks(2)
@@ -237,7 +260,11 @@ async def test_the_end_is_said_after_the_last_chunk(start, watch, api) -> None:
     assert [m["index"] for m in replay.seen if m["type"] == "chunk"] == list(range(end["last"] + 1))
 
 
-async def test_an_idle_session_comes_back_for_a_viewer(start, watch, api) -> None:
+async def test_an_idle_session_comes_back_for_a_viewer(
+    start: StartSession,
+    watch: Watch,
+    api: httpx.AsyncClient,
+) -> None:
     session = await start()
     viewer = await watch(session["id"])
     await viewer.chunks(1)
@@ -251,7 +278,9 @@ async def test_an_idle_session_comes_back_for_a_viewer(start, watch, api) -> Non
     await again.until("chunk")
 
 
-async def test_mp4_over_http_plays_from_the_first_byte_to_the_end(start, api) -> None:
+async def test_mp4_over_http_plays_from_the_first_byte_to_the_end(
+    start: StartSession, api: httpx.AsyncClient
+) -> None:
     session = await start("a red circle")
     data = bytearray()
     async with api.stream("GET", session["links"]["video"]) as answer:
@@ -275,7 +304,9 @@ async def test_mp4_over_http_plays_from_the_first_byte_to_the_end(start, api) ->
     assert made == 0 or len(video) >= 9 + 12 * (made - 1)
 
 
-async def test_a_plain_player_is_given_video_at_the_speed_it_plays(start, api) -> None:
+async def test_a_plain_player_is_given_video_at_the_speed_it_plays(
+    start: StartSession, api: httpx.AsyncClient
+) -> None:
     session = await start()
     async with api.stream("GET", session["links"]["video"]) as answer:
         reader = answer.aiter_bytes()
@@ -287,7 +318,9 @@ async def test_a_plain_player_is_given_video_at_the_speed_it_plays(start, api) -
                 await anext(reader)
 
 
-async def test_viewers_who_leave_are_noticed_while_nothing_is_sent(start, api) -> None:
+async def test_viewers_who_leave_are_noticed_while_nothing_is_sent(
+    start: StartSession, api: httpx.AsyncClient
+) -> None:
     session = await start()
     await api.post(session["links"]["pause"])
 
@@ -313,7 +346,9 @@ async def test_viewers_who_leave_are_noticed_while_nothing_is_sent(start, api) -
             await asyncio.sleep(0.05)
 
 
-async def test_a_reader_who_does_not_read_holds_up_nobody(start, gateway_url, watch) -> None:
+async def test_a_reader_who_does_not_read_holds_up_nobody(
+    start: StartSession, gateway_url: str, watch: Watch
+) -> None:
     session = await start()
     address = gateway_url.replace("http", "ws", 1) + session["links"]["stream"]
     async with websockets.connect(
@@ -333,7 +368,7 @@ async def test_a_reader_who_does_not_read_holds_up_nobody(start, gateway_url, wa
     assert indices == list(range(8))
 
 
-def test_nothing_of_this_was_logged_as_a_crash(pool, gateway_url) -> None:
+def test_nothing_of_this_was_logged_as_a_crash(pool: Pool, gateway_url: str) -> None:
     log = pool.log("gateway")
     assert "Traceback" not in log
     assert " error " not in log

@@ -9,6 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.gateway.conftest import Watch
+from tests.helpers.pool_harness import Pool
+
 KEY_A, KEY_B = "key-of-alice-0123456789", "key-of-bob-0123456789"
 ALICE, BOB = ({"Authorization": f"Bearer {key}"} for key in (KEY_A, KEY_B))
 ORIGIN = "https://friend.example"
@@ -53,7 +56,9 @@ PATHS = [
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
-async def test_a_foreign_session_is_an_unknown_one(keyed, session, method, path) -> None:
+async def test_a_foreign_session_is_an_unknown_one(
+    keyed: httpx.AsyncClient, session: dict[str, Any], method, path
+) -> None:
     body = {"prompt": "mine now"} if path == "/prompts" else None
 
     async def ask(name: str) -> httpx.Response:
@@ -68,7 +73,7 @@ async def test_a_foreign_session_is_an_unknown_one(keyed, session, method, path)
     assert (read["prompt"], read["phase"] == "terminated") == ("a red circle", False)
 
 
-async def test_lists_show_a_tenants_own_sessions(keyed, session) -> None:
+async def test_lists_show_a_tenants_own_sessions(keyed: httpx.AsyncClient, session: dict[str, Any]) -> None:
     async def listed(headers: dict[str, str]) -> set[str]:
         sessions = (await keyed.get("/v1/sessions", headers=headers)).json()["sessions"]
         return {one["id"] for one in sessions}
@@ -77,7 +82,7 @@ async def test_lists_show_a_tenants_own_sessions(keyed, session) -> None:
     assert session["id"] not in await listed(BOB)
 
 
-async def test_the_same_idempotency_key_of_two_tenants_is_two_sessions(keyed) -> None:
+async def test_the_same_idempotency_key_of_two_tenants_is_two_sessions(keyed: httpx.AsyncClient) -> None:
     made = []
     for headers in (ALICE, BOB):
         answer = await keyed.post(
@@ -93,7 +98,9 @@ async def test_the_same_idempotency_key_of_two_tenants_is_two_sessions(keyed) ->
     "headers", [{}, {"Authorization": "Bearer nope"}, {"Authorization": f"Basic {KEY_A}"}]
 )
 @pytest.mark.parametrize(("method", "path"), [*PATHS, ("POST", "/../../sessions"), ("GET", "/../../models")])
-async def test_without_a_known_key_nothing_is_told(keyed, session, method, path, headers) -> None:
+async def test_without_a_known_key_nothing_is_told(
+    keyed: httpx.AsyncClient, session: dict[str, Any], method, path, headers
+) -> None:
     answer = await keyed.request(
         method, f"{session['links']['self']}{path}", json={"prompt": "x"}, headers=headers
     )
@@ -102,7 +109,7 @@ async def test_without_a_known_key_nothing_is_told(keyed, session, method, path,
     assert answer.json()["code"] == "unauthorized"
 
 
-async def first_answer(watch, session, **options):
+async def first_answer(watch: Watch, session: dict[str, Any], **options):
     """Return a viewer and its first message, once the gateway's only place is free again.
 
     A stream's place is freed a moment after its client has left.
@@ -117,7 +124,9 @@ async def first_answer(watch, session, **options):
             await asyncio.sleep(0.05)
 
 
-async def test_streams_take_the_key_in_the_address(keyed_url, keyed, session, watch) -> None:
+async def test_streams_take_the_key_in_the_address(
+    keyed_url: str, keyed: httpx.AsyncClient, session: dict[str, Any], watch: Watch
+) -> None:
     viewer, hello = await first_answer(watch, session, url=keyed_url, access_token=KEY_A)
     assert hello["type"] == "hello"
     await viewer.socket.close()
@@ -131,7 +140,9 @@ async def test_streams_take_the_key_in_the_address(keyed_url, keyed, session, wa
     assert answer.status_code == 401
 
 
-async def test_no_more_streams_than_the_limit(keyed_url, keyed, session, watch) -> None:
+async def test_no_more_streams_than_the_limit(
+    keyed_url: str, keyed: httpx.AsyncClient, session: dict[str, Any], watch: Watch
+) -> None:
     _, hello = await first_answer(watch, session, url=keyed_url, access_token=KEY_A)
     assert hello["type"] == "hello"
     late = await watch(session["id"], url=keyed_url, access_token=KEY_A)
@@ -142,14 +153,14 @@ async def test_no_more_streams_than_the_limit(keyed_url, keyed, session, watch) 
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
 
 
-async def test_named_origins_may_call(keyed) -> None:
+async def test_named_origins_may_call(keyed: httpx.AsyncClient) -> None:
     answer = await keyed.get("/v1/models", headers={**ALICE, "Origin": ORIGIN})
     assert answer.headers["access-control-allow-origin"] == ORIGIN
     other = await keyed.get("/v1/models", headers={**ALICE, "Origin": "https://foe.example"})
     assert "access-control-allow-origin" not in other.headers
 
 
-def test_no_key_is_in_the_log(pool, keyed_url) -> None:
+def test_no_key_is_in_the_log(pool: Pool, keyed_url: str) -> None:
     log = pool.log("keyed")
     assert KEY_A not in log
     assert "Traceback" not in log

@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
+import httpx
 import pytest
+
+from tests.gateway.conftest import StartSession, Watch
 
 BROKEN = ("\0", "a\0b", "\ud800", "a\udfffb", "\udc00\ud800")
 
@@ -48,7 +51,7 @@ async def refused(api: Any, method: str, path: str, body: Any, field: str) -> No
     assert (problem["code"], problem["field"]) == ("invalid_input", field), (body, problem)
 
 
-async def test_every_text_of_a_session_is_checked(api, start) -> None:
+async def test_every_text_of_a_session_is_checked(api: httpx.AsyncClient, start: StartSession) -> None:
     for field, body in broken_bodies(SESSION):
         await refused(api, "POST", "/v1/sessions", body, field)
     for text in BROKEN:
@@ -60,7 +63,7 @@ async def test_every_text_of_a_session_is_checked(api, start) -> None:
         await refused(api, "POST", session["links"]["migrate"], body, field)
 
 
-async def test_unknown_members_with_such_names_are_refused_too(api) -> None:
+async def test_unknown_members_with_such_names_are_refused_too(api: httpx.AsyncClient) -> None:
     for text in BROKEN:
         content = json.dumps({"prompt": "x", text: "y"}).encode()
         answer = await api.post("/v1/sessions", content=content, headers={"Content-Type": "application/json"})
@@ -69,7 +72,7 @@ async def test_unknown_members_with_such_names_are_refused_too(api) -> None:
 
 
 @pytest.mark.parametrize("text", ["%00", "a%00b", "%ed%a0%80", "%ff"])
-async def test_paths_and_queries_are_checked(api, text: str) -> None:
+async def test_paths_and_queries_are_checked(api: httpx.AsyncClient, text: str) -> None:
     for path in ("", "/prompts", "/pause", "/events", "/stream.mp4", "/decisions"):
         method = "POST" if path in ("/prompts", "/pause") else "GET"
         answer = await api.request(method, f"/v1/sessions/ses_{text}{path}", json={"prompt": "x"})
@@ -85,7 +88,7 @@ async def test_paths_and_queries_are_checked(api, text: str) -> None:
         assert answer.status_code == 422, (query, answer.text)
 
 
-async def test_a_socket_names_the_field_and_goes_on(start, watch) -> None:
+async def test_a_socket_names_the_field_and_goes_on(start: StartSession, watch: Watch) -> None:
     viewer = await watch((await start())["id"])
     for text in BROKEN:
         for field, message in (

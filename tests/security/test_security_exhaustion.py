@@ -161,7 +161,7 @@ def test_too_many_headers_are_refused(attacked: Attacked) -> None:
 
 
 @pytest.mark.parametrize("what", ["headers", "line"])
-def test_a_websocket_handshake_that_is_too_large_leaves_no_traceback(attacked: Attacked, what) -> None:
+def test_a_websocket_handshake_that_is_too_large_leaves_no_traceback(attacked: Attacked, what: str) -> None:
     """Incident: the library's own limits ended in a failed assertion of the server."""
     with closing(attacks.connect(attacked.address, PATIENCE_S)) as one:
         more = b"X-A: b\r\n" * 120 if what == "headers" else b"X-A: " + b"b" * 10_000 + b"\r\n"

@@ -150,7 +150,7 @@ async def test_a_reader_of_many_subjects_goes_on_with_a_new_stream_that_is_longe
 
 
 async def test_a_reader_of_headers_goes_on_with_a_new_stream_that_is_longer_than_its_place(
-    bus: Bus, monkeypatch
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(headers_reader, "FETCH_S", 0.5)
     found: list[str] = []

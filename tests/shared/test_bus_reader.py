@@ -116,7 +116,7 @@ async def test_lost_live_messages_are_read_from_the_log(admin: Bus, scheduler: B
 
 
 async def test_messages_of_others_and_deleted_ones_hold_nothing_up(
-    admin: Bus, scheduler: Bus, monkeypatch
+    admin: Bus, scheduler: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]
     """Sequences that never come are no reason to wait. Otherwise the reader would wait for an hour here."""
     monkeypatch.setattr(reader, "QUIET_S", 3_600.0)
@@ -146,7 +146,7 @@ async def test_a_slow_reader_loses_nothing_and_holds_little(admin: Bus, schedule
 
 
 async def test_a_message_that_is_lost_within_a_page_makes_the_page_void(
-    admin: Bus, scheduler: Bus, monkeypatch
+    admin: Bus, scheduler: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]
     await put(admin, range(10))
     lost = {3}

@@ -66,7 +66,9 @@ async def test_headers_without_an_end_are_refused(server: HealthServer) -> None:
     writer.close()
 
 
-async def test_who_does_not_read_its_answer_is_cut_off(server: HealthServer, monkeypatch) -> None:
+async def test_who_does_not_read_its_answer_is_cut_off(
+    server: HealthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The answer exceeds the kernel's buffers. Incident: the server waited without an end."""
     monkeypatch.setattr(health, "ANSWER_S", 0.5)
     monkeypatch.setattr(health.telemetry, "prometheus_text", lambda: bytes(64 << 20))

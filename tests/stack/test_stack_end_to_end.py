@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.stack.conftest import Open, ReadLog
 from turboserve.bench import stream as bench
 from turboserve.bench.streaming.decode import decode
 from turboserve.bench.streaming.viewer import ProblemError, Viewer
@@ -26,7 +27,9 @@ PLAYING = ("active", "migrating")
 """Phases of a watched session: it may be migrating at any time."""
 
 
-async def test_a_prompt_becomes_video_and_a_new_prompt_changes_it(open_session, read_log) -> None:
+async def test_a_prompt_becomes_video_and_a_new_prompt_changes_it(
+    open_session: Open, read_log: ReadLog
+) -> None:
     viewer: Viewer = await open_session("a red circle moving left", seed=7, metadata={"who": "test"})
     created = await viewer.get()
     assert created["metadata"] == {"who": "test"}
@@ -61,7 +64,7 @@ async def test_a_prompt_becomes_video_and_a_new_prompt_changes_it(open_session, 
     assert {payload[: header.init_bytes] for header, payload in log} == {viewer.chunks[0].init}
 
 
-async def test_plain_http_carries_the_same_video(api: httpx.AsyncClient, open_session) -> None:
+async def test_plain_http_carries_the_same_video(api: httpx.AsyncClient, open_session: Open) -> None:
     viewer: Viewer = await open_session("a green triangle moving right", seed=3)
 
     async def download() -> bytes:
@@ -82,7 +85,7 @@ async def test_plain_http_carries_the_same_video(api: httpx.AsyncClient, open_se
     assert has_colours(video.frames, ["green"])
 
 
-async def test_pause_stops_the_video_and_resume_goes_on_where_it_stopped(open_session) -> None:
+async def test_pause_stops_the_video_and_resume_goes_on_where_it_stopped(open_session: Open) -> None:
     viewer: Viewer = await open_session("a yellow square moving down", seed=5)
     async with viewer.watching():
         await viewer.more_chunks(3, FIRST_S)
@@ -112,7 +115,7 @@ async def no_more_chunks(viewer: Viewer) -> int:
     return last
 
 
-async def test_a_dropped_connection_costs_no_chunk(open_session) -> None:
+async def test_a_dropped_connection_costs_no_chunk(open_session: Open) -> None:
     viewer: Viewer = await open_session(seed=11)
     async with viewer.watching():
         await viewer.more_chunks(2, FIRST_S)
@@ -125,7 +128,7 @@ async def test_a_dropped_connection_costs_no_chunk(open_session) -> None:
 
 
 async def test_bad_input_is_answered_and_harms_no_session(
-    stack: BackgroundStack, api: httpx.AsyncClient, open_session
+    stack: BackgroundStack, api: httpx.AsyncClient, open_session: Open
 ) -> None:
     viewer: Viewer = await open_session(seed=13)
     path = f"/v1/sessions/{viewer.session}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
+import httpx
 import pytest
 
+from tests.stack.conftest import Open, ReadLog
 from turboserve.bench.chaos.simulated_clients import with_retry
 from turboserve.bench.streaming.decode import decode
 from turboserve.bench.streaming.viewer import Viewer, request
@@ -20,7 +22,7 @@ BACK_S = 120.0
 PROMPTS = ("a red circle moving left", "a blue square moving up", "a green triangle moving right")
 
 
-async def watched(open_session, watches: asyncio.TaskGroup) -> list[Viewer]:
+async def watched(open_session: Open, watches: asyncio.TaskGroup) -> list[Viewer]:
     """Open three sessions that play. The group's tasks watch them until they end."""
     viewers = [await open_session(prompt, seed=seed) for seed, prompt in enumerate(PROMPTS)]
     for viewer in viewers:
@@ -30,7 +32,7 @@ async def watched(open_session, watches: asyncio.TaskGroup) -> list[Viewer]:
     return viewers
 
 
-async def check_whole(viewers: list[Viewer], read_log) -> None:
+async def check_whole(viewers: list[Viewer], read_log: ReadLog) -> None:
     """Check that each viewer's video has no gap and no repetition, can be played, and equals the log."""
     for viewer in viewers:
         assert [chunk.index for chunk in viewer.chunks] == list(range(len(viewer.chunks)))
@@ -54,7 +56,7 @@ async def end_all(viewers: list[Viewer]) -> None:
     "victim", ["gateway", "scheduler", "autoscaler", "state-store", "nats", "redis", "postgres"]
 )
 async def test_sessions_play_on_after_a_kill(
-    stack: BackgroundStack, api, open_session, read_log, victim: str
+    stack: BackgroundStack, api: httpx.AsyncClient, open_session: Open, read_log: ReadLog, victim: str
 ) -> None:
     async with asyncio.TaskGroup() as watches:
         viewers = await watched(open_session, watches)
@@ -75,7 +77,7 @@ async def test_sessions_play_on_after_a_kill(
 
 
 async def test_sessions_of_a_killed_worker_go_on_elsewhere(
-    stack: BackgroundStack, api, open_session, read_log
+    stack: BackgroundStack, api: httpx.AsyncClient, open_session: Open, read_log: ReadLog
 ) -> None:
     async with asyncio.TaskGroup() as watches:
         viewers = await watched(open_session, watches)
@@ -109,7 +111,7 @@ async def test_sessions_of_a_killed_worker_go_on_elsewhere(
         await asyncio.sleep(0.2)
 
 
-async def use_both_workers(api, viewers: list[Viewer]) -> None:
+async def use_both_workers(api: httpx.AsyncClient, viewers: list[Viewer]) -> None:
     """Migrate a session by hand if placement has put all on one worker, because the other is slower."""
     owners = {viewer.chunks[-1].worker for viewer in viewers}
     if len(owners) == 2:
@@ -122,12 +124,12 @@ async def use_both_workers(api, viewers: list[Viewer]) -> None:
     )
 
 
-async def living_workers(api) -> set[str]:
+async def living_workers(api: httpx.AsyncClient) -> set[str]:
     workers = (await api.get("/v1/workers")).json()["workers"]
     return {worker["id"] for worker in workers if worker["phase"] == "ready"}
 
 
-async def surviving_worker(api, owners: set[str], deadline_s: float) -> str:
+async def surviving_worker(api: httpx.AsyncClient, owners: set[str], deadline_s: float) -> str:
     """Return the one of the two `owners` that is not declared gone."""
     while True:
         left = owners & await living_workers(api)

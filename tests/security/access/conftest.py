@@ -21,8 +21,12 @@ def keyless_url(pool: Any) -> str:
     return url
 
 
+Connect = Callable[..., httpx.AsyncClient]
+OpenSocket = Callable[..., Any]
+
+
 @pytest.fixture
-async def client() -> AsyncIterator[Callable[..., httpx.AsyncClient]]:
+async def client() -> AsyncIterator[Connect]:
     """`client(url, key)`: an HTTP client that is closed with the test."""
     made: list[httpx.AsyncClient] = []
 
@@ -37,7 +41,7 @@ async def client() -> AsyncIterator[Callable[..., httpx.AsyncClient]]:
 
 
 @pytest.fixture
-def socket() -> Callable[..., Any]:
+def socket() -> OpenSocket:
     """`async with socket(url, session, headers, **query) as ws`: a session's stream; `name` is its Host."""
 
     @asynccontextmanager

@@ -22,6 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.helpers.pool_harness import Pool
+from tests.security.access.conftest import Connect, OpenSocket
 from turboserve.config import SettingsError
 from turboserve.gateway import exposure
 from turboserve.gateway.auth.service import Keys
@@ -159,7 +161,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-async def test_who_asks_is_known_before_anything_is_read(keyed_url, client) -> None:
+async def test_who_asks_is_known_before_anything_is_read(keyed_url: str, client: Connect) -> None:
     """Every path and method of OpenAPI, and some beyond it. Incident: broken JSON was answered 422."""
     api, known = client(keyed_url), client(keyed_url, KEY)
     document = (await api.get("/openapi.json")).json()
@@ -193,7 +195,7 @@ async def test_who_asks_is_known_before_anything_is_read(keyed_url, client) -> N
     assert (await known.get("/v1/sessions")).status_code == 200
 
 
-async def test_wrong_keys_are_counted_logged_and_slowed(pool, keyed_url, client) -> None:
+async def test_wrong_keys_are_counted_logged_and_slowed(pool: Pool, keyed_url: str, client: Connect) -> None:
     # From an address of its own, so that other tests and this one do not slow each other.
     guesser = client(keyed_url, transport=httpx.AsyncHTTPTransport(local_address="127.0.0.77"))
 
@@ -237,7 +239,7 @@ def _from(address: str) -> httpx.AsyncHTTPTransport:
     return httpx.AsyncHTTPTransport(local_address=address)
 
 
-async def test_guesses_over_a_websocket_are_slowed_too(keyed_url) -> None:
+async def test_guesses_over_a_websocket_are_slowed_too(keyed_url: str) -> None:
     there = httpx.URL(keyed_url)
     codes = []
     for number in range(3 * FAILURES):
@@ -289,7 +291,9 @@ class _Collector:
             self.server.server_close()
 
 
-async def test_a_key_in_the_address_stays_out_of_logs_traces_and_metrics(pool, client, socket) -> None:
+async def test_a_key_in_the_address_stays_out_of_logs_traces_and_metrics(
+    pool: Pool, client: Connect, socket: OpenSocket
+) -> None:
     """Every log line is on, and a collector gets every span."""
     collector = _Collector()
     with collector.running() as endpoint:

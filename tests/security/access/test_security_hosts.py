@@ -13,6 +13,8 @@ import websockets
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.helpers.pool_harness import Pool
+from tests.security.access.conftest import Connect, OpenSocket
 from turboserve.gateway.origin.rules import Authority, HostRules, OriginRules, parse_origin
 
 PROBLEM = "application/problem+json"
@@ -84,7 +86,7 @@ OWN_HOSTS = [
 
 @pytest.mark.parametrize("path", ["/v1/sessions", "/", "/healthz", "/metrics", "/openapi.json"])
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS", "HEAD"])
-async def test_a_rebound_name_gets_nothing(keyless_url, client, method, path) -> None:
+async def test_a_rebound_name_gets_nothing(keyless_url: str, client: Connect, method: str, path: str) -> None:
     """The page's own origin is then `http://foe.example:PORT`, so that Origin and Host agree."""
     port = httpx.URL(keyless_url).port
     answer = await client(keyless_url).request(
@@ -97,7 +99,7 @@ async def test_a_rebound_name_gets_nothing(keyless_url, client, method, path) ->
         assert (answer.json()["code"], answer.json()["field"]) == ("host_not_allowed", "Host")
 
 
-async def test_hosts_as_attackers_write_them(keyless_url) -> None:
+async def test_hosts_as_attackers_write_them(keyless_url: str) -> None:
     async def status(host: str) -> int:
         found, headers, _ = await spoken(
             keyless_url, f"GET /v1/sessions HTTP/1.1\nHost: {host}\nConnection: close\n\n"
@@ -120,13 +122,15 @@ async def test_hosts_as_attackers_write_them(keyless_url) -> None:
         "GET foe.example/v1/sessions HTTP/1.1\nHost: foe.example\nConnection: close\n\n",
     ],
 )
-async def test_requests_without_one_clear_host_get_nothing(keyless_url, request_text) -> None:
+async def test_requests_without_one_clear_host_get_nothing(keyless_url: str, request_text: str) -> None:
     status, _, body = await spoken(keyless_url, request_text)
     assert status in (400, 421)
     assert b'"sessions"' not in body
 
 
-async def test_a_rebound_name_opens_no_socket(keyless_url, session, socket) -> None:
+async def test_a_rebound_name_opens_no_socket(
+    keyless_url: str, session: dict[str, Any], socket: OpenSocket
+) -> None:
     port = httpx.URL(keyless_url).port
     for host in (f"foe.example:{port}", "foe.example", "[2001:db8::1]"):
         with pytest.raises(websockets.InvalidStatus) as refused:
@@ -151,7 +155,9 @@ FOREIGN_PAGES = [
 
 
 @pytest.mark.parametrize("page", FOREIGN_PAGES)
-async def test_a_foreign_page_changes_nothing(keyless_url, client, session, page) -> None:
+async def test_a_foreign_page_changes_nothing(
+    keyless_url: str, client: Connect, session: dict[str, Any], page
+) -> None:
     api = client(keyless_url)
     links = session["links"]
     before = (await api.get("/v1/sessions")).json()["sessions"]
@@ -176,7 +182,9 @@ async def test_a_foreign_page_changes_nothing(keyless_url, client, session, page
 
 
 @pytest.mark.parametrize("page", FOREIGN_PAGES)
-async def test_a_foreign_page_opens_no_stream(keyless_url, session, socket, page) -> None:
+async def test_a_foreign_page_opens_no_stream(
+    keyless_url: str, session: dict[str, Any], socket: OpenSocket, page
+) -> None:
     async with socket(keyless_url, session["id"], page) as opened:
         message = json.loads(await opened.recv())
         assert (message["type"], message["code"]) == ("error", "forbidden_origin")
@@ -196,7 +204,9 @@ async def test_a_foreign_page_opens_no_stream(keyless_url, session, socket, page
         None,
     ],
 )
-async def test_what_forms_can_send_changes_nothing(keyless_url, client, session, kind) -> None:
+async def test_what_forms_can_send_changes_nothing(
+    keyless_url: str, client: Connect, session: dict[str, Any], kind: str | None
+) -> None:
     """Without Origin, as an old browser sends it.
 
     Incident: a path without a body took effect for any type.
@@ -218,7 +228,12 @@ def _unchanged(session: dict[str, Any]) -> None:
     assert session["prompt"] == "a red circle"
 
 
-async def test_the_own_page_curl_and_players_still_work(keyless_url, client, session, socket) -> None:
+async def test_the_own_page_curl_and_players_still_work(
+    keyless_url: str,
+    client: Connect,
+    session: dict[str, Any],
+    socket: OpenSocket,
+) -> None:
     api = client(keyless_url)
     own = {"Origin": keyless_url, "Sec-Fetch-Site": "same-origin"}
     typed = {"Sec-Fetch-Site": "none"}
@@ -238,7 +253,9 @@ async def test_the_own_page_curl_and_players_still_work(keyless_url, client, ses
     assert answer.status_code == 202
 
 
-async def test_answers_are_neither_framed_nor_embedded_elsewhere(keyless_url, client, session) -> None:
+async def test_answers_are_neither_framed_nor_embedded_elsewhere(
+    keyless_url: str, client: Connect, session: dict[str, Any]
+) -> None:
     api = client(keyless_url)
     for path in ("/", "/pool", "/page/player.js", "/v1/sessions", session["links"]["self"]):
         headers = (await api.get(path)).headers
@@ -248,7 +265,7 @@ async def test_answers_are_neither_framed_nor_embedded_elsewhere(keyless_url, cl
     assert "frame-ancestors 'none'" in (await api.get("/")).headers["content-security-policy"]
 
 
-async def test_configured_names_and_origins_pass_and_no_others(pool, client) -> None:
+async def test_configured_names_and_origins_pass_and_no_others(pool: Pool, client: Connect) -> None:
     url = pool.gateway(
         "named",
         TURBOSERVE_ALLOWED_HOSTS="Video.Example., *.apps.example",

@@ -20,6 +20,8 @@ import pytest
 import websockets
 from pydantic import ValidationError
 
+from tests.helpers.pool_harness import Pool
+from tests.security.access.conftest import Connect, OpenSocket
 from turboserve.cli.keys import app as keys_command
 from turboserve.gateway.auth import key_file
 from turboserve.gateway.auth.key_file import KeyFileError
@@ -209,7 +211,12 @@ async def status(filed_url: str, client: Any) -> Callable[..., Awaitable[int]]:
 
 
 async def test_a_key_counts_from_when_it_is_made_until_it_is_revoked(
-    filed_url, file, first, status, client, socket
+    filed_url: str,
+    file: Path,
+    first: str,
+    status: Callable[..., Awaitable[int]],
+    client: Connect,
+    socket: OpenSocket,
 ) -> None:
     record, key = key_file.add(file, "boss", operator=True)
 
@@ -257,7 +264,7 @@ async def test_a_key_counts_from_when_it_is_made_until_it_is_revoked(
 
 
 async def test_a_broken_file_leaves_the_keys_as_they_were_and_an_empty_one_lets_nobody_in(
-    pool, file, first, status
+    pool: Pool, file: Path, first: str, status: Callable[..., Awaitable[int]]
 ) -> None:
     content = file.read_bytes()
 
@@ -294,7 +301,9 @@ async def test_a_broken_file_leaves_the_keys_as_they_were_and_an_empty_one_lets_
     await eventually(as_before)
 
 
-async def test_no_secret_of_the_file_is_in_the_process_or_its_log(pool, filed_url, first, status) -> None:
+async def test_no_secret_of_the_file_is_in_the_process_or_its_log(
+    pool: Pool, filed_url: str, first: str, status: Callable[..., Awaitable[int]]
+) -> None:
     assert await status(first) == 200
     secret = first.rpartition("_")[2]
     assert secret not in pool.log("filed")
