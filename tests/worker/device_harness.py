@@ -15,7 +15,6 @@ from turboserve.bench.runtime.device.profile import DeviceProfile
 from turboserve.bench.runtime.loop import VirtualLoop
 from turboserve.bench.simulate.hosts import HostClock
 from turboserve.clock import SystemClock
-from turboserve.worker.engine import session_import
 from turboserve.worker.engine.backend import ReceiveBuffer
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.slab import SlabLayout
@@ -96,9 +95,7 @@ class DeviceHarness:
         # Between two chunks no session is busy, and the next step begins one.
         runner: Any = self.runner
         begins = runner._driver.idle_s() == 0.0
-        return (
-            begins or engine.executors_busy or any(session.busy for session in engine.table.sessions.values())
-        )
+        return begins or engine.executors_busy or any(session.busy for session in engine.sessions.values())
 
     async def told_so_far(self, kind: type[T]) -> list[T]:
         """Return the deliveries of this kind up to now, once the device has settled."""
@@ -116,11 +113,11 @@ class DeviceHarness:
 
     async def quiesced(self, session: str) -> tuple[Mapping[str, Any], dict[str, list[Any]]]:
         """Return header and pages of a quiesced session, copied."""
-        header, pages = await self.call(lambda engine: session_import.read_quiesced(engine, session))
+        header, pages = await self.call(lambda engine: engine.export_session(session))
         return header, {page.name: [page, [part.clone() for part in page.parts]] for page in pages}
 
     async def reserve(self, *, on_host: bool) -> ReceiveBuffer:
-        return await self.call(lambda engine: session_import.reserve(engine, on_host=on_host))
+        return await self.call(lambda engine: engine.reserve(on_host=on_host))
 
     async def adopt(
         self, buffer: ReceiveBuffer, header: Mapping[str, Any], pages: Mapping[str, list[Any]], run: int
@@ -131,7 +128,7 @@ class DeviceHarness:
             self.runner.adopt(
                 str(header["session"]),
                 run,
-                lambda engine: session_import.import_session(engine, buffer, header, names, 0.0),
+                lambda engine: engine.import_session(buffer, header, names, 0.0),
             )
         )
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from turboserve.worker.engine import session_import
 from turboserve.worker.engine.events import ChunkReady, SessionQuiesced
 from turboserve.worker.engine.moving import Page, fingerprint_of
 from turboserve.worker.engine.receive_buffer import PagedReceiveBuffer
@@ -29,7 +28,7 @@ def prints(pages: Iterable[Page]) -> dict[str, bytes]:
 
 
 def frozen(driver: Any, session: str = "a") -> int:
-    session_import.quiesce(driver.engine, session, driver.now, 0.0, 0.0)
+    driver.engine.quiesce(session, driver.now, 0.0, 0.0)
     events = driver.run(lambda events: any(isinstance(event, SessionQuiesced) for event in events))
     return next(event.next_chunk for event in events if isinstance(event, SessionQuiesced))
 

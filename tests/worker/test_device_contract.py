@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.worker.device_harness import LED, SLOTS, DeviceHarness, Kind, Tensors, Virtual
-from turboserve.worker.engine import session_import
 from turboserve.worker.engine.engine import Models
 from turboserve.worker.engine.errors import (
     DuplicateSessionError,
@@ -125,10 +124,10 @@ def test_a_suspended_session_goes_on_where_it_was(kind: Kind) -> None:
         harness.submit(commands.Suspend("a", 1))
         moved = await harness.next(events.MovedToHost)
         assert await harness.call(lambda engine: engine.free_slots) == SLOTS
-        assert await harness.call(lambda engine: engine.table.host_bytes_used) > 0
+        assert await harness.call(lambda engine: engine.host_bytes_used) > 0
         harness.submit(commands.Resume("a", 1, 60.0))
         assert (await harness.chunk()).index == moved.next_chunk
-        assert await harness.call(lambda engine: engine.table.host_bytes_used) == 0
+        assert await harness.call(lambda engine: engine.host_bytes_used) == 0
 
     kind.play(scenario)
 
@@ -165,7 +164,7 @@ def test_a_state_that_does_not_fit_on_the_host_stays_and_goes_on(kind: Kind) -> 
         harness.submit(commands.SetPlayhead("b", 2, 60.0, False))
         while (await harness.chunk("b")).index < LED:
             pass
-        await harness.call(lambda engine: session_import.release(engine, buffer))
+        await harness.call(lambda engine: engine.release(buffer))
         harness.submit(commands.Suspend("b", 2))
         assert (await harness.next(events.MovedToHost)).session == "b"
 
@@ -264,7 +263,7 @@ def test_an_evicted_session_leaves_nothing_and_its_commands_mean_nothing(kind: K
             commands.PauseGeneration("a", 1, 0),
         )
         await harness.settled()
-        assert await harness.call(lambda engine: (engine.free_slots, engine.table.host_bytes_used)) == (
+        assert await harness.call(lambda engine: (engine.free_slots, engine.host_bytes_used)) == (
             SLOTS,
             0,
         )
@@ -425,7 +424,7 @@ def test_a_state_is_not_taken_where_it_is_no_state_of_the_model_or_one_too_many(
             await there.adopt(second, header, pages, run=9)
         with pytest.raises(SlabsExhaustedError):
             await there.reserve(on_host=False)
-        await there.call(lambda engine: session_import.release(engine, second))
+        await there.call(lambda engine: engine.release(second))
         assert await there.call(lambda engine: engine.free_slots) == SLOTS - 1
 
     kind.play(scenario)
@@ -437,12 +436,12 @@ def test_pages_that_a_chunk_changed_are_known_by_their_stamps(kind: Kind) -> Non
         harness.generate()
         harness.admit(run=1)
         await harness.told_so_far(PackagedChunk)
-        before = await harness.call(lambda engine: session_import.read(engine, "a"))
+        before = await harness.call(lambda engine: engine.pages("a"))
         sent = {page.name: page.stamp for page in before}
         copied = {page.name: [part.clone() for part in page.parts] for page in before}
         harness.submit(commands.SetPlayhead("a", 1, 0.6, False))
         assert len(await harness.told_so_far(PackagedChunk)) == 1
-        after = await harness.call(lambda engine: session_import.read(engine, "a"))
+        after = await harness.call(lambda engine: engine.pages("a"))
         same = [page for page in after if sent.get(page.name) == page.stamp]
         assert same
         assert len(same) < len(after)
@@ -461,9 +460,9 @@ def test_only_a_session_that_stands_still_is_read_whole(kind: Kind) -> None:
         harness.admit(run=1)
         await harness.chunk()
         with pytest.raises(UnknownSessionError):
-            await harness.call(lambda engine: session_import.read_quiesced(engine, "a"))
+            await harness.call(lambda engine: engine.export_session("a"))
         with pytest.raises(UnknownSessionError):
-            await harness.call(lambda engine: session_import.read(engine, "nobody"))
+            await harness.call(lambda engine: engine.pages("nobody"))
 
     kind.play(scenario)
 
@@ -492,7 +491,7 @@ def test_an_ended_device_delivers_what_it_has_made_and_no_more(kind: Kind) -> No
         await harness.close()
         assert not harness.runner.alive
         assert not harness.packager.alive
-        made = harness.runner.engine.table.sessions["a"].delivered
+        made = harness.runner.engine.sessions["a"].delivered
         indices = [1 + index for index in range(made - 1)]
         await asyncio.sleep(0.2)
         found = [harness.delivered.get_nowait() for _ in range(harness.delivered.qsize())]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from turboserve.bench.engine.memory import PeakMemory, peak_and_expected
-from turboserve.worker.engine import session_import, tensor_backend
+from turboserve.worker.engine import tensor_backend
 from turboserve.worker.engine.budget import affordable_decodes, forward_bytes, plan
 from turboserve.worker.engine.engine import Models
 from turboserve.worker.engine.errors import (
@@ -207,9 +207,7 @@ def test_a_worker_says_when_its_host_memory_may_hold_no_session(capsys: pytest.C
         said = "no host memory for sessions" in capsys.readouterr().out
         assert said == (states == 0)
     # The size that fits is the size that an arriving session requests.
-    session_import.reserve(
-        make_engine(toyworld, Settings(worker_max_sessions=1, host_memory_bytes=one)), on_host=True
-    )
+    make_engine(toyworld, Settings(worker_max_sessions=1, host_memory_bytes=one)).reserve(on_host=True)
 
 
 def test_recaches_have_no_more_tokens_than_a_full_batch(make_driver: Callable[..., Any]) -> None:

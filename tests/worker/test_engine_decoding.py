@@ -107,7 +107,7 @@ def queued(driver: Any, names: str, chunks: int = 1) -> None:
         driver.engine.admit(SessionSpec(name, "a red circle", seed=ord(name)), driver.now)
     driver.run()
     for name in names:
-        session = driver.engine.table.sessions[name]
+        session = driver.engine.sessions[name]
         chunk = driver.engine.config.latent_shape
         session.undecoded.append(Undecoded(torch.full(chunk, float(ord(name))), None))
 
@@ -201,7 +201,7 @@ def test_a_session_that_fails_in_a_batch_fails_alone(
     assert [event.session for event in events if isinstance(event, SessionFailed)] == ["b"]
     assert "cannot see this" in events[0].error
     assert sorted(counted.sizes) == [1, 1, 1, 3]
-    assert {name: len(s.undecoded) for name, s in engine.table.sessions.items()} == {"a": 0, "c": 0}
+    assert {name: len(s.undecoded) for name, s in engine.sessions.items()} == {"a": 0, "c": 0}
     assert engine.decode.profile.to_mapping() == PAYS.to_mapping()
 
 

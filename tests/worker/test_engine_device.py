@@ -128,7 +128,7 @@ def test_a_lost_device_is_no_session_s_fault_and_ends_the_engine(
         driver.run()
     said = caught.value.__cause__ if overlap else caught.value
     assert isinstance(said, DEVICE_LOST)
-    assert set(driver.engine.table.sessions) == {"a", "b"}
+    assert set(driver.engine.sessions) == {"a", "b"}
 
 
 def test_a_lost_device_ends_the_engine_while_a_state_moves(
@@ -167,7 +167,7 @@ def test_what_fails_at_a_boundary_ends_its_session_alone(
     [failed] = [event for event in events if isinstance(event, SessionFailed)]
     assert failed.session == "b"
     assert "12 tokens exceed the model's text_len of 5" in failed.error
-    assert set(driver.engine.table.sessions) == {"a"}
+    assert set(driver.engine.sessions) == {"a"}
     assert driver.engine.free_slots == 3
 
 
@@ -176,7 +176,7 @@ def test_what_fails_after_a_forward_ends_its_session_alone_unless_the_device_is_
     make_driver: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, harm: type[Exception]
 ) -> None:
     driver = make_driver(max_lead_s=1.0)
-    sessions, advance = driver.engine.table.sessions, ChunkWork.advance
+    sessions, advance = driver.engine.sessions, ChunkWork.advance
 
     def fails(work: ChunkWork, flow: Tensor) -> None:
         if "b" in sessions and work is sessions["b"].work:

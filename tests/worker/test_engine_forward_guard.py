@@ -54,7 +54,7 @@ def test_a_forward_neither_waits_nor_copies_the_cache(make_driver: Callable[...,
     driver.run(lambda events: len(events) > 5 * rows)
     for number in range(rows):
         engine.control(str(number), Control(1, prompt="a blue square"))
-    guard = Guard([engine.table.pool._frames, engine.table.pool._text])
+    guard = Guard([engine.backend.pool._frames, engine.backend.pool._text])
     compute = engine.forward.compute
     kinds = set()
 
@@ -68,7 +68,7 @@ def test_a_forward_neither_waits_nor_copies_the_cache(make_driver: Callable[...,
     # Denoising past the window's end, where other caches shift, and the recache after a prompt.
     assert kinds == {"ChunkWork", "RecacheWork"}
     assert guard.attended > 0
-    assert all(s.state.ring.end > engine.config.window_frames for s in engine.table.sessions.values())
+    assert all(s.state.ring.end > engine.config.window_frames for s in engine.sessions.values())
 
 
 def test_the_guard_sees_what_the_naive_loop_does(

@@ -99,7 +99,7 @@ def test_a_full_pool_refuses_and_its_bytes_return(make_driver: Callable[..., Any
     driver.run()
     driver.engine.suspend("a")
     [left] = [event for event in driver.run() if isinstance(event, Suspended)]
-    room = driver.engine.table.host_bytes_used
+    room = driver.engine.host_bytes_used
     assert left.host_bytes <= room < left.host_bytes + 64 * ALIGNMENT
 
     # Room for one, also once its window has grown, and not for two.
@@ -120,10 +120,10 @@ def test_a_full_pool_refuses_and_its_bytes_return(make_driver: Callable[..., Any
     assert [event.session for event in tight.run() if isinstance(event, ChunkReady)] == ["b"]
     tight.engine.resume("a", tight.now)
     tight.run()
-    assert tight.engine.table.host_bytes_used == 0
+    assert tight.engine.host_bytes_used == 0
     tight.engine.suspend("b")
     assert [event.session for event in tight.run() if isinstance(event, Suspended)] == ["b"]
     for name in ("a", "b"):
         tight.engine.evict(name)
-    assert tight.engine.table.host_bytes_used == 0
+    assert tight.engine.host_bytes_used == 0
     assert tight.engine.free_slots == 2

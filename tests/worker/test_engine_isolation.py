@@ -41,7 +41,7 @@ class Watch:
 
         def watched(batch: list[Any]) -> Any:
             names = tuple(getattr(each, "session", each).name for each in batch)
-            isolated = frozenset(s.name for s in self._engine.table.sessions.values() if s.isolated)
+            isolated = frozenset(s.name for s in self._engine.sessions.values() if s.isolated)
             self.batches.append(Batch(name, names, frozenset(self._engine.computing), isolated))
             return compute(batch)
 

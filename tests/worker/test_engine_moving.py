@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.worker.moving_pages import FAR, SPEC, copy, equal, frozen, prints, stayed
-from turboserve.worker.engine import session_import
 from turboserve.worker.engine.events import ChunkReady, SessionQuiesced, Suspended
 from turboserve.worker.engine.moving import DECODER, changed, digest_of
 from turboserve.worker.engine.spec import Control
@@ -26,21 +25,21 @@ def test_a_moved_session_goes_on_bit_for_bit(
     source, target = (make_driver(config=config, max_lead_s=FAR) for _ in range(2))
     source.engine.admit(SPEC, source.now)
     source.chunks("a", before)
-    buffer = session_import.reserve(target.engine, on_host=False)
+    buffer = target.engine.reserve(on_host=False)
     # The bulk is sent in the middle of a chunk, whose own slots are left out.
-    source.run(lambda _: source.engine.table.sessions["a"].work is not None)
-    bulk = session_import.read(source.engine, "a")
+    source.run(lambda _: source.engine.sessions["a"].work is not None)
+    bulk = source.engine.pages("a")
     copy(bulk, buffer)
     next_chunk = frozen(source)
-    header, pages = session_import.read_quiesced(source.engine, "a")
+    header, pages = source.engine.export_session("a")
     rest = changed(pages, {page.name: page.stamp for page in bulk})
     assert len(rest) < len(pages)
     copy(rest, buffer)
-    session_import.import_session(target.engine, buffer, header, [page.name for page in pages], target.now)
+    target.engine.import_session(buffer, header, [page.name for page in pages], target.now)
     assert header["next_chunk"] == next_chunk
-    here, there = (session_import.read_quiesced(driver.engine, "a") for driver in (source, target))
+    here, there = (driver.engine.export_session("a") for driver in (source, target))
     assert digest_of(here[0], prints(here[1])) == digest_of(there[0], prints(there[1]))
-    session_import.unquiesce(target.engine, "a")
+    target.engine.unquiesce("a")
     made = target.chunks("a", before + 6 - next_chunk)
     assert equal(made, wanted[next_chunk:])
 
@@ -53,12 +52,12 @@ def test_what_did_not_change_is_told_from_what_did_after_any_number_of_chunks(
     driver.chunks("a", 4)
     frozen(driver)
     for chunks in (1, 2, 3, 5):
-        _, before = session_import.read_quiesced(driver.engine, "a")
+        _, before = driver.engine.export_session("a")
         old = prints(before)
-        session_import.unquiesce(driver.engine, "a")
+        driver.engine.unquiesce("a")
         driver.chunks("a", chunks)
         frozen(driver)
-        _, after = session_import.read_quiesced(driver.engine, "a")
+        _, after = driver.engine.export_session("a")
         new = prints(after)
         resent = {page.name for page in changed(after, {page.name: page.stamp for page in before})}
         different = {name for name in new if old.get(name) != new[name]}
@@ -71,17 +70,17 @@ def test_what_was_sent_is_remembered_without_being_kept(make_driver: Callable[..
     driver = make_driver(max_lead_s=FAR)
     driver.engine.admit(SPEC, driver.now)
     driver.chunks("a", 2)
-    pages = [page for page in session_import.read(driver.engine, "a") if page.name.startswith(DECODER)]
-    cache = driver.engine.table.active("a").state.decoder_cache
+    pages = [page for page in driver.engine.pages("a") if page.name.startswith(DECODER)]
+    cache = driver.engine.sessions["a"].state.decoder_cache
     kept = [weakref.ref(tensor) for tensor in cache.values()]
     sent = {page.name: page.stamp for page in pages}
     assert len(sent) == len(kept) > 0
-    assert changed([p for p in session_import.read(driver.engine, "a") if p.name in sent], sent) == []
+    assert changed([p for p in driver.engine.pages("a") if p.name in sent], sent) == []
     del cache, pages
     driver.chunks("a", 1)
     gc.collect()
     assert [ref() for ref in kept] == [None] * len(kept)
-    now = [page for page in session_import.read(driver.engine, "a") if page.name in sent]
+    now = [page for page in driver.engine.pages("a") if page.name in sent]
     assert changed(now, sent) == now
 
 
@@ -90,14 +89,14 @@ def test_a_prompt_switch_changes_the_pages_that_it_rewrites(make_driver: Callabl
     driver.engine.admit(SPEC, driver.now)
     driver.chunks("a", 4)
     frozen(driver)
-    _, before = session_import.read_quiesced(driver.engine, "a")
+    _, before = driver.engine.export_session("a")
     old = prints(before)
     driver.engine.control("a", Control(1, prompt="a blue square"))
     assert not driver.engine.has_work(driver.now) or driver.run() == []
-    session_import.unquiesce(driver.engine, "a")
-    driver.run(lambda _: driver.engine.table.sessions["a"].state.control_seq == 1)
+    driver.engine.unquiesce("a")
+    driver.run(lambda _: driver.engine.sessions["a"].state.control_seq == 1)
     frozen(driver)
-    _, after = session_import.read_quiesced(driver.engine, "a")
+    _, after = driver.engine.export_session("a")
     new = prints(after)
     resent = {page.name for page in changed(after, {page.name: page.stamp for page in before})}
     assert {"text", "text_keys", "text_values"} <= resent
@@ -111,11 +110,11 @@ def test_a_frozen_session_makes_nothing_and_a_thawed_one_goes_on_as_if_nothing_h
     driver = make_driver(max_lead_s=FAR)
     driver.engine.admit(SPEC, driver.now)
     made = driver.chunks("a", 2)
-    session_import.quiesce(driver.engine, "a", driver.now, 0.0, 0.0)
+    driver.engine.quiesce("a", driver.now, 0.0, 0.0)
     made += [event for event in driver.run() if isinstance(event, ChunkReady)]
     assert not driver.engine.has_work(driver.now + 100)
     assert driver.engine.next_due(driver.now) is None
-    session_import.unquiesce(driver.engine, "a")
+    driver.engine.unquiesce("a")
     made += driver.chunks("a", 5 - len(made))
     assert equal(made, wanted)
 
@@ -124,7 +123,7 @@ def test_it_stands_still_when_the_viewer_has_enough_and_not_before(make_driver: 
     driver = make_driver(max_lead_s=2.0)
     driver.engine.admit(SPEC, driver.now)
     driver.chunks("a", 1)
-    session_import.quiesce(driver.engine, "a", driver.now, 0.3, 100.0)
+    driver.engine.quiesce("a", driver.now, 0.3, 100.0)
     events = driver.run()
     made = [event.index for event in events if isinstance(event, ChunkReady)]
     assert [event.next_chunk for event in events if isinstance(event, SessionQuiesced)] == [made[-1] + 1]
@@ -136,7 +135,7 @@ def test_it_takes_the_best_moment_that_there_is_between_two_chunks(make_driver: 
     driver = make_driver(max_lead_s=2.0)
     driver.engine.admit(SPEC, driver.now)
     driver.run()
-    session_import.quiesce(driver.engine, "a", driver.now, 1.2, 3.0)
+    driver.engine.quiesce("a", driver.now, 1.2, 3.0)
     began, events = driver.now, []
     while not events and driver.now < began + 5:
         driver.engine.playhead("a", driver.now - began, now=driver.now)
@@ -151,7 +150,7 @@ def test_a_session_that_is_never_ahead_stands_still_once_patience_ends(
 ) -> None:
     driver = make_driver(max_lead_s=FAR)
     driver.engine.admit(SPEC, driver.now)
-    session_import.quiesce(driver.engine, "a", driver.now, 0.3, 0.05)
+    driver.engine.quiesce("a", driver.now, 0.3, 0.05)
     events = driver.run()
     assert isinstance(events[-1], SessionQuiesced)
     assert driver.now >= 100.05
@@ -165,17 +164,17 @@ def test_a_suspended_session_moves_from_host_to_host_and_wakes_there(make_driver
     source.engine.suspend("a")
     events = source.run(lambda events: any(isinstance(event, Suspended) for event in events))
     next_chunk = next(event.next_chunk for event in events if isinstance(event, Suspended))
-    header, pages = session_import.read_quiesced(source.engine, "a")
-    buffer = session_import.reserve(target.engine, on_host=True)
+    header, pages = source.engine.export_session("a")
+    buffer = target.engine.reserve(on_host=True)
     copy(pages, buffer)
     free = target.engine.free_slots
-    session_import.import_session(target.engine, buffer, header, [page.name for page in pages], target.now)
+    target.engine.import_session(buffer, header, [page.name for page in pages], target.now)
     assert target.engine.free_slots == free
     assert target.engine.snapshot("a").digest() == source.engine.snapshot("a").digest()
     target.engine.resume("a", target.now)
     assert equal(target.chunks("a", 8 - next_chunk), wanted[next_chunk:])
     target.engine.evict("a")
-    assert target.engine.table.host_bytes_used == 0
+    assert target.engine.host_bytes_used == 0
 
 
 def test_a_session_that_stood_still_can_be_suspended(make_driver: Callable[..., Any]) -> None:
@@ -183,9 +182,9 @@ def test_a_session_that_stood_still_can_be_suspended(make_driver: Callable[..., 
     driver = make_driver(max_lead_s=FAR)
     driver.engine.admit(SPEC, driver.now)
     made = driver.chunks("a", 2)
-    session_import.quiesce(driver.engine, "a", driver.now, 0.0, 0.0)
+    driver.engine.quiesce("a", driver.now, 0.0, 0.0)
     made += [event for event in driver.run() if isinstance(event, ChunkReady)]
-    session_import.unquiesce(driver.engine, "a")
+    driver.engine.unquiesce("a")
     driver.engine.suspend("a")
     events = driver.run(lambda events: any(isinstance(event, Suspended) for event in events))
     assert not [event for event in events if isinstance(event, ChunkReady)]

@@ -100,7 +100,7 @@ def test_the_next_chunk_is_denoised_while_one_is_decoded_and_no_more_than_that(
     driver = make_driver(max_lead_s=30.0, overlap=True)
     gate = gated_decoder(driver)
     driver.engine.admit(spec("a"), driver.now)
-    session = driver.engine.table.sessions["a"]
+    session = driver.engine.sessions["a"]
     events = steps_until(driver, lambda: session.chunk is not None and session.chunk.index == 1)
     assert gate.entered.acquire(timeout=WAIT_S)
     events += steps_until(driver, lambda: session.work is None)
@@ -121,7 +121,7 @@ def test_a_session_suspends_with_all_its_chunks_delivered(
     driver = make_driver(max_lead_s=30.0, overlap=True)
     gate = gated_decoder(driver)
     driver.engine.admit(spec("a"), driver.now)
-    session = driver.engine.table.sessions["a"]
+    session = driver.engine.sessions["a"]
     steps_until(driver, lambda: session.chunk is not None and session.chunk.index == 1)
     driver.engine.suspend("a")
     events = steps_until(driver, lambda: session.work is None)
@@ -151,7 +151,7 @@ def test_what_was_decoded_for_an_evicted_session_reaches_nobody(
     driver = make_driver(slots=1, max_lead_s=1.0, overlap=True)
     gate = gated_decoder(driver)
     driver.engine.admit(spec("a", seed=1), driver.now)
-    session = driver.engine.table.sessions["a"]
+    session = driver.engine.sessions["a"]
     steps_until(driver, lambda: session.in_lane)
     driver.engine.evict("a")
     assert driver.engine.free_slots == 1
@@ -180,7 +180,7 @@ def test_a_decoder_that_fails_in_its_lane_fails_its_session_alone(
     monkeypatch.setattr(decoder, "decode", decode)
     driver.engine.admit(spec("a"), driver.now)
     driver.engine.admit(spec("b"), driver.now)
-    bad = driver.engine.table.sessions["b"]
+    bad = driver.engine.sessions["b"]
     steps_until(driver, lambda: bad.chunk is not None and bad.chunk.index == 1)
     bad.chunk._noisy.fill_(float("nan"))
     events = driver.run()
@@ -197,7 +197,7 @@ def test_others_compute_while_a_session_leaves_and_returns(
         driver.engine.admit(spec(name), driver.now)
     driver.chunks("a", 2)
     driver.engine.suspend("a")
-    steps_until(driver, lambda: driver.engine.table.sessions["a"].transfer is not None)
+    steps_until(driver, lambda: driver.engine.sessions["a"].transfer is not None)
     assert len(driver.chunks("b", 3)) == 3
     assert driver.engine.free_slots == 0
     gated_transfers.open.set()
@@ -234,7 +234,7 @@ def test_a_session_can_be_evicted_on_its_way(
     assert gated_transfers.entered.acquire(timeout=WAIT_S)
     driver.engine.evict("a")
     assert driver.engine.free_slots == 1
-    assert driver.engine.table.host_bytes_used == 0
+    assert driver.engine.host_bytes_used == 0
     # The slab and the host memory are reused at once; transfers under way do not touch them.
     driver.engine.admit(spec("b", seed=5), driver.now)
     chunks = of(ChunkReady, driver.run(lambda e: len(of(ChunkReady, e)) == 1))
@@ -261,7 +261,7 @@ def test_a_transfer_that_fails_loses_nothing(
     driver.engine.suspend("a")
     events = driver.run(lambda e: bool(of(SuspendRefused, e)))
     assert "no such page" in of(SuspendRefused, events)[0].reason
-    assert driver.engine.table.host_bytes_used == 0
+    assert driver.engine.host_bytes_used == 0
     monkeypatch.setattr(Transfer, "run", works)
     driver.engine.suspend("a")
     assert of(Suspended, driver.run(lambda e: bool(of(Suspended, e))))
@@ -287,7 +287,7 @@ def test_calls_at_any_moment_leave_every_chunk_in_order_and_no_memory_behind(
     for turn in range(400):
         name = chance.choice("abcd")
         call = chance.choice(("admit", "suspend", "resume", "evict", "control", "step", "step", "step"))
-        here = name in engine.table.sessions
+        here = name in engine.sessions
         if call == "admit" and name not in following and engine.free_slots:
             engine.admit(spec(name, seed=turn), driver.now)
             following[name] = 0
@@ -322,7 +322,7 @@ def test_calls_at_any_moment_leave_every_chunk_in_order_and_no_memory_behind(
         engine.evict(name)
     driver.run()
     assert engine.free_slots == 3
-    assert engine.table.host_bytes_used == 0
+    assert engine.host_bytes_used == 0
     assert not engine.executors_busy
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.worker.moving_pages import FAR, SPEC, copy, frozen
-from turboserve.worker.engine import moving, session_import
+from turboserve.worker.engine import moving
 from turboserve.worker.engine.errors import (
     DuplicateSessionError,
     HostPoolFullError,
@@ -31,8 +31,8 @@ def arrived(make_driver: Callable[..., Any]) -> tuple[Any, PagedReceiveBuffer, M
     source.engine.admit(SPEC, source.now)
     source.chunks("a", 2)
     frozen(source)
-    header, pages = session_import.read_quiesced(source.engine, "a")
-    buffer = session_import.reserve(target.engine, on_host=False)
+    header, pages = source.engine.export_session("a")
+    buffer = target.engine.reserve(on_host=False)
     copy(pages, buffer)
     return target, buffer, header, list(pages)
 
@@ -40,8 +40,8 @@ def arrived(make_driver: Callable[..., Any]) -> tuple[Any, PagedReceiveBuffer, M
 def test_reserved_memory_counts_and_comes_back(make_driver: Callable[..., Any]) -> None:
     target, buffer, *_ = arrived(make_driver)
     with pytest.raises(SlabsExhaustedError):
-        session_import.reserve(target.engine, on_host=False)
-    session_import.release(target.engine, buffer)
+        target.engine.reserve(on_host=False)
+    target.engine.release(buffer)
     assert target.engine.free_slots == 1
 
 
@@ -61,11 +61,9 @@ def test_a_header_of_something_else_is_refused(
 ) -> None:
     target, buffer, header, pages = arrived(make_driver)
     with pytest.raises(SnapshotRejectedError) as caught:
-        session_import.import_session(
-            target.engine, buffer, {**header, **change}, [page.name for page in pages], target.now
-        )
+        target.engine.import_session(buffer, {**header, **change}, [page.name for page in pages], target.now)
     assert caught.value.field == field
-    assert not target.engine.table.knows("a")
+    assert not target.engine.knows("a")
 
 
 @pytest.mark.parametrize(
@@ -129,11 +127,9 @@ def test_hashing_a_large_state_ends_when_nobody_wants_it_any_more(
 
 def test_a_session_that_is_here_already_is_not_adopted_again(make_driver: Callable[..., Any]) -> None:
     target, buffer, header, pages = arrived(make_driver)
-    session_import.import_session(target.engine, buffer, header, [page.name for page in pages], target.now)
+    target.engine.import_session(buffer, header, [page.name for page in pages], target.now)
     with pytest.raises(DuplicateSessionError):
-        session_import.import_session(
-            target.engine, buffer, header, [page.name for page in pages], target.now
-        )
+        target.engine.import_session(buffer, header, [page.name for page in pages], target.now)
 
 
 def test_a_full_host_refuses_a_suspended_session_before_anything_is_copied(
@@ -141,8 +137,8 @@ def test_a_full_host_refuses_a_suspended_session_before_anything_is_copied(
 ) -> None:
     target = make_driver(host_bytes=1 << 10)
     with pytest.raises(HostPoolFullError):
-        session_import.reserve(target.engine, on_host=True)
-    assert target.engine.table.host_bytes_used == 0
+        target.engine.reserve(on_host=True)
+    assert target.engine.host_bytes_used == 0
 
 
 def suspended(make_driver: Callable[..., Any], chunks: int = 3) -> tuple[Any, Mapping[str, Any], list[Page]]:
@@ -152,7 +148,7 @@ def suspended(make_driver: Callable[..., Any], chunks: int = 3) -> tuple[Any, Ma
     source.chunks("a", chunks)
     source.engine.suspend("a")
     source.run(lambda events: any(isinstance(event, Suspended) for event in events))
-    header, pages = session_import.read_quiesced(source.engine, "a")
+    header, pages = source.engine.export_session("a")
     return source, header, list(pages)
 
 
@@ -163,15 +159,15 @@ def test_a_session_that_arrives_suspended_is_counted_by_the_host_and_stays_where
     """Incident: it was stored beside the host's memory, and copied there twice while the engine waited."""
     source, header, pages = suspended(make_driver, chunks)
     target = make_driver(max_lead_s=FAR)
-    host = target.engine.table.host
-    buffer = session_import.reserve(target.engine, on_host=True)
+    host = target.engine.backend.host
+    buffer = target.engine.reserve(on_host=True)
     reserved = host.used_bytes
     assert reserved >= source.engine.snapshot("a").total_bytes
     places = {}
     for page in pages:
         places[page.name] = buffer.place(page.name, page.size, page.dtype, page.shape)
     copy(pages, buffer)
-    session_import.import_session(target.engine, buffer, header, [page.name for page in pages], target.now)
+    target.engine.import_session(buffer, header, [page.name for page in pages], target.now)
     snapshot = target.engine.snapshot("a")
     assert snapshot.digest() == source.engine.snapshot("a").digest()
     for name in ("keys", "text_keys", "generator"):
@@ -185,11 +181,11 @@ def test_a_session_that_arrives_suspended_is_counted_by_the_host_and_stays_where
 def test_an_aborted_arrival_gives_the_hosts_memory_back(make_driver: Callable[..., Any]) -> None:
     _, _, pages = suspended(make_driver)
     target = make_driver()
-    buffer = session_import.reserve(target.engine, on_host=True)
+    buffer = target.engine.reserve(on_host=True)
     copy(pages[:5], buffer)
-    assert target.engine.table.host_bytes_used > 0
-    session_import.release(target.engine, buffer)
-    assert target.engine.table.host_bytes_used == 0
+    assert target.engine.host_bytes_used > 0
+    target.engine.release(buffer)
+    assert target.engine.host_bytes_used == 0
 
 
 @pytest.mark.parametrize("on_host", [False, True])
@@ -198,7 +194,7 @@ def test_what_broken_attempts_have_brought_does_not_pile_up(
 ) -> None:
     _, header, pages = suspended(make_driver)
     target = make_driver()
-    buffer = session_import.reserve(target.engine, on_host=on_host)
+    buffer = target.engine.reserve(on_host=on_host)
     shape = target.engine.config.latent_shape
     size = 4 * torch.Size(shape).numel()
     for attempt in range(100):
@@ -208,7 +204,7 @@ def test_what_broken_attempts_have_brought_does_not_pile_up(
     assert buffer.own_bytes == size + 40
     buffer.begin()
     copy(pages, buffer)
-    session_import.import_session(target.engine, buffer, header, [page.name for page in pages], target.now)
+    target.engine.import_session(buffer, header, [page.name for page in pages], target.now)
 
 
 def test_only_a_session_at_rest_can_be_read_whole(make_driver: Callable[..., Any]) -> None:
@@ -216,7 +212,7 @@ def test_only_a_session_at_rest_can_be_read_whole(make_driver: Callable[..., Any
     driver.engine.admit(SPEC, driver.now)
     driver.chunks("a", 1)
     with pytest.raises(UnknownSessionError):
-        session_import.read_quiesced(driver.engine, "a")
+        driver.engine.export_session("a")
 
 
 def test_a_page_is_flat_bytes_of_the_sessions_own_memory(make_driver: Callable[..., Any]) -> None:
@@ -224,8 +220,8 @@ def test_a_page_is_flat_bytes_of_the_sessions_own_memory(make_driver: Callable[.
     driver.engine.admit(SPEC, driver.now)
     driver.chunks("a", 2)
     frozen(driver)
-    _, pages = session_import.read_quiesced(driver.engine, "a")
-    slab = driver.engine.table.sessions["a"].state.slab
+    _, pages = driver.engine.export_session("a")
+    slab = driver.engine.sessions["a"].state.slab
     page = next(page for page in pages if page.name == "keys/1")
     assert [part.dtype for part in page.parts] == [torch.uint8] * slab.keys.shape[0]
     first: Tensor = page.parts[0]

@@ -46,7 +46,7 @@ def test_absolute_rotation_ends_a_session_before_the_table_does(
     assert [e.index for e in events if isinstance(e, ChunkReady)] == [LAST - 3, LAST - 2, LAST - 1]
     ended = [e for e in events if isinstance(e, SessionEnded)]
     assert ended == [SessionEnded("a", "frames: 1026 wanted, the model's limit is 1024")]
-    ring = driver.engine.table.sessions["a"].state.ring
+    ring = driver.engine.sessions["a"].state.ring
     before = list(ring.slots)
     with pytest.raises(FramesExhaustedError, match="1026 wanted, the model's limit is 1024"):
         ring.place(3 * LAST, 3)

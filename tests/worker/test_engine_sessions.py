@@ -74,7 +74,7 @@ def test_a_silent_viewer_is_not_generated_for_without_end(make_driver: MakeDrive
     driver.run()
     driver.now += 3600
     driver.run()
-    assert driver.engine.table.sessions["a"].state.next_chunk == 5
+    assert driver.engine.sessions["a"].state.next_chunk == 5
     assert driver.engine.next_due(driver.now) is None
 
 
@@ -106,7 +106,7 @@ def test_of_several_prompts_only_the_last_is_recached_but_all_are_answered(make_
         driver.engine.control("a", Control(seq, prompt=prompt))
     applied = of(ControlApplied, driver.run())
     assert [(event.control_seq, event.chunk) for event in applied] == [(1, 2), (2, 2), (3, 2)]
-    assert driver.engine.table.sessions["a"].state.prompt == "three"
+    assert driver.engine.sessions["a"].state.prompt == "three"
 
 
 def test_pause_stops_at_the_boundary_and_resumes(make_driver: MakeDriver) -> None:
@@ -213,7 +213,7 @@ def test_a_full_host_pool_refuses_and_the_session_goes_on(make_driver: MakeDrive
     assert [event.session for event in of(SuspendRefused, events)] == ["a"]
     assert "of 1000 free" in of(SuspendRefused, events)[0].reason
     assert [c.index for c in of(ChunkReady, events)] == [1]
-    assert driver.engine.table.host_bytes_used == 0
+    assert driver.engine.host_bytes_used == 0
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
@@ -245,7 +245,7 @@ def test_a_lost_session_beyond_its_window_continues_where_it_was(make_driver: Ma
         chunk = driver.chunks("a", 1)[0]
         assert chunk.index == 8
         assert chunk.frames.shape[0] == 12
-        slots = driver.engine.table.sessions["a"].state.ring.slots
+        slots = driver.engine.sessions["a"].state.ring.slots
         assert slots[:3] == oldest
         assert sorted(slots[3:]) == list(range(21, 27))
         errors.append((chunk.latents - made[8].latents).abs().mean())
@@ -335,8 +335,8 @@ def test_memory_returns_to_its_baseline(make_driver: MakeDriver) -> None:
         driver.engine.evict(f"a{round_}")
         driver.engine.evict(f"b{round_}")
         assert driver.engine.free_slots == 2
-        assert driver.engine.table.host_bytes_used == 0
-    assert not driver.engine.table.sessions
+        assert driver.engine.host_bytes_used == 0
+    assert not driver.engine.sessions
 
 
 def test_a_session_does_not_depend_on_its_neighbours(make_driver: MakeDriver) -> None:

@@ -98,7 +98,7 @@ def test_an_engine_makes_video_from_public_files(files: PublicFiles) -> None:
         made = chunks(engine, 2)
         if suspend:
             engine.suspend("a")
-            while "a" in engine.table.sessions:
+            while "a" in engine.sessions:
                 made += [event for event in engine.step(100.0) if isinstance(event, ChunkReady)]
             engine.resume("a", 100.0)
         return made + chunks(engine, 5 - len(made))

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.worker.moving_pages import FAR, SPEC, copy, frozen
-from turboserve.worker.engine import session_import
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.events import Suspended
@@ -114,14 +113,12 @@ def two_checkpoints(make_driver: Callable[..., Any]) -> tuple[Any, Any]:
 def test_a_running_session_cannot_be_adopted_by_other_weights(two_checkpoints: tuple[Any, Any]) -> None:
     source, target = two_checkpoints
     frozen(source)
-    header, pages = session_import.read_quiesced(source.engine, "a")
-    buffer = session_import.reserve(target.engine, on_host=False)
+    header, pages = source.engine.export_session("a")
+    buffer = target.engine.reserve(on_host=False)
     copy(pages, buffer)
     with pytest.raises(SnapshotRejectedError, match="snapshot model"):
-        session_import.import_session(
-            target.engine, buffer, header, [page.name for page in pages], target.now
-        )
-    assert not target.engine.table.knows("a")
+        target.engine.import_session(buffer, header, [page.name for page in pages], target.now)
+    assert not target.engine.knows("a")
 
 
 def test_a_suspended_session_cannot_be_adopted_by_other_weights(two_checkpoints: tuple[Any, Any]) -> None:

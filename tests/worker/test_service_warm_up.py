@@ -39,7 +39,7 @@ def test_the_warm_up_measures_what_there_are_slots_for_and_leaves_nothing(
     assert seconds.keys() == {1, 2}
     assert all(value > 0 for value in seconds.values())
     assert engine.free_slots == 3
-    assert engine.table.sessions == {}
+    assert engine.sessions == {}
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_every_recache_that_a_prompt_switch_may_need_is_computed_before_anybody_
     # Each of them with a prompt that had to be encoded.
     assert sum(map(len, engine.models.text.calls)) == 1 + len(recaches)
     assert engine.free_slots == 2
-    assert engine.table.sessions == {}
+    assert engine.sessions == {}
 
 
 def test_an_engine_that_cannot_make_a_chunk_is_no_engine(

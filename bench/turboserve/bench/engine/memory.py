@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from turboserve.worker.engine import session_import
 from turboserve.worker.engine.budget import MemoryBudget, plan
 from turboserve.worker.engine.engine import Engine, Models
 from turboserve.worker.engine.events import ChunkReady, SessionFailed
@@ -97,7 +96,7 @@ def peak_and_expected(
                 engine.control(str(number), Control(turn, prompt=prompt))
             if turn % 2 == 0:
                 # A round of a migration keeps the pages that it has read until they are sent.
-                sent = [session_import.read(engine, str(n)) for n in range(min(sessions, SOURCES_AT_ONCE))]
+                sent = [engine.pages(str(n)) for n in range(min(sessions, SOURCES_AT_ONCE))]
         del sent
     return models.weight_bytes + peak.peak_bytes, budget.expected_bytes(sessions), budget
 

@@ -120,5 +120,5 @@ def _story(models: Models, chunks: int, overlap: bool) -> tuple[dict[str, Any], 
         "suspend_s": out_s,
         "resume_and_suspend_s": there_and_back_s,
         "state_bit_equal": equal,
-        "host_bytes_left": engine.table.host_bytes_used,
+        "host_bytes_left": engine.host_bytes_used,
     }, video[: chunks + 2]

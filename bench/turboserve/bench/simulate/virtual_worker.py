@@ -74,13 +74,13 @@ class VirtualWorker:
         """Return the session's state on this worker; None if the worker does not hold it."""
         if self.worker is None:
             return None
-        table = self.worker.engine.table
-        active = table.sessions.get(session)
+        engine = self.worker.engine
+        active = engine.sessions.get(session)
         if active is not None:
             return HeldState(active.state.next_chunk, number_of(active), False)
-        if not table.knows(session):
+        if not engine.knows(session):
             return None
-        snapshot = table.suspended(session)
+        snapshot = engine.snapshot(session)
         return HeldState(snapshot.next_chunk, _number(snapshot.tensors["numbers"]), True)
 
     @property
@@ -94,8 +94,8 @@ class VirtualWorker:
             return {}
         engine, table = self.worker.engine, self.worker.table
         return {
-            "slabs": engine.table.pool.slots - engine.table.pool.free,
-            "host bytes": engine.table.host_bytes_used,
+            "slabs": engine.slots - engine.free_slots,
+            "host bytes": engine.host_bytes_used,
             "sessions": len(table.entries),
             "chunks": table.unpublished,
             "copies": len(self.copies),

@@ -63,7 +63,7 @@ class VirtualPlatform:
         loop, settings, config = asyncio.get_running_loop(), self.settings, engine.config
         clock, seconds = DeviceClock(self.clock), self.profile.package_s
         convert = ChunkPackager(VirtualEncoder(config, seconds, clock), config.fps, clock, engine.package)
-        limit = PACKAGER_LIMIT * engine.table.pool.slots
+        limit = PACKAGER_LIMIT * engine.slots
         packager = VirtualPackager(convert, deliver, loop, clock, seconds, limit)
         runner = VirtualEngineRunner(
             engine,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from turboserve.worker.engine.backend import Backend, JobExecutor
+from turboserve.worker.engine.backend import Backend, JobExecutor, ReceiveBuffer
 from turboserve.worker.engine.errors import DuplicateSessionError, UnknownSessionError
 from turboserve.worker.engine.hostpool import Extent
 from turboserve.worker.engine.session import Playhead, Session
@@ -32,7 +33,7 @@ class _Suspended:
 
 class SessionTable:
     """Active and suspended sessions. Every slab and every host byte in use belongs to exactly one of them, or
-    is reserved for an arriving session (`session_import.reserve`)."""
+    is reserved for an arriving session (`Engine.reserve`)."""
 
     def __init__(self, backend: Backend, options: EngineOptions, wakeup: Wakeup) -> None:
         """`wakeup` is signaled when a transfer is done."""
@@ -44,11 +45,6 @@ class SessionTable:
         self._suspended: dict[str, _Suspended] = {}
         self._backend = backend
         self._options = options
-
-    @property
-    def host_bytes_used(self) -> int:
-        """Bytes of the host pool in use."""
-        return self.host.used_bytes
 
     def active(self, session: str) -> Session:
         """The active session of this name. Raises `UnknownSessionError`."""
@@ -66,9 +62,30 @@ class SessionTable:
         """Whether a session of this name is here, active or suspended."""
         return session in self.sessions or session in self._suspended
 
-    def lay_down(self, snapshot: Snapshot, extent: Extent) -> None:
-        """Add a suspended session. `snapshot` lies in `extent` of the host pool."""
-        self._suspended[snapshot.session] = _Suspended(None, snapshot, extent)
+    def arrived(
+        self, buffer: ReceiveBuffer, header: Mapping[str, Any], names: Iterable[str], now: float
+    ) -> None:
+        """See `Engine.import_session`."""
+        name = str(header["session"])
+        if self.knows(name):
+            raise DuplicateSessionError(name)
+        if buffer.extent is not None:
+            snapshot = buffer.snapshot(header, names)
+            extent = self.host.shorten(buffer.extent, buffer.used_bytes)
+            self._suspended[name] = _Suspended(None, snapshot, extent)
+            return
+        state = buffer.state(header, names)
+        session = Session(state, self._options.max_lead_s, Playhead(reported_at_s=now))
+        session.delivered = state.next_chunk
+        session.announced = session.quiesced = True
+        self.sessions[name] = session
+
+    def release(self, buffer: ReceiveBuffer) -> None:
+        """See `Engine.release`."""
+        if buffer.extent is None:
+            self.pool.release(buffer.slab)
+        else:
+            self.host.give_back(buffer.extent)
 
     def admit(self, spec: SessionSpec, snapshot: Snapshot | None) -> Session:
         """See `Engine.admit`."""

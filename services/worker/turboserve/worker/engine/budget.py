@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from turboserve.worker.engine.engine import LANE_DEPTH, TEXT_BATCH, Models
+from turboserve.worker.engine.engine import Models
 from turboserve.worker.engine.errors import BudgetTooSmallError
 from turboserve.worker.engine.moving import SOURCES_AT_ONCE
+from turboserve.worker.engine.pipeline import LANE_DEPTH, TEXT_BATCH
 from turboserve.worker.engine.rows import ROTATIONS
 from turboserve.worker.engine.session import MAX_UNDECODED
 from turboserve.worker.engine.slab import SlabLayout

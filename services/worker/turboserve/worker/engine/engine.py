@@ -1,43 +1,26 @@
-"""The engine: sessions in, chunks out. One thread owns it and calls `step`; it does no I/O.
-
-A step runs the end of the pipeline first: a viewer waits for a decoded chunk. With `overlap`, stream
-executors decode and transfer state while the next forward is computed.
-"""
+"""The engine: sessions in, chunks out. One thread owns it and calls `step`; it does no I/O."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from turboserve.worker.engine.admission import SessionTable
-from turboserve.worker.engine.backend import Backend, JobExecutor, Replica
-from turboserve.worker.engine.boundary import Boundary
-from turboserve.worker.engine.decoding import DecodeBatch, DecodeStage
-from turboserve.worker.engine.events import Event, SessionFailed, Suspended, SuspendRefused
-from turboserve.worker.engine.gather import GATHER_POLICIES
-from turboserve.worker.engine.isolation import Isolation
-from turboserve.worker.engine.pacing import Pacing
-from turboserve.worker.engine.profile import LatencyProfile
-from turboserve.worker.engine.profile_file import STAGES
-from turboserve.worker.engine.session import PendingControl, Session
+import torch
+
+from turboserve.worker.engine.backend import Backend, ReceiveBuffer
+from turboserve.worker.engine.errors import UnknownSessionError
+from turboserve.worker.engine.moving import Page
+from turboserve.worker.engine.pipeline import Pipeline
+from turboserve.worker.engine.session import PendingControl, QuiesceRequest, Session
 from turboserve.worker.engine.snapshot import Snapshot, state_fingerprint
 from turboserve.worker.engine.spec import Control, Decoder, EngineOptions, SessionSpec, TextEncoder
-from turboserve.worker.engine.stages import Clock, ForwardStage, TextStage
-from turboserve.worker.engine.stream_executor import Wakeup
-from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.engine.tensor_backend import TensorBackend
-from turboserve.worker.engine.transfer import Transfer, TransferDirection
 from turboserve.worker.model.transformer import CausalWanTransformer
 from turboserve.worker.model.weights import weight_bytes
 
-LANE_DEPTH = 2
-"""Batches in the decode executor at once: one in progress, and one ready, so that the executor need not wait
-for the engine. Further latents stay with their sessions, where the most urgent ones go first."""
 COMPILER = "inductor"
 """torch's own compiler, which generates Triton for a GPU and C++ for a CPU."""
-TEXT_BATCH = 4
-"""Largest number of prompts encoded at once, to bound memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,60 +48,11 @@ class Models:
         return TensorBackend(self, options, COMPILER if options.compile else None)
 
 
-class Engine:
+class Engine(Pipeline):
     """Runs many sessions on one device. Not thread-safe.
 
     Every `now` is monotonic seconds on the caller's clock, which `clock` must read too.
     """
-
-    def __init__(
-        self,
-        models: Replica,
-        options: EngineOptions,
-        clock: Clock = time.monotonic,
-        profiles: Mapping[str, Mapping[int, float]] | None = None,
-    ) -> None:
-        """Allocate the slabs. Raises the errors of `Replica.backend`.
-
-        `profiles`: initial measured seconds by batch size, by stage (`profile_file.STAGES`).
-        """
-        known = {stage: LatencyProfile((profiles or {}).get(stage)) for stage in STAGES}
-        self.models = models
-        self.backend = backend = models.backend(options)
-        self.fingerprint = backend.fingerprint
-        self.config = backend.config
-        self.options = options
-        self._wakeup = Wakeup()
-        self._clock = clock
-        self.table = SessionTable(backend, options, self._wakeup)
-        device = self.table.device
-        self.package = known["package"]
-        """L(b) of packaging. The engine does not package: the packager refines this profile."""
-        self.pacing = Pacing(self.config, options, known["forward"], known["decode"], self.package)
-        most = min(options.max_batch, TEXT_BATCH)
-        self.text = TextStage(backend.text, device, clock, most, known["text"])
-        self.forward = ForwardStage(
-            backend,
-            GATHER_POLICIES.make(options.policy),
-            options.max_batch,
-            clock,
-            self.pacing,
-            known["forward"],
-            known["recache"],
-        )
-        self.decode = DecodeStage(
-            backend,
-            clock,
-            self.pacing,
-            GATHER_POLICIES.make(options.policy),
-            min(options.decode_batch, options.max_batch),
-            known["decode"],
-        )
-        self._decodes: JobExecutor[DecodeBatch] = backend.executor("decode", self._wakeup)
-        self._boundary = Boundary(backend, self.table, self.pacing)
-        self._isolation = Isolation()
-        self._step_of: tuple[str, ...] = ()
-        """Sessions for which the calling thread computes."""
 
     @property
     def host_states(self) -> int:
@@ -128,7 +62,41 @@ class Engine:
     @property
     def free_slots(self) -> int:
         """Number of sessions that can still be admitted or resumed."""
-        return self.table.pool.free
+        return self._table.pool.free
+
+    @property
+    def slots(self) -> int:
+        """Number of sessions that the device holds at once."""
+        return self._table.pool.slots
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the sessions' states."""
+        return self._table.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the sessions' latents."""
+        return self._table.pool.layout.dtype
+
+    @property
+    def slab_bytes_used(self) -> int:
+        """Bytes of the slabs in use."""
+        return (self.slots - self.free_slots) * self._table.pool.layout.total_bytes
+
+    @property
+    def host_bytes_used(self) -> int:
+        """Bytes of the host pool in use."""
+        return self._table.host.used_bytes
+
+    @property
+    def sessions(self) -> Mapping[str, Session]:
+        """Active sessions by name, and sessions whose state is being transferred. For reading."""
+        return self._table.sessions
+
+    def knows(self, session: str) -> bool:
+        """Whether a session of this name is here, active or suspended."""
+        return self._table.knows(session)
 
     def admit(self, spec: SessionSpec, now: float, snapshot: Snapshot | None = None) -> None:
         """Admit a session: new, from the latents of a lost one (`spec.rebuild`), or from a snapshot.
@@ -137,7 +105,7 @@ class Engine:
         `SessionReady`. Raises `SlabsExhaustedError`, `DuplicateSessionError`, `InvalidRebuildError` or
         `SnapshotRejectedError`; then nothing has changed.
         """
-        session = self.table.admit(spec, snapshot)
+        session = self._table.admit(spec, snapshot)
         session.playhead.reported_at_s = now
         session.isolated_until = session.state.next_chunk + spec.isolated_chunks
         if snapshot is None:
@@ -146,11 +114,11 @@ class Engine:
 
     def control(self, session: str, control: Control) -> None:
         """Queue a control for the session's next chunk boundary. Raises `UnknownSessionError`."""
-        self.table.active(session).controls.append(PendingControl(control))
+        self._table.active(session).controls.append(PendingControl(control))
 
     def playhead(self, session: str, seconds: float, *, now: float, playing: bool = True) -> None:
         """Set the position of the session's viewer. Raises `UnknownSessionError`."""
-        playhead = self.table.active(session).playhead
+        playhead = self._table.active(session).playhead
         playhead.position_s, playhead.reported_at_s, playhead.playing = seconds, now, playing
 
     def generate_next(self, session: str) -> None:
@@ -163,175 +131,78 @@ class Engine:
 
         Raises `UnknownSessionError`.
         """
-        self.table.active(session).suspending = True
+        self._table.active(session).suspending = True
 
     def resume(self, session: str, now: float) -> None:
         """Begin to bring a suspended session back to the device; it continues when its state has arrived.
 
         Raises `UnknownSessionError` or `SlabsExhaustedError`; then the session stays suspended.
         """
-        self.table.resume(session).playhead.reported_at_s = now
+        self._table.resume(session).playhead.reported_at_s = now
 
     def snapshot(self, session: str) -> Snapshot:
         """State of a suspended session. The snapshot's tensors are valid until the session is resumed or
         evicted. Raises `UnknownSessionError`."""
-        return self.table.suspended(session)
+        return self._table.suspended(session)
 
     def evict(self, session: str) -> None:
         """Drop a session, active or suspended, and free its memory. Raises `UnknownSessionError`."""
-        self.table.evict(session)
+        self._table.evict(session)
 
-    def step(self, now: float) -> list[Event]:
-        """Run one batch of one stage, if any has work. Returns the events, in order.
+    # Migration. At the source: `quiesce`, `pages` while the session continues, then `export_session`. At the
+    # target: `reserve`, then `import_session`, or `release` without a session.
 
-        An error of one session ends that session only. Raises the errors of a lost device
-        (`streams.DEVICE_LOST`), and `RuntimeError` if a stream executor has failed: the engine cannot
-        continue then.
+    def quiesce(self, session: str, now: float, quiet_s: float, patience_s: float, number: int = 0) -> None:
+        """Request that the session be quiesced at a boundary; `SessionQuiesced` with this number reports it.
+
+        `quiet_s`: idle window before the next chunk is due, which shrinks to zero over `patience_s`. Raises
+        `UnknownSessionError`.
         """
-        events = self._collect()
-        if self._held_back(now):
-            return events
-        for session in list(self.table.sessions.values()):
-            events += self._cross(session, now)
-        events += self._collect()
-        self._step_of = ()
-        for run in (self._run_decode, self._run_text, self._run_forward):
-            ran = run(now)
-            if ran is not None:
-                return events + ran
-        return events
+        self._table.active(session).quiesce_request = QuiesceRequest(quiet_s, now, patience_s, number)
 
-    @property
-    def computing(self) -> tuple[str, ...]:
-        """Sessions for which something is computed, in this step or in the decode executor. After an error of
-        `step`: the sessions of that step."""
-        lane = [session.name for session in self.table.sessions.values() if session.in_lane]
-        return tuple(dict.fromkeys([*self._step_of, *lane]))
+    def unquiesce(self, session: str) -> None:
+        """Continue the session, or withdraw the request to quiesce it. Raises `UnknownSessionError`."""
+        held = self._table.active(session)
+        held.quiesce_request, held.quiesced = None, False
 
-    def has_work(self, now: float) -> bool:
-        """Whether `step` would do something now. If not, wait for a call, for `wait`, or for `next_due`."""
-        if self._decodes.finished or self.table.transfers.finished:
-            return True
-        if self._held_back(now):
-            return False
-        return any(self._waits(session, now) for session in self.table.sessions.values())
+    def pages(self, session: str) -> Sequence[Page]:
+        """Pages of an active session that no current work writes to. Raises `UnknownSessionError`.
 
-    def has_work_for(self, session: str, now: float) -> bool:
-        """Whether `step` would do something for this session now."""
-        held = self.table.sessions.get(session)
-        return held is not None and not self._held_back(now) and self._waits(held, now)
-
-    @property
-    def executors_busy(self) -> bool:
-        """Whether a stream executor has jobs, so that there will be something to do without any call."""
-        return bool(self._decodes.load or self.table.transfers.load)
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until a stream executor has finished a job, or for `timeout_s` seconds."""
-        if not (self._decodes.finished or self.table.transfers.finished):
-            self._wakeup.wait(timeout_s)
-
-    def when_done(self, notify: Callable[[], None]) -> None:
-        """Call `notify`, on another thread, whenever a stream executor has finished a job."""
-        self._wakeup.notify = notify
-
-    def next_due(self, now: float, session: str | None = None) -> float | None:
-        """Time at which the next idle session becomes due while its viewer plays; None if no session will.
-
-        `session`: consider only this session.
+        Empty while the session's state is being transferred: the slab may still have another session's
+        contents.
         """
-        sessions = self.table.sessions
-        if session is not None:
-            return self.pacing.due_at(sessions[session], now) if session in sessions else None
-        times = [self.pacing.due_at(each, now) for each in sessions.values()]
-        return min((t for t in times if t is not None), default=None)
+        held = self._table.active(session)
+        return [] if held.transfer is not None else self.backend.pages_in_use(held)
 
-    def _held_back(self, now: float) -> bool:
-        """Whether the decode executor must become empty first: an isolated session waits, or is in it."""
-        return bool(self._decodes.load) and any(
-            session.isolated and (session.waits or self._boundary.pending(session, now))
-            for session in self.table.sessions.values()
-        )
+    def export_session(self, session: str) -> tuple[Mapping[str, Any], Sequence[Page]]:
+        """Header and all pages of a quiesced or suspended session. Raises `UnknownSessionError`.
 
-    def _waits(self, session: Session, now: float) -> bool:
-        return (
-            session.forwarding
-            or (session.decodable and self._decodes.load < LANE_DEPTH)
-            or (session.transfer is None and any(not pending.ready for pending in session.controls))
-            or self._boundary.pending(session, now)
-        )
+        The pages are views of the session's own memory. The session stays until it is evicted.
+        """
+        held = self._table.sessions.get(session)
+        if held is None:
+            return self.backend.pages_of(self.snapshot(session))
+        if not held.quiesced:
+            raise UnknownSessionError(session, "quiesced")
+        return self.backend.pages_quiesced(held)
 
-    def _cross(self, session: Session, now: float) -> Sequence[Event]:
-        """At a boundary a prompt is projected and noise is drawn. An error there ends only this session."""
-        self._step_of = (session.name,)
-        try:
-            return self._boundary.cross(session, now)
-        except DEVICE_LOST:
-            raise
-        except Exception as error:
-            return [self._fail(session, error)]
+    def reserve(self, *, on_host: bool) -> ReceiveBuffer:
+        """Reserve memory for any arriving session: a slab, or a piece of the host pool.
 
-    def _collect(self) -> list[Event]:
-        """Scatter the results of the stream executors."""
-        self._wakeup.clear()
-        events: list[Event] = []
-        for job in self._decodes.collect():
-            events += self._scatter_decoded(job)
-        for transfer in self.table.transfers.collect():
-            events += self._scatter_transferred(transfer)
-        return events
+        Raises `SlabsExhaustedError`, `HostPoolFullError` or `HostMemoryUnavailableError`. `release` frees it.
+        """
+        return self.backend.receive_buffer(on_host=on_host)
 
-    def _run_decode(self, now: float) -> list[Event] | None:
-        while self._decodes.load < LANE_DEPTH and not self._held_back(now):
-            waiting = self._isolation.choose(self.decode.waiting(self.table.sessions.values()), _same)
-            batch = self.decode.gather(waiting, now)
-            if not batch:
-                return None
-            self._decodes.submit(DecodeBatch(self.decode, batch))
-            if not self._decodes.threaded:
-                return self._collect()
-        return [] if self._held_back(now) else None
+    def release(self, buffer: ReceiveBuffer) -> None:
+        """Free a buffer that received no session, and that no transfer writes to any more."""
+        self._table.release(buffer)
 
-    def _run_text(self, now: float) -> list[Event] | None:
-        waiting = self.text.waiting(self.table.sessions.values())
-        batch = self.text.gather(self._isolation.choose(waiting, lambda each: each.session), now)
-        self._step_of = tuple(each.session.name for each in batch)
-        events = self.text.scatter(self.text.run(batch), self._fail) if batch else None
-        self._step_of = ()
-        return events
+    def import_session(
+        self, buffer: ReceiveBuffer, header: Mapping[str, Any], names: Iterable[str], now: float
+    ) -> None:
+        """Import the session in `buffer`, in place. It stays quiesced or suspended.
 
-    def _run_forward(self, now: float) -> list[Event] | None:
-        waiting = self.forward.waiting(self.table.sessions.values())
-        batch = self.forward.gather(self._isolation.choose(waiting, _same), now)
-        self._step_of = tuple(session.name for session in batch)
-        events = self.forward.scatter(self.forward.run(batch), self._fail) if batch else None
-        self._step_of = ()
-        return events
-
-    def _scatter_decoded(self, job: DecodeBatch) -> list[Event]:
-        if job.seconds is not None:
-            self.decode.observe(job.batch, job.seconds)
-        here = self.table.sessions
-        # A session may have been evicted meanwhile, and replaced by another of its name.
-        left = [each for each in job.outcomes if here.get(each.item.session.name) is each.item.session]
-        return self.decode.scatter(left, self._fail)
-
-    def _scatter_transferred(self, transfer: Transfer) -> list[Event]:
-        session = self.table.transferred(transfer)
-        if session is None:
-            return []
-        if transfer.way is TransferDirection.LEAVING:
-            if transfer.error is not None:
-                return [SuspendRefused(session.name, repr(transfer.error))]
-            snapshot = transfer.snapshot
-            return [Suspended(session.name, snapshot.next_chunk, snapshot.total_bytes)]
-        return [] if transfer.error is None else [self._fail(session, transfer.error)]
-
-    def _fail(self, session: Session, error: Exception | None) -> Event:
-        if session.name in self.table.sessions:
-            self.table.evict(session.name)
-        return SessionFailed(session.name, repr(error))
-
-
-def _same(session: Session) -> Session:
-    return session
+        `header` and the pages' `names` come from `export_session`. Raises `DuplicateSessionError` or
+        `SnapshotRejectedError`; then `buffer` is as before.
+        """
+        self._table.arrived(buffer, header, names, now)

@@ -50,9 +50,9 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
     log.info(
         "worker joins",
         worker=worker.id,
-        device=str(engine.table.device),
+        device=str(engine.device),
         capacity=capacity,
-        slabs=engine.table.pool.slots,
+        slabs=engine.slots,
         chunk_latency_s={batch: round(value, 4) for batch, value in loaded.seconds.items()},
     )
     return worker
@@ -76,7 +76,7 @@ def worker_id(settings: Settings, user: str) -> str:
 
 def capacity_of(engine: Engine, seconds: dict[int, float], settings: Settings) -> int:
     """K: the configured limit, or what the profile keeps in real time; never more than the slabs."""
-    slots = engine.table.pool.slots
+    slots = engine.slots
     if settings.worker_max_sessions is not None:
         return min(settings.worker_max_sessions, slots)
     config = engine.config
@@ -87,7 +87,7 @@ def capacity_of(engine: Engine, seconds: dict[int, float], settings: Settings) -
 def expose(worker: Worker) -> None:
     """Export gauges of the table and of the engine's memory."""
     engine = worker.engine
-    table, pool = worker.table, engine.table.pool
+    table = worker.table
     media_start = engine.config.media_start
     metrics.observe("resident_sessions", lambda: table.slots_used)
     metrics.observe("capacity", lambda: table.capacity)
@@ -96,7 +96,7 @@ def expose(worker: Worker) -> None:
         "lead_seconds",
         lambda: min((held.lead_s for held in table.held(media_start) if held.resident), default=0.0),
     )
-    metrics.observe("kv_bytes", lambda: (pool.slots - pool.free) * pool.layout.total_bytes)
-    metrics.observe("host_bytes", lambda: engine.table.host_bytes_used)
+    metrics.observe("kv_bytes", lambda: engine.slab_bytes_used)
+    metrics.observe("host_bytes", lambda: engine.host_bytes_used)
     states = engine.host_states
     metrics.observe("host_states", lambda: states)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from turboserve import logs
 from turboserve.worker.engine import events as engine_events
-from turboserve.worker.engine import session_import
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import EngineError, SlabsExhaustedError, UnknownSessionError
 from turboserve.worker.engine.spec import Control, Rebuild, SessionSpec
@@ -184,9 +183,9 @@ class EngineDriver:
                 self.engine.resume(session, now)
                 self.engine.playhead(session, command.playhead_s, now=now, playing=False)
             case commands.Quiesce(session=session, number=number):
-                session_import.quiesce(self.engine, session, now, self._quiet_s, self._patience_s, number)
+                self.engine.quiesce(session, now, self._quiet_s, self._patience_s, number)
             case commands.Unquiesce(session=session):
-                session_import.unquiesce(self.engine, session)
+                self.engine.unquiesce(session)
             case commands.PauseGeneration(session=session, control_seq=seq):
                 self.engine.control(session, Control(seq, paused=True))
             case commands.ResumeGeneration(session=session, control_seq=seq):
@@ -230,8 +229,7 @@ class EngineDriver:
         admit = engine_run.warming.admit
         del self._runs[admit.session]
         self._evict(admit.session)
-        dtype = self.engine.table.pool.layout.dtype
-        self._admit(AdmitRequest(admit, chunk.latents.to(dtype)))
+        self._admit(AdmitRequest(admit, chunk.latents.to(self.engine.dtype)))
         for command in engine_run.held_back:
             self.carry_out(command)
 
@@ -252,7 +250,7 @@ class EngineDriver:
             case engine_events.ChunkReady():
                 others = sum(
                     held.name != session and (held.work is not None or bool(held.undecoded))
-                    for held in self.engine.table.sessions.values()
+                    for held in self.engine.sessions.values()
                 )
                 self._deliver(GeneratedChunk(run, event, 1 + others))
             case engine_events.ControlApplied(control_seq=seq):

@@ -50,12 +50,11 @@ class HostPlatform:
         def deliver_from_thread(item: ToLoop) -> None:
             loop.call_soon_threadsafe(deliver, item)
 
-        pool = engine.table.pool
         encoder = FragmentEncoder(EncoderSettings(settings.video_crf, settings.video_preset))
         convert = ChunkPackager(
-            TensorEncoder(encoder, pool.layout.dtype), engine.config.fps, clock, engine.package
+            TensorEncoder(encoder, engine.dtype), engine.config.fps, clock, engine.package
         )
-        packager = QueuedPackager(convert, deliver_from_thread, limit=PACKAGER_LIMIT * pool.slots)
+        packager = QueuedPackager(convert, deliver_from_thread, limit=PACKAGER_LIMIT * engine.slots)
         thread = EngineThread(engine, packager.put, clock, settings.move_quiet_s, settings.move_patience_s)
         return Device(thread, packager)
 
@@ -66,7 +65,7 @@ class HostPlatform:
             self._interface,
             settings.transfer_port,
             settings.transfer_backends,
-            engine.table.device,
+            engine.device,
             engine.fingerprint,
         )
 

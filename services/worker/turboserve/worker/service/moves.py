@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from turboserve import logs
 from turboserve.tasks import stop
-from turboserve.worker.engine import session_import
 from turboserve.worker.engine.backend import ReceiveBuffer
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import EngineError, UnknownSessionError
@@ -59,17 +58,17 @@ class _ReservedMemory:
     buffer: ReceiveBuffer | None = None
 
     def reserve(self, engine: Engine, on_host: bool) -> ReceiveBuffer:
-        self.buffer = session_import.reserve(engine, on_host=on_host)
+        self.buffer = engine.reserve(on_host=on_host)
         return self.buffer
 
     def adopt(self, engine: Engine, header: Mapping[str, Any], pages: Iterable[str], now: float) -> None:
         assert self.buffer is not None
-        session_import.import_session(engine, self.buffer, header, pages, now)
+        engine.import_session(self.buffer, header, pages, now)
         self.buffer = None
 
     def release(self, engine: Engine) -> None:
         if self.buffer is not None:
-            session_import.release(engine, self.buffer)
+            engine.release(self.buffer)
             self.buffer = None
 
 
@@ -167,7 +166,7 @@ class Moves:
 
     async def pages(self, session: str) -> Sequence[Page]:
         """See `StateProvider.pages`."""
-        pages = await self._on_engine(session, lambda engine: session_import.read(engine, session))
+        pages = await self._on_engine(session, lambda engine: engine.pages(session))
         if not pages:
             raise SourceNotReadyError(f"session {session}: its state is on its way into its slab")
         return pages
@@ -177,7 +176,7 @@ class Moves:
         quiesced = self._quiesced[session]
         self._deliver(events.QuiesceRequested(session, move))
         await quiesced.wait()
-        return await self._on_engine(session, lambda engine: session_import.read_quiesced(engine, session))
+        return await self._on_engine(session, lambda engine: engine.export_session(session))
 
     async def acknowledged(self, session: str, move: int, next_chunk: int) -> None:
         """See `StateProvider.acknowledged`."""

@@ -30,7 +30,7 @@ def measure(engine: Engine) -> dict[int, float]:
     while all others warm up does not hold later. The processor time of all threads counts, including that of
     stream executors.
     """
-    clock = time.process_time if engine.table.device.type == "cpu" else time.monotonic
+    clock = time.process_time if engine.device.type == "cpu" else time.monotonic
     seconds: dict[int, float] = {}
     for batch in BATCHES:
         if batch > engine.free_slots:
@@ -61,7 +61,7 @@ def switch_prompts(engine: Engine) -> None:
         last = min(last, config.session_frames // config.frames_per_chunk - 1)
     last = min(last, MOST_SWITCHES)
     with _admitted(engine, 1, last + 1) as [name]:
-        session, asked, made = engine.table.sessions[name], 0, 0
+        session, asked, made = engine.sessions[name], 0, 0
         while made <= last:
             for event in _step(engine):
                 made += isinstance(event, ChunkReady)
@@ -106,5 +106,5 @@ def _admitted(engine: Engine, count: int, chunks: int) -> Iterator[list[str]]:
         yield names
     finally:
         for name in names:
-            if name in engine.table.sessions:
+            if name in engine.sessions:
                 engine.evict(name)

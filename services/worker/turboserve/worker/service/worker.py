@@ -66,7 +66,7 @@ class Worker:
         self._profile = LatencyProfile(loaded.seconds)
         self._started_at = clock.wall() if started_at is None else started_at
         self._host_states = engine.host_states
-        self._device, self._pid = str(engine.table.device), platform.pid
+        self._device, self._pid = str(engine.device), platform.pid
         device = platform.run(engine, self._arrived)
         self._engine, self._packager = device.engine, device.packager
         self._moves = Moves(

@@ -1,0 +1,271 @@
+"""The engine's pipeline: batches of prompts, forwards and decodes, over all sessions.
+
+A step runs the end of the pipeline first: a viewer waits for a decoded chunk. With `overlap`, stream
+executors decode and transfer state while the next forward is computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import TypeVar
+
+from turboserve.worker.engine.admission import SessionTable
+from turboserve.worker.engine.backend import JobExecutor, Replica
+from turboserve.worker.engine.boundary import Boundary
+from turboserve.worker.engine.decoding import DecodeBatch, DecodeStage
+from turboserve.worker.engine.events import Event, SessionFailed, Suspended, SuspendRefused
+from turboserve.worker.engine.gather import GATHER_POLICIES
+from turboserve.worker.engine.pacing import Pacing
+from turboserve.worker.engine.profile import LatencyProfile
+from turboserve.worker.engine.profile_file import STAGES
+from turboserve.worker.engine.session import Session
+from turboserve.worker.engine.spec import EngineOptions
+from turboserve.worker.engine.stages import Clock, ForwardStage, TextStage
+from turboserve.worker.engine.stream_executor import Wakeup
+from turboserve.worker.engine.streams import DEVICE_LOST
+from turboserve.worker.engine.transfer import Transfer, TransferDirection
+
+T = TypeVar("T")
+
+LANE_DEPTH = 2
+"""Batches in the decode executor at once: one in progress, and one ready, so that the executor need not wait
+for the engine. Further latents stay with their sessions, where the most urgent ones go first."""
+TEXT_BATCH = 4
+"""Largest number of prompts encoded at once, to bound memory."""
+
+
+class Isolation:
+    """Alternates between isolated sessions and all others.
+
+    A device error does not say whose input caused it. A session that was in a failing step therefore begins
+    with steps of its own, while nothing else computes: if a device fails again, that session is the cause.
+    """
+
+    def __init__(self) -> None:
+        self._alone = False
+        """Whether the last batch was an isolated session."""
+
+    def choose(self, waiting: list[T], session_of: Callable[[T], Session]) -> list[T]:
+        """The candidates of the next batch: one isolated item of `waiting`, or all that are not isolated."""
+        isolated = [each for each in waiting if session_of(each).isolated]
+        if not isolated:
+            return waiting
+        others = [each for each in waiting if not session_of(each).isolated]
+        self._alone = not (self._alone and others)
+        if not self._alone:
+            return others
+        return [min(isolated, key=lambda each: _due(session_of(each)))]
+
+
+class Pipeline:
+    """Runs the stages for the sessions of one engine, and knows when there is work. Not thread-safe."""
+
+    def __init__(
+        self,
+        models: Replica,
+        options: EngineOptions,
+        clock: Clock = time.monotonic,
+        profiles: Mapping[str, Mapping[int, float]] | None = None,
+    ) -> None:
+        """Allocate the slabs. Raises the errors of `Replica.backend`.
+
+        `profiles`: initial measured seconds by batch size, by stage (`profile_file.STAGES`).
+        """
+        known = {stage: LatencyProfile((profiles or {}).get(stage)) for stage in STAGES}
+        self.models = models
+        self.backend = backend = models.backend(options)
+        self.fingerprint = backend.fingerprint
+        self.config = backend.config
+        self.options = options
+        self._wakeup = Wakeup()
+        self._clock = clock
+        self._table = SessionTable(backend, options, self._wakeup)
+        device = self._table.device
+        self.package = known["package"]
+        """L(b) of packaging. The engine does not package: the packager refines this profile."""
+        self.pacing = Pacing(self.config, options, known["forward"], known["decode"], self.package)
+        most = min(options.max_batch, TEXT_BATCH)
+        self.text = TextStage(backend.text, device, clock, most, known["text"])
+        self.forward = ForwardStage(
+            backend,
+            GATHER_POLICIES.make(options.policy),
+            options.max_batch,
+            clock,
+            self.pacing,
+            known["forward"],
+            known["recache"],
+        )
+        self.decode = DecodeStage(
+            backend,
+            clock,
+            self.pacing,
+            GATHER_POLICIES.make(options.policy),
+            min(options.decode_batch, options.max_batch),
+            known["decode"],
+        )
+        self._decodes: JobExecutor[DecodeBatch] = backend.executor("decode", self._wakeup)
+        self._boundary = Boundary(backend, self._table, self.pacing)
+        self._isolation = Isolation()
+        self._step_of: tuple[str, ...] = ()
+        """Sessions for which the calling thread computes."""
+
+    def step(self, now: float) -> list[Event]:
+        """Run one batch of one stage, if any has work. Returns the events, in order.
+
+        An error of one session ends that session only. Raises the errors of a lost device
+        (`streams.DEVICE_LOST`), and `RuntimeError` if a stream executor has failed: the engine cannot
+        continue then.
+        """
+        events = self._collect()
+        if self._held_back(now):
+            return events
+        for session in list(self._table.sessions.values()):
+            events += self._cross(session, now)
+        events += self._collect()
+        self._step_of = ()
+        for run in (self._run_decode, self._run_text, self._run_forward):
+            ran = run(now)
+            if ran is not None:
+                return events + ran
+        return events
+
+    @property
+    def computing(self) -> tuple[str, ...]:
+        """Sessions for which something is computed, in this step or in the decode executor. After an error of
+        `step`: the sessions of that step."""
+        lane = [session.name for session in self._table.sessions.values() if session.in_lane]
+        return tuple(dict.fromkeys([*self._step_of, *lane]))
+
+    def has_work(self, now: float) -> bool:
+        """Whether `step` would do something now. If not, wait for a call, for `wait`, or for `next_due`."""
+        if self._decodes.finished or self._table.transfers.finished:
+            return True
+        if self._held_back(now):
+            return False
+        return any(self._waits(session, now) for session in self._table.sessions.values())
+
+    def has_work_for(self, session: str, now: float) -> bool:
+        """Whether `step` would do something for this session now."""
+        held = self._table.sessions.get(session)
+        return held is not None and not self._held_back(now) and self._waits(held, now)
+
+    @property
+    def executors_busy(self) -> bool:
+        """Whether a stream executor has jobs, so that there will be something to do without any call."""
+        return bool(self._decodes.load or self._table.transfers.load)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a stream executor has finished a job, or for `timeout_s` seconds."""
+        if not (self._decodes.finished or self._table.transfers.finished):
+            self._wakeup.wait(timeout_s)
+
+    def when_done(self, notify: Callable[[], None]) -> None:
+        """Call `notify`, on another thread, whenever a stream executor has finished a job."""
+        self._wakeup.notify = notify
+
+    def next_due(self, now: float, session: str | None = None) -> float | None:
+        """Time at which the next idle session becomes due while its viewer plays; None if no session will.
+
+        `session`: consider only this session.
+        """
+        sessions = self._table.sessions
+        if session is not None:
+            return self.pacing.due_at(sessions[session], now) if session in sessions else None
+        times = [self.pacing.due_at(each, now) for each in sessions.values()]
+        return min((t for t in times if t is not None), default=None)
+
+    def _held_back(self, now: float) -> bool:
+        """Whether the decode executor must become empty first: an isolated session waits, or is in it."""
+        return bool(self._decodes.load) and any(
+            session.isolated and (session.waits or self._boundary.pending(session, now))
+            for session in self._table.sessions.values()
+        )
+
+    def _waits(self, session: Session, now: float) -> bool:
+        return (
+            session.forwarding
+            or (session.decodable and self._decodes.load < LANE_DEPTH)
+            or (session.transfer is None and any(not pending.ready for pending in session.controls))
+            or self._boundary.pending(session, now)
+        )
+
+    def _cross(self, session: Session, now: float) -> Sequence[Event]:
+        """At a boundary a prompt is projected and noise is drawn. An error there ends only this session."""
+        self._step_of = (session.name,)
+        try:
+            return self._boundary.cross(session, now)
+        except DEVICE_LOST:
+            raise
+        except Exception as error:
+            return [self._fail(session, error)]
+
+    def _collect(self) -> list[Event]:
+        """Scatter the results of the stream executors."""
+        self._wakeup.clear()
+        events: list[Event] = []
+        for job in self._decodes.collect():
+            events += self._scatter_decoded(job)
+        for transfer in self._table.transfers.collect():
+            events += self._scatter_transferred(transfer)
+        return events
+
+    def _run_decode(self, now: float) -> list[Event] | None:
+        while self._decodes.load < LANE_DEPTH and not self._held_back(now):
+            waiting = self._isolation.choose(self.decode.waiting(self._table.sessions.values()), _same)
+            batch = self.decode.gather(waiting, now)
+            if not batch:
+                return None
+            self._decodes.submit(DecodeBatch(self.decode, batch))
+            if not self._decodes.threaded:
+                return self._collect()
+        return [] if self._held_back(now) else None
+
+    def _run_text(self, now: float) -> list[Event] | None:
+        waiting = self.text.waiting(self._table.sessions.values())
+        batch = self.text.gather(self._isolation.choose(waiting, lambda each: each.session), now)
+        self._step_of = tuple(each.session.name for each in batch)
+        events = self.text.scatter(self.text.run(batch), self._fail) if batch else None
+        self._step_of = ()
+        return events
+
+    def _run_forward(self, now: float) -> list[Event] | None:
+        waiting = self.forward.waiting(self._table.sessions.values())
+        batch = self.forward.gather(self._isolation.choose(waiting, _same), now)
+        self._step_of = tuple(session.name for session in batch)
+        events = self.forward.scatter(self.forward.run(batch), self._fail) if batch else None
+        self._step_of = ()
+        return events
+
+    def _scatter_decoded(self, job: DecodeBatch) -> list[Event]:
+        if job.seconds is not None:
+            self.decode.observe(job.batch, job.seconds)
+        here = self._table.sessions
+        # A session may have been evicted meanwhile, and replaced by another of its name.
+        left = [each for each in job.outcomes if here.get(each.item.session.name) is each.item.session]
+        return self.decode.scatter(left, self._fail)
+
+    def _scatter_transferred(self, transfer: Transfer) -> list[Event]:
+        session = self._table.transferred(transfer)
+        if session is None:
+            return []
+        if transfer.way is TransferDirection.LEAVING:
+            if transfer.error is not None:
+                return [SuspendRefused(session.name, repr(transfer.error))]
+            snapshot = transfer.snapshot
+            return [Suspended(session.name, snapshot.next_chunk, snapshot.total_bytes)]
+        return [] if transfer.error is None else [self._fail(session, transfer.error)]
+
+    def _fail(self, session: Session, error: Exception | None) -> Event:
+        if session.name in self._table.sessions:
+            self._table.evict(session.name)
+        return SessionFailed(session.name, repr(error))
+
+
+def _same(session: Session) -> Session:
+    return session
+
+
+def _due(session: Session) -> float:
+    return inf if session.due_at_s is None else session.due_at_s
