@@ -123,7 +123,7 @@ class Engine(Pipeline):
 
     def generate_next(self, session: str) -> None:
         """Make the current or next chunk due wherever its viewer is. Raises `UnknownSessionError`."""
-        active = self.table.active(session)
+        active = self._table.active(session)
         active.unpaced_until = active.state.next_chunk + 1
 
     def suspend(self, session: str) -> None:
